@@ -1,0 +1,18 @@
+"""Shared pytest configuration: tests marked `cuda` are skipped, with a reason, where no GPU is."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip every test marked `cuda` unless torch sees a GPU."""
+    if torch.cuda.is_available():
+        return
+    if torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is a CPU build: it cannot see a CUDA GPU"
+    else:
+        reason = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU here"
+    skip = pytest.mark.skip(reason=reason)
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(skip)
