@@ -1,0 +1,33 @@
+"""jachess_ext: Jacobian and Hessian regularisation, and a lens on fine-tuning.
+
+The public names; ``evaluation`` and ``training`` are imported at first use, since they need the
+extras (transformers, scikit-learn, matplotlib).
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+from .jet import Jet, JetTensor, MissingJetRule, jet
+from .smoothness import JacHess, Smoothness, smoothness
+
+__version__ = "0.1.0"
+__all__ = [
+    "JacHess",
+    "Jet",
+    "JetTensor",
+    "MissingJetRule",
+    "Smoothness",
+    "evaluation",
+    "jet",
+    "ops",
+    "smoothness",
+    "training",
+]
+
+_LAZY = ("evaluation", "ops", "training")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,17 @@
+"""The engine: 2-jets through unmodified PyTorch code (spec 03-engine)."""
+
+from .api import Jet, jet
+from .layout import JetLayout
+from .registry import MissingJetRule, jet_rule
+from .settings import composed_rules
+from .tensor import JetTensor
+
+__all__ = [
+    "Jet",
+    "JetLayout",
+    "JetTensor",
+    "MissingJetRule",
+    "composed_rules",
+    "jet",
+    "jet_rule",
+]

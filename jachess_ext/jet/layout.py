@@ -1,0 +1,62 @@
+"""Which streams a jet carries, and in what order they are stacked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+MAX_DIRECTIONS = 4
+ORDERS = (1, 2)
+
+
+@dataclass(frozen=True)
+class JetLayout:
+    """The streams of a jet along ``q`` directions, stacked in front of the tensor: ``[S, ...]``.
+
+    Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are
+    the mixed second-order coefficients x_ij for the pairs i < j in lexicographic order
+    (spec 03-engine, "Streams").  Order 1 has no pairs.
+    """
+
+    directions: int
+    order: int
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def streams(self) -> int:
+        """S = 1 + q + P."""
+        return 1 + self.directions + len(self.pairs)
+
+    @property
+    def first(self) -> slice:
+        """Where the q first-order streams lie."""
+        return slice(1, 1 + self.directions)
+
+    @property
+    def second(self) -> slice:
+        """Where the P second-order streams lie."""
+        return slice(1 + self.directions, self.streams)
+
+    def pair_streams(self) -> list[tuple[int, int, int]]:
+        """``(stream of x_i, stream of x_j, stream of x_ij)`` for every pair."""
+        start = 1 + self.directions
+        return [(1 + i, 1 + j, start + n) for n, (i, j) in enumerate(self.pairs)]
+
+
+@lru_cache
+def make_layout(directions: int, order: int) -> JetLayout:
+    """The layout for ``directions`` (1..4) directions at ``order`` (1 or 2).
+
+    Raises:
+        ValueError: for another order or number of directions.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order is {order}, but jets exist for order 1 and 2; pass order=1 or 2")
+    if not 1 <= directions <= MAX_DIRECTIONS:
+        raise ValueError(
+            f"{directions} directions were given, but a jet carries 1 to {MAX_DIRECTIONS}; "
+            "split more directions over several passes"
+        )
+    pairs = tuple(combinations(range(directions), 2)) if order == 2 else ()
+    return JetLayout(directions, order, pairs)

@@ -1,0 +1,123 @@
+"""One table from torch functions to jet rules, and what is said when an entry is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
+
+_RULES: dict[Any, Rule] = {}
+_NAMESPACES = (torch, torch.Tensor, F, torch.special, torch._C._nn)
+
+
+class MissingJetRule(NotImplementedError):
+    """An operation met a jet and no rule says how to carry derivatives through it."""
+
+
+def spellings(*names: str) -> list[Any]:
+    """Every torch function called by one of ``names``: ``torch.x``, ``Tensor.x``, ``F.x``, ...
+
+    Raises:
+        AttributeError: if a name is spelled nowhere in torch (a typing error in a rules file).
+    """
+    found = []
+    for name in names:
+        here = [getattr(space, name) for space in _NAMESPACES if hasattr(space, name)]
+        if not here:
+            raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
+        found.extend(here)
+    return found
+
+
+def attribute(name: str) -> Any:
+    """The getter torch reports to ``__torch_function__`` when ``tensor.<name>`` is read."""
+    return getattr(torch.Tensor, name).__get__
+
+
+def jet_rule(*functions: Any) -> Callable[[R], R]:
+    """Register the decorated function as the jet rule of ``functions``.
+
+    The rule has the torch function's own signature; one or more of its tensor arguments are
+    `JetTensor`.  It returns what the torch function returns, with `JetTensor` wherever the result
+    depends on one.  Strings are looked up with `spellings`.  A later registration replaces an
+    earlier one, so that a user's rule wins.
+
+    Example:
+        >>> @jet_rule(torch.special.erfcx)
+        ... def erfcx(input): ...
+    """
+
+    def register(rule: R) -> R:
+        for function in _flatten(functions):
+            _RULES[function] = rule
+        return rule
+
+    return register
+
+
+def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
+    for function in functions:
+        if isinstance(function, str):
+            yield from spellings(function)
+        elif isinstance(function, list | tuple):
+            yield from _flatten(function)
+        else:
+            yield function
+
+
+def find_rule(function: Any) -> Rule | None:
+    """The rule registered for a torch function, or None."""
+    return _RULES.get(function)
+
+
+def registered_functions() -> tuple[Any, ...]:
+    """Every torch function that has a rule (for tests and for ``jachess doctor``)."""
+    return tuple(_RULES)
+
+
+def function_name(function: Any) -> str:
+    """A readable name: ``torch.nn.functional.gelu``, ``Tensor.add_``, ``Tensor.shape`` (getter)."""
+    owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") == "__get__" and hasattr(owner, "__name__"):
+        return f"Tensor.{owner.__name__} (attribute)"
+    name = getattr(function, "__qualname__", None) or str(function)
+    module = getattr(function, "__module__", None)
+    name = name.replace("TensorBase.", "Tensor.")
+    return f"{module}.{name}" if module and not name.startswith("Tensor.") else name
+
+
+def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
+    """The error for an operation that has no rule; names operation, module and the mend."""
+    name = function_name(function)
+    reason = f": {detail}" if detail else ""
+    return MissingJetRule(
+        f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
+        f"would be wrong, so the pass stops here. Register a rule with @jet_rule({name}), after "
+        f"'from jachess_ext.jet import jet_rule' (recipe: jachess_ext/jet/README.md)."
+    )
+
+
+def _calling_module() -> str:
+    """Name the innermost and outermost ``nn.Module`` whose forward is on the Python stack.
+
+    Reading the stack costs nothing until an error is raised, and needs no hook in the model.
+    """
+    modules: list[torch.nn.Module] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
+            modules.append(owner)
+        frame = frame.f_back  # type: ignore[assignment]
+    if not modules:
+        return "no torch.nn.Module"
+    inner, root = modules[0], modules[-1]
+    path = next((name for name, module in root.named_modules() if module is inner), "")
+    where = f" {path!r} of {type(root).__name__}" if path else ""
+    return f"module {type(inner).__name__}{where}"

@@ -1,0 +1,13 @@
+"""The rules, one file per family; importing this package registers all of them."""
+
+from . import attention as attention
+from . import linear as linear
+from . import loss as loss
+from . import norm as norm
+from . import pointwise as pointwise
+from . import query as query
+from . import reduce as reduce
+from . import shape as shape
+from . import softmax as softmax
+
+from . import inplace as inplace  # isort: skip  built from the rules above

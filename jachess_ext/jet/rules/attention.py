@@ -1,0 +1,52 @@
+"""Scaled dot-product attention, composed of matrix products and the softmax rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import jet_rule
+from ..tensor import JetTensor
+
+
+@jet_rule("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> JetTensor:
+    """softmax(q kᵀ · scale + mask) v, for any of query, key, value being jets.
+
+    Shapes ``[..., H, T, d]``; ``attn_mask`` boolean (True takes part) or additive.
+    """
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores: Any = torch.matmul(query * scale, key.transpose(-2, -1))
+    bias = _additive_mask(attn_mask, is_causal, scores)
+    if bias is not None:
+        scores = scores + bias
+    weights = F.softmax(scores, dim=-1)
+    return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)  # type: ignore[return-value]
+
+
+def _additive_mask(mask: Tensor | None, is_causal: bool, scores: Any) -> Tensor | None:
+    """Masks of every kind as numbers added to the scores, in the scores' dtype."""
+    if is_causal:
+        shape = scores.shape[-2:]
+        mask = torch.ones(shape, dtype=torch.bool, device=scores.device).tril()
+    if mask is None or mask.dtype != torch.bool:
+        return mask if mask is None else mask.to(scores.dtype)
+    bias = torch.zeros(mask.shape, dtype=scores.dtype, device=scores.device)
+    return bias.masked_fill(mask.logical_not(), -math.inf)

@@ -1,0 +1,177 @@
+"""Linear maps: one product for all streams, the bias on the primal only (spec 03, "linear")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import jet_rule, missing_rule
+from ..tensor import JetTensor
+from .streamwise import add_to_primal, behind_streams_all, bilinear, varargs
+
+
+class _StackedLinear(torch.autograd.Function):
+    """``x Wᵀ`` for the stack, ``b`` added in place to stream 0: one GEMM, no copy of the stack.
+
+    The backward is written with differentiable functions, so a further derivative is right too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(streams, weight)
+        out = F.linear(streams, weight)
+        out[0].add_(bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        streams, weight = ctx.saved_tensors
+        needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_streams = (rows @ weight).reshape(streams.shape) if needs_streams else None
+        grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1]) if needs_weight else None
+        grad_bias = grad[0].reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None
+        return grad_streams, grad_weight, grad_bias
+
+
+def autocast(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    """Inputs of a matrix product in the dtype torch's autocast would give them."""
+    if not torch.is_autocast_enabled(device.type):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device.type)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+@jet_rule("linear")
+def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
+    if not isinstance(input, JetTensor) or isinstance(weight, JetTensor):
+        raise missing_rule(F.linear, "the weight is a jet; only the input may be one")
+    if bias is None:
+        return input.with_streams(F.linear(input.streams, weight))
+    stack = autocast(input.device, input.streams, weight, bias)
+    return input.with_streams(_StackedLinear.apply(*stack))
+
+
+@jet_rule("addmm")
+def addmm(input: Tensor, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> JetTensor:
+    """``beta·input + alpha·mat1 @ mat2``; GPT-2's Conv1D."""
+    plain = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
+    if plain and alpha == beta == 1 and input.ndim == 1:
+        return linear(mat1, mat2.mT, input)
+    return beta * input + alpha * torch.matmul(mat1, mat2)  # type: ignore[return-value]
+
+
+@jet_rule("baddbmm")
+def baddbmm(
+    input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1
+) -> JetTensor:
+    product = torch.bmm(batch1, batch2)
+    return alpha * product if beta == 0 else beta * input + alpha * product
+
+
+@jet_rule("matmul", "bmm", "mm", "__matmul__", "__rmatmul__")
+def matmul(input: Any, other: Any, **named: Any) -> JetTensor:
+    if input.ndim < 2 or other.ndim < 2:
+        return _matmul_with_vector(input, other)
+    if isinstance(input, JetTensor) and not isinstance(other, JetTensor) and other.ndim == 2:
+        return input.with_streams(torch.matmul(input.streams, other))
+    return bilinear(torch.matmul, input, other, ndim=max(input.ndim, other.ndim))
+
+
+def _matmul_with_vector(a: Any, b: Any) -> JetTensor:
+    """Row or column vectors become matrices, and the extra dimension is dropped again."""
+    row = a.unsqueeze(0) if a.ndim == 1 else a
+    column = b.unsqueeze(-1) if b.ndim == 1 else b
+    out = matmul(row, column)
+    if b.ndim == 1:
+        out = out.squeeze(-1)
+    return out.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else out
+
+
+jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
+
+
+@jet_rule("einsum")
+def einsum(equation: str, *operands: Any) -> JetTensor:
+    """One or two operands; the streams are one more batch index of each."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if len(operands) > 2:
+        raise missing_rule(torch.einsum, "more than two operands; contract them two at a time")
+    if len(operands) == 1:
+        jet = operands[0]
+        return jet.with_streams(torch.stack([torch.einsum(equation, s) for s in jet.streams]))
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        count = max(len(a), len(b))
+        rows = [(a[i % len(a)], b[i % len(b)]) for i in range(count)]
+        return torch.stack([torch.einsum(equation, x, y) for x, y in rows])
+
+    return bilinear(product, *operands)
+
+
+def _convolution(name: str) -> None:
+    function: Callable = getattr(F, name)
+
+    @jet_rule(name)
+    def rule(
+        input: JetTensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **named: Any
+    ) -> JetTensor:
+        if not isinstance(input, JetTensor):
+            raise missing_rule(function, "the weight is a jet; only the input may be one")
+        batched = input.ndim == weight.ndim
+        streams = input.streams.flatten(0, 1) if batched else input.streams
+        out = function(streams, weight, None, *args, **named)
+        out = out.unflatten(0, (len(input.streams), -1)) if batched else out
+        if bias is not None:
+            out = add_to_primal(out, bias.reshape(-1, *(1,) * (weight.ndim - 2)))
+        return input.with_streams(out)
+
+
+for _name in ("conv1d", "conv2d", "conv3d"):
+    _convolution(_name)
+
+
+def _reduce_dims(dim: Any, ndim: int) -> list[int]:
+    if dim is None or dim == () or dim == []:
+        return list(range(1, ndim + 1))
+    return behind_streams_all(varargs(dim), ndim)
+
+
+def _reduction(name: str) -> None:
+    function: Callable = getattr(torch, name)
+
+    @jet_rule(name)
+    def rule(
+        input: JetTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **named: Any
+    ) -> JetTensor:
+        dims = _reduce_dims(named.get("axis", dim), input.ndim)
+        if not dims:
+            return input.with_streams(input.streams.to(dtype) if dtype else input.streams)
+        return input.with_streams(function(input.streams, dims, keepdim=keepdim, dtype=dtype))
+
+
+for _name in ("sum", "mean"):
+    _reduction(_name)
+
+
+@jet_rule("cumsum")
+def cumsum(input: JetTensor, dim: int, *, dtype: Any = None) -> JetTensor:
+    place = behind_streams_all([dim], input.ndim)[0]
+    return input.with_streams(input.streams.cumsum(place, dtype=dtype))
+
+
+@jet_rule("dropout")
+def dropout(
+    input: JetTensor, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any
+) -> JetTensor:
+    """One mask for all streams of a step (spec 01), drawn as torch draws it for the primal."""
+    training = named.get("train", training)
+    if not training or p == 0:
+        return input
+    mask = F.dropout(torch.ones_like(input.primal), p, True)
+    return input.with_streams(input.streams * mask)

@@ -1,0 +1,69 @@
+"""Losses that models compute from their own logits when a batch carries labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import jet_rule, missing_rule
+from ..tensor import JetTensor
+
+
+@jet_rule("nll_loss")
+def nll_loss(
+    input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **named: Any
+) -> JetTensor:
+    """Linear in the log-probabilities, so the same on every stream."""
+    losses = [F.nll_loss(stream, target, weight, *args, **named) for stream in input.streams]
+    return input.with_streams(torch.stack(losses))
+
+
+@jet_rule("cross_entropy")
+def cross_entropy(
+    input: JetTensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    if target.is_floating_point() or label_smoothing or size_average is not None:
+        raise missing_rule(
+            F.cross_entropy, "class probabilities and label smoothing are not covered"
+        )
+    logs = F.log_softmax(input, dim=0 if input.ndim == 1 else 1)
+    return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _reduced(losses: Any, reduction: str) -> Any:
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+@jet_rule("mse_loss")
+def mse_loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **named: Any) -> Any:
+    difference = input - target
+    return _reduced(difference * difference, reduction)
+
+
+@jet_rule("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    input: Any,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Any:
+    """softplus(x) − x y."""
+    if pos_weight is not None:
+        raise missing_rule(F.binary_cross_entropy_with_logits, "pos_weight is not covered")
+    losses = F.softplus(input, threshold=float("inf")) - input * target
+    return _reduced(losses if weight is None else losses * weight, reduction)

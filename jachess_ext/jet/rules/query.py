@@ -1,0 +1,56 @@
+"""Questions about a tensor that carry no derivative: answered by the primal, as plain tensors.
+
+Comparisons and index searches are piecewise constant; ``detach`` and ``item`` are a stop-gradient,
+here as under autograd.  A result of these rules is therefore a constant for the derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..registry import attribute, jet_rule, spellings
+from ..tensor import primal_of
+
+_COMPARISONS = spellings(
+    *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
+    *("__gt__", "__ge__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite"),
+    *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
+    *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
+    *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
+)
+_LIKE = spellings(
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli"),
+)
+_METADATA = spellings(
+    *("is_floating_point", "is_complex", "is_contiguous", "stride", "numel", "element_size"),
+    *("get_device", "nelement", "is_same_size", "is_tensor"),
+)
+_ATTRIBUTES = [
+    attribute(name)
+    for name in ("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "layout", "data", "grad")
+    + ("is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu")
+    if hasattr(torch.Tensor, name)
+]
+
+
+def _on_primal(function: Callable) -> Callable:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return function(*primal_of(args), **primal_of(kwargs))
+
+    return rule
+
+
+for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
+    jet_rule(_function)(_on_primal(_function))
+
+
+@jet_rule("requires_grad_")
+def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Asked of hidden states by gradient checkpointing; acts on the stack."""
+    self.streams.requires_grad_(requires_grad)  # type: ignore[attr-defined]
+    return self

@@ -1,0 +1,171 @@
+"""`JetTensor`: a tensor that shows its primal's shape and carries every stream of a 2-jet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import JetLayout
+from .registry import find_rule, missing_rule
+
+
+class JetTensor(torch.Tensor):
+    """The truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
+
+    Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
+    function called with one is answered by a rule of the registry (spec 03-engine).  Autograd sees
+    the plain tensor `streams`, never the wrapper: calling ``backward`` on what a rule returns is
+    the double backward of the model.
+
+    Args:
+        streams: ``[S, *shape]`` floating-point tensor, S as ``layout.streams``.
+        layout: which streams these are.
+    """
+
+    streams: Tensor
+    jet_layout: JetLayout
+
+    @staticmethod
+    def __new__(cls, streams: Tensor, layout: JetLayout) -> JetTensor:
+        if streams.shape[0] != layout.streams:
+            raise ValueError(
+                f"a jet of {layout.directions} directions at order {layout.order} has "
+                f"{layout.streams} streams, but the stack has {streams.shape[0]} in front"
+            )
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls,
+            streams.shape[1:],
+            strides=streams.stride()[1:],
+            dtype=streams.dtype,
+            device=streams.device,
+        )
+        wrapper.streams = streams
+        wrapper.jet_layout = layout
+        return wrapper
+
+    @property
+    def primal(self) -> Tensor:
+        """x0, ``shape``."""
+        return self.streams[0]
+
+    def with_streams(self, streams: Tensor) -> JetTensor:
+        """A jet of the same layout around another stack ``[S, ...]``."""
+        return JetTensor(streams, self.jet_layout)
+
+    # Read often by model code; a plain property is cheaper than the trip through
+    # __torch_function__ that torch's own getters take.
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.streams.shape[1:]
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return self.streams.ndim - 1
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.streams.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.streams.device
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.streams.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self.streams.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self.streams.grad_fn
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return (
+            f"JetTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
+            f"directions={self.jet_layout.directions}, order={self.jet_layout.order})"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        rule = find_rule(func)
+        if rule is None:
+            raise missing_rule(func)
+        return rule(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
+        raise missing_rule(func)
+
+
+def common_layout(*values: Any) -> JetLayout:
+    """The layout shared by all jets among ``values``.
+
+    Raises:
+        ValueError: if two jets of different layouts meet in one operation.
+        TypeError: if there is no jet at all (a rule called with the jet in the wrong argument).
+    """
+    layouts = {value.jet_layout for value in values if isinstance(value, JetTensor)}
+    if not layouts:
+        raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
+    if len(layouts) > 1:
+        raise ValueError(
+            f"jets of different layouts met in one operation: {sorted(map(str, layouts))}; "
+            "run one jx.jet at a time"
+        )
+    return layouts.pop()
+
+
+def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
+    """``value`` as a jet: unchanged if it is one, else constant (all tangents zero)."""
+    if isinstance(value, JetTensor):
+        return value
+    if not isinstance(value, Tensor):
+        if like is None:
+            raise TypeError(f"a jet was expected, not {type(value).__name__}")
+        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    zeros = value.new_zeros(layout.streams - 1, *value.shape)
+    return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
+
+
+def aligned(jet: JetTensor, ndim: int) -> Tensor:
+    """The stack with singleton dimensions after the stream dimension, to broadcast to ``ndim``."""
+    missing = ndim - jet.ndim
+    if missing <= 0:
+        return jet.streams
+    return jet.streams.reshape(jet.jet_layout.streams, *(1,) * missing, *jet.shape)
+
+
+def replace_primal(streams: Tensor, primal: Tensor) -> Tensor:
+    """The stack with another primal; one copy."""
+    return torch.cat([primal.unsqueeze(0), streams[1:]])
+
+
+def primal_of(value: Any) -> Any:
+    """The primal of a jet; anything else as it is.  Lists, tuples and dicts are searched."""
+    if isinstance(value, JetTensor):
+        return value.primal
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(primal_of(item) for item in value)
+    if isinstance(value, dict):
+        return {key: primal_of(item) for key, item in value.items()}
+    return value
