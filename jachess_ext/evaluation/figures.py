@@ -1,0 +1,106 @@
+"""Figures of a comparison as PNG, drawn by matplotlib's Agg canvas: no display, no global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .calibration import Reliability
+from .extras import require
+
+_COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+_MARKERS = "osD^vP"
+
+
+def reliability_figure(diagrams: Mapping[str, Reliability]) -> bytes:
+    """One panel a method: accuracy of the predicted class over its mean confidence, per bin.
+
+    Bars show how many examples each bin holds, as a share of all.
+    """
+    figure, panels = _figure(len(diagrams), height=3.2)
+    for panel, colour, (name, diagram) in zip(panels, _COLOURS, diagrams.items(), strict=False):
+        share = diagram.counts / diagram.counts.sum()
+        filled = diagram.counts > 0
+        panel.bar(
+            diagram.edges[:-1], share, np.diff(diagram.edges), align="edge", color=colour, alpha=0.2
+        )
+        panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+        panel.plot(
+            diagram.confidence[filled], diagram.accuracy[filled], "o-", color=colour, markersize=4
+        )
+        panel.set(title=name, xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
+    panels[0].set_ylabel("accuracy (line), share (bars)")
+    return _png(figure)
+
+
+def score_over_noise_figure(
+    deltas: Sequence[float], scores: Mapping[str, npt.ArrayLike], score_name: str, unit: str
+) -> bytes:
+    """Score over the size δ of the embedding noise: mean over seeds, with its spread.
+
+    Args:
+        deltas: [D].
+        scores: for each method [seeds, D].
+        score_name: label of the vertical axis.
+        unit: what δ is measured in.
+    """
+    figure, (panel,) = _figure(1, height=3.4, width=5.2)
+    for index, (name, values) in enumerate(scores.items()):
+        runs = np.asarray(values, dtype=np.float64)
+        spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
+        panel.errorbar(
+            deltas,
+            runs.mean(axis=0),
+            yerr=spread,
+            label=name,
+            color=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=4,
+            capsize=2,
+            linewidth=1.5,
+        )
+    panel.set(xlabel=f"δ ({unit})", ylabel=score_name)
+    panel.legend(frameon=False)
+    return _png(figure)
+
+
+def norms_figure(
+    jacobian: Mapping[str, npt.ArrayLike], hessian: Mapping[str, npt.ArrayLike]
+) -> bytes:
+    """‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers counted from 1."""
+    figure, panels = _figure(2, height=3.4, width=4.0)
+    for panel, title, norms in zip(panels, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
+        for index, (name, values) in enumerate(norms.items()):
+            heights = np.asarray(values, dtype=np.float64)
+            panel.plot(
+                np.arange(1, len(heights) + 1),
+                heights,
+                label=name,
+                color=_COLOURS[index % len(_COLOURS)],
+                marker=_MARKERS[index % len(_MARKERS)],
+                markersize=4,
+            )
+        panel.set(title=title, xlabel="layer", yscale="log")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    panels[0].legend(frameon=False, fontsize="small")
+    return _png(figure)
+
+
+def _figure(panels: int, *, height: float, width: float = 3.0) -> tuple[Any, list[Any]]:
+    canvas = require("matplotlib.figure")
+    figure = canvas.Figure(figsize=(width * panels, height), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
+    backend = require("matplotlib.backends.backend_agg")
+    buffer = io.BytesIO()
+    backend.FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()

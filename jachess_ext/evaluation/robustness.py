@@ -1,0 +1,106 @@
+"""Inputs made harder: Gaussian noise on token embeddings, tokens replaced by the unknown token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def perturbed_embeddings(
+    model: nn.Module, delta: float, generator: torch.Generator
+) -> Iterator[None]:
+    """Within it, the model's token embeddings are e' = e + δ v, v ~ N(0, I) (01-smoothness.md).
+
+    The noise is added where token ids become vectors, so positions, masks and everything else of
+    the model stay as they are. A batch with `inputs_embeds` is not perturbed.
+
+    Args:
+        model: a transformers model (`get_input_embeddings` gives the module to hook).
+        delta: standard deviation of the noise, in the units of the embedding's entries.
+        generator: CPU generator of the noise; the same state gives the same noise on any device.
+
+    Raises:
+        ValueError: δ is negative or not finite.
+    """
+    if not (delta >= 0 and delta < float("inf")):
+        raise ValueError(f"delta must be a finite number of at least 0; got {delta}")
+
+    def add_noise(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        noise = torch.randn(output.shape, generator=generator, dtype=torch.float32)
+        return output + delta * noise.to(output)
+
+    handle = model.get_input_embeddings().register_forward_hook(add_noise)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def embedding_scale(model: nn.Module) -> float:
+    """Root mean square entry of the token embedding table: the natural unit of δ."""
+    table = model.get_input_embeddings().weight.detach()  # type: ignore[operator, union-attr]
+    return float(table.double().square().mean().sqrt())
+
+
+def corrupt_tokens(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    share: float,
+    *,
+    unknown: int,
+    special: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """Replaces a share of each sequence's real, non-special tokens by the unknown token.
+
+    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: exactly share · n
+    where that is a whole number, and in the mean for short sequences as well.
+
+    Args:
+        input_ids: [B, T], integer.
+        attention_mask: [B, T], 1 on real tokens.
+        share: between 0 and 1.
+        unknown: id put in their place.
+        special: ids never replaced (`tokenizer.all_special_ids`), [k] or empty.
+        generator: CPU generator.
+
+    Returns:
+        New ids [B, T] on the device of `input_ids`, which stay as they are.
+
+    Raises:
+        ValueError: the share is outside [0, 1], or the shapes differ.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1]; got {share}")
+    if input_ids.ndim != 2 or input_ids.shape != attention_mask.shape:
+        raise ValueError(
+            f"input_ids and attention_mask must be one shape [B, T]; "
+            f"got {list(input_ids.shape)} and {list(attention_mask.shape)}"
+        )
+    ids = input_ids.cpu()
+    real = attention_mask.cpu().bool() & ~torch.isin(ids, special.cpu().to(ids.dtype))
+    keys = torch.rand(ids.shape, generator=generator).masked_fill(~real, 2.0)
+    rank = keys.argsort(dim=1).argsort(dim=1)
+    extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
+    # share · n in exact arithmetic may be whole and a rounding error below it
+    count = (share * real.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
+    chosen = real & (rank < count.unsqueeze(1))
+    return torch.where(chosen, unknown, ids).to(input_ids.device)
+
+
+def unknown_token_id(tokenizer: Any) -> int:
+    """Id that stands for an unknown token: the tokenizer's own, else its mask or padding token.
+
+    Raises:
+        ValueError: it has none of the three.
+    """
+    for name in ("unk_token_id", "mask_token_id", "pad_token_id"):
+        value = getattr(tokenizer, name, None)
+        if value is not None:
+            return int(value)
+    raise ValueError("the tokenizer has no unknown, mask or padding token; set tokenizer.unk_token")

@@ -1,0 +1,63 @@
+"""Comparing runs over seeds: mean and spread, Mann–Whitney U, Holm–Bonferroni."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .extras import require
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation (n − 1) over `n` runs; the spread of one run is NaN."""
+
+    mean: float
+    spread: float
+    n: int
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Mean and spread of one figure over seeds.
+
+    Raises:
+        ValueError: no values.
+    """
+    if len(values) == 0:
+        raise ValueError("nothing to summarise: no runs were given")
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return Summary(float(np.mean(values)), spread, len(values))
+
+
+def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
+    """Two-sided p-value of the Mann–Whitney U test; exact for small samples without ties.
+
+    With n and m runs it cannot fall below 2 / C(n + m, n): 0.1 for three seeds each.
+
+    Raises:
+        ValueError: a sample is empty or holds NaN.
+    """
+    if len(first) == 0 or len(second) == 0 or np.isnan([*first, *second]).any():
+        raise ValueError("Mann–Whitney needs at least one number, and no NaN, on both sides")
+    test = require("scipy.stats").mannwhitneyu(first, second, alternative="two-sided")
+    return float(test.pvalue)
+
+
+def holm_bonferroni(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: max over j ≤ i of min(1, (m − j + 1) p_(j)).
+
+    scipy has Benjamini–Hochberg and –Yekutieli only (`false_discovery_control`).
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.size and not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p-values lie in [0, 1]; got {list(p_values)}")
+    order = np.argsort(p, kind="stable")
+    stepped = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(stepped)
+    return [float(value) for value in adjusted]

@@ -1,0 +1,157 @@
+"""Embedding noise and token corruption do what they say, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config
+from transformers import GPT2ForSequenceClassification as Gpt2
+
+from jachess_ext.evaluation.robustness import (
+    corrupt_tokens,
+    embedding_scale,
+    perturbed_embeddings,
+    unknown_token_id,
+)
+
+
+def tiny_bert() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    return BertForSequenceClassification(config).eval()
+
+
+def test_noise_equals_the_same_model_fed_perturbed_embeddings() -> None:
+    model, ids = tiny_bert(), torch.randint(1, 50, (3, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    noise = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(5))
+    embedded = model.get_input_embeddings()(ids) + 0.3 * noise
+    expected = model(inputs_embeds=embedded, attention_mask=mask).logits
+    with perturbed_embeddings(model, 0.3, torch.Generator().manual_seed(5)):
+        got = model(input_ids=ids, attention_mask=mask).logits
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.5])
+def test_the_hook_is_gone_afterwards_even_after_an_error(delta: float) -> None:
+    model, ids = tiny_bert(), torch.randint(1, 50, (2, 5))
+    before = model(input_ids=ids).logits
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        perturbed_embeddings(model, delta, torch.Generator()),
+    ):
+        raise RuntimeError("stop")
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_noise_has_standard_deviation_delta() -> None:
+    config = GPT2Config(vocab_size=30, n_embd=64, n_layer=1, n_head=2, pad_token_id=0)
+    model = Gpt2(config).eval()
+    ids = torch.randint(1, 30, (50, 20))
+    clean = model.get_input_embeddings()(ids)
+    with perturbed_embeddings(model, 0.7, torch.Generator().manual_seed(1)):
+        difference = model.get_input_embeddings()(ids) - clean
+    assert difference.std().item() == pytest.approx(0.7, rel=0.02)  # 64 000 draws: 0.3 % s.e.
+    assert difference.mean().item() == pytest.approx(0.0, abs=0.02)
+
+
+def test_negative_noise_is_refused() -> None:
+    with (
+        pytest.raises(ValueError, match="delta"),
+        perturbed_embeddings(tiny_bert(), -1.0, torch.Generator()),
+    ):
+        pass
+
+
+def test_embedding_scale_is_the_root_mean_square() -> None:
+    model = tiny_bert()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(torch.tensor([3.0, -4.0]).repeat(50, 8))
+    assert embedding_scale(model) == pytest.approx(12.5**0.5)
+
+
+def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids 1 (start) and 2 (end) are special, 0 is padding; 20 and 10 ordinary tokens."""
+    ids = torch.zeros(2, 24, dtype=torch.long)
+    ids[0, :22] = torch.tensor([1, *range(10, 30), 2])
+    ids[1, :12] = torch.tensor([1, *range(10, 20), 2])
+    return ids, (ids != 0).long(), torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.0, [0, 0]), (0.1, [2, 1]), (1.0, [20, 10])])
+def test_exact_share_of_ordinary_tokens(share: float, counts: list[int]) -> None:
+    ids, mask, special = example()
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        got = corrupt_tokens(ids, mask, share, unknown=3, special=special, generator=generator)
+        assert (got == 3).sum(1).tolist() == counts
+        assert torch.equal(got[got != 3], ids[got != 3])
+        assert torch.equal(got[torch.isin(ids, special)], ids[torch.isin(ids, special)])
+
+
+def test_fractional_counts_are_right_in_the_mean() -> None:
+    ids, mask, special = example()
+    ids, mask = ids[1:].repeat(4000, 1), mask[1:].repeat(4000, 1)
+    generator = torch.Generator().manual_seed(0)
+    got = corrupt_tokens(ids, mask, 0.15, unknown=3, special=special, generator=generator)
+    counts = (got == 3).sum(1)
+    assert set(counts.tolist()) == {1, 2}
+    assert counts.double().mean().item() == pytest.approx(1.5, abs=0.04)  # 5 standard errors
+    places = (got == 3).sum(0)[1:11].double() / 4000
+    assert places.min() > 0.12 and places.max() < 0.18
+
+
+def test_corruption_repeats_with_the_seed_and_leaves_its_input_alone() -> None:
+    ids, mask, special = example()
+    kept = ids.clone()
+    results = [
+        corrupt_tokens(
+            ids,
+            mask,
+            0.3,
+            unknown=3,
+            special=special,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    assert torch.equal(ids, kept)
+
+
+def test_bad_corruption_is_named() -> None:
+    ids, mask, special = example()
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="share"):
+            corrupt_tokens(
+                ids, mask, share, unknown=3, special=special, generator=torch.Generator()
+            )
+    with pytest.raises(ValueError, match="one shape"):
+        corrupt_tokens(
+            ids, mask[:, :5], 0.1, unknown=3, special=special, generator=torch.Generator()
+        )
+
+
+def test_unknown_token_falls_back_in_order() -> None:
+    class Names:
+        unk_token_id: int | None = None
+        mask_token_id: int | None = None
+        pad_token_id: int | None = 7
+
+    names = Names()
+    assert unknown_token_id(names) == 7
+    names.mask_token_id = 4
+    assert unknown_token_id(names) == 4
+    names.unk_token_id = 0
+    assert unknown_token_id(names) == 0
+    with pytest.raises(ValueError, match="unk_token"):
+        unknown_token_id(object())

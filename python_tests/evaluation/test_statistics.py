@@ -1,0 +1,72 @@
+"""Statistics over seeds against counted or textbook values."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb, isnan
+
+import pytest
+
+from jachess_ext.evaluation.statistics import holm_bonferroni, mann_whitney, summarise
+
+
+def test_mean_and_sample_spread() -> None:
+    summary = summarise([1.0, 2.0, 6.0])
+    assert summary.mean == pytest.approx(3.0)
+    assert summary.spread == pytest.approx(7.0**0.5)  # (4 + 1 + 9) / (3 − 1)
+    assert summary.n == 3
+
+
+def test_one_run_has_no_spread_and_none_is_refused() -> None:
+    assert isnan(summarise([2.0]).spread)
+    with pytest.raises(ValueError, match="no runs"):
+        summarise([])
+
+
+def counted_p(first: list[float], second: list[float]) -> float:
+    """Share of all splits of the pooled numbers whose U lies as far from its mean, both sides."""
+    pooled, n = first + second, len(first)
+    centre = n * len(second) / 2
+
+    def u(chosen: tuple[int, ...]) -> int:
+        rest = [i for i in range(len(pooled)) if i not in chosen]
+        return sum(pooled[i] > pooled[j] for i in chosen for j in rest)
+
+    observed = abs(u(tuple(range(n))) - centre)
+    far = [abs(u(c) - centre) >= observed for c in combinations(range(len(pooled)), n)]
+    return sum(far) / len(far)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]),
+        ([1.0, 5.0, 3.0, 8.0], [4.0, 2.0, 6.0]),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.35, 0.6, 0.7, 0.8, 0.9]),
+    ],
+)
+def test_mann_whitney_counts_permutations(first: list[float], second: list[float]) -> None:
+    assert mann_whitney(first, second) == pytest.approx(counted_p(first, second))
+
+
+def test_smallest_p_is_as_documented() -> None:
+    assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / comb(6, 3))
+
+
+def test_mann_whitney_refuses_nan_and_nothing() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        mann_whitney([1.0, float("nan")], [2.0])
+    with pytest.raises(ValueError, match="at least one"):
+        mann_whitney([], [2.0])
+
+
+def test_holm_by_hand() -> None:
+    # sorted .005 .01 .03 .04, times 4 3 2 1: .02 .03 .06 .04, made monotone: .02 .03 .06 .06
+    assert holm_bonferroni([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_caps_at_one_and_accepts_nothing() -> None:
+    assert holm_bonferroni([0.6, 0.9]) == [1.0, 1.0]
+    assert holm_bonferroni([]) == []
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        holm_bonferroni([1.2])
