@@ -1,0 +1,164 @@
+"""Finds a CUDA toolkit and compiles the torch-free .cu files with it.
+
+nvcc is called here rather than through torch.utils.cpp_extension: a CPU build of torch knows no
+CUDA, yet the same binary serves it and a CUDA torch (stable ABI, static CUDA runtime).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+# Ampere, Hopper with its own instructions, Blackwell; the last one also as PTX for what follows.
+DEFAULT_ARCHS = ("8.0", "9.0a", "10.0+PTX")
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit: its nvcc, its root folder and its version, such as (13, 0)."""
+
+    nvcc: str
+    home: Path
+    version: tuple[int, int]
+
+    @property
+    def version_text(self) -> str:
+        """The version as text, such as '13.0'."""
+        return f"{self.version[0]}.{self.version[1]}"
+
+
+def find_toolkit() -> Toolkit | None:
+    """The toolkit of $CUDA_HOME, else of the nvcc on the path, else of /usr/local/cuda.
+
+    nvcc may be a wrapper script elsewhere than in its toolkit, so the root is read from
+    `nvcc --dryrun`, not from nvcc's path.
+    """
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    names = [f"{home}/bin/nvcc" for home in homes if home] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    nvcc = next((found for name in names if (found := shutil.which(name))), None)
+    if nvcc is None:
+        return None
+    version = _output(nvcc, "--version")
+    dry_run = _output(nvcc, "--dryrun", "-c", "-x", "cu", os.devnull)
+    release = re.search(r"release (\d+)\.(\d+)", version)
+    top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
+    if release is None or top is None:
+        return None
+    return Toolkit(nvcc, Path(top[1].strip()).resolve(), (int(release[1]), int(release[2])))
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return done.stdout
+
+
+def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
+    """Whether to build CUDA kernels: the toolkit or None, and one sentence that says why.
+
+    Args:
+        torch_cuda: torch.version.cuda, None for a CPU build of torch.
+
+    Raises:
+        SystemExit: JACHESS_FORCE_CUDA=1 asks for what cannot be had, or contradicts
+            JACHESS_FORCE_CPU=1.
+    """
+    force_cpu = os.environ.get("JACHESS_FORCE_CPU", "0") not in ("", "0")
+    force_cuda = os.environ.get("JACHESS_FORCE_CUDA", "0") not in ("", "0")
+    if force_cpu and force_cuda:
+        raise SystemExit(
+            "jachess_ext: JACHESS_FORCE_CPU and JACHESS_FORCE_CUDA are both set: unset one."
+        )
+    if force_cpu:
+        return None, "CPU kernels only: JACHESS_FORCE_CPU is set."
+    if torch_cuda is None and not force_cuda:
+        return None, "CPU kernels only: torch is a CPU build."
+    toolkit = find_toolkit()
+    if toolkit is None:
+        return _refuse(
+            force_cuda,
+            "no nvcc was found: install a CUDA toolkit of torch's major version or set CUDA_HOME",
+        )
+    if torch_cuda is not None and toolkit.version[0] != int(torch_cuda.split(".")[0]):
+        return _refuse(
+            force_cuda,
+            f"the toolkit is CUDA {toolkit.version_text} but torch was built for CUDA "
+            f"{torch_cuda}: point CUDA_HOME to a toolkit of the same major version",
+        )
+    return toolkit, f"CPU and CUDA kernels (toolkit {toolkit.version_text})."
+
+
+def _refuse(insisted: bool, reason: str) -> tuple[None, str]:
+    if insisted:
+        raise SystemExit(f"jachess_ext: JACHESS_FORCE_CUDA is set, but {reason}.")
+    return None, f"CPU kernels only: {reason}."
+
+
+def architectures() -> list[str]:
+    """The architectures to build for: $TORCH_CUDA_ARCH_LIST or the default, such as '9.0a'."""
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    for arch in listed:
+        if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
+            raise SystemExit(
+                f"jachess_ext: TORCH_CUDA_ARCH_LIST holds {arch!r}; expected numbers such as "
+                "'8.0 9.0a 10.0+PTX'."
+            )
+    return listed or list(DEFAULT_ARCHS)
+
+
+def _arch_flags(archs: list[str]) -> list[str]:
+    flags = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def compile_kernels(
+    toolkit: Toolkit, sources: list[Path], build_dir: Path, archs: list[str]
+) -> list[str]:
+    """Compile each .cu to an object file, two at a time, and return the objects' paths.
+
+    What ptxas says of registers and spills lies beside each object, as `.ptxas.txt`.
+
+    Raises:
+        SystemExit: nvcc refused a file; its output is shown.
+    """
+    build_dir.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(source: Path) -> str:
+        target = build_dir / f"{source.stem}.cu.o"
+        command = [toolkit.nvcc, "-c", str(source), "-o", str(target), "-O3", "-std=c++17"]
+        command += ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
+        command += _arch_flags(archs)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"jachess_ext: nvcc could not compile {source}:\n{done.stdout}")
+        target.with_suffix(".ptxas.txt").write_text(done.stdout)
+        return str(target)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def library_dir(toolkit: Toolkit) -> Path:
+    """Where the toolkit keeps libcudart_static.a.
+
+    Raises:
+        SystemExit: the toolkit has none.
+    """
+    for name in ("lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib"):
+        if (toolkit.home / name / "libcudart_static.a").is_file():
+            return toolkit.home / name
+    raise SystemExit(
+        f"jachess_ext: no libcudart_static.a under {toolkit.home}; install the toolkit's cudart "
+        "development files, or set JACHESS_FORCE_CPU=1."
+    )

@@ -1,0 +1,97 @@
+"""The two extension modules: `_ops` (operators, torch's stable ABI) and `_C` (pybind11)."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+from . import cuda
+
+ROOT = Path(__file__).resolve().parents[2]
+# The oldest torch whose stable ABI the operators use: one binary for every torch from it on.
+STABLE_ABI_TARGET = "0x020a000000000000"
+
+
+def _relative(paths: list[Path]) -> list[str]:
+    # setuptools refuses absolute source paths in a source distribution
+    return [str(path.relative_to(ROOT)) for path in sorted(paths)]
+
+
+def _build_command() -> type[build_ext]:
+    from torch.utils.cpp_extension import BuildExtension
+
+    class Build(BuildExtension):
+        """BuildExtension that leaves it to ninja to decide what is out of date.
+
+        setuptools itself overlooks changed headers and flags.
+        """
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            self.force = True
+
+    return Build
+
+
+def extension_arguments() -> dict[str, Any]:
+    """The `ext_modules` and `cmdclass` arguments of `setup()`.
+
+    Raises:
+        SystemExit: torch cannot be imported, or JACHESS_FORCE_CUDA asks for the impossible.
+    """
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise SystemExit(
+            f"jachess_ext: building needs torch, and importing it failed ({error}): install it "
+            "first (`pip install torch`), or let plain `pip install .` find or fetch it."
+        ) from error
+
+    toolkit, decision = cuda.choose_toolkit(torch.version.cuda)
+    print(f"jachess_ext: building for torch {torch.__version__}: {decision}", file=sys.stderr)
+    sources = [*ROOT.glob("csrc/cpu/*.cpp"), ROOT / "csrc/library.cpp"]
+    objects: list[str] = []
+    info = {"JACHESS_TORCH_VERSION": torch.__version__}
+    # --no-as-needed: the stable ABI's symbols are resolved from libtorch when loaded.
+    link = ["-Wl,--no-as-needed", "-ltorch"] if sys.platform == "linux" else ["-ltorch"]
+    if toolkit is not None:
+        archs = cuda.architectures()
+        kernels = sorted(ROOT.glob("csrc/cuda/*.cu"))
+        objects = cuda.compile_kernels(toolkit, kernels, ROOT / "build" / "cuda", archs)
+        sources += list(ROOT.glob("csrc/cuda/*.cpp"))
+        link += [f"-L{cuda.library_dir(toolkit)}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+        info["JACHESS_CUDA_VERSION"] = toolkit.version_text
+        info["JACHESS_CUDA_ARCHS"] = " ".join(archs)
+
+    ops = cpp_extension.CppExtension(
+        "jachess_ext._ops",
+        _relative(sources),
+        extra_objects=objects,
+        extra_compile_args=[
+            "-O3",
+            "-g0",
+            "-fopenmp-simd",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-fvisibility=hidden",
+            "-Wno-psabi",
+            f"-DTORCH_TARGET_VERSION={STABLE_ABI_TARGET}",
+        ],
+        extra_link_args=link,
+        py_limited_api=True,
+    )
+    # The name of a py_limited_api module would promise any Python: true of `_ops`, which holds no
+    # Python at all, but the plain suffix keeps both modules' names alike.
+    ops.py_limited_api = False
+    bindings = Extension(
+        "jachess_ext._C",
+        ["csrc/bindings.cpp"],
+        include_dirs=cpp_extension.include_paths(),
+        extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-std=c++17"],
+        define_macros=[(name, f'"{value}"') for name, value in info.items()],
+        language="c++",
+    )
+    return {"ext_modules": [ops, bindings], "cmdclass": {"build_ext": _build_command()}}

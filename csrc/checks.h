@@ -1,0 +1,92 @@
+// Argument checks shared by the CPU and CUDA faces of every operator: what was wrong, what was
+// expected, and the mend, in one sentence. They throw std::runtime_error (RuntimeError in Python).
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "jet_math.h"
+
+namespace jachess {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream message;
+  ((message << parts), ...);
+  throw std::runtime_error(message.str());
+}
+
+inline std::string shape_of(const Tensor& t) {
+  std::ostringstream text;
+  text << '[';
+  for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.size(d);
+  text << ']';
+  return text.str();
+}
+
+inline bool is_supported_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double || dtype == ScalarType::Float ||
+         dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+// The number of second-order streams, after checking that x is a jet of q directions.
+inline int check_jet(const char* op, const char* name, const Tensor& x, int64_t q) {
+  check(q >= 1 && q <= kMaxDirections, "jachess::", op, ": q is ", q,
+        "; expected 1 to 4 directions: split the directions over several jets.");
+  check(is_supported_dtype(x.scalar_type()), "jachess::", op, ": ", name, " has dtype ",
+        torch::headeronly::toString(x.scalar_type()),
+        "; expected Double, Float, BFloat16 or Half: convert it with .to().");
+  check(x.dim() >= 1, "jachess::", op, ": ", name,
+        " has no dimension; expected streams in front, [S, ...]: stack them with torch.stack.");
+  const int64_t streams = x.size(0), pairs = pair_count(static_cast<int>(q));
+  check(streams == 1 + q || streams == 1 + q + pairs, "jachess::", op, ": ", name, " has shape ",
+        shape_of(x), ", so ", streams, " streams in front; q = ", q, " expects ", 1 + q,
+        " (first order) or ", 1 + q + pairs, " (second order): stack the streams as [S, ...].");
+  return static_cast<int>(streams - 1 - q);
+}
+
+inline void check_same(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+  bool same = t.dim() == x.dim() && t.scalar_type() == x.scalar_type();
+  for (int64_t d = 0; same && d < x.dim(); ++d) same = t.size(d) == x.size(d);
+  check(same, "jachess::", op, ": ", name, " is ", torch::headeronly::toString(t.scalar_type()),
+        shape_of(t), "; expected what x is, ", torch::headeronly::toString(x.scalar_type()),
+        shape_of(x), ": give both the same shape and dtype.");
+  check(t.device() == x.device(), "jachess::", op, ": ", name,
+        " is not on the device of x: move it there with .to(x.device).");
+}
+
+// A per-channel parameter (weight, bias) of n channels, any supported dtype, on x's device.
+inline void check_channels(const char* op, const char* name, const std::optional<Tensor>& t,
+                           const Tensor& x, int64_t n) {
+  if (!t.has_value()) return;
+  check(t->dim() == 1 && t->size(0) == n, "jachess::", op, ": ", name, " has shape ", shape_of(*t),
+        "; expected [", n, "], the last dimension of x, which is ", shape_of(x), ".");
+  check(is_supported_dtype(t->scalar_type()), "jachess::", op, ": ", name, " has dtype ",
+        torch::headeronly::toString(t->scalar_type()),
+        "; expected Double, Float, BFloat16 or Half: convert it with .to().");
+  check(t->device() == x.device(), "jachess::", op, ": ", name,
+        " is not on the device of x: move it there with .to(x.device).");
+}
+
+inline Activation parse_activation(const char* op, const std::string& kind) {
+#define JACHESS_MATCH(name) \
+  if (kind == #name) return Activation::name;
+  JACHESS_FOR_EACH_ACTIVATION(JACHESS_MATCH)
+#undef JACHESS_MATCH
+  std::string known;
+#define JACHESS_LIST(name) known += (known.empty() ? "" : ", ") + std::string(#name);
+  JACHESS_FOR_EACH_ACTIVATION(JACHESS_LIST)
+#undef JACHESS_LIST
+  check(false, "jachess::", op, ": kind is '", kind, "'; expected one of ", known, ".");
+  return Activation::gelu;
+}
+
+}  // namespace jachess

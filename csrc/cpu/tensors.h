@@ -1,0 +1,62 @@
+// Small helpers between torch tensors and the raw pointers of the CPU kernels.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <vector>
+
+#include "../checks.h"
+#include "simd.h"
+
+namespace jachess {
+
+template <typename T>
+const T* input(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+
+template <typename T>
+T* data(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+// Calls f with a null pointer of the storage type: double, float, BFloat16 or Half.
+template <typename F>
+void dispatch_dtype(ScalarType dtype, const F& f) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return f(static_cast<double*>(nullptr));
+    case ScalarType::Float:
+      return f(static_cast<float*>(nullptr));
+    case ScalarType::BFloat16:
+      return f(static_cast<BFloat16*>(nullptr));
+    default:
+      return f(static_cast<Half*>(nullptr));
+  }
+}
+
+// The accumulation dtype of the spec: float for the 16-bit types, else the type itself.
+inline ScalarType accumulate_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+// A per-channel parameter of any dtype as n values of T; `missing` fills in for none.
+template <typename T>
+std::vector<T> channels(const std::optional<Tensor>& parameter, int64_t n, T missing) {
+  std::vector<T> values(static_cast<size_t>(n), missing);
+  if (!parameter.has_value()) return values;
+  const Tensor dense = torch::stable::contiguous(*parameter);
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using Stored = std::remove_pointer_t<decltype(typed)>;
+    const Stored* from = input<Stored>(dense);
+    for (int64_t i = 0; i < n; ++i) {
+      accumulate_t<Stored> value;
+      convert(from[i], value);
+      values[static_cast<size_t>(i)] = static_cast<T>(value);
+    }
+  });
+  return values;
+}
+
+}  // namespace jachess

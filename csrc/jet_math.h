@@ -1,0 +1,288 @@
+// The arithmetic of truncated 2-jets, for host and device, in one place (spec 03).
+//
+// A jet has S = 1 + q + P streams: primal x[0], first order x[1..q], and either no (P = 0) or all
+// (P = q(q-1)/2) mixed second-order streams, pairs i < j in lexicographic order. Functions here
+// work on one element: arrays of S values, where a value is a scalar or a SIMD vector.
+#pragma once
+
+#include "scalar_math.h"
+
+#if defined(__CUDACC__)
+#define JACHESS_UNROLL _Pragma("unroll")
+#else
+#define JACHESS_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace jachess {
+
+constexpr int kMaxDirections = 4;
+constexpr int kMaxStreams = 1 + kMaxDirections + kMaxDirections * (kMaxDirections - 1) / 2;
+
+JACHESS_HD constexpr int pair_count(int q) { return q * (q - 1) / 2; }
+
+// Stream of the mixed derivative along directions i < j (both counted from 0).
+template <int q>
+JACHESS_HD constexpr int pair_stream(int i, int j) {
+  return 1 + q + i * (q - 1) - i * (i - 1) / 2 + (j - i - 1);
+}
+
+// ---- pointwise functions: f, f', f'', f''' -------------------------------------------------
+
+template <typename T>
+struct Derivatives {
+  T f0, f1, f2, f3;
+};
+
+enum class Activation : int { gelu, gelu_tanh, relu, silu, tanh, sigmoid, quick_gelu };
+
+// X-macro: every place that must know all kinds expands this list. Adding a kind: add it to the
+// enum, to this list, and specialise `activation` below.
+#define JACHESS_FOR_EACH_ACTIVATION(DO) \
+  DO(gelu) DO(gelu_tanh) DO(relu) DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu)
+
+// sigma(v) and its first three derivatives in v, without cancellation for either sign of v.
+template <typename T>
+JACHESS_HD Derivatives<T> sigmoid_derivatives(T v) {
+  const T e = exp_nonpositive(-magnitude(v));
+  const T inverse = T(1) / (T(1) + e);
+  const T s = v < T(0) ? e * inverse : inverse;
+  const T one_minus_2s = (v < T(0) ? T(1) - e : e - T(1)) * inverse;
+  const T s1 = e * inverse * inverse;
+  return {s, s1, s1 * one_minus_2s, s1 * (T(1) - T(6) * s1)};
+}
+
+// x * sigma(v(x)) for v with derivatives v1, v2, v3 in x, evaluated at `x_bounded`, beyond which
+// sigma is saturated to the last bit: unbounded powers of x would turn 0 * inf into NaN there.
+template <typename T>
+JACHESS_HD Derivatives<T> gated_by_sigmoid(T x, T x_bounded, T v, T v1, T v2, T v3) {
+  const Derivatives<T> s = sigmoid_derivatives(v);
+  const T g1 = s.f1 * v1;
+  const T g2 = s.f2 * v1 * v1 + s.f1 * v2;
+  const T g3 = s.f3 * v1 * v1 * v1 + T(3) * s.f2 * v1 * v2 + s.f1 * v3;
+  return {x * s.f0, s.f0 + x_bounded * g1, T(2) * g1 + x_bounded * g2, T(3) * g2 + x_bounded * g3};
+}
+
+template <Activation kind, typename T>
+struct ActivationOf;
+
+template <typename T>
+struct ActivationOf<Activation::gelu, T> {  // x Phi(x)
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T b = clamp_magnitude(x, T(40));  // exp(-40^2/2) is 0 in double
+    const T gauss = exp_nonpositive(T(-0.5) * b * b);
+    const T tail = normal_tail(b, gauss);
+    const T cdf = b < T(0) ? tail : T(1) - tail;
+    const T pdf = T(kInvSqrt2Pi) * gauss;
+    return {x * cdf, cdf + b * pdf, pdf * (T(2) - b * b), pdf * b * (b * b - T(4))};
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::gelu_tanh, T> {  // x (1 + tanh u) / 2 = x sigma(2u)
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T c = T(2 * kSqrt2OverPi), a = T(0.044715);
+    const T b = clamp_magnitude(x, T(22));  // sigma(2u) is 0 or 1 to the last bit in double
+    return gated_by_sigmoid(x, b, c * (b + a * b * b * b), c * (T(1) + T(3) * a * b * b),
+                            T(6) * c * a * b, T(6) * c * a);
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::relu, T> {  // f'(0) = 0, as torch has it
+  static JACHESS_HD Derivatives<T> at(T x) {
+    return {x < T(0) ? T(0) : x, x > T(0) ? T(1) : T(0), T(0), T(0)};
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::silu, T> {  // x sigma(x)
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T b = clamp_magnitude(x, T(800));
+    return gated_by_sigmoid(x, b, b, T(1), T(0), T(0));
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::quick_gelu, T> {  // x sigma(1.702 x)
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const T b = clamp_magnitude(x, T(500));
+    return gated_by_sigmoid(x, b, T(1.702) * b, T(1.702), T(0), T(0));
+  }
+};
+
+template <typename T>
+struct ActivationOf<Activation::sigmoid, T> {
+  static JACHESS_HD Derivatives<T> at(T x) { return sigmoid_derivatives(x); }
+};
+
+template <typename T>
+struct ActivationOf<Activation::tanh, T> {  // tanh x = 2 sigma(2x) - 1
+  static JACHESS_HD Derivatives<T> at(T x) {
+    const Derivatives<T> s = sigmoid_derivatives(T(2) * x);
+    const T value = tanh_from_exp(x, exp_nonpositive(T(-2) * magnitude(x)));
+    return {value, T(4) * s.f1, T(8) * s.f2, T(16) * s.f3};
+  }
+};
+
+// ---- jet rules (spec 03) and their reverse -------------------------------------------------
+
+// y_i = f' x_i;  y_ij = f' x_ij + f'' x_i x_j.  y[0] is left alone: f itself is the caller's.
+template <int q, int P, typename T, typename F>
+JACHESS_HD void pointwise_jet(const F& f1, const F& f2, const T* x, T* y) {
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) y[1 + i] = f1 * x[1 + i];
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        y[ij] = f1 * x[ij] + f2 * (x[1 + i] * x[1 + j]);
+      }
+    }
+  }
+}
+
+// The gradient of pointwise_jet (with y_0 = f) in every stream of x:
+//   gx_0  = f' gy_0 + f'' (sum x_i gy_i + sum x_ij gy_ij) + f''' sum x_i x_j gy_ij
+//   gx_i  = f' gy_i + f'' sum_j x_j gy_ij;   gx_ij = f' gy_ij
+template <int q, int P, typename T, typename F>
+JACHESS_HD void pointwise_jet_backward(const F& f1, const F& f2, const F& f3, const T* x,
+                                       const T* gy, T* gx) {
+  T second = x[1] * gy[1];
+  JACHESS_UNROLL
+  for (int i = 1; i < q; ++i) second += x[1 + i] * gy[1 + i];
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) gx[1 + i] = f1 * gy[1 + i];
+  T primal = f1 * gy[0];
+  if constexpr (P > 0) {
+    T third{};
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        const T scaled = f2 * gy[ij];
+        second += x[ij] * gy[ij];
+        third += (x[1 + i] * x[1 + j]) * gy[ij];
+        gx[1 + i] += scaled * x[1 + j];
+        gx[1 + j] += scaled * x[1 + i];
+        gx[ij] = f1 * gy[ij];
+      }
+    }
+    primal += f3 * third;
+  }
+  gx[0] = primal + f2 * second;
+}
+
+// Leibniz: y = a b.  y_i = a_i b_0 + a_0 b_i;  y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
+template <int q, int P, typename T, typename B>
+JACHESS_HD void product_jet(const T* a, const B* b, T* y) {
+  y[0] = a[0] * b[0];
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) y[1 + i] = a[1 + i] * b[0] + a[0] * b[1 + i];
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        y[ij] = a[ij] * b[0] + a[1 + i] * b[1 + j] + a[1 + j] * b[1 + i] + a[0] * b[ij];
+      }
+    }
+  }
+}
+
+// Gradient of y = a b in a, given gy and the other factor b, added to ga:
+//   ga_0 += sum_s b_s gy_s;  ga_i += b_0 gy_i + sum_j b_j gy_ij;  ga_ij += b_0 gy_ij.
+template <int q, int P, typename T, typename B, typename G>
+JACHESS_HD void product_jet_backward_add(const B* b, const G* gy, T* ga) {
+  ga[0] += b[0] * gy[0];
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) {
+    ga[0] += b[1 + i] * gy[1 + i];
+    ga[1 + i] += b[0] * gy[1 + i];
+  }
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        ga[0] += b[ij] * gy[ij];
+        ga[1 + i] += b[1 + j] * gy[ij];
+        ga[1 + j] += b[1 + i] * gy[ij];
+        ga[ij] += b[0] * gy[ij];
+      }
+    }
+  }
+}
+
+// Adds half the jet of c^2 in its off-primal streams (the halves are restored by
+// square_jet_finish):
+//   acc_0 += c_0^2;  acc_i += c_0 c_i;  acc_ij += c_0 c_ij + c_i c_j.
+template <int q, int P, typename T>
+JACHESS_HD void square_jet_add(const T* c, T* acc) {
+  acc[0] += c[0] * c[0];
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) acc[1 + i] += c[0] * c[1 + i];
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        acc[ij] += c[0] * c[ij] + c[1 + i] * c[1 + j];
+      }
+    }
+  }
+}
+
+// Sums of square_jet_add over n elements -> the jet of the mean square.
+template <int q, int P, typename T>
+JACHESS_HD void square_jet_finish(const T* acc, T n, T* v) {
+  v[0] = acc[0] / n;
+  JACHESS_UNROLL
+  for (int s = 1; s < 1 + q + P; ++s) v[s] = T(2) * acc[s] / n;
+}
+
+// Jet of r = (v + eps)^(-1/2), with a = v / v^ so that no power of v can overflow (spec 03, norm):
+//   r_i = -1/2 r a_i;  r_ij = r (-1/2 a_ij + 3/4 a_i a_j).
+template <int q, int P, typename T>
+JACHESS_HD void rsqrt_jet(const T* v, T eps, T* r) {
+  const T shifted = v[0] + eps;
+  const T root = T(1) / ::sqrt(shifted);
+  T a[1 + q + P];
+  JACHESS_UNROLL
+  for (int s = 1; s < 1 + q + P; ++s) a[s] = v[s] / shifted;
+  pointwise_jet<q, P>(T(-0.5) * root, T(0.75) * root, a, r);
+  r[0] = root;
+}
+
+// Gradient of rsqrt_jet in v, given its result r: the same rule as pointwise_jet_backward, with
+// f', f'', f''' = -1/2, 3/4, -15/8 in the scale-free streams a.
+template <int q, int P, typename T>
+JACHESS_HD void rsqrt_jet_backward(const T* r, const T* gr, T* gv) {
+  T a[1 + q + P], scaled[1 + q + P];
+  JACHESS_UNROLL
+  for (int s = 0; s < 1 + q + P; ++s) scaled[s] = gr[s] * r[0];
+  a[0] = T(0);
+  JACHESS_UNROLL
+  for (int i = 0; i < q; ++i) a[1 + i] = T(-2) * (r[1 + i] / r[0]);
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) {
+        const int ij = pair_stream<q>(i, j);
+        a[ij] = T(-2) * (r[ij] / r[0] - T(0.75) * a[1 + i] * a[1 + j]);
+      }
+    }
+  }
+  pointwise_jet_backward<q, P>(T(-0.5), T(0.75), T(-1.875), a, scaled, gv);
+  const T square = r[0] * r[0];
+  JACHESS_UNROLL
+  for (int s = 0; s < 1 + q + P; ++s) gv[s] *= square;
+}
+
+}  // namespace jachess

@@ -1,0 +1,14 @@
+// Schemas of every operator in the namespace `jachess`. Kernels register themselves beside their
+// code (cpu/, cuda/); fake kernels and autograd are registered in Python (jachess_ext/ops).
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(jachess, m) {
+  m.def("activation_jet(Tensor x, str kind, int q) -> Tensor");
+  m.def("activation_jet_backward(Tensor gy, Tensor x, str kind, int q) -> Tensor");
+  m.def(
+      "layer_norm_jet(Tensor x, Tensor? weight, Tensor? bias, float eps, int q)"
+      " -> (Tensor y, Tensor mean, Tensor rstd)");
+  m.def(
+      "layer_norm_jet_backward(Tensor gy, Tensor x, Tensor? weight, float eps, int q, Tensor mean,"
+      " Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight, Tensor gbias)");
+}

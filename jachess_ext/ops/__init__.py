@@ -1,0 +1,16 @@
+"""The Python face of each C++/CUDA operator: the operator, its pure-torch twin, and whether the
+compiled form can be used."""
+
+from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
+from .layer_norm import layer_norm_jet, layer_norm_jet_reference
+from .library import available, build_info
+
+__all__ = [
+    "ACTIVATION_KINDS",
+    "activation_jet",
+    "activation_jet_reference",
+    "available",
+    "build_info",
+    "layer_norm_jet",
+    "layer_norm_jet_reference",
+]

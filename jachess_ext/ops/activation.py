@@ -1,0 +1,179 @@
+"""Jets through activation functions: face, pure-torch twin, fake kernels and autograd of
+`jachess::activation_jet`.
+
+Signature: [S, ...], kind, q -> [S, ...], with S = 1 + q (first order) or 1 + q + q(q-1)/2 streams
+(spec 03, pointwise):
+
+    y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import check_jet, pair_list, widened
+from .double_backward import gradient_of_backward
+from .library import available, loaded
+
+# f, f', f'' at a point
+Derivatives = tuple[Tensor, Tensor, Tensor]
+
+
+def _gelu(x: Tensor) -> Derivatives:
+    """f = x Φ(x), f' = Φ + x φ, f'' = (2 − x²) φ, with φ, Φ the standard normal's."""
+    b = x.clamp(-40, 40)  # beyond, φ is 0 in float64 and x² must not overflow
+    pdf = torch.exp(-b * b / 2) / math.sqrt(2 * math.pi)
+    cdf = torch.special.erfc(-b / math.sqrt(2)) / 2
+    return x * cdf, cdf + b * pdf, (2 - b * b) * pdf
+
+
+def _gated_by_sigmoid(x: Tensor, v: Tensor, v1: Tensor, v2: Tensor) -> Derivatives:
+    """f = x σ(v(x)) for an inner function v with derivatives v1, v2 in x."""
+    s = torch.sigmoid(v)
+    s1 = s * torch.sigmoid(-v)
+    s2 = s1 * -torch.tanh(v / 2)
+    g1 = s1 * v1
+    g2 = s2 * v1 * v1 + s1 * v2
+    b = torch.where(s1 == 0, torch.zeros_like(x), x)
+    return x * s, s + b * g1, 2 * g1 + b * g2
+
+
+def _gelu_tanh(x: Tensor) -> Derivatives:
+    """f = x (1 + tanh u)/2 = x σ(2u), u = √(2/π) (x + 0.044715 x³)."""
+    c, a = 2 * math.sqrt(2 / math.pi), 0.044715
+    b = x.clamp(-22, 22)  # σ(2u) is 0 or 1 to the last bit beyond
+    return _gated_by_sigmoid(x, c * (b + a * b**3), c * (1 + 3 * a * b * b), 6 * c * a * b)
+
+
+def _relu(x: Tensor) -> Derivatives:
+    """f = max(x, 0), f'(0) = 0 as torch has it, f'' = 0 (kink apart)."""
+    return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
+
+
+def _silu(x: Tensor) -> Derivatives:
+    """f = x σ(x)."""
+    return _gated_by_sigmoid(x, x, torch.ones_like(x), torch.zeros_like(x))
+
+
+def _quick_gelu(x: Tensor) -> Derivatives:
+    """f = x σ(1.702 x)."""
+    one = torch.ones_like(x)
+    return _gated_by_sigmoid(x, 1.702 * x, 1.702 * one, torch.zeros_like(x))
+
+
+def _tanh(x: Tensor) -> Derivatives:
+    """f = tanh x, f' = 1 − f², f'' = −2 f f'."""
+    f = torch.tanh(x)
+    f1 = 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)  # 1 − f² without cancellation
+    return f, f1, -2 * f * f1
+
+
+def _sigmoid(x: Tensor) -> Derivatives:
+    """f = σ(x), f' = σ(x) σ(−x), f'' = −f' tanh(x/2)."""
+    f = torch.sigmoid(x)
+    f1 = f * torch.sigmoid(-x)
+    return f, f1, -f1 * torch.tanh(x / 2)
+
+
+_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "silu": _silu,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "quick_gelu": _quick_gelu,
+}
+ACTIVATION_KINDS: tuple[str, ...] = tuple(_DERIVATIVES)
+
+
+def _check(x: Tensor, kind: str, q: int) -> None:
+    check_jet("activation_jet", x, q)
+    if kind not in _DERIVATIVES:
+        raise ValueError(
+            f"activation_jet: kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}."
+        )
+
+
+def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
+    """Pure-torch twin of `activation_jet`: any device, any number of backward passes.
+
+    Args, returns and raises: as `activation_jet`. 16-bit types are computed in fp32.
+    """
+    _check(x, kind, q)
+    streams = widened(x)
+    f, f1, f2 = _DERIVATIVES[kind](streams[0])
+    y = [f, *(f1 * streams[1 + i] for i in range(q))]
+    if x.shape[0] > 1 + q:
+        for p, (i, j) in enumerate(pair_list(q)):
+            y.append(f1 * streams[1 + q + p] + f2 * streams[1 + i] * streams[1 + j])
+    return torch.stack(y).to(x.dtype)
+
+
+def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
+    """Push a 2-jet through an activation function (spec 03, pointwise).
+
+    Args:
+        x: [S, ...] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16 (the
+            16-bit types are computed in fp32); any strides, any size including zero.
+        kind: one of ACTIVATION_KINDS; "gelu" is the erf form.
+        q: number of directions, 1 to 4.
+
+    Returns:
+        [S, ...] of x's dtype; differentiable any number of times. Where no compiled kernel serves
+        x's device, the pure-torch twin is used.
+
+    Raises:
+        ValueError: unknown kind, q outside 1..4, or S that does not match q.
+        TypeError: a dtype other than the four.
+    """
+    _check(x, kind, q)
+    if not available("activation_jet", x.device):
+        return activation_jet_reference(x, kind, q)
+    return torch.ops.jachess.activation_jet(x, kind, q)
+
+
+# ---- registrations: fake kernels and autograd ----------------------------------------------
+
+
+def _fake(x: Tensor, kind: str, q: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(gy: Tensor, x: Tensor, kind: str, q: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.kind, ctx.q = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+    (x,) = ctx.saved_tensors
+    return torch.ops.jachess.activation_jet_backward(gy, x, ctx.kind, ctx.q), None, None
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    gy, x, ctx.kind, ctx.q = inputs
+    ctx.save_for_backward(gy, x)
+
+
+def _backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    gy, x = ctx.saved_tensors
+    ggy, gx = gradient_of_backward(
+        lambda x: activation_jet_reference(x, ctx.kind, ctx.q), [x], gy, [cotangent]
+    )
+    return ggy, gx, None, None
+
+
+if loaded():
+    torch.library.register_fake("jachess::activation_jet", _fake)
+    torch.library.register_fake("jachess::activation_jet_backward", _fake_backward)
+    torch.library.register_autograd("jachess::activation_jet", _backward, setup_context=_save)
+    torch.library.register_autograd(
+        "jachess::activation_jet_backward", _backward_of_backward, setup_context=_save_backward
+    )

@@ -1,0 +1,68 @@
+"""Argument checks of the operators' Python faces: what was wrong, what was expected, the mend."""
+
+import torch
+from torch import Tensor
+
+MAX_DIRECTIONS = 4
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def pair_list(q: int) -> list[tuple[int, int]]:
+    """Pairs i < j of q directions, in the order of the second-order streams."""
+    return [(i, j) for i in range(q) for j in range(i + 1, q)]
+
+
+def check_jet(op: str, x: Tensor, q: int) -> None:
+    """Refuse what is not a stack of jet streams [S, ...] of q directions.
+
+    Raises:
+        ValueError: q is not 1..4, or S is neither 1 + q nor 1 + q + q(q-1)/2.
+        TypeError: x is not fp64, fp32, bf16 or fp16.
+    """
+    if not 1 <= q <= MAX_DIRECTIONS:
+        raise ValueError(
+            f"{op}: q is {q}; expected 1 to {MAX_DIRECTIONS} directions: split the directions "
+            "over several jets."
+        )
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{op}: x has dtype {x.dtype}; expected float64, float32, bfloat16 or float16: "
+            "convert it with .to()."
+        )
+    first, second = 1 + q, 1 + q + q * (q - 1) // 2
+    if x.dim() == 0 or x.shape[0] not in (first, second):
+        raise ValueError(
+            f"{op}: x has shape {list(x.shape)}; q = {q} expects {first} (first order) or "
+            f"{second} (second order) streams in front, [S, ...]: stack them with torch.stack."
+        )
+
+
+def check_channels(op: str, name: str, parameter: Tensor | None, x: Tensor) -> None:
+    """Refuse a weight or bias that is not [D], of a floating dtype, on x's device.
+
+    Raises:
+        ValueError: wrong shape or device.
+        TypeError: wrong dtype.
+    """
+    if parameter is None:
+        return
+    if parameter.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: {name} has shape {list(parameter.shape)}; expected [{x.shape[-1]}], the last "
+            f"dimension of x, which is {list(x.shape)}."
+        )
+    if parameter.dtype not in DTYPES:
+        raise TypeError(
+            f"{op}: {name} has dtype {parameter.dtype}; expected float64, float32, bfloat16 or "
+            "float16: convert it with .to()."
+        )
+    if parameter.device != x.device:
+        raise ValueError(
+            f"{op}: {name} is on {parameter.device} but x is on {x.device}: move it with "
+            ".to(x.device)."
+        )
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in the dtype sums are kept in: fp32 for the 16-bit types, else its own."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,0 +1,106 @@
+"""Loads the compiled operators and says which of them can run where.
+
+A missing or broken binary must not break the import: one sentence is warned, with the mend, and
+`available` answers False, so that callers use the pure-torch formulas.
+"""
+
+import sysconfig
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_MEND = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
+_OPERATORS = (
+    "activation_jet",
+    "activation_jet_backward",
+    "layer_norm_jet",
+    "layer_norm_jet_backward",
+)
+
+
+@dataclass(frozen=True)
+class LibraryState:
+    """What became of the compiled operators.
+
+    Attributes:
+        path: the library that was looked for.
+        problem: one sentence with the mend, or None when every operator was loaded.
+        kernels: pairs (operator, device type) that have a compiled kernel.
+    """
+
+    path: Path
+    problem: str | None
+    kernels: frozenset[tuple[str, str]]
+
+
+def library_path() -> Path:
+    """Where the build puts the operators' library for this Python."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
+
+
+def _load(path: Path) -> LibraryState:
+    if not path.is_file():
+        problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
+        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+    try:
+        torch.ops.load_library(path)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        problem = f"the compiled operators do not load with torch {torch.__version__} ({reason})"
+        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+    missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
+    if missing:
+        problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
+        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    kernels = frozenset(
+        (name, key.lower())
+        for name in _OPERATORS
+        for key in ("CPU", "CUDA")
+        if has_kernel(f"jachess::{name}", key)
+    )
+    return LibraryState(path, None, kernels)
+
+
+STATE = _load(library_path())
+if STATE.problem is not None:
+    warnings.warn(
+        f"jachess_ext: {STATE.problem} Until then the slower pure-torch formulas are used.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def loaded() -> bool:
+    """Whether the compiled operators are registered in `torch.ops.jachess`."""
+    return STATE.problem is None
+
+
+def available(name: str, device: torch.device | str) -> bool:
+    """Whether the compiled operator `name` has a kernel for `device`.
+
+    Args:
+        name: without namespace, such as "activation_jet".
+        device: a torch.device or its name; only its type counts.
+
+    Returns:
+        False also where the library is missing or broken.
+    """
+    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
+    return (name, kind) in STATE.kernels
+
+
+def build_info() -> dict[str, Any]:
+    """What was built, from the module `_C`; {} where it is missing or broken.
+
+    Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
+    """
+    try:
+        from jachess_ext import _C
+    except ImportError:
+        return {}
+    return dict(_C.build_info())

@@ -1,0 +1,22 @@
+"""Builds the C++/CUDA operators; everything else about the package stands in pyproject.toml."""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "build_backend"))
+
+from jachess_build.environment import expose_torch  # noqa: E402
+
+# Commands that compile nothing (sdist, metadata) must work without torch.
+_COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install", "develop"}
+
+arguments = {}
+if _COMPILING.intersection(sys.argv[1:]):
+    expose_torch()
+    from jachess_build.extensions import extension_arguments
+
+    arguments = extension_arguments()
+
+setup(**arguments)
