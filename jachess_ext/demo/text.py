@@ -17,6 +17,7 @@ PACKAGES = ("python", "numpy", "scipy", "sklearn", "torch", "transformers")
 
 _DEV_SHARE = 4  # one file in four is a dev file
 _PER_FILE = 10  # sentences at most from one file, so that no large file makes up a class
+_FEWEST_WORDS = 10  # below that, a sentence rarely says where it is from
 _SHINGLE = 4
 _SURPLUS = 1.6  # sentences gathered per sentence wanted: near-duplicates are dropped afterwards
 
@@ -119,12 +120,17 @@ def _gather(package: str, wanted: int, dev: bool) -> list[tuple[str, str]]:
     """Distinct (sentence, file) pairs, at least `wanted` where there are as many."""
     found: dict[str, str] = {}
     for path in ordered_files(package, dev):
-        sentences = [text for group in file_sentences(package, path) for text in group]
+        groups = file_sentences(package, path)
+        sentences = [text for group in groups for text in group if _is_long(text)]
         for text in sorted(set(sentences), key=_digest)[:_PER_FILE]:
             found.setdefault(text, f"{package}/{path}")
         if len(found) >= wanted:
             break
     return list(found.items())
+
+
+def _is_long(text: str) -> bool:
+    return len(text.replace(NAME, " ").split()) >= _FEWEST_WORDS
 
 
 def _is_new(text: str, seen: set[tuple[str, ...]]) -> bool:
