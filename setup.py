@@ -7,7 +7,7 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "build_backend"))
 
-from jachess_build.environment import expose_torch  # noqa: E402
+from jachess_build.environment import expose_torch
 
 # Commands that compile nothing (sdist, metadata) must work without torch.
 _COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install", "develop"}

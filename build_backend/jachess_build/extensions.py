@@ -54,7 +54,7 @@ def extension_arguments() -> dict[str, Any]:
     print(f"jachess_ext: building for torch {torch.__version__}: {decision}", file=sys.stderr)
     sources = [*ROOT.glob("csrc/cpu/*.cpp"), ROOT / "csrc/library.cpp"]
     objects: list[str] = []
-    info = {"JACHESS_TORCH_VERSION": torch.__version__}
+    info = {"JACHESS_TORCH_VERSION": str(torch.__version__)}
     # --no-as-needed: the stable ABI's symbols are resolved from libtorch when loaded.
     link = ["-Wl,--no-as-needed", "-ltorch"] if sys.platform == "linux" else ["-ltorch"]
     if toolkit is not None:

@@ -100,7 +100,7 @@ def build_info() -> dict[str, Any]:
     Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
     """
     try:
-        from jachess_ext import _C
+        from .._C import build_info as compiled_build_info
     except ImportError:
         return {}
-    return dict(_C.build_info())
+    return dict(compiled_build_info())

@@ -1,0 +1,41 @@
+# make build | test | demo | check | clean      PYTHON=python3   ARGS="..." goes to the demo
+#
+# PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
+# where there is no nvidia-smi. Needed: Python >= 3.10, a C++ compiler and make.
+PYTHON ?= python3
+PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
+RUN := $$(cat build/python)
+SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
+	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
+LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
+
+.PHONY: build test test-all demo check clean
+
+build:
+	@$(PREPARE) build
+	@echo "built for $(RUN)"
+
+test:
+	@$(PREPARE) test
+	@$(RUN) -m pytest python_tests -m "not slow" $(ARGS)
+
+test-all:
+	@$(PREPARE) test
+	@$(RUN) -m pytest python_tests $(ARGS)
+
+demo:
+	@$(PREPARE) demo
+	@$(RUN) -m jachess_ext demo $(ARGS)
+
+check:
+	@$(PREPARE) check
+	@$(RUN) -m ruff check $(LINTED)
+	@$(RUN) -m ruff format --check $(LINTED)
+	@$(RUN) -m mypy
+	@$(RUN) -c 'import clang_format, sys; clang_format.clang_format()' \
+		--dry-run -Werror $(SOURCES)
+
+# .venv stays: it is made anew only where it is broken.
+clean:
+	rm -rf build dist *.egg-info jachess_ext/_C*.so jachess_ext/_ops*.so
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

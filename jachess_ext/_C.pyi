@@ -1,0 +1,6 @@
+from typing import Any
+
+max_directions: int
+
+def build_info() -> dict[str, Any]: ...
+def activation_kinds() -> tuple[str, ...]: ...
