@@ -1,5 +1,6 @@
 """Builds the C++/CUDA operators; everything else about the package stands in pyproject.toml."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from jachess_build.environment import expose_torch
 _COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install", "develop"}
 
 arguments = {}
-if _COMPILING.intersection(sys.argv[1:]):
+skip = os.environ.get("JACHESS_SKIP_EXTENSIONS", "0") not in ("", "0")
+if not skip and _COMPILING.intersection(sys.argv[1:]):
     expose_torch()
     from jachess_build.extensions import extension_arguments
 

@@ -74,10 +74,24 @@ def probe(python: Path | str, names: tuple[str, ...]) -> tuple[list[int] | None,
 
 
 def pip(*arguments: str, needed: bool = True) -> bool:
-    """Run the .venv's pip, and stop with a sentence where a needed install fails."""
+    """Run the .venv's pip; where a needed install fails, stop with a sentence.
+
+    An attempt that may fail (needed=False) says nothing.
+    """
     command = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "--no-input"]
     command += ["--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=ROOT, check=False)
+    output = None if needed else subprocess.DEVNULL
+    # build_in_place compiles, incrementally; pip would do it in a folder it throws away.
+    environment = {**os.environ, "JACHESS_SKIP_EXTENSIONS": "1"}
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
     if done.returncode != 0 and needed:
         fail(
             f"`{' '.join(command)}` failed (see above): check the network or pip's index, then "
@@ -119,9 +133,10 @@ def lend_packages() -> None:
 def install_torch() -> None:
     """Give .venv a torch: the CPU build on machines without an NVIDIA driver."""
     if shutil.which("nvidia-smi") is None and platform.system() == "Linux":
-        # "+cpu" names the small build; it comes from pip's own sources or PyTorch's CPU index.
-        index = ["--extra-index-url", CPU_INDEX, "--timeout", "20", "--retries", "1"]
-        if pip(f"torch=={TORCH}+cpu", *index, needed=False):
+        # "+cpu" names the small build: in pip's own sources (a mirror), or in PyTorch's CPU index.
+        small = f"torch=={TORCH}+cpu"
+        index = ["--extra-index-url", CPU_INDEX]
+        if pip(small, needed=False) or pip(small, *index, needed=False):
             return
     if not pip(f"torch=={TORCH}", needed=False):
         pip("torch>=2.10")
