@@ -232,8 +232,9 @@ struct Shape {
 Shape row_shape(const char* op, const Tensor& x) {
   check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
         "; expected [S, ..., D], streams in front and the normalised dimension last.");
-  const int64_t n = x.size(x.dim() - 1);
-  return {n == 0 ? 0 : x.numel() / (x.size(0) * n), n};
+  int64_t rows = 1;
+  for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  return {rows, x.size(x.dim() - 1)};
 }
 
 // The shape of the saved statistics: x's, without its last dimension.
@@ -304,7 +305,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_jet(const Tensor& x,
   const Tensor dense = torch::stable::contiguous(x);
   Tensor y = torch::stable::empty_like(dense);
   Tensor mean = statistics(dense), rstd = statistics(dense);
-  if (shape.rows == 0) return {y, mean, rstd};
+  if (shape.rows == 0 || shape.n == 0) return {y, mean, rstd};
   dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
@@ -347,7 +348,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(const Tensor& gy, con
   Tensor gx = torch::stable::empty_like(dense);
   Tensor gweight = torch::stable::new_zeros(dense, out_shape, wide);
   Tensor gbias = torch::stable::new_zeros(dense, out_shape, wide);
-  if (shape.rows == 0) return {gx, gweight, gbias};
+  if (shape.rows == 0 || shape.n == 0) return {gx, gweight, gbias};
   const int64_t per_chunk = std::max(kMinRowsPerChunk, (shape.rows + kMaxChunks - 1) / kMaxChunks);
   const int64_t chunks = (shape.rows + per_chunk - 1) / per_chunk;
   dispatch_dtype(dense.scalar_type(), [&](auto* typed) {

@@ -1,0 +1,74 @@
+"""Inputs, and oracles that share no code with the operators, for the operator tests."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# (q, number of streams): first order and all pairs; for q = 1 both are two streams
+STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
+DEVICES = [
+    "cpu",
+    # one body runs on every device
+    *(["cuda"] if torch.cuda.is_available() else []),
+]
+
+
+def random_jet(
+    streams: int,
+    *shape: int,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Tensor:
+    """A jet [streams, *shape] of normal numbers, the same for every dtype and device."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(streams, *shape, generator=generator, dtype=torch.float64)
+    return x.to(device, dtype)
+
+
+def jet_by_differences(
+    f: Callable[[Tensor], Tensor], x: Tensor, q: int, step: float = 2e-3
+) -> Tensor:
+    """The jet of f along x's curve, by central finite differences in float64.
+
+    The streams of x are Taylor coefficients of the surface
+    X(s) = x_0 + Σ s_i x_i + Σ_{i<j} s_i s_j x_ij, so y_i = ∂f(X)/∂s_i and y_ij = ∂²f(X)/∂s_i∂s_j
+    at s = 0. Fourth-order stencils: the error is O(step⁴).
+    """
+    pairs = [(i, j) for i in range(q) for j in range(i + 1, q)] if x.shape[0] > 1 + q else []
+    stencil = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
+
+    def at(steps: Sequence[float]) -> Tensor:
+        point = x[0].clone()
+        for i in range(q):
+            point += steps[i] * x[1 + i]
+        for p, (i, j) in enumerate(pairs):
+            point += steps[i] * steps[j] * x[1 + q + p]
+        return f(point)
+
+    def unit(i: int, a: float, j: int = -1, b: float = 0.0) -> list[float]:
+        steps = [0.0] * q
+        steps[i] += a * step
+        if j >= 0:
+            steps[j] += b * step
+        return steps
+
+    streams = [f(x[0])]
+    for i in range(q):
+        streams.append(sum(w * at(unit(i, a)) for a, w in stencil.items()) / step)
+    for i, j in pairs:
+        terms = (
+            w * v * at(unit(i, a, j, b)) for a, w in stencil.items() for b, v in stencil.items()
+        )
+        streams.append(sum(terms) / step**2)
+    return torch.stack(streams)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Largest error relative to the largest expected magnitude, per stream; the worst stream."""
+    got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
+    worst = 0.0
+    for g, e in zip(got, expected, strict=True):
+        worst = max(worst, float((g - e).abs().max() / e.abs().max().clamp_min(1e-12)))
+    return worst
