@@ -1,0 +1,91 @@
+"""The base model's norms per token, which λ over layers and the normalisation are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .estimate import measure_tokens
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class BaseNorms:
+    """Mean norm per counted token, float64 on the CPU.
+
+    Attributes:
+        jacobian: ``[K]``.
+        hessian: ``[K]``, or None without a Hessian term.
+        tokens: over how many tokens.
+    """
+
+    jacobian: Tensor
+    hessian: Tensor | None
+    tokens: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain numbers, to be stored as JSON."""
+        hessian = None if self.hessian is None else self.hessian.tolist()
+        return {"jacobian": self.jacobian.tolist(), "hessian": hessian, "tokens": self.tokens}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> BaseNorms:
+        """The inverse of `state_dict`."""
+        hessian = state["hessian"]
+        return cls(
+            torch.tensor(state["jacobian"], dtype=torch.float64),
+            None if hessian is None else torch.tensor(hessian, dtype=torch.float64),
+            int(state["tokens"]),
+        )
+
+
+def measure_base(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    settings: Settings,
+    seed: int | None,
+) -> BaseNorms:
+    """Norms of ``model`` in eval mode, averaged over the tokens of all batches.
+
+    Raises:
+        ValueError: there is no batch, or a layer's norm is zero or not finite.
+    """
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            sums, count = _sums(model, batches, settings, seed)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    if count == 0:
+        raise ValueError("calibrate got no batches; expected at least one")
+    means = [None if total is None else (total / count).cpu().double() for total in sums]
+    for name, mean in zip(("Jacobian", "Hessian"), means, strict=True):
+        if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
+            raise ValueError(
+                f"the base model's {name} norms per layer are {mean.tolist()}; expected positive, "
+                "finite numbers. A block that is linear in the embeddings has no Hessian: "
+                "pass hessian=False or choose other layers"
+            )
+    assert means[0] is not None
+    return BaseNorms(means[0], means[1], count)
+
+
+def _sums(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], settings: Settings, seed: int | None
+) -> tuple[tuple[Tensor | None, Tensor | None], int]:
+    jacobian: Any = 0
+    hessian: Any = 0
+    count = 0
+    for number, batch in enumerate(batches):
+        norms = measure_tokens(model, batch, settings, None if seed is None else seed + number)
+        jacobian = jacobian + norms.jacobian.sum((-1, -2))
+        if norms.hessian is not None:
+            hessian = hessian + norms.hessian.sum((-1, -2))
+        count += int(norms.tokens.sum())
+    return (jacobian, hessian if settings.second_order else None), count

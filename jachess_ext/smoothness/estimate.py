@@ -1,0 +1,125 @@
+"""`jx.smoothness`: how strongly a model's hidden states react to its token embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..jet.directions import Distribution
+from . import exact, forward, reverse
+from .scope import Dimensions, Layers, Scope
+from .settings import Engine, HessianNorm, Randomness, Settings, TokenNorms
+
+_MEASURES = {"jet": forward.measure, "reverse": reverse.measure, "exact": exact.measure}
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Norms of the Jacobian and Hessian of each chosen layer.
+
+    Attributes:
+        jacobian: ``[K]``; batch mean of Σ_t ‖J_t‖_F.
+        hessian: ``[K]``; batch mean of Σ_t Σ_{j∈D} ‖H_{t,j}‖_F; None with ``hessian=False``.
+        jacobian_tokens, hessian_tokens: ``[K, B, T]``, per token; zero where a token is padding or
+            out of scope.  ``layers="logits"`` of a classifier has T = 1.
+        tokens: ``[B, T]`` booleans: the tokens that count.
+    """
+
+    jacobian: Tensor
+    hessian: Tensor | None
+    jacobian_tokens: Tensor
+    hessian_tokens: Tensor | None
+    tokens: Tensor
+
+
+def smoothness(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    engine: Engine = "jet",
+    directions: int = 2,
+    layers: Layers = "all",
+    scope: Scope = "all",
+    dimensions: Dimensions = 10,
+    hessian: bool = True,
+    seed: int | None = None,
+    hessian_norm: HessianNorm = "per_dimension",
+    squared: bool = False,
+    distribution: Distribution = "gaussian",
+) -> Smoothness:
+    """Norms of ∂z/∂x and ∂²z/∂x² of a model's block outputs z (spec 01; Eq. 5–7 of the paper).
+
+    The block outputs are the model's ``hidden_states[1:]``; the derivatives are with respect to
+    what its embedding layer returns.  Differentiable unless under ``torch.no_grad()``.  The model
+    runs as it is: call ``model.eval()`` first for a figure without dropout noise.
+
+    Args:
+        model: a transformers model (or one with ``get_input_embeddings`` and ``hidden_states``).
+        batch: what a collator yields: input_ids or inputs_embeds, attention_mask, ...
+        engine: "jet": one Taylor-mode pass. "reverse": Eq. 5 and 6, many backward passes.
+            "exact": full derivatives, tiny models only.
+        directions: random directions (jet: 1..4, the Hessian needs 2) or projections (reverse).
+        layers: "all" blocks, a list of block numbers from 0, or "logits".
+        scope: "all" real tokens, the "first" ([CLS]) or the "last" real one.
+        dimensions: how many output dimensions D to sample per layer, afresh in every call; or
+            "all", whose sum is scaled by 10/d so that it means the same.
+        hessian: False computes first derivatives only.
+        seed: same seed, same directions and dimensions, however the batch is padded; None uses
+            torch's global generator.
+        hessian_norm: "per_dimension", Σ_j ‖H_j‖_F as in Eq. 7; "tensor", √(Σ_j ‖H_j‖_F²) over all
+            dimensions.
+        squared: squares in place of norms; every estimator of these is unbiased.
+        distribution: of the directions, "gaussian" or "rademacher".
+
+    Raises:
+        TypeError, ValueError: bad arguments; a batch without inputs, with an all-padding row or a
+            mask of the wrong shape; NaN embeddings; a model without hidden states.
+        MissingJetRule: the model uses an operation the jet engine has no rule for.
+    """
+    settings = Settings(
+        engine, directions, layers, scope, dimensions, hessian, hessian_norm, squared, distribution
+    )
+    norms = measure_tokens(model, batch, settings, seed)
+    if not torch.is_grad_enabled():
+        norms = _detached(norms)
+    return reduced(norms)
+
+
+def measure_tokens(
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, seed: int | None
+) -> TokenNorms:
+    """Run the engine that ``settings`` names."""
+    random = Randomness.from_seed(seed, _device(model, batch))
+    return _MEASURES[settings.engine](model, batch, settings, random)
+
+
+def reduced(norms: TokenNorms) -> Smoothness:
+    """Sum over tokens, mean over the batch."""
+
+    def layer_means(values: Tensor | None) -> Any:
+        return None if values is None else values.sum(-1).mean(-1)
+
+    return Smoothness(
+        layer_means(norms.jacobian),
+        layer_means(norms.hessian),
+        norms.jacobian,
+        norms.hessian,
+        norms.tokens,
+    )
+
+
+def _detached(norms: TokenNorms) -> TokenNorms:
+    hessian = None if norms.hessian is None else norms.hessian.detach()
+    return TokenNorms(norms.jacobian.detach(), hessian, norms.tokens, norms.model_pass)
+
+
+def _device(model: nn.Module, batch: Any) -> torch.device:
+    inputs = batch.get("inputs_embeds") if isinstance(batch, Mapping) else None
+    if isinstance(inputs, Tensor):
+        return inputs.device
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device

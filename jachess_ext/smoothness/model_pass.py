@@ -1,0 +1,207 @@
+"""One forward pass of a model with its token embeddings replaced, and its block outputs kept.
+
+The batch goes to the model as it is: position ids, pooling positions and masks stay those the
+model itself derives from ``input_ids``; only what the embedding layer returns is replaced, by a
+hook that lives for the one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..jet.api import map_tensors
+from ..jet.tensor import primal_of
+
+Enter = Callable[[Tensor], Tensor]
+_NO_HIDDEN_STATES = (
+    "the model returned no hidden states; expected a transformers model (or one like it) that "
+    "accepts output_hidden_states=True and returns .hidden_states = (embeddings, block 1, ...)"
+)
+
+
+@dataclass
+class Pass:
+    """What a forward pass left.
+
+    Attributes:
+        embeddings: ``[B, T, d]``, the plain embeddings x.
+        blocks: K tensors ``[B, T, d]``: ``hidden_states[1:]``, as the model returns them.
+        output: the model's output, plain tensors only.
+        logits: the model's logits (a jet in a jet pass that went through the head), or None.
+    """
+
+    embeddings: Tensor
+    blocks: list[Tensor]
+    output: Any
+    logits: Tensor | None
+
+
+def padding_mask(batch: Mapping[str, Any]) -> Tensor:
+    """``[B, T]`` booleans, true at real tokens.
+
+    Raises:
+        TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
+            row that is all padding.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"batch must be a dict of tensors as a collator yields it, not {type(batch).__name__}"
+        )
+    inputs = batch.get("input_ids")
+    inputs = batch.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None:
+        raise ValueError("the batch has neither input_ids nor inputs_embeds; one of them is needed")
+    shape = inputs.shape[:2]
+    mask = batch.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(shape, dtype=torch.bool, device=inputs.device)
+    if mask.shape != shape:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}, but the inputs need {list(shape)} "
+            "(one number per token; 1 real, 0 padding)"
+        )
+    mask = mask.bool()
+    if not mask.numel():
+        raise ValueError("the batch is empty; expected at least one row and one token")
+    empty = (~mask.any(1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(
+            f"rows {empty} of the batch are all padding, so they have no smoothness; drop them"
+        )
+    return mask
+
+
+def run_model(
+    model: nn.Module, batch: Mapping[str, Any], enter: Enter, *, through_head: bool = True
+) -> Pass:
+    """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
+
+    Args:
+        enter: gives what the model goes on with: a jet of x, or x itself.
+        through_head: False lets what follows the backbone see primals only, so that heads and
+            losses cost what they cost without jets.
+
+    Raises:
+        ValueError: the model returns no hidden states, or has no embedding layer to hook.
+    """
+    seen: list[Tensor] = []
+    collected: list[Any] = []
+
+    def replace(x: Tensor) -> Tensor:
+        if seen:
+            raise ValueError(
+                "the model embeds its tokens more than once in a pass (an encoder-decoder?); "
+                "derivatives are taken through one encoder or decoder: pass that part, for "
+                "example model.get_encoder()"
+            )
+        seen.append(x)
+        return enter(x)
+
+    arguments = _arguments(model, batch)
+    with ExitStack() as hooks:
+        if arguments.get("inputs_embeds") is not None:
+            arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
+        else:
+            hooks.enter_context(_hooked_embeddings(model, replace))
+        if not through_head:
+            hooks.enter_context(_head_on_primals(model, collected))
+        output = model(**arguments)
+    if not seen:
+        raise ValueError(
+            "the model did not call the layer that get_input_embeddings() returns, so the "
+            "embeddings could not be reached; pass inputs_embeds in the batch"
+        )
+    states = collected[0] if collected else hidden_states(output)
+    plain = map_tensors(output, primal_of)
+    return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
+
+
+def hidden_states(output: Any) -> Any:
+    """``output.hidden_states`` (or the item of that name).
+
+    Raises:
+        ValueError: there is none.
+    """
+    states = _field(output, "hidden_states")
+    if not states or len(states) < 2:
+        raise ValueError(_NO_HIDDEN_STATES)
+    return states
+
+
+def _field(output: Any, name: str) -> Any:
+    if isinstance(output, Mapping):
+        return output.get(name)
+    return getattr(output, name, None)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside torch.compile and data-parallel wrappers."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+def _arguments(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(unwrapped(model).forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "output_hidden_states" not in parameters and not takes_any:
+        raise ValueError(_NO_HIDDEN_STATES)
+    arguments = dict(batch) | {"output_hidden_states": True}
+    for name, value in (("return_dict", True), ("use_cache", False)):
+        if name in parameters:
+            arguments[name] = value
+    return arguments
+
+
+@contextmanager
+def _hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
+    inner = unwrapped(model)
+    layer = getattr(inner, "get_input_embeddings", lambda: None)()
+    if layer is None:
+        raise ValueError(
+            f"{type(inner).__name__} has no get_input_embeddings(); pass inputs_embeds in the batch"
+        )
+    handle = layer.register_forward_hook(lambda module, args, output: replace(output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _backbone(model: nn.Module) -> nn.Module:
+    inner = unwrapped(model)
+    unwrap_peft = getattr(inner, "get_base_model", None)
+    if unwrap_peft is not None:
+        inner = cast(nn.Module, unwrap_peft())  # type: ignore[operator]
+    base = getattr(inner, "base_model", inner)
+    return base if isinstance(base, nn.Module) else inner
+
+
+@contextmanager
+def _head_on_primals(model: nn.Module, collected: list[Any]) -> Iterator[None]:
+    """Keep the backbone's hidden states and hand only primals on."""
+    backbone = _backbone(model)
+
+    def strip(module: nn.Module, args: Any, output: Any) -> Any:
+        states = _field(output, "hidden_states")
+        if states and len(states) > 1:
+            collected.append(states)
+        return map_tensors(output, primal_of)
+
+    handle = backbone.register_forward_hook(strip)
+    try:
+        yield
+    finally:
+        handle.remove()
