@@ -76,19 +76,21 @@ def docstrings_of_file(path: Path) -> list[str]:
             tree = ast.parse(source)
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError):
         return []
-    return [inspect.cleandoc(text) for text in _documentation(tree)]
+    found = sorted(_documentation(tree), key=lambda item: item[0])
+    return [inspect.cleandoc(text) for _, text in found]
 
 
-def _documentation(tree: ast.Module) -> Iterator[str]:
+def _documentation(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of everything that documents something, in the order of `ast.walk`."""
     for node in ast.walk(tree):
         if isinstance(node, _Documented):
             text = ast.get_docstring(node, clean=False)
             if text:
-                yield text
+                yield getattr(node, "lineno", 0), text
         elif isinstance(node, ast.Call) and _called_name(node) in _DOCUMENTING_CALLS:
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.value
+                    yield part.lineno, part.value
 
 
 def _called_name(call: ast.Call) -> str:

@@ -69,15 +69,26 @@ def score_over_noise_figure(
 
 
 def norms_figure(
-    jacobian: Mapping[str, npt.ArrayLike], hessian: Mapping[str, npt.ArrayLike]
+    jacobian: Mapping[str, npt.ArrayLike],
+    hessian: Mapping[str, npt.ArrayLike],
+    reference: str | None = None,
 ) -> bytes:
-    """‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers counted from 1."""
+    """‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers counted from 1.
+
+    The entry named `reference` is drawn dashed and takes no method's colour.
+    """
     figure, panels = _figure(2, height=3.4, width=4.0)
     for panel, title, norms in zip(panels, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
-        for index, (name, values) in enumerate(norms.items()):
+        methods = [name for name in norms if name != reference]
+        for name, values in norms.items():
             heights = np.asarray(values, dtype=np.float64)
+            layers = np.arange(1, len(heights) + 1)
+            if name == reference:
+                panel.plot(layers, heights, "x--", color="#999999", label=name, markersize=5)
+                continue
+            index = methods.index(name)
             panel.plot(
-                np.arange(1, len(heights) + 1),
+                layers,
                 heights,
                 label=name,
                 color=_COLOURS[index % len(_COLOURS)],

@@ -1,0 +1,70 @@
+"""`jachess …`: the command line. A user's error is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code (0 done, 2 the input cannot be used)."""
+    options = _parser().parse_args(arguments)
+    command = _COMMANDS[options.command][0]
+    try:
+        return command(options)
+    except UserError as error:
+        print(f"jachess {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+class UserError(Exception):
+    """What the user can mend, in one sentence."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jachess", description="Jacobian and Hessian regularisation for transformers."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, (_, add_options, summary) in _COMMANDS.items():
+        add_options(commands.add_parser(name, help=summary, description=summary))
+    return parser
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    from .demo import arguments
+
+    arguments.add_options(parser)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo.arguments import from_namespace
+    from .demo.data import DataError
+    from .demo.main import show
+    from .evaluation.extras import MissingExtra
+
+    try:
+        show(from_namespace(options))
+    except (DataError, MissingExtra, FloatingPointError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
+def _doctor(_options: argparse.Namespace) -> int:
+    from .doctor import main as doctor
+
+    return doctor()
+
+
+def _no_options(_parser: argparse.ArgumentParser) -> None:
+    """The command takes none."""
+
+
+_COMMANDS = {
+    "demo": (_demo, _add_demo_options, "fine-tune on real text with and without JacHess"),
+    "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
+}

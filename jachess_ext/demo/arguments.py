@@ -1,0 +1,89 @@
+"""The options of `jachess demo`, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .data_files import Columns
+from .finetune import Recipe
+from .run import Options
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the demo's options; nothing is imported that the package itself does not need."""
+    data = parser.add_argument_group("model and data (default: both come with the package)")
+    data.add_argument("--model", metavar="PATH_OR_HUB_ID", help="any sequence classifier")
+    data.add_argument("--train", type=Path, metavar="FILE", help="csv, tsv or jsonl to train on")
+    data.add_argument("--dev", type=Path, metavar="FILE", help="csv, tsv or jsonl to judge on")
+    data.add_argument("--dataset", metavar="NAME", help="of the datasets library, like glue/cola")
+    data.add_argument("--text-column", default="text", metavar="NAME")
+    data.add_argument(
+        "--pair-column", metavar="NAME", help="second text (default: text_pair, if there is one)"
+    )
+    data.add_argument("--label-column", default="label", metavar="NAME")
+    data.add_argument("--max-length", type=_positive, default=Options.max_length, metavar="TOKENS")
+
+    size = parser.add_argument_group("how much")
+    size.add_argument("--seeds", type=_positive, default=Options.seeds, help="default %(default)s")
+    size.add_argument("--steps", type=_positive, default=Recipe.steps, help="default %(default)s")
+    size.add_argument("--quick", action="store_true", help="one seed, few steps: does it run?")
+    size.add_argument("--threads", type=_positive, default=Options.threads, help="of torch")
+
+    how = parser.add_argument_group("how to train")
+    how.add_argument("--strength", type=_not_negative, default=Recipe.strength)
+    how.add_argument(
+        "--lr", type=_not_negative, default=None, help="default 5e-4, or 2e-5 with --model"
+    )
+    how.add_argument("--batch-size", type=_positive, default=Recipe.batch_size)
+    how.add_argument(
+        "--weights", choices=("uniform", "inverse", "norm", "softmax"), default=Recipe.weights
+    )
+    how.add_argument(
+        "--unlab",
+        choices=("joint", "alternating"),
+        default=Recipe.form,
+        help="JacHess-unlab: one step on both losses, or a step on each in turn",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Options.out, metavar="FOLDER", help="default ./%(default)s"
+    )
+
+
+def from_namespace(given: argparse.Namespace) -> Options:
+    """The parsed options as `Options`."""
+    lr = given.lr if given.lr is not None else (2e-5 if given.model else Recipe.lr)
+    options = Options(
+        out=given.out,
+        model=given.model,
+        train=given.train,
+        dev=given.dev,
+        dataset=given.dataset,
+        columns=Columns(given.text_column, given.pair_column, given.label_column),
+        seeds=given.seeds,
+        recipe=Recipe(
+            steps=given.steps,
+            batch_size=given.batch_size,
+            lr=lr,
+            strength=given.strength,
+            weights=given.weights,
+            form=given.unlab,
+        ),
+        max_length=given.max_length,
+        threads=given.threads,
+    )
+    return options.quick() if given.quick else options
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
+    return value

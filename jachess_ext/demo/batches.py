@@ -1,0 +1,56 @@
+"""From texts to what a model takes: token ids in padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .data import Examples
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised examples; batches are padded to their own longest."""
+
+    rows: list[dict[str, list[int]]]
+    labels: list[int]
+    tokenizer: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: list[int]) -> Batch:
+        """input_ids, attention_mask (and what else the tokenizer gives) [B, T]; labels [B]."""
+        padded = self.tokenizer.pad([self.rows[i] for i in indices], return_tensors="pt")
+        return {**padded, "labels": torch.tensor([self.labels[i] for i in indices])}
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Batches of `size` examples in the order given; the last may be smaller."""
+        for start in range(0, len(self.rows), size):
+            yield self.batch(list(range(start, min(start + size, len(self.rows)))))
+
+    def shuffled(self, size: int, seed: int) -> Iterator[Batch]:
+        """Endless batches of `size`, each epoch in a new order that `seed` decides.
+
+        What does not fill a batch at the end of an epoch waits for the next one's order.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        size = min(size, len(self.rows))
+        while True:
+            order = torch.randperm(len(self.rows), generator=generator).tolist()
+            for start in range(0, len(order) - size + 1, size):
+                yield self.batch(order[start : start + size])
+
+
+def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
+    """Tokenises `examples`, cut to `max_length` tokens, specials included."""
+    second = () if examples.pairs is None else (examples.pairs,)
+    made = tokenizer(examples.texts, *second, truncation=True, max_length=max_length)
+    rows = [dict(zip(made.keys(), values, strict=True)) for values in zip(*made.values())]  # noqa: B905
+    return Encoded(rows, examples.labels, tokenizer)

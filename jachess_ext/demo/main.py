@@ -1,0 +1,22 @@
+"""`jachess demo`: runs, prints the table, writes the report."""
+
+from __future__ import annotations
+
+from .run import Options, run
+from .terminal import BarProgress, print_table
+from .write import check_folder, write_outcome
+
+
+def show(options: Options) -> None:
+    """The whole demo, on a terminal and in `options.out`.
+
+    Raises:
+        DataError: the data, the model or the output folder cannot be used.
+        MissingExtra: a library the demo needs is not installed.
+    """
+    check_folder(options.out)
+    with BarProgress() as progress:
+        outcome = run(options, progress)
+    print_table(outcome)
+    written = write_outcome(outcome, options.out)
+    print(f"Report: {written[0]} (figures and results.json beside it)")

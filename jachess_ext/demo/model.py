@@ -1,0 +1,68 @@
+"""Loading the model to fine-tune: the encoder shipped with the demo, or any classifier by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..evaluation.extras import require
+from .data import DataError
+
+ASSETS = Path(__file__).parent / "assets"
+"""Folder of the encoder that `examples/pretrain_demo_encoder.py` made."""
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The model's tokenizer, with a padding token.
+
+    Raises:
+        DataError: it cannot be loaded.
+        MissingExtra: transformers is not installed.
+    """
+    transformers = require("transformers")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the library raises many kinds; to the user they are one
+        raise DataError(_cannot("tokenizer", source, error)) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise DataError(f"the tokenizer of {source} has no token to pad with")
+    return tokenizer
+
+
+def load_model(source: str | Path, classes: int, tokenizer: Any, seed: int) -> Any:
+    """A sequence classifier in fp32 with a fresh head of `classes` outputs drawn from `seed`.
+
+    Raises:
+        DataError: it cannot be loaded (no such path, no network, no safetensors, …).
+        MissingExtra: transformers is not installed.
+    """
+    transformers = require("transformers")
+    torch.manual_seed(seed)
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            source,
+            num_labels=classes,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+        )
+    except Exception as error:
+        raise DataError(_cannot("model", source, error)) from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+        transformers.utils.logging.enable_progress_bar()
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def _cannot(what: str, source: str | Path, error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"the {what} {str(source)!r} could not be loaded: {reason}"

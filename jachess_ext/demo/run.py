@@ -1,0 +1,166 @@
+"""The demo from start to end: data, model, fine-tuning by every method and seed, judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..evaluation.extras import require
+from ..evaluation.robustness import embedding_scale
+from .baseline import naive_bayes_score
+from .batches import Encoded, encode
+from .data import DataError, Task, docstring_task
+from .data_files import Columns, file_task
+from .data_hub import hub_task
+from .finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
+from .judge import DELTAS, judge, layer_norms
+from .model import ASSETS, load_model, load_tokenizer
+from .results import Outcome, Run
+
+_LARGEST_DEV = 1200  # of the user's own data: the demo ends in minutes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run. `train` and `dev`, or `dataset`, replace the demo's own task."""
+
+    out: Path = Path("jachess-demo")
+    model: str | None = None
+    train: Path | None = None
+    dev: Path | None = None
+    dataset: str | None = None
+    columns: Columns = field(default_factory=Columns)
+    seeds: int = 3
+    recipe: Recipe = field(default_factory=Recipe)
+    methods: tuple[Method, ...] = tuple(TITLES)
+    train_size: int = 1200
+    unlabelled_size: int = 600
+    dev_size: int = 480
+    max_length: int = 48
+    threads: int = 2
+
+    def quick(self) -> Options:
+        """The same at a size for continuous integration: it shows that everything runs."""
+        return replace(
+            self,
+            seeds=min(self.seeds, 1),
+            recipe=replace(self.recipe, steps=min(self.recipe.steps, 20)),
+            train_size=240,
+            unlabelled_size=120,
+            dev_size=120,
+        )
+
+
+def load_task(options: Options) -> Task:
+    """The task the options name.
+
+    Raises:
+        DataError: it cannot be had, or the options contradict one another.
+    """
+    if options.dataset is not None:
+        if options.train or options.dev:
+            raise DataError("give either --dataset or --train with --dev, not both")
+        return _shortened(hub_task(options.dataset, options.columns), options)
+    if options.train is None and options.dev is None:
+        return docstring_task(options.train_size, options.unlabelled_size, options.dev_size)
+    if options.train is None or options.dev is None:
+        raise DataError("--train and --dev go together: one file to train on, one to judge on")
+    return _shortened(file_task(options.train, options.dev, options.columns), options)
+
+
+def _shortened(task: Task, options: Options) -> Task:
+    """At most `_LARGEST_DEV` dev examples, fewer in a quick run."""
+    quick = options.dev_size < Options.dev_size
+    return replace(task, dev=task.dev.first(options.dev_size if quick else _LARGEST_DEV))
+
+
+def run(options: Options, progress: Progress | None = None) -> Outcome:
+    """Fine-tunes by every method from every seed and judges each model; writes nothing.
+
+    Raises:
+        DataError: the data or the model cannot be used.
+        MissingExtra: a library the demo needs is not installed.
+    """
+    progress = progress or Progress()
+    torch.set_num_threads(max(1, options.threads))
+    with progress.stage("reading the text"):
+        task = load_task(options)
+        source = options.model or ASSETS
+        tokenizer = load_tokenizer(source)
+        train, unlabelled, dev = (
+            encode(part, tokenizer, options.max_length)
+            for part in (task.train, task.unlabelled, task.dev)
+        )
+        baseline = naive_bayes_score(task)
+        base = load_model(source, len(task.classes), tokenizer, seed=0)
+        before, scale = layer_norms(base, dev), embedding_scale(base)
+    progress.total(options.seeds * len(options.methods) * (options.recipe.steps + 1))
+    runs: list[Run] = []
+    for seed in range(options.seeds):
+        trainers = [
+            Trainer(
+                load_model(source, len(task.classes), tokenizer, seed),
+                *(method, options.recipe, train, unlabelled, seed),
+            )
+            for method in options.methods
+        ]
+        with progress.stage(f"fine-tuning, seed {seed + 1} of {options.seeds}"):
+            logs = finetune_in_turns(trainers, progress.advance)
+        with progress.stage(f"judging, seed {seed + 1} of {options.seeds}"):
+            for trainer, log in zip(trainers, logs, strict=True):
+                judgement = judge(trainer.model, dev, task.metric, scale)
+                runs.append(Run(trainer.method, seed, log, judgement))
+                progress.advance()
+    return Outcome(
+        task=task.description,
+        score_name=task.metric.name,
+        runs=runs,
+        before=before,
+        naive_bayes=baseline,
+        setting=_setting(options, task, train, base, scale),
+    )
+
+
+def _setting(
+    options: Options, task: Task, train: Encoded, model: Any, scale: float
+) -> dict[str, Any]:
+    """What was run, for the report: enough to run it again."""
+    return {
+        "task": task.name,
+        "classes": list(task.classes),
+        "training examples": len(train),
+        "unlabelled examples": len(task.unlabelled),
+        "dev examples": len(task.dev),
+        "model": options.model or "the encoder shipped with the demo",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": model.config.num_hidden_layers,
+        "seeds": options.seeds,
+        "recipe": asdict(options.recipe),
+        "embedding rms, the unit of δ": scale,
+        "deltas": list(DELTAS),
+        "torch": torch.__version__,
+        "transformers": require("transformers").__version__,
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+class Progress:
+    """Receives how far a run has come; this one keeps quiet, `terminal.BarProgress` draws bars."""
+
+    def total(self, count: int) -> None:
+        """How many times `advance` will be called."""
+
+    def advance(self) -> None:
+        """One step or judgement is done."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What is being done meanwhile."""
+        yield

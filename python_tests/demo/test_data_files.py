@@ -1,0 +1,97 @@
+"""The user's own files: every format, and one sentence for everything that can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jachess_ext.demo.data import DataError
+from jachess_ext.demo.data_files import Columns, file_task
+
+CSV = "text,label\ngood one,yes\nbad one,no\n"
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("d.csv", CSV),
+        ("d.csv", "\ufeff" + CSV),
+        ("d.tsv", CSV.replace(",", "\t")),
+        ("d.jsonl", '{"text": "good one", "label": "yes"}\n\n{"label": "no", "text": "bad one"}\n'),
+    ],
+)
+def test_formats(tmp_path: Path, name: str, content: str) -> None:
+    path = write(tmp_path, name, content)
+    task = file_task(path, path, Columns())
+    assert task.train.texts == ["good one", "bad one"]
+    assert task.classes == ("no", "yes") and task.train.labels == [1, 0]
+    assert task.train.pairs is None
+
+
+def test_numeric_labels_keep_their_order_and_json_numbers_work(tmp_path: Path) -> None:
+    lines = "".join(f'{{"text": "t", "label": {n}}}\n' for n in (10, 9, 0))
+    path = write(tmp_path, "d.jsonl", lines)
+    task = file_task(path, path, Columns())
+    assert task.classes == ("0", "9", "10") and task.train.labels == [2, 1, 0]
+
+
+def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'text,text_pair,label\n"a, b",c,0\nd,e,1\n')
+    task = file_task(path, path, Columns())
+    assert task.train.texts == ["a, b", "d"] and task.train.pairs == ["c", "e"]
+    other = write(tmp_path, "b.csv", "q,p,y\na,b,0\nc,d,1\n")
+    assert file_task(other, other, Columns("q", "p", "y")).dev.pairs == ["b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("d.csv", "", "is empty"),
+        ("d.csv", "text,label\n", "is empty"),
+        ("d.jsonl", "\n", "is empty"),
+        ("d.csv", "sentence,label\na,0\n", "no column 'text'; it has 'sentence', 'label'"),
+        ("d.csv", "text\na\n", "no column 'label'"),
+        ("d.csv", "text,label\na,0\nb\n", "record 2 has an unreadable label in column 'label'"),
+        ("d.csv", "text,label\na, \nb,1\n", "unreadable label"),
+        ("d.jsonl", '{"text": "a", "label": [1]}\n', "unreadable label"),
+        ("d.jsonl", '{"text": "a", "label": 0.5}\n', "unreadable label"),
+        ("d.jsonl", '{"text": "a", "label": null}\n', "unreadable label"),
+        ("d.jsonl", '{"text": 3, "label": 1}\n', "no text in column 'text'"),
+        ("d.jsonl", '{"text": "a"}\n', "no column 'label'"),
+        ("d.jsonl", "{text: a}\n", "line 1 is not JSON"),
+        ("d.jsonl", "[1]\n", "not a JSON object"),
+        ("d.csv", "text,label\na,1\nb,1\n", "every label is '1'"),
+        ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
+        ("d.txt", CSV, "must end in .csv, .tsv or .jsonl"),
+    ],
+)
+def test_each_fault_is_one_sentence(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(DataError) as caught:
+        file_task(path, path, Columns())
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        file_task(tmp_path / "none.csv", tmp_path / "none.csv", Columns())
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match="cannot be read"):
+        file_task(tmp_path / "folder.csv", tmp_path / "folder.csv", Columns())
+
+
+def test_unknown_dev_label(tmp_path: Path) -> None:
+    train = write(tmp_path, "a.csv", CSV)
+    dev = write(tmp_path, "b.csv", "text,label\na,maybe\n")
+    with pytest.raises(DataError, match="record 1 has the label 'maybe'"):
+        file_task(train, dev, Columns())
