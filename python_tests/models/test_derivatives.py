@@ -1,0 +1,98 @@
+"""J u and D²z[u, w] at every layer of every family, against oracles that share no code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+
+from . import oracles
+from .zoo import ATTENTIONS, FAMILIES, PADDINGS, Case, build_case
+
+OFFERED = [(name, kind) for name, family in FAMILIES.items() for kind in family.attentions]
+REFUSED = [
+    (name, kind)
+    for name, family in FAMILIES.items()
+    for kind in ATTENTIONS
+    if kind not in family.attentions
+]
+
+
+def _paddings(name: str) -> tuple[str, ...]:
+    return ("none",) if FAMILIES[name].takes == "pixel_values" else PADDINGS
+
+
+CASES = [(name, kind, padding) for name, kind in OFFERED for padding in _paddings(name)]
+
+
+@pytest.mark.parametrize("name, attention", REFUSED)
+def test_what_is_not_tested_transformers_itself_refuses(name: str, attention: str) -> None:
+    with pytest.raises(ValueError, match="does not support an attention implementation"):
+        build_case(name, attention)
+
+
+def _smooth_case(name: str, attention: str, padding: str) -> Case:
+    """A case whose differences stay on one side of every kink."""
+    for seed in range(50):
+        case = build_case(name, attention, padding=padding, seed=seed)
+        if not FAMILIES[name].kinked:
+            return case
+        displacements = oracles.reach(*case.directions, oracles.KINKED)
+        if not oracles.crosses_a_kink(case.hidden_states, case.x, displacements):
+            return case
+    raise AssertionError("every seed steps over a kink: lower the step")
+
+
+def _real(tensor: Tensor, case: Case) -> Tensor:
+    """The rows of real tokens."""
+    return tensor[..., case.mask, :]
+
+
+@pytest.mark.parametrize("name, attention, padding", CASES)
+def test_jet_agrees_with_differences_and_reverse(name: str, attention: str, padding: str) -> None:
+    with oracles.Float64Casts():
+        case = _smooth_case(name, attention, padding)
+        jets = jx.jet(case.hidden_states, case.x, case.directions)
+        with torch.no_grad():
+            primals = case.hidden_states(case.x)
+        u, w = case.directions
+        steps = oracles.KINKED if case.family.kinked else oracles.SMOOTH
+        first = [oracles.first_difference(case.hidden_states, case.x, d, steps) for d in (u, w)]
+        second = oracles.mixed_difference(case.hidden_states, case.x, u, w, steps)
+    assert len(jets) == case.model.config.num_hidden_layers + 1
+    for layer, jet in enumerate(jets):
+        assert jet.primal.dtype == torch.float64
+        assert jet.pairs == [(0, 1)]
+        real = [_real(t, case) for t in (jet.primal, jet.first, jet.second)]
+        assert oracles.relative_error(real[0], _real(primals[layer], case)) < 1e-12
+        for i in range(2):
+            error = oracles.relative_error(real[1][i], _real(first[i][layer], case))
+            assert error < 1e-6, f"J u_{i} of layer {layer}: {error:.1e}"
+        # A first layer that is linear in x has no curvature to be measured against.
+        scale = (real[2] if real[2].any() else real[1]).norm()
+        error = (real[2][0] - _real(second[layer], case)).norm() / scale
+        assert error < 1e-6, f"D²z of layer {layer}: {error:.1e}"
+    assert _real(jets[-1].second, case).norm() > 1e-2, "too flat to test anything"
+    _check_reverse(case, jets)
+
+
+def _check_reverse(case: Case, jets: tuple) -> None:
+    """v·J u and v·D²z[u, w] for random v on real tokens, by autograd twice."""
+    torch.manual_seed(5)
+    cotangents = [torch.randn_like(j.primal) * case.mask.unsqueeze(-1) for j in jets]
+    math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with oracles.Float64Casts(), math_kernel:
+        u, w = case.directions
+        first, second = oracles.reverse_over_reverse(case.hidden_states, case.x, u, w, cotangents)
+    for layer, (jet, v) in enumerate(zip(jets, cotangents, strict=True)):
+        real = case.mask.unsqueeze(-1)
+        for name, actual, expected in (
+            ("J u", jet.first[0], first[layer]),
+            ("D²z", jet.second[0], second[layer]),
+        ):
+            actual = torch.where(real, actual, 0)
+            scale = v.norm() * actual.norm() + 1e-6
+            error = ((v * actual).sum() - expected).abs() / scale
+            assert error < 1e-10, f"{name} of layer {layer}: {error:.1e}"
