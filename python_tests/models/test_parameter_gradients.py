@@ -15,7 +15,7 @@ from .zoo import FAMILIES, Case, build_case
 CASES = [
     (name, kind, "none" if family.takes == "pixel_values" else padding)
     for name, family in FAMILIES.items()
-    for kind, padding in zip(family.attentions, ("left", "right"), strict=False)
+    for kind, padding in zip(family.attentions, ("right", "left"), strict=False)
 ]
 Displacements = list[tuple[nn.Parameter, Tensor]]
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..registry import jet_rule
-from ..tensor import JetTensor
+from ..tensor import JetTensor, common_layout, lift
+from .softmax import along, masked_softmax_streams
 
 
 @jet_rule("scaled_dot_product_attention")
@@ -37,7 +38,9 @@ def scaled_dot_product_attention(
     bias = _additive_mask(attn_mask, is_causal, scores)
     if bias is not None:
         scores = scores + bias
-    weights = F.softmax(scores, dim=-1)
+    weights = along(
+        lift(scores, common_layout(query, key, value)), -1, None, masked_softmax_streams
+    )
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)  # type: ignore[return-value]
 
 

@@ -196,7 +196,9 @@ def iterate(self: JetTensor) -> Any:
 
 @jet_rule("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
-    stacks, jet = lifted_streams(tensors)
+    # torch skips tensors of shape [0], whatever the others' shape; fresh key-value caches are such.
+    kept = [tensor for tensor in tensors if tensor.shape != (0,)]
+    stacks, jet = lifted_streams(kept or tensors)
     return jet.with_streams(torch.cat(stacks, behind_streams(dim, jet.ndim)))
 
 

@@ -16,18 +16,31 @@ from torch import Tensor
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
+from .streamwise import behind_streams, behind_streams_all, varargs
 
 
 def softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
     """Softmax of a stack along ``dim`` (negative); float32 or float64.
 
-    Rows whose scores are all −inf give zeros, as torch's attention does.
+    Rows whose scores are all −inf give NaN, as torch's softmax does.
+    """
+    return _streams_from_primal(streams, torch.softmax(streams[0], dim), layout, dim)
+
+
+def masked_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
+    """`softmax_streams`, but rows whose scores are all −inf give zeros, as torch's attention does.
+
+    Their scores are replaced before the softmax: 0 · NaN would make their gradient NaN otherwise.
     """
     scores = streams[0]
-    primal = torch.softmax(scores, dim)
     hidden = torch.isneginf(scores).all(dim, keepdim=True)
-    if hidden.any():
-        primal = primal.masked_fill(hidden, 0)
+    if not hidden.any():
+        return softmax_streams(streams, layout, dim)
+    primal = torch.softmax(scores.masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
+    return _streams_from_primal(streams, primal, layout, dim)
+
+
+def _streams_from_primal(streams: Tensor, primal: Tensor, layout: JetLayout, dim: int) -> Tensor:
     centred = _centred(streams, primal, dim, layout)
     first = primal * centred
     if not layout.pairs:
@@ -58,8 +71,12 @@ def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor
 
 
 def _from_the_right(dim: int, ndim: int) -> int:
-    """A negative index means the same dimension with and without the streams in front."""
-    return dim if dim < 0 else dim - ndim
+    """A negative index means the same dimension with and without the streams in front.
+
+    Raises:
+        IndexError: as torch does, if there is no such dimension.
+    """
+    return behind_streams(dim, ndim) - 1 - ndim if dim >= 0 else behind_streams(dim, ndim)
 
 
 def _wide(streams: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -68,14 +85,31 @@ def _wide(streams: Tensor, dtype: torch.dtype | None) -> Tensor:
     return streams.float() if streams.dtype in (torch.float16, torch.bfloat16) else streams
 
 
-def _register(name: str, on_streams: Callable[[Tensor, JetLayout, int], Tensor]) -> None:
-    @jet_rule(name)
-    def rule(
+OnStreams = Callable[[Tensor, JetLayout, int], Tensor]
+
+
+def along(
+    input: JetTensor, dim: int, dtype: torch.dtype | None, on_streams: OnStreams
+) -> JetTensor:
+    """``on_streams`` along one dimension of a jet, computed in float32 for halves."""
+    if input.ndim == 0:  # one entry: torch takes dim 0 and -1
+        return along(input[None], -1, dtype, on_streams)[0]  # type: ignore[index,return-value]
+    streams = _wide(input.streams, dtype)
+    out = on_streams(streams, input.jet_layout, _from_the_right(dim, input.ndim))
+    return input.with_streams(out.to(dtype or input.dtype))
+
+
+def _register(name: str, on_streams: OnStreams) -> None:
+    # torch.nn.functional alone has a warning's stack level for its third argument.
+    @jet_rule(getattr(F, name))
+    def functional(
         input: JetTensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
     ) -> JetTensor:
-        streams = _wide(input.streams, dtype)
-        out = on_streams(streams, input.jet_layout, _from_the_right(dim, input.ndim))
-        return input.with_streams(out.to(dtype or input.dtype))
+        return along(input, dim, dtype, on_streams)
+
+    @jet_rule(*(getattr(space, name) for space in (torch, Tensor, torch.special)))
+    def method(input: JetTensor, dim: int, dtype: torch.dtype | None = None) -> JetTensor:
+        return along(input, dim, dtype, on_streams)
 
 
 _register("softmax", softmax_streams)
@@ -84,8 +118,16 @@ _register("log_softmax", _log_softmax_streams)
 
 @jet_rule("logsumexp")
 def logsumexp(input: JetTensor, dim: Any, keepdim: bool = False) -> JetTensor:
-    """log Σ exp s = s − log_softmax(s), read off at the largest score."""
-    dim = dim[0] if isinstance(dim, list | tuple) else dim
-    place = input.primal.argmax(dim, keepdim=True)
-    out = torch.gather(input - F.log_softmax(input, dim), dim, place)
-    return out if keepdim else out.squeeze(dim)  # type: ignore[return-value]
+    """l = log Σ exp s;  l_i = m_i = Σ p s_i;  l_ij = Σ p (s_ij + s_i s_j) − m_i m_j."""
+    dims = behind_streams_all(varargs(dim), input.ndim)
+    streams, layout = _wide(input.streams, None), input.jet_layout
+    logs = torch.logsumexp(streams[:1], dims, keepdim=True)
+    probability = (streams[:1] - logs).exp()
+    means = (probability * streams[layout.first]).sum(dims, keepdim=True)
+    second = []
+    for i, j, ij in layout.pair_streams():
+        products = streams[ij : ij + 1] + streams[i : i + 1] * streams[j : j + 1]
+        square = means[i - 1 : i] * means[j - 1 : j]
+        second.append((probability * products).sum(dims, keepdim=True) - square)
+    out = torch.cat([logs, means, *second])
+    return input.with_streams((out if keepdim else out.squeeze(dims)).to(input.dtype))
