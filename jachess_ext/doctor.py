@@ -1,0 +1,178 @@
+"""`jachess doctor`: versions, what was built for which architectures, what is missing, the mend."""
+
+import platform
+import shutil
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from .ops import available, build_info
+from .ops.library import STATE
+
+# Extras a command needs, by distribution name, and the pip extra that brings them.
+_OPTIONAL = {
+    "transformers": "hf",
+    "peft": "hf",
+    "accelerate": "hf",
+    "datasets": "hf",
+    "safetensors": "hf",
+    "matplotlib": "demo",
+    "rich": "demo",
+    "tqdm": "demo",
+    "scikit-learn": "demo",
+    "scipy": "demo",
+}
+_FLOORS = {"torch": (2, 10), "transformers": (5, 0)}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    """(major, minor) of a version such as '2.13.0+cpu' or '5.0rc1'."""
+    digits = ["".join(c for c in part if c.isdigit()) for part in version.split(".")[:2]]
+    return int(digits[0] or 0), int(digits[1] or 0) if len(digits) > 1 else 0
+
+
+def _below_floor(name: str, version: str | None) -> str | None:
+    """One sentence with the mend where a package is older than the floor."""
+    if version is None or name not in _FLOORS or _release(version) >= _FLOORS[name]:
+        return None
+    floor = ".".join(map(str, _FLOORS[name]))
+    return f"{name} {version} is older than {floor}: `pip install -U '{name}>={floor}'`."
+
+
+def _gpu() -> dict[str, Any]:
+    """What torch sees: its CUDA version (None for a CPU build), and the visible GPUs."""
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            name = torch.cuda.get_device_name(index)
+            devices.append({"name": name, "capability": f"{major}.{minor}"})
+    return {"torch_cuda": torch.version.cuda, "visible": devices}
+
+
+def _runs_on(archs: str, capability: str) -> bool:
+    """Whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
+
+    A binary serves its own major version from its minor on ("9.0a": that one chip family only);
+    PTX serves everything from its version on.
+    """
+    major, minor = map(int, capability.split("."))
+    for arch in archs.split():
+        number = arch.removesuffix("+PTX")
+        built_major, built_minor = map(int, number.rstrip("af").split("."))
+        specific = number.endswith("a")
+        same = (built_major, built_minor) == (major, minor)
+        if same or (not specific and built_major == major and built_minor <= minor):
+            return True
+        if arch.endswith("+PTX") and not specific and (built_major, built_minor) <= (major, minor):
+            return True
+    return False
+
+
+def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    if not gpu["visible"]:
+        if shutil.which("nvidia-smi") and gpu["torch_cuda"] is None:
+            return [
+                "This machine has an NVIDIA driver but torch is a CPU build: install a CUDA build "
+                "of torch (https://pytorch.org/get-started), then `make build`."
+            ]
+        return []
+    if not available("activation_jet", "cuda"):
+        return [
+            "A GPU is visible but no CUDA kernels were built: install the CUDA toolkit "
+            f"{gpu['torch_cuda']} (nvcc), then `JACHESS_FORCE_CUDA=1 make build`."
+        ]
+    archs = built.get("cuda_archs", "")
+    return [
+        f"{device['name']} has capability {device['capability']} but the kernels were built for "
+        f"{archs}: `TORCH_CUDA_ARCH_LIST={device['capability']} make build`."
+        for device in gpu["visible"]
+        if not _runs_on(archs, device["capability"])
+    ]
+
+
+def report() -> dict[str, Any]:
+    """Everything `jachess doctor` prints.
+
+    Returns:
+        versions: python, torch and the optional packages (None where missing); platform;
+        built: what `_C.build_info()` says, {} where it is missing; operators: the operators'
+        library, whether it was loaded and its kernels; gpu; problems: sentences, each with its
+        mend; notes: what is merely absent, each with how to get it.
+    """
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+    }
+    versions.update({name: _version(name) for name in _OPTIONAL})
+    built, gpu = build_info(), _gpu()
+    problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
+    if STATE.problem is not None:
+        problems.append(STATE.problem[0].upper() + STATE.problem[1:])
+    if not built:
+        problems.append(
+            "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
+            "`pip install --no-build-isolation -e .`."
+        )
+    problems += _cuda_problems(built, gpu)
+    missing: dict[str, list[str]] = {}
+    for name, extra in _OPTIONAL.items():
+        if versions[name] is None:
+            missing.setdefault(extra, []).append(name)
+    notes = [
+        f"{', '.join(names)} not installed, needed by some commands: "
+        f"`pip install 'jachess-ext[{extra}]'`."
+        for extra, names in missing.items()
+    ]
+    if not gpu["visible"]:
+        notes.append("No GPU is visible: everything runs on the CPU.")
+    return {
+        "versions": versions,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "built": built,
+        "operators": {
+            "library": str(STATE.path),
+            "loaded": STATE.problem is None,
+            "kernels": sorted(f"{name} ({device})" for name, device in STATE.kernels),
+        },
+        "gpu": gpu,
+        "problems": problems,
+        "notes": notes,
+    }
+
+
+def main() -> int:
+    """Print the report; the exit code is 0 when nothing is broken, else 1."""
+    found = report()
+    built, gpu = found["built"], found["gpu"]
+    lines = [f"platform      {found['platform']}"]
+    lines += [f"{name:<14}{version or 'missing'}" for name, version in found["versions"].items()]
+    if built:
+        cuda = f"CUDA {built['cuda']} for {built['cuda_archs']}" if built["cuda"] else "no CUDA"
+        lines.append(
+            f"built with    {built['compiler']} against torch {built['torch']} "
+            f"(runs with any torch >= 2.10), CPU {built['cpu']}, {cuda}"
+        )
+    operators = found["operators"]
+    lines.append(f"operators     {'loaded' if operators['loaded'] else 'NOT loaded'}")
+    lines += [f"              {kernel}" for kernel in operators["kernels"]]
+    lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
+    lines += [f"problem: {text}" for text in found["problems"]]
+    lines += [f"note: {text}" for text in found["notes"]]
+    lines.append("all is well" if not found["problems"] else "mend the problems above")
+    print("\n".join(lines))
+    return 1 if found["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
