@@ -21,7 +21,11 @@ namespace {
 py::dict build_info() {
   py::dict info;
   info["torch"] = JACHESS_TORCH_VERSION;
+#if defined(__clang__)
   info["compiler"] = __VERSION__;
+#else
+  info["compiler"] = "GCC " __VERSION__;
+#endif
 #if defined(__x86_64__)
   info["cpu"] = "x86-64";
 #elif defined(__aarch64__)

@@ -1,0 +1,98 @@
+"""`jachess doctor`, and imports that survive a missing or broken binary."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jachess_ext import doctor
+from jachess_ext.ops.library import STATE
+
+PACKAGE = Path(doctor.__file__).parent
+USE = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from jachess_ext import ops
+import torch
+print([str(w.message) for w in caught if "jachess_ext" in str(w.message)])
+print(ops.available("activation_jet", torch.device("cpu")))
+x = torch.randn(4, 3)
+print(torch.equal(ops.activation_jet(x, "gelu", 2), ops.activation_jet_reference(x, "gelu", 2)))
+from jachess_ext import doctor
+print("exit", doctor.main())
+"""
+
+
+def run_copy(folder: Path, break_library: bool) -> str:
+    """Use a copy of the package whose operators' library is missing, or is not a library."""
+    target = folder / "jachess_ext"
+    shutil.copytree(PACKAGE / "ops", target / "ops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "doctor.py", target)
+    (target / "__init__.py").write_text("")
+    if break_library:
+        (target / STATE.path.name).write_bytes(b"\x7fELF of another machine")
+    done = subprocess.run(
+        [sys.executable, "-c", USE], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_everything_is_well_here() -> None:
+    found = doctor.report()
+    assert found["operators"]["loaded"]
+    assert "layer_norm_jet_backward (cpu)" in found["operators"]["kernels"]
+    assert set(found["built"]) == {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
+    assert found["versions"]["torch"] is not None
+    assert not any("operators" in text for text in found["problems"])
+
+
+@pytest.mark.parametrize("break_library", [False, True])
+def test_import_survives_without_the_binary(tmp_path: Path, break_library: bool) -> None:
+    lines = run_copy(tmp_path, break_library).splitlines()
+    assert lines[0].count("jachess_ext:") == 1  # one warning
+    assert ("do not load" if break_library else "are missing") in lines[0]
+    assert "make build" in lines[0]
+    assert lines[1:3] == ["False", "True"]
+    assert "operators     NOT loaded" in lines
+    assert lines[-1] == "exit 1"
+
+
+def test_old_packages_are_named_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "4.57.1")
+    problems = doctor.report()["problems"]
+    assert any("transformers 4.57.1 is older than 5.0" in text for text in problems)
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    notes = doctor.report()["notes"]
+    assert any("jachess-ext[hf]" in text and "transformers" in text for text in notes)
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        ("8.0", "8.0", True),
+        ("8.0", "8.9", True),
+        ("8.6", "8.0", False),
+        ("8.0", "9.0", False),
+        ("8.0+PTX", "9.0", True),
+        ("9.0a", "9.0", True),
+        ("9.0a", "10.0", False),
+        ("8.0 9.0a 10.0+PTX", "12.0", True),
+        ("8.0 9.0a 10.0+PTX", "7.5", False),
+    ],
+)
+def test_which_gpus_a_build_serves(archs: str, capability: str, runs: bool) -> None:
+    assert doctor._runs_on(archs, capability) == runs
+
+
+def test_gpu_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = {"torch_cuda": "13.0", "visible": [{"name": "H200", "capability": "9.0"}]}
+    monkeypatch.setattr(doctor, "available", lambda name, device: False)
+    assert "no CUDA kernels were built" in doctor._cuda_problems({}, gpu)[0]
+    monkeypatch.setattr(doctor, "available", lambda name, device: True)
+    (problem,) = doctor._cuda_problems({"cuda_archs": "8.0"}, gpu)
+    assert "TORCH_CUDA_ARCH_LIST=9.0 make build" in problem
+    assert doctor._cuda_problems({"cuda_archs": "9.0a"}, gpu) == []
