@@ -8,12 +8,13 @@ optimiser.  The floor is the time of the S = 4 streams' matrix products in the s
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from benchmarks.common.gemm_floor import floor_step
 from benchmarks.common.memory import peak_megabytes
 from benchmarks.common.models import Shape, build_model, make_batch
-from benchmarks.common.options import Options, parse, parser
-from benchmarks.common.report import Row, append_rows, print_table
+from benchmarks.common.options import Options, finish, parse, parser
+from benchmarks.common.report import Row
 from benchmarks.common.steps import penalty_step, plain_step
 from benchmarks.common.timing import interleaved
 
@@ -24,7 +25,7 @@ STREAMS = 4
 
 def measure(shape: Shape, options: Options) -> list[Row]:
     """One row for the JacHess step, one for the plain step beside its own floor."""
-    model = build_model(shape, device=options.device, dtype=options.dtype, dropout=options.dropout)
+    model = build_model(shape, **options.place)
     batch = make_batch(shape, labels=True, device=options.device)
     steps = {
         "plain": plain_step(model, batch),
@@ -34,25 +35,27 @@ def measure(shape: Shape, options: Options) -> list[Row]:
     }
     times = interleaved(steps, repeats=options.repeats, device=options.device)
     peaks = {name: peak_megabytes(steps[name], options.device) for name in ("plain", "jachess")}
-    common = {"baseline": "plain step", "baseline_p50": times.milliseconds("plain").p50}
     place = (QUESTION, shape.name, options.dtype_name)
-    return [
-        Row.of(
-            *(*place, "JacHess step", times.milliseconds("jachess")),
-            **common,
-            ratio=times.ratio("jachess", "plain"),
-            floor_ratio=times.ratio("jachess", "floor"),
-            peak_mb=peaks["jachess"],
-            target=TARGET,
-        ),
-        Row.of(
-            *(*place, "plain step", times.milliseconds("plain")),
-            **common,
-            ratio=1.0,
-            floor_ratio=times.ratio("plain", "plain floor"),
-            peak_mb=peaks["plain"],
-        ),
-    ]
+    common: dict[str, Any] = {
+        "baseline": "plain step",
+        "baseline_p50": times.milliseconds("plain").p50,
+    }
+    ours = Row.of(
+        *(place, "JacHess step", times.milliseconds("jachess")),
+        **common,
+        ratio=times.ratio("jachess", "plain"),
+        floor_ratio=times.ratio("jachess", "floor"),
+        peak_mb=peaks["jachess"],
+        target=TARGET,
+    )
+    plain = Row.of(
+        *(place, "plain step", times.milliseconds("plain")),
+        **common,
+        ratio=1.0,
+        floor_ratio=times.ratio("plain", "plain floor"),
+        peak_mb=peaks["plain"],
+    )
+    return [ours, plain]
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
@@ -61,10 +64,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     defaults = ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"]
     options = parse(parser(__doc__, defaults, ["tiny", "llama-tiny"]), argv)
     rows = [row for shape in options.shapes for row in measure(shape, options)]
-    if options.results is not None:
-        append_rows(rows, options.results, "step_vs_plain", options.device)
-    print_table(rows)
-    return rows
+    return finish(rows, "step_vs_plain", options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peak memory of one step: the allocator's on a GPU, the resident set's high-water mark on CPU."""
+"""Peak memory: the allocator's on a GPU, the process's resident set on a CPU."""
 
 from __future__ import annotations
 
@@ -13,36 +13,29 @@ _MEGABYTE = 2**20
 
 
 def peak_megabytes(step: Step, device: torch.device) -> float | None:
-    """Peak while ``step`` runs; None where the machine does not tell.
+    """Peak of allocated bytes on a GPU while ``step`` runs, parameters included, in MiB.
 
-    CUDA: allocated bytes, parameters included.  CPU (Linux): growth of the resident set over
-    what it was before the step; pages that an earlier step left in the heap are not seen, so
-    figures to be compared come from a process each (`benchmarks.memory`).
+    None on a CPU: there a process that has run other steps has their pages in its heap, so that
+    `benchmarks.memory` gives every step a process of its own.
     """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        synchronize(device)
-        return torch.cuda.max_memory_allocated(device) / _MEGABYTE
-    if not _reset_high_water():
+    if device.type != "cuda":
         return None
-    before = status_megabytes("VmRSS")
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats(device)
     step()
-    return max(status_megabytes("VmHWM") - before, 0.0)
-
-
-def _reset_high_water() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) / _MEGABYTE
 
 
 def status_megabytes(field: str) -> float:
-    """A field of /proc/self/status in MiB, for example VmHWM, the peak resident set."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    """A field of /proc/self/status in MiB: VmRSS, resident now; VmHWM, its peak so far.
+
+    Raises:
+        RuntimeError: the system has no such file or field (it is not Linux).
+    """
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
         if line.startswith(field + ":"):
             return int(line.split()[1]) / 1024
-    raise KeyError(f"/proc/self/status has no field {field}")
+    raise RuntimeError(f"{path} tells no {field}; memory is measured on Linux or on a GPU only")

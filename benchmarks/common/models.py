@@ -41,6 +41,7 @@ SHAPES = {
     "encoder12-T128": Shape("bert", 12, 768, 12, 3072, 4, 128),
     "llama6-T128": Shape("llama", 6, 512, 8, 1408, 8, 128, key_value_heads=2),
     "llama-tiny": Shape("llama", 2, 64, 4, 128, 2, 8, key_value_heads=2),
+    "opt-tiny": Shape("opt", 2, 64, 4, 128, 2, 8),
     "opt12-T128": Shape("opt", 12, 768, 12, 3072, 4, 128),
     "opt24-T128": Shape("opt", 24, 2048, 32, 8192, 8, 128),
 }

@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class Row:
         unit: of p20, p50, p80 and baseline_p50.
         ratio: figure over baseline, or the other way round where ``target`` starts with "≥"
             (a speed-up); both from one run.
+        peak_mb: peak memory of the step in MiB, where the timing run can tell (on a GPU).
         floor_ratio: figure over the matrix products' own time, where that was measured.
         target: what spec 05-measuring asks of the ratio on the CPU; empty where nothing.
     """
@@ -53,9 +55,9 @@ class Row:
     threads: int = 0
 
     @classmethod
-    def of(cls, question: str, shape: str, dtype: str, figure: str, spread: Spread, **rest) -> Row:  # type: ignore[no-untyped-def]
-        """A row from a `Spread`; ``rest`` are the remaining attributes."""
-        return cls(question, shape, dtype, figure, spread.p20, spread.p50, spread.p80, **rest)
+    def of(cls, place: tuple[str, str, str], figure: str, spread: Spread, **rest: Any) -> Row:
+        """A row from a `Spread`; ``place`` is (question, shape, dtype)."""
+        return cls(*place, figure, spread.p20, spread.p50, spread.p80, **rest)
 
 
 def append_rows(rows: list[Row], results: Path, name: str, device: torch.device) -> Path:
