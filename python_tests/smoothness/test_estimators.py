@@ -1,0 +1,164 @@
+"""`jet` and `reverse` agree in mean with full derivatives from finite differences (2 %).
+
+Rows of a batch do not see each other and draw directions of their own, so many copies of one
+sequence are as many independent estimates; each comparison averages over 2,000 directions or more.
+Squares are compared as the norms they are squares of.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+from jachess_ext.smoothness.norms import chi_correction
+
+from . import full_derivatives as full
+from .tiny_models import BLOCKS, WIDTH, classifier, token_batch
+
+TOKENS = 3
+MODELS = ("bert", "gpt2")
+_TABLES: dict[tuple[str, str], full.Full] = {}
+
+
+def table(name: str, outputs: str = "blocks") -> full.Full:
+    """Full derivatives of the one sequence, computed once."""
+    if (name, outputs) not in _TABLES:
+        model, batch = classifier(name), token_batch([TOKENS])
+        x = full.embedded(model, batch["input_ids"])
+        function = full.outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
+        _TABLES[name, outputs] = full.by_differences(function, x)
+    return _TABLES[name, outputs]
+
+
+def estimate(name: str, engine: str, directions: int, rows: int, **settings: Any):
+    batch = {k: v.expand(rows, *v.shape[1:]) for k, v in token_batch([TOKENS]).items()}
+    with torch.no_grad():
+        return jx.smoothness(
+            classifier(name), batch, engine=engine, directions=directions, **settings
+        )
+
+
+def assert_squares_within(estimates: Tensor, expected: Tensor) -> None:
+    assert_within(estimates.sqrt(), expected.sqrt())
+
+
+def assert_within(estimates: Tensor, expected: Tensor, relative: float = 0.02) -> None:
+    error = ((estimates - expected) / expected).abs().max().item()
+    assert error < relative, f"{error:.1%} off: {estimates} against {expected}"
+
+
+SLOW = pytest.mark.slow
+EVERY_ESTIMATOR = [
+    *[("jet", name, kind) for name in MODELS for kind in ("gaussian", "rademacher")],
+    ("reverse", "bert", "gaussian"),
+    pytest.param("reverse", "gpt2", "gaussian", marks=SLOW),
+    pytest.param("reverse", "bert", "rademacher", marks=SLOW),
+    pytest.param("reverse", "gpt2", "rademacher", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize("engine, name, distribution", EVERY_ESTIMATOR)
+def test_squares_per_layer_and_token(name: str, engine: str, distribution: str) -> None:
+    result = estimate(
+        *(name, engine, 8, 1000),
+        squared=True,
+        dimensions="all",
+        seed=1,
+        distribution=distribution,
+    )
+    exact = table(name)
+    assert_squares_within(result.jacobian_tokens.mean(1), exact.jacobian.sum(-1))
+    assert_squares_within(result.hessian_tokens.mean(1), exact.hessian.sum(-1) * 10 / WIDTH)
+    assert_squares_within(result.jacobian, exact.jacobian.sum((-1, -2)))
+    assert_squares_within(result.hessian, exact.hessian.sum((-1, -2)) * 10 / WIDTH)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_jet_norms_per_layer_and_token(name: str) -> None:
+    result = estimate(name, "jet", 2000, 16, dimensions="all", seed=2)
+    exact = table(name)
+    assert_within(result.jacobian_tokens.mean(1), exact.jacobian.sum(-1).sqrt())
+    assert_within(result.hessian_tokens.mean(1), exact.hessian.sqrt().sum(-1) * 10 / WIDTH)
+
+
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_tensor_norm(engine: str) -> None:
+    chosen = {"layers": [1], "scope": "last", "hessian_norm": "tensor", "seed": 3}
+    result = estimate("bert", engine, 50, 40, **chosen)
+    assert_within(result.hessian, table("bert").hessian[1, -1].sum().sqrt()[None])
+    squares = estimate("bert", engine, 8, 1000, squared=True, **chosen)
+    assert_squares_within(squares.hessian, table("bert").hessian[1, -1].sum()[None])
+
+
+@pytest.mark.parametrize("scope, places", [("all", [0, 1, 2]), ("first", [0]), ("last", [2])])
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_scopes(engine: str, scope: str, places: list[int]) -> None:
+    result = estimate("gpt2", engine, 8, 1000, scope=scope, squared=True, hessian=False, seed=4)
+    others = [t for t in range(TOKENS) if t not in places]
+    assert result.hessian is None and result.hessian_tokens is None
+    assert result.jacobian_tokens[:, :, others].eq(0).all()
+    assert result.tokens[:, places].all() and not result.tokens[:, others].any()
+    assert_squares_within(result.jacobian, table("gpt2").jacobian[:, places].sum((-1, -2)))
+
+
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_chosen_layers(engine: str) -> None:
+    chosen = {"scope": "last", "squared": True, "hessian": False}
+    both = estimate("bert", engine, 2, 3, seed=5, **chosen)
+    swapped = estimate("bert", engine, 2, 3, seed=5, layers=[0], **chosen)
+    assert both.jacobian.shape == (BLOCKS,) and swapped.jacobian.shape == (1,)
+    torch.testing.assert_close(swapped.jacobian[0], both.jacobian[0], rtol=1e-12, atol=0)
+    many = estimate("bert", engine, 2, 2000, seed=5, layers=[1, 0], **chosen)
+    assert_squares_within(many.jacobian, table("bert").jacobian[[1, 0], -1].sum(-1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_logits(engine: str, name: str) -> None:
+    exact = table(name, "logits")
+    result = estimate(name, engine, 8, 1000, layers="logits", squared=True, seed=6)
+    assert result.jacobian_tokens.shape == (1, 1000, 1)
+    assert_squares_within(result.jacobian[0], exact.jacobian.sum())
+    assert_squares_within(result.hessian[0], exact.hessian.sum())
+
+
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_ten_dimensions_are_those_of_the_exact_engine(engine: str) -> None:
+    """The same seed draws the same D for every engine, so the means agree, D by D."""
+    chosen = {"layers": [1], "scope": "last", "dimensions": 10, "squared": True, "seed": 7}
+    exact = estimate("bert", "exact", 1, 1, **chosen)
+    assert_squares_within(estimate("bert", engine, 8, 1000, **chosen).hessian, exact.hessian)
+
+
+def test_reverse_norm_per_dimension() -> None:
+    """Eq. 6's square root of a mean over 100 projections, by twenty rows: 2,000 directions."""
+    chosen = {"layers": [1], "scope": "last", "dimensions": "all", "seed": 8}
+    result = estimate("gpt2", "reverse", 100, 20, **chosen)
+    exact = table("gpt2")
+    assert_within(result.jacobian[0], exact.jacobian[1, -1].sum().sqrt())
+    assert_within(result.hessian[0], exact.hessian[1, -1].sqrt().sum() * 10 / WIDTH)
+
+
+@pytest.mark.parametrize("pairs", [1, 3, 6, 50])
+def test_chi_correction_against_monte_carlo(pairs: int) -> None:
+    generator = torch.Generator().manual_seed(pairs)
+    count = 400_000 if pairs < 50 else 40_000
+    draws = torch.randn(count, pairs, generator=generator, dtype=torch.float64)
+    roots = draws.square().mean(-1).sqrt()
+    error = abs(roots.mean().item() - chi_correction(pairs))
+    assert error < 4 * roots.std().item() / math.sqrt(count)
+
+
+def test_few_pairs_are_corrected_for_the_root() -> None:
+    """Given u, uᵀHw is Gaussian: with one pair the mean over w of |uᵀHw|/c_1 is ‖uᵀH‖ in mean."""
+    generator = torch.Generator().manual_seed(0)
+    hessian = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    u = torch.randn(6, generator=generator, dtype=torch.float64)
+    w = torch.randn(200_000, 6, generator=generator, dtype=torch.float64)
+    mean = (w @ (hessian.T @ u)).abs().mean() / chi_correction(1)
+    assert_within(mean, (hessian.T @ u).norm(), 0.01)

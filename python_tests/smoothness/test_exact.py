@@ -1,0 +1,94 @@
+"""The exact engine against finite differences and torch.autograd.functional."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+import jachess_ext as jx
+from jachess_ext.smoothness import exact
+
+from . import full_derivatives as full
+from .tiny_models import WIDTH, classifier, token_batch
+
+
+def _table(name: str, batch: dict, outputs: str = "blocks", oracle: str = "differences"):
+    model = classifier(name)
+    x = full.embedded(model, batch["input_ids"])
+    function = full.outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
+    return {"differences": full.by_differences, "autograd": full.by_autograd}[oracle](function, x)
+
+
+def _exact(name: str, batch: dict, **settings):
+    with torch.no_grad():
+        return jx.smoothness(classifier(name), batch, engine="exact", **settings)
+
+
+@pytest.mark.parametrize(
+    "oracle", ["differences", pytest.param("autograd", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_every_layer_and_token(name: str, oracle: str) -> None:
+    batch = token_batch([2])
+    table = _table(name, batch, oracle=oracle)
+    tolerance = 1e-6 if oracle == "differences" else 1e-12
+    result = _exact(name, batch, dimensions="all")
+    jacobian = table.jacobian.sum(-1).sqrt()
+    hessian = table.hessian.sqrt().sum(-1) * 10 / WIDTH
+    torch.testing.assert_close(result.jacobian_tokens[:, 0], jacobian, rtol=tolerance, atol=0)
+    torch.testing.assert_close(result.hessian_tokens[:, 0], hessian, rtol=tolerance, atol=0)
+    torch.testing.assert_close(result.jacobian, jacobian.sum(-1), rtol=tolerance, atol=0)
+    torch.testing.assert_close(result.hessian, hessian.sum(-1), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("hessian_norm", ["per_dimension", "tensor"])
+def test_norms_on_one_token(hessian_norm: str, squared: bool) -> None:
+    batch = token_batch([3])
+    table = _table("gpt2", batch)
+    last = table.hessian[1, -1]
+    expected = {
+        ("per_dimension", False): last.sqrt().sum() * 10 / WIDTH,
+        ("per_dimension", True): last.sum() * 10 / WIDTH,
+        ("tensor", False): last.sum().sqrt(),
+        ("tensor", True): last.sum(),
+    }[hessian_norm, squared]
+    result = _exact(
+        *("gpt2", batch),
+        layers=[-1],
+        scope="last",
+        dimensions="all",
+        hessian_norm=hessian_norm,
+        squared=squared,
+    )
+    assert result.hessian_tokens.shape == (1, 1, 3)
+    assert result.hessian_tokens[0, 0, :2].eq(0).all()
+    torch.testing.assert_close(result.hessian[0], expected, rtol=1e-6, atol=0)
+
+
+def test_sampled_dimensions_are_a_subset_of_ten() -> None:
+    batch = token_batch([3])
+    squares = _table("bert", batch).hessian[0, 0]
+    result = _exact("bert", batch, layers=[0], scope="first", dimensions=10, seed=3, squared=True)
+    left_out = (squares.sum() - result.hessian[0]).item()
+    pairs = torch.tensor([squares[list(pair)].sum() for pair in combinations(range(WIDTH), 2)])
+    fits = (pairs - left_out).abs() < 1e-6 * squares.sum()
+    assert fits.sum() == 1, "D must be ten of the twelve dimensions, each counted once"
+
+
+def test_logits_of_a_classifier() -> None:
+    batch = token_batch([3])
+    table = _table("bert", batch, outputs="logits")
+    result = _exact("bert", batch, layers="logits", dimensions="all")
+    assert result.jacobian_tokens.shape == (1, 1, 1)
+    jacobian, hessian = table.jacobian.sum().sqrt(), table.hessian.sqrt().sum()
+    torch.testing.assert_close(result.jacobian[0], jacobian, rtol=1e-6, atol=0)
+    torch.testing.assert_close(result.hessian[0], hessian, rtol=1e-6, atol=0)
+
+
+def test_refuses_what_would_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MAX_ENTRIES", 1_000)
+    with pytest.raises(ValueError, match=r"exact engine would compute .* tiny models"):
+        _exact("bert", token_batch([3]))
