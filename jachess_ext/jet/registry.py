@@ -82,14 +82,13 @@ def registered_functions() -> tuple[Any, ...]:
 
 
 def function_name(function: Any) -> str:
-    """A readable name: ``torch.nn.functional.gelu``, ``Tensor.add_``, ``Tensor.shape`` (getter)."""
-    owner = getattr(function, "__self__", None)
-    if getattr(function, "__name__", "") == "__get__" and hasattr(owner, "__name__"):
-        return f"Tensor.{owner.__name__} (attribute)"
+    """The name to write in Python: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
+    known = torch.overrides.resolve_name(function) if callable(function) else None
+    if known is not None:
+        return known
     name = getattr(function, "__qualname__", None) or str(function)
     module = getattr(function, "__module__", None)
-    name = name.replace("TensorBase.", "Tensor.")
-    return f"{module}.{name}" if module and not name.startswith("Tensor.") else name
+    return f"{module}.{name}" if module else name
 
 
 def missing_rule(function: Any, detail: str = "") -> MissingJetRule:

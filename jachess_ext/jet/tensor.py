@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from .layout import JetLayout
 from .registry import find_rule, missing_rule
@@ -94,7 +96,7 @@ class JetTensor(torch.Tensor):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"JetTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
             f"directions={self.jet_layout.directions}, order={self.jet_layout.order})"
@@ -107,14 +109,33 @@ class JetTensor(torch.Tensor):
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
+        if kwargs and kwargs.get("out") is not None:
+            raise missing_rule(func, "a result cannot be written into out=")
+        if not torch.is_grad_enabled():
+            _refuse_reentrant_checkpoint()
         return rule(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
         raise missing_rule(func)
+
+
+def _refuse_reentrant_checkpoint() -> None:
+    """Reentrant checkpointing runs a block without gradients and asks autograd to run it again;
+    autograd never sees the streams inside a jet, so the block's gradients would be lost."""
+    code = CheckpointFunction.forward.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            raise RuntimeError(
+                "a jet went into reentrant gradient checkpointing, which would lose its gradients; "
+                "use gradient_checkpointing_enable(gradient_checkpointing_kwargs="
+                '{"use_reentrant": False}), or checkpoint(..., use_reentrant=False)'
+            )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def common_layout(*values: Any) -> JetLayout:
@@ -128,16 +149,27 @@ def common_layout(*values: Any) -> JetLayout:
     if not layouts:
         raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
     if len(layouts) > 1:
-        raise ValueError(
-            f"jets of different layouts met in one operation: {sorted(map(str, layouts))}; "
-            "run one jx.jet at a time"
-        )
+        raise _different_layouts(layouts)
     return layouts.pop()
 
 
+def _different_layouts(layouts: set[JetLayout]) -> ValueError:
+    kinds = sorted(f"{k.directions} directions at order {k.order}" for k in layouts)
+    return ValueError(
+        f"jets of different layouts met in one operation ({', '.join(kinds)}); "
+        "run one jx.jet at a time"
+    )
+
+
 def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
-    """``value`` as a jet: unchanged if it is one, else constant (all tangents zero)."""
+    """``value`` as a jet: unchanged if it is one, else constant (all tangents zero).
+
+    Raises:
+        ValueError: if it is a jet of another layout.
+    """
     if isinstance(value, JetTensor):
+        if value.jet_layout != layout:
+            raise _different_layouts({value.jet_layout, layout})
         return value
     if not isinstance(value, Tensor):
         if like is None:

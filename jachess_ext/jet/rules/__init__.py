@@ -1,5 +1,6 @@
 """The rules, one file per family; importing this package registers all of them."""
 
+from . import arithmetic as arithmetic
 from . import attention as attention
 from . import linear as linear
 from . import loss as loss

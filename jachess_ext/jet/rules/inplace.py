@@ -13,62 +13,79 @@ import torch
 from torch import Tensor
 
 from ..registry import find_rule, jet_rule, missing_rule, spellings
-from ..tensor import JetTensor, lift
+from ..tensor import JetTensor, lift, primal_of
 
 _NAMES = (
-    *("add", "sub", "mul", "div", "neg", "pow", "masked_fill", "clamp", "clamp_min", "clamp_max"),
-    *("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "abs", "square", "tril", "triu"),
+    *("add", "sub", "mul", "div", "neg", "pow", "addcmul", "lerp", "masked_fill", "clamp"),
+    *("clamp_min", "clamp_max", "relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs"),
+    *("square", "tril", "triu", "nan_to_num", "reciprocal", "leaky_relu", "elu", "dropout"),
 )
+_OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__": "pow"}
+_OPERATORS |= {"__itruediv__": "div", "__idiv__": "div"}
 
 
 def _write(target: Any, value: Any, function: Any) -> JetTensor:
+    """``value``, broadcast and cast to ``target``, over the whole of it."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
-    streams = lift(value, target.jet_layout).streams
-    if streams.shape != target.streams.shape:
-        raise missing_rule(function, f"the result has shape {tuple(streams.shape[1:])}")
-    target.streams.copy_(streams)
+    value = value if isinstance(value, Tensor) else torch.as_tensor(value, device=target.device)
+    if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
+        raise missing_rule(
+            function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
+        )
+    source = lift(value, target.jet_layout).streams
+    padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
+    target.streams.copy_(source.reshape(padded))
     return target
 
 
 def _in_place(function: Callable, rule: Callable) -> Callable:
     def write(self: Any, *args: Any, **named: Any) -> JetTensor:
         if not isinstance(self, JetTensor):
-            return _write(self, None, function)
+            raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
         return _write(self, rule(self, *args, **named), function)
 
     return write
 
 
+def _register(name: str, in_place_name: str) -> None:
+    for function in spellings(in_place_name):
+        rule = find_rule(spellings(name)[0])
+        assert rule is not None, name
+        jet_rule(function)(_in_place(function, rule))
+
+
 for _name in _NAMES:
-    _rule = find_rule(getattr(torch.Tensor, _name))
-    assert _rule is not None, _name
-    for _function in spellings(f"{_name}_"):
-        jet_rule(_function)(_in_place(_function, _rule))
+    _register(_name, f"{_name}_")
+for _operator, _name in _OPERATORS.items():
+    _register(_name, _operator)
 
 
 @jet_rule("__setitem__")
 def setitem(self: Any, index: Any, value: Any) -> None:
+    """Stream by stream, so that every kind of index means what it means on a plain tensor."""
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
-    parts = index if isinstance(index, tuple) else (index,)
-    if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, dtype=self.dtype, device=self.device)
-    view = self[parts]
-    _check_is_view(view, self)
-    view.streams.copy_(lift(value, self.jet_layout).streams.reshape(_fit(view, value)))
-
-
-def _fit(view: JetTensor, value: Tensor) -> list[int]:
-    """The stacked shape of ``value`` with singletons in front, to broadcast to ``view``."""
-    return [len(view.streams), *(1,) * (view.ndim - value.ndim), *value.shape]
-
-
-def _check_is_view(view: JetTensor, whole: JetTensor) -> None:
-    if view.streams._base is None and view.streams.numel():
-        raise missing_rule(torch.Tensor.__setitem__, "tensor indices in an assignment")
+    index = primal_of(index)
+    if not isinstance(value, JetTensor):
+        self.streams[0][index] = value
+        for tangent in self.streams[1:]:
+            tangent[index] = 0
+        return
+    for stream, source in zip(self.streams, lift(value, self.jet_layout).streams, strict=True):
+        stream[index] = source
 
 
 @jet_rule("copy_")
 def copy_(self: Any, src: Any, non_blocking: bool = False) -> JetTensor:
     return _write(self, src, torch.Tensor.copy_)
+
+
+@jet_rule("fill_")
+def fill_(self: Any, value: Any) -> JetTensor:
+    return _write(self, value, torch.Tensor.fill_)
+
+
+@jet_rule("zero_")
+def zero_(self: Any) -> JetTensor:
+    return _write(self, 0, torch.Tensor.zero_)

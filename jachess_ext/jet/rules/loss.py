@@ -32,9 +32,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    if target.is_floating_point() or label_smoothing or size_average is not None:
+    deprecated = size_average is not None or reduce is not None
+    if target.is_floating_point() or label_smoothing or deprecated:
         raise missing_rule(
-            F.cross_entropy, "class probabilities and label smoothing are not covered"
+            F.cross_entropy,
+            "class probabilities, label smoothing, size_average and reduce are not covered",
         )
     logs = F.log_softmax(input, dim=0 if input.ndim == 1 else 1)
     return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
@@ -47,7 +49,16 @@ def _reduced(losses: Any, reduction: str) -> Any:
 
 
 @jet_rule("mse_loss")
-def mse_loss(input: Any, target: Any, *args: Any, reduction: str = "mean", **named: Any) -> Any:
+def mse_loss(
+    input: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    weight: Any = None,
+) -> Any:
+    if size_average is not None or reduce is not None or weight is not None:
+        raise missing_rule(F.mse_loss, "weight, size_average and reduce are not covered")
     difference = input - target
     return _reduced(difference * difference, reduction)
 
@@ -63,7 +74,10 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Any:
     """softplus(x) − x y."""
-    if pos_weight is not None:
-        raise missing_rule(F.binary_cross_entropy_with_logits, "pos_weight is not covered")
+    if pos_weight is not None or size_average is not None or reduce is not None:
+        raise missing_rule(
+            F.binary_cross_entropy_with_logits,
+            "pos_weight, size_average and reduce are not covered",
+        )
     losses = F.softplus(input, threshold=float("inf")) - input * target
     return _reduced(losses if weight is None else losses * weight, reduction)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..registry import jet_rule
+from ..registry import jet_rule, missing_rule
 from ..settings import operators_enabled
 from ..tensor import JetTensor
 
@@ -25,10 +26,11 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    **named: Any,
+    cudnn_enable: bool = True,
 ) -> JetTensor:
-    one_dimension = len(normalized_shape) == 1
-    if one_dimension and operators_enabled() and ops.available("layer_norm_jet", input.device):
+    simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
+    simple = simple and not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
+    if simple and operators_enabled() and ops.available("layer_norm_jet", input.device):
         q = input.jet_layout.directions
         return input.with_streams(ops.layer_norm_jet(input.streams, weight, bias, eps, q))
     return composed_layer_norm(input, normalized_shape, weight, bias, eps)
@@ -67,21 +69,48 @@ def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
 
 
 @jet_rule("normalize")
-def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **named: Any) -> Any:
+def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
     """x / max(‖x‖₂, ε)."""
     if p != 2:
-        raise NotImplementedError(f"normalize has a jet rule for p=2 only, not p={p}")
+        raise missing_rule(F.normalize, f"p={p!r} is not covered, only the Euclidean norm")
     norm = torch.sqrt((input * input).sum(dim, keepdim=True))
     return input / norm.clamp_min(eps)
 
 
-@jet_rule("var")
-def var(
-    input: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, **named: Any
+@jet_rule("group_norm")
+def group_norm(
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Any:
-    """Variance about the mean, divided by N − correction."""
-    correction = int(named.get("unbiased", correction))
-    dims = tuple(range(input.ndim)) if dim is None else dim
-    centred = input - input.mean(dims, keepdim=True)
-    count = input.shape.numel() // centred.primal.mean(dims).numel()
-    return (centred * centred).sum(dims, keepdim=keepdim) / (count - correction)
+    """Layer norm over each group of channels of ``[N, C, ...]``, then scale and shift a channel."""
+    x = input.to(_statistics_dtype(input.dtype)).reshape(input.shape[0], num_groups, -1)
+    out = composed_layer_norm(x, x.shape[-1:], None, None, eps).reshape(input.shape)
+    channels = (-1, *(1,) * (input.ndim - 2))
+    scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
+    return _affine(out, scale, shift, input.dtype)
+
+
+@jet_rule("batch_norm")
+def batch_norm(
+    input: Any,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *unused: Any,
+) -> Any:
+    """With running statistics: an affine map of each channel of ``[N, C, ...]``."""
+    if training or running_mean is None or running_var is None:
+        raise missing_rule(F.batch_norm, "batch statistics mix the rows; use evaluation mode")
+    channels = (-1, *(1,) * (input.ndim - 2))
+    spread = torch.rsqrt(running_var + eps).reshape(channels)
+    out = (input - running_mean.reshape(channels)) * spread
+    scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
+    return _affine(out, scale, shift, input.dtype)

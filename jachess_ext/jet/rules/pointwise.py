@@ -5,6 +5,7 @@ To add one, write a function of x that returns ``(f, f', f'')`` and decorate it 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..registry import jet_rule, missing_rule
+from ..registry import jet_rule, missing_rule, spellings
 from ..settings import operators_enabled
 from ..tensor import JetTensor, aligned
-from .streamwise import add_to_primal, bilinear
+from .streamwise import write_in_place
 
 Derivatives = tuple[Tensor, Tensor, Tensor]
 
@@ -25,6 +26,8 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
     """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape."""
     value, slope, curvature = derivatives
+    if value.ndim > jet.ndim:  # a further argument, such as a clamp's bound, was wider
+        jet = jet.with_streams(aligned(jet, value.ndim))
     layout, streams = jet.jet_layout, jet.streams
     tangents = slope * streams[1:]
     if not layout.pairs:
@@ -35,17 +38,43 @@ def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
     return jet.with_streams(torch.cat([value.unsqueeze(0), tangents[:q], second]))
 
 
+def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
+    """``derivatives(x)``, computed in float32 for halves: 1 − t² in 8 bits has none left."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return derivatives(x)
+    value, slope, curvature = derivatives(x.float())
+    return value.to(x.dtype), slope.to(x.dtype), curvature.to(x.dtype)
+
+
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
-    """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``."""
+    """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``.
+
+    It may take the torch function's further arguments; ``inplace=True`` is honoured.
+    """
 
     def register(derivatives: Callable[..., Derivatives]) -> Callable[..., Derivatives]:
+        function = spellings(names[0])[0]
+        parameters = list(inspect.signature(derivatives).parameters)
+        place = parameters.index("inplace") - 1 if "inplace" in parameters else None
+
         @jet_rule(*names)
         def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-            return push_forward(input, derivatives(input.primal, *args, **named))
+            _only_the_input_is_a_jet(function, input, *args, *named.values())
+            triple = in_float32(input.primal, lambda x: derivatives(x, *args, **named))
+            out = push_forward(input, triple)
+            inplace = place is not None and (
+                named.get("inplace") or args[place : place + 1] == (1,)
+            )
+            return write_in_place(input, out) if inplace else out
 
         return derivatives
 
     return register
+
+
+def _only_the_input_is_a_jet(function: Any, input: Any, *others: Any) -> None:
+    if not isinstance(input, JetTensor) or any(isinstance(o, JetTensor) for o in others):
+        raise missing_rule(function, "only its first argument may be a jet")
 
 
 def with_operator(
@@ -55,7 +84,7 @@ def with_operator(
     if operators_enabled() and ops.available("activation_jet", jet.device):
         q = jet.jet_layout.directions
         return jet.with_streams(ops.activation_jet(jet.streams, kind, q))
-    return push_forward(jet, composed(jet.primal))
+    return push_forward(jet, in_float32(jet.primal, composed))
 
 
 # ---- activations -------------------------------------------------------------------------------
@@ -136,6 +165,54 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivativ
     )
 
 
+@pointwise("selu")
+def selu(x: Tensor, inplace: bool = False) -> Derivatives:
+    """λ elu(x, α), with the constants of Klambauer et al. 2017."""
+    scale = 1.0507009873554804934193349852946
+    _, slope, curvature = elu(x, 1.6732632423543772848170429916717)
+    return F.selu(x), scale * slope, scale * curvature
+
+
+@pointwise("celu")
+def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
+    exponential = torch.exp(x.clamp(max=0) / alpha)
+    curvature = torch.where(x > 0, torch.zeros_like(x), exponential / alpha)
+    return F.celu(x, alpha), torch.where(x > 0, torch.ones_like(x), exponential), curvature
+
+
+@pointwise("softsign")
+def softsign(x: Tensor) -> Derivatives:
+    """x / (1 + |x|)."""
+    inverse = 1 / (1 + x.abs())
+    return F.softsign(x), inverse * inverse, -2 * x.sign() * inverse**3
+
+
+@pointwise("hardtanh")
+def hardtanh(
+    x: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Derivatives:
+    inside = (x > min_val) & (x < max_val)
+    return F.hardtanh(x, min_val, max_val), inside.to(x.dtype), torch.zeros_like(x)
+
+
+@pointwise("relu6")
+def relu6(x: Tensor, inplace: bool = False) -> Derivatives:
+    return hardtanh(x, 0.0, 6.0)
+
+
+@pointwise("hardsigmoid")
+def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
+    inside = ((x > -3) & (x < 3)).to(x.dtype)
+    return F.hardsigmoid(x), inside / 6, torch.zeros_like(x)
+
+
+@pointwise("hardswish")
+def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
+    """x hardsigmoid(x)."""
+    gate, slope, _ = hardsigmoid(x)
+    return F.hardswish(x), gate + x * slope, 2 * slope
+
+
 @pointwise("mish")
 def mish(x: Tensor, inplace: bool = False) -> Derivatives:
     """x tanh(softplus(x))."""
@@ -178,6 +255,24 @@ def log1p(x: Tensor) -> Derivatives:
     return torch.log1p(x), inverse, -inverse * inverse
 
 
+@pointwise("log2")
+def log2(x: Tensor) -> Derivatives:
+    slope = 1 / (x * math.log(2))
+    return torch.log2(x), slope, -slope / x
+
+
+@pointwise("log10")
+def log10(x: Tensor) -> Derivatives:
+    slope = 1 / (x * math.log(10))
+    return torch.log10(x), slope, -slope / x
+
+
+@pointwise("exp2")
+def exp2(x: Tensor) -> Derivatives:
+    value = torch.exp2(x)
+    return value, value * math.log(2), value * math.log(2) ** 2
+
+
 @pointwise("sqrt")
 def sqrt(x: Tensor) -> Derivatives:
     root = torch.sqrt(x)
@@ -188,12 +283,6 @@ def sqrt(x: Tensor) -> Derivatives:
 def rsqrt(x: Tensor) -> Derivatives:
     r = torch.rsqrt(x)
     return r, -0.5 * r / x, 0.75 * r / (x * x)
-
-
-@pointwise("reciprocal")
-def reciprocal(x: Tensor) -> Derivatives:
-    r = 1 / x
-    return r, -r * r, 2 * r * r * r
 
 
 @pointwise("square")
@@ -219,6 +308,12 @@ def erf(x: Tensor) -> Derivatives:
     return torch.erf(x), slope, -2 * x * slope
 
 
+@pointwise("erfc")
+def erfc(x: Tensor) -> Derivatives:
+    _, slope, curvature = erf(x)
+    return torch.erfc(x), -slope, -curvature
+
+
 @pointwise("abs", "absolute", "__abs__")
 def abs_(x: Tensor) -> Derivatives:
     return x.abs(), x.sign(), torch.zeros_like(x)
@@ -240,103 +335,11 @@ def clamp_max(x: Tensor, max: Any) -> Derivatives:
     return clamp(x, max=max)
 
 
-@pointwise("nan_to_num")
-def nan_to_num(x: Tensor, *args: Any, **named: Any) -> Derivatives:
-    return torch.nan_to_num(x, *args, **named), torch.isfinite(x).to(x.dtype), torch.zeros_like(x)
-
-
-def _power(x: Tensor, exponent: float) -> Derivatives:
-    """x^n; the factors n and n (n − 1) vanish before x is raised to a negative power at 0."""
-    n = exponent
-    slope = torch.zeros_like(x) if n == 0 else n * x ** (n - 1)
-    curvature = torch.zeros_like(x) if n in (0, 1) else n * (n - 1) * x ** (n - 2)
-    return x**n, slope, curvature
-
-
-@jet_rule("pow", "__pow__", "float_power")
-def power(input: Any, exponent: Any) -> JetTensor:
-    if not isinstance(exponent, torch.Tensor):
-        return push_forward(input, _power(input.primal, exponent))
-    if isinstance(input, JetTensor):  # a tensor exponent, perhaps a jet: x^y = exp(y log x)
-        return torch.exp(exponent * torch.log(input))  # type: ignore[return-value]
-    return torch.exp(
-        exponent * math.log(input) if not isinstance(input, Tensor) else exponent * input.log()
-    )  # type: ignore[return-value]
-
-
-jet_rule("__rpow__")(lambda self, other: power(other, self))
-
-
-# ---- sums and products of two tensors ----------------------------------------------------------
-
-
-@jet_rule("add", "__add__", "__radd__")
-def add(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
-    if alpha != 1:
-        other = other * alpha
-    if isinstance(input, JetTensor) and isinstance(other, JetTensor):
-        ndim = max(input.ndim, other.ndim)
-        return input.with_streams(aligned(input, ndim) + aligned(other, ndim))
-    if not isinstance(input, JetTensor):
-        input, other = other, input
-    return input.with_streams(add_to_primal(input.streams, other))
-
-
-@jet_rule("neg", "negative", "__neg__")
-def neg(input: JetTensor) -> JetTensor:
-    return input.with_streams(-input.streams)
-
-
-@jet_rule("positive", "__pos__")
-def positive(input: JetTensor) -> JetTensor:
-    return input
-
-
-@jet_rule("sub", "subtract", "__sub__")
-def sub(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
-    return add(input, other * -alpha)
-
-
-@jet_rule("rsub", "__rsub__")
-def rsub(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
-    return sub(other, input, alpha=alpha)
-
-
-@jet_rule("mul", "multiply", "__mul__", "__rmul__")
-def mul(input: Any, other: Any) -> JetTensor:
-    if not isinstance(input, JetTensor):
-        input, other = other, input
-    if not isinstance(other, Tensor):
-        return input.with_streams(input.streams * other)
-    return bilinear(torch.mul, input, other, ndim=max(input.ndim, other.ndim))
-
-
-@jet_rule("div", "divide", "true_divide", "__truediv__", "__div__")
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> JetTensor:
-    if rounding_mode is not None:
-        raise missing_rule(torch.div, f"rounding_mode={rounding_mode!r} has no derivative")
-    if isinstance(other, JetTensor):
-        return mul(input, torch.reciprocal(other))
-    if not isinstance(other, Tensor):
-        return input.with_streams(input.streams / other)
-    return bilinear(torch.div, input, other, ndim=max(input.ndim, other.ndim))
-
-
-@jet_rule("__rdiv__", "__rtruediv__")
-def rdiv(self: JetTensor, other: Any) -> JetTensor:
-    return div(other, self)
-
-
-@jet_rule("addcmul")
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> JetTensor:
-    return input + value * tensor1 * tensor2
-
-
-@jet_rule("maximum")
-def maximum(input: Any, other: Any) -> JetTensor:
-    return torch.where(input > other, input, other)  # type: ignore[return-value]
-
-
-@jet_rule("minimum")
-def minimum(input: Any, other: Any) -> JetTensor:
-    return torch.where(input < other, input, other)  # type: ignore[return-value]
+@jet_rule("nan_to_num")
+def nan_to_num(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+    """Not computed in float32: the largest number depends on the dtype."""
+    x = input.primal
+    value = torch.nan_to_num(x, *args, **named)
+    finite = torch.isfinite(x)
+    tangents = input.streams[1:].masked_fill(finite.logical_not(), 0)
+    return input.with_streams(torch.cat([value.unsqueeze(0), tangents]))

@@ -20,6 +20,7 @@ _COMPARISONS = spellings(
     *("__gt__", "__ge__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite"),
     *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
     *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
+    *("long", "int", "short", "bool", "bincount", "result_type"),
     *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
 )
 _LIKE = spellings(
@@ -28,7 +29,7 @@ _LIKE = spellings(
 )
 _METADATA = spellings(
     *("is_floating_point", "is_complex", "is_contiguous", "stride", "numel", "element_size"),
-    *("get_device", "nelement", "is_same_size", "is_tensor"),
+    *("get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
 )
 _ATTRIBUTES = [
     attribute(name)

@@ -1,26 +1,28 @@
-"""Reductions that are not linear: extreme values and norms."""
+"""Reductions that are not linear: extreme values, norms, variances."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
+from .streamwise import varargs
 
 
 def _extreme(name: str, pick: str) -> None:
     """The entry at the extreme index carries its own derivative (apart from ties)."""
 
     @jet_rule(name)
-    def rule(input: Any, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
-        if isinstance(dim, JetTensor | torch.Tensor):
+    def rule(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, Tensor):
             return getattr(torch, f"{name}imum")(input, dim)
         if dim is None:
             flat = input.flatten()
             return flat[getattr(flat.primal, pick)()]
-        index = getattr(input.primal, pick)(dim, keepdim=True)
+        values, index = getattr(torch, name)(input.primal, dim, keepdim=True)
         values = torch.gather(input, dim, index)
         if not keepdim:
             values, index = values.squeeze(dim), index.squeeze(dim)
@@ -34,7 +36,7 @@ for _name, _pick in (("max", "argmax"), ("min", "argmin")):
 def _extreme_value(name: str, pick: str) -> None:
     @jet_rule(name)
     def rule(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-        dims = [dim] if isinstance(dim, int) else list(dim)
+        dims = varargs(dim) if isinstance(dim, list | tuple) else [dim]
         if len(dims) != 1:
             raise missing_rule(getattr(torch, name), "exactly one dimension is covered")
         values = torch.gather(input, dims[0], getattr(input.primal, pick)(dims[0], keepdim=True))
@@ -45,9 +47,85 @@ for _name, _pick in (("amax", "argmax"), ("amin", "argmin")):
     _extreme_value(_name, _pick)
 
 
+@jet_rule("topk")
+def topk(input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    _, index = torch.topk(input.primal, k, dim, largest, sorted)
+    return torch.return_types.topk((torch.gather(input, dim, index), index))
+
+
+@jet_rule("sort")
+def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
+    return torch.return_types.sort((torch.gather(input, dim, index), index))
+
+
+# ---- norms and variances -----------------------------------------------------------------------
+
+
 @jet_rule("norm")
-def norm(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+def norm(
+    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Any:
     """Euclidean norm."""
     if p not in ("fro", 2, 2.0, None):
         raise missing_rule(torch.norm, f"p={p!r} is not covered, only the Euclidean norm")
-    return torch.sqrt((input * input).sum(dim, keepdim))
+    return vector_norm(input, 2, dim, keepdim, dtype=dtype)
+
+
+@jet_rule(torch.linalg.vector_norm)
+def vector_norm(
+    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if ord not in (2, 2.0):
+        raise missing_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
+    x = x if dtype is None else x.to(dtype)
+    return torch.sqrt((x * x).sum(dim, keepdim))
+
+
+@jet_rule(torch.linalg.norm)
+def linalg_norm(
+    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
+    if ord is None or (ord in (2, 2.0) and one_dimension):
+        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    raise missing_rule(torch.linalg.norm, f"ord={ord!r} is covered for vectors only, and only 2")
+
+
+def _moments(input: Any, args: tuple, named: dict) -> tuple[Any, Any]:
+    """(variance, mean) for ``(dim, *, correction, keepdim)`` and the older
+    ``(dim, unbiased, keepdim)`` and ``(unbiased)``; variance about the mean over N − correction."""
+    if args and isinstance(args[0], bool):
+        args = (None, *args)
+    named.update(zip(("dim", "unbiased", "keepdim"), args, strict=False))
+    dim, keepdim = named.get("dim"), named.get("keepdim", False)
+    correction = named.get("correction")
+    if correction is None:
+        correction = int(named.get("unbiased", True))
+    dims = list(range(input.ndim)) if dim is None else varargs(dim)
+    mean = input.mean(dims, keepdim=True)
+    centred = input - mean
+    count = input.shape.numel() // max(1, mean.shape.numel())
+    variance = (centred * centred).sum(dims, keepdim=keepdim) / (count - correction)
+    return variance, mean if keepdim else mean.reshape(variance.shape)
+
+
+@jet_rule("var")
+def var(input: Any, *args: Any, **named: Any) -> Any:
+    return _moments(input, args, named)[0]
+
+
+@jet_rule("std")
+def std(input: Any, *args: Any, **named: Any) -> Any:
+    return torch.sqrt(_moments(input, args, named)[0])
+
+
+@jet_rule("var_mean")
+def var_mean(input: Any, *args: Any, **named: Any) -> Any:
+    return _moments(input, args, named)
+
+
+@jet_rule("std_mean")
+def std_mean(input: Any, *args: Any, **named: Any) -> Any:
+    variance, mean = _moments(input, args, named)
+    return torch.sqrt(variance), mean

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..registry import attribute, jet_rule, missing_rule
-from ..tensor import JetTensor, aligned, common_layout
-from .streamwise import behind_streams, behind_streams_all, lifted_streams, varargs
+from ..tensor import JetTensor, aligned, common_layout, primal_of
+from .streamwise import (
+    behind_streams,
+    behind_streams_all,
+    lifted_streams,
+    on_primal_and_tangents,
+    varargs,
+)
 
 
 @jet_rule("view", "reshape")
@@ -58,11 +65,12 @@ def m_t(self: JetTensor) -> JetTensor:
 
 @jet_rule("permute")
 def permute(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
-    order = varargs(*(dims or tuple(named.values()))[:1], (dims or tuple(named.values()))[1:])
-    return input.with_streams(input.streams.permute(0, *[d % input.ndim + 1 for d in order]))
+    dims = dims or tuple(named.values())
+    order = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
+    return input.with_streams(input.streams.permute(0, *order))
 
 
-@jet_rule("movedim")
+@jet_rule("movedim", "moveaxis")
 def movedim(input: JetTensor, source: Any, destination: Any) -> JetTensor:
     moves = [behind_streams_all(varargs(dims), input.ndim) for dims in (source, destination)]
     return input.with_streams(input.streams.movedim(*moves))
@@ -84,7 +92,8 @@ def squeeze(input: JetTensor, dim: Any = None) -> JetTensor:
 
 
 @jet_rule("expand")
-def expand(self: JetTensor, *sizes: Any) -> JetTensor:
+def expand(self: JetTensor, *sizes: Any, size: Any = None, implicit: bool = False) -> JetTensor:
+    sizes = sizes if size is None else (size,)
     target = varargs(sizes[0], sizes[1:])
     return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
 
@@ -100,9 +109,30 @@ def broadcast_to(input: JetTensor, size: Any) -> JetTensor:
 
 
 @jet_rule("repeat")
-def repeat(self: JetTensor, *repeats: Any) -> JetTensor:
-    counts = varargs(repeats[0], repeats[1:])
+def repeat(self: JetTensor, *sizes: Any, repeats: Any = None) -> JetTensor:
+    sizes = sizes if repeats is None else (repeats,)
+    counts = varargs(sizes[0], sizes[1:])
     return self.with_streams(aligned(self, len(counts)).repeat(1, *counts))
+
+
+@jet_rule("tile")
+def tile(input: JetTensor, *dims: Any) -> JetTensor:
+    counts = varargs(dims[0], dims[1:])
+    return repeat(input, [1] * (input.ndim - len(counts)) + counts)
+
+
+@jet_rule("broadcast_tensors")
+def broadcast_tensors(*tensors: Any) -> tuple:
+    if isinstance(tensors[0], list | tuple):
+        tensors = tuple(tensors[0])
+    shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    return tuple(tensor.expand(shape) for tensor in tensors)
+
+
+@jet_rule("diagonal")
+def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> JetTensor:
+    dims = behind_streams_all((dim1, dim2), input.ndim)
+    return input.with_streams(input.streams.diagonal(offset, *dims))
 
 
 @jet_rule("repeat_interleave")
@@ -125,11 +155,14 @@ def getitem(self: JetTensor, index: Any) -> JetTensor:
     return self.with_streams(self.streams[everything + tuple(parts)])
 
 
+_ADVANCED = (Tensor, list, tuple, range, np.ndarray)
+
+
 def _advanced_indices_are_apart(parts: Sequence[Any]) -> bool:
     """True where integer and tensor indices are separated by a slice, None or ellipsis."""
-    if not any(isinstance(part, Tensor | list) for part in parts):
+    if not any(isinstance(part, _ADVANCED) for part in parts):
         return False
-    kinds = [isinstance(part, Tensor | list | int) for part in parts]
+    kinds = [isinstance(part, _ADVANCED) or isinstance(part, int) for part in parts]
     places = [place for place, advanced in enumerate(kinds) if advanced]
     return places[-1] - places[0] + 1 != len(places)
 
@@ -168,9 +201,17 @@ def _each(jet: JetTensor, stacks: Sequence[Tensor]) -> tuple[JetTensor, ...]:
 
 
 @jet_rule("split")
-def split(tensor: JetTensor, split_size_or_sections: Any, dim: int = 0, **named: Any) -> Any:
-    size = named.get("split_size", split_size_or_sections)
+def split(
+    tensor: JetTensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> Any:
+    """``split_size`` is what ``Tensor.split`` calls the second argument."""
+    size = split_size_or_sections if split_size is None else split_size
     return _each(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
+
+
+@jet_rule("split_with_sizes")
+def split_with_sizes(input: JetTensor, split_sizes: Any, dim: int = 0) -> Any:
+    return split(input, list(split_sizes), dim)
 
 
 @jet_rule("chunk")
@@ -217,7 +258,8 @@ def roll(input: JetTensor, shifts: Any, dims: Any = None) -> JetTensor:
 
 
 @jet_rule("flip")
-def flip(input: JetTensor, *dims: Any) -> JetTensor:
+def flip(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
+    dims = dims or tuple(named.values())
     places = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)
     return input.with_streams(input.streams.flip(places))
 
@@ -240,11 +282,11 @@ def pad(
 ) -> JetTensor:
     if mode != "constant":
         raise missing_rule(F.pad, f"mode {mode!r} is not covered, only 'constant'")
-    streams = F.pad(input.streams, pad)
-    if value:
-        edge = 1 - F.pad(torch.ones_like(input.primal), pad)
-        streams = torch.cat([(streams[0] + value * edge).unsqueeze(0), streams[1:]])
-    return input.with_streams(streams)
+    if not value:
+        return input.with_streams(F.pad(input.streams, pad))
+    return on_primal_and_tangents(
+        input, lambda primal: F.pad(primal, pad, value=value), lambda rest: F.pad(rest, pad)
+    )
 
 
 def _cast(jet: JetTensor, *args: Any, **named: Any) -> JetTensor:
@@ -262,7 +304,8 @@ def to(self: Any, *args: Any, **named: Any) -> Any:
     if not _is_jet(self):  # plain.to(jet)
         example = args[0] if args else named["other"]
         return self.to(dtype=example.dtype, device=example.device)
-    if any(isinstance(a, torch.dtype) and not a.is_floating_point for a in args):
+    kinds = [getattr(a, "dtype", a) for a in (*args, *named.values())]
+    if any(isinstance(kind, torch.dtype) and not kind.is_floating_point for kind in kinds):
         return self.primal.to(*args, **named)  # integers carry no derivative
     return _cast(self, *args, **named)
 
@@ -274,7 +317,9 @@ def type_as(self: Any, other: Tensor) -> Any:
 
 @jet_rule("type")
 def type_(self: JetTensor, dtype: Any = None, **named: Any) -> Any:
-    return self.primal.type() if dtype is None else to(self, dtype)
+    if dtype is None:
+        return self.primal.type()
+    return to(self, dtype if isinstance(dtype, torch.dtype) else self.primal[:0].type(dtype).dtype)
 
 
 @jet_rule("float")
@@ -295,11 +340,6 @@ def half(self: JetTensor, **named: Any) -> JetTensor:
 @jet_rule("bfloat16")
 def bfloat16(self: JetTensor, **named: Any) -> JetTensor:
     return _cast(self, torch.bfloat16)
-
-
-@jet_rule("long", "int", "bool")
-def integers(self: JetTensor, **named: Any) -> Tensor:
-    raise missing_rule(torch.Tensor.long, "a cast to integers has no derivative")
 
 
 @jet_rule("cuda")
@@ -325,26 +365,27 @@ def clone(input: JetTensor, **named: Any) -> JetTensor:
 @jet_rule("masked_fill")
 def masked_fill(input: Any, mask: Tensor, value: Any) -> JetTensor:
     if not _is_jet(input) or _is_jet(value):
-        return where(mask, value, input)
-    layout = common_layout(input)
-    ndim = max(input.ndim, mask.ndim)
-    streams = aligned(input, ndim).masked_fill(mask, 0)
-    primal = input.primal.masked_fill(mask, value)
-    return JetTensor(torch.cat([primal.unsqueeze(0), streams[1:]]), layout)
+        fill = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=input.dtype)
+        return where(mask, fill, input)
+    wide = input.with_streams(aligned(input, max(input.ndim, mask.ndim)))
+    return on_primal_and_tangents(
+        wide, lambda primal: primal.masked_fill(mask, value), lambda rest: rest.masked_fill(mask, 0)
+    )
 
 
 @jet_rule("where")
-def where(condition: Tensor, input: Any = None, other: Any = None, **named: Any) -> JetTensor:
+def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
     if isinstance(condition, JetTensor):
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
-    like = input if _is_jet(input) else other
-    sides = []
-    for side in (input, other):
-        if not isinstance(side, Tensor):
-            side = torch.as_tensor(side, dtype=like.dtype, device=like.device)
-        sides.append(side)
-    ndim = max(condition.ndim, sides[0].ndim, sides[1].ndim)
-    primal = torch.where(condition, *[s.primal if _is_jet(s) else s for s in sides])
-    tangents = [aligned(s, ndim)[1:] if _is_jet(s) else s.new_zeros(()) for s in sides]
-    return JetTensor(torch.cat([primal.unsqueeze(0), torch.where(condition, *tangents)]), layout)
+    primal = torch.where(condition, primal_of(input), primal_of(other))
+    shape = (layout.streams - 1, *primal.shape)
+    zero = primal.new_zeros(())
+    tangents = [_tangents(side, primal) if _is_jet(side) else zero for side in (input, other)]
+    rest: Tensor = torch.where(condition, tangents[0], tangents[1]).expand(shape)
+    return JetTensor(torch.cat([primal.unsqueeze(0), rest]), layout)
+
+
+def _tangents(jet: JetTensor, primal: Tensor) -> Tensor:
+    """x_i and x_ij, to broadcast against a result's primal, in its dtype."""
+    return aligned(jet, primal.ndim)[1:].to(primal.dtype)

@@ -114,6 +114,13 @@ def _stack_of(value: Any, ndim: int | None) -> Tensor:
     return value.unsqueeze(0)
 
 
+def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
+    """Write ``value`` into the storage of ``target``, which its views share."""
+    common_layout(target, value)
+    target.streams.copy_(value.streams)
+    return target
+
+
 def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:
     """The stacks of several values, constants lifted to jets; and one of the jets."""
     layout = common_layout(*values)
