@@ -11,4 +11,6 @@ STABLE_TORCH_LIBRARY(jachess, m) {
   m.def(
       "layer_norm_jet_backward(Tensor gy, Tensor x, Tensor? weight, float eps, int q, Tensor mean,"
       " Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight, Tensor gbias)");
+  m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");
+  m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked) -> Tensor");
 }

@@ -8,7 +8,8 @@
 
 #include <algorithm>
 
-#include "tensors.h"
+#include "../norm_arguments.h"
+#include "rows.h"
 
 namespace jachess {
 namespace {
@@ -190,63 +191,8 @@ JACHESS_CLONES void backward_row(const T* gy, int64_t gy_stride, const T* x, int
                          i);
 }
 
-// A row's streams in the accumulation type: where they lie, or converted into scratch.
-template <typename A, typename T>
-const A* read_row(const T* x, int64_t stream_stride, int streams, int64_t n,
-                  std::vector<A>& scratch, int64_t& row_stride) {
-  if constexpr (std::is_same_v<A, T>) {
-    row_stride = stream_stride;
-    return x;
-  } else {
-    row_stride = n;
-    scratch.resize(static_cast<size_t>(streams * n));
-    for (int s = 0; s < streams; ++s) convert_array(x + s * stream_stride, &scratch[s * n], n);
-    return scratch.data();
-  }
-}
-
-template <typename A, typename T>
-A* output_row(T* y, int64_t stream_stride, int streams, int64_t n, std::vector<A>& scratch,
-              int64_t& row_stride) {
-  if constexpr (std::is_same_v<A, T>) {
-    row_stride = stream_stride;
-    return y;
-  } else {
-    row_stride = n;
-    scratch.resize(static_cast<size_t>(streams * n));
-    return scratch.data();
-  }
-}
-
-template <typename A, typename T>
-void write_row(const A* from, T* y, int64_t stream_stride, int streams, int64_t n) {
-  if constexpr (!std::is_same_v<A, T>) {
-    for (int s = 0; s < streams; ++s) convert_array(from + s * n, y + s * stream_stride, n);
-  }
-}
-
-struct Shape {
-  int64_t rows, n;  // rows of n channels, per stream
-};
-
-Shape row_shape(const char* op, const Tensor& x) {
-  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
-        "; expected [S, ..., D], streams in front and the normalised dimension last.");
-  int64_t rows = 1;
-  for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
-  return {rows, x.size(x.dim() - 1)};
-}
-
-// The shape of the saved statistics: x's, without its last dimension.
-Tensor statistics(const Tensor& x) {
-  const auto sizes = x.sizes();
-  const std::vector<int64_t> shape(sizes.begin(), sizes.end() - 1);
-  return torch::stable::new_zeros(x, torch::headeronly::IntHeaderOnlyArrayRef(shape),
-                                  accumulate_dtype(x.scalar_type()));
-}
-
 template <int q, int P, typename T>
-void forward_rows(const T* x, T* y, Shape shape, const accumulate_t<T>* weight,
+void forward_rows(const T* x, T* y, RowShape shape, const accumulate_t<T>* weight,
                   const accumulate_t<T>* bias, double eps, accumulate_t<T>* mean,
                   accumulate_t<T>* rstd, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
@@ -269,7 +215,7 @@ void forward_rows(const T* x, T* y, Shape shape, const accumulate_t<T>* weight,
 }
 
 template <int q, int P, typename T>
-void backward_rows(const T* gy, const T* x, T* gx, Shape shape, const accumulate_t<T>* weight,
+void backward_rows(const T* gy, const T* x, T* gx, RowShape shape, const accumulate_t<T>* weight,
                    const accumulate_t<T>* mean, const accumulate_t<T>* rstd,
                    accumulate_t<T>* gweight, accumulate_t<T>* gbias, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
@@ -299,12 +245,12 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_jet(const Tensor& x,
                                                   int64_t q) {
   const char* op = "layer_norm_jet";
   const int P = check_jet(op, "x", x, q);
-  const Shape shape = row_shape(op, x);
+  const RowShape shape = row_shape(op, x);
   check_channels(op, "weight", weight, x, shape.n);
   check_channels(op, "bias", bias, x, shape.n);
   const Tensor dense = torch::stable::contiguous(x);
   Tensor y = torch::stable::empty_like(dense);
-  Tensor mean = statistics(dense), rstd = statistics(dense);
+  Tensor mean = new_statistics(dense), rstd = new_statistics(dense);
   if (shape.rows == 0 || shape.n == 0) return {y, mean, rstd};
   dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
@@ -331,23 +277,17 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(const Tensor& gy, con
                                                            bool need_weight) {
   const char* op = "layer_norm_jet_backward";
   const int P = check_jet(op, "x", x, q);
-  const Shape shape = row_shape(op, x);
+  const RowShape shape = row_shape(op, x);
   check_same(op, "gy", gy, x);
   check_channels(op, "weight", weight, x, shape.n);
-  for (const Tensor& statistic : {mean, rstd}) {
-    check(statistic.numel() == x.size(0) * shape.rows &&
-              statistic.scalar_type() == accumulate_dtype(x.scalar_type()),
-          "jachess::", op, ": mean or rstd is ", shape_of(statistic), " for x ", shape_of(x),
-          "; expected what layer_norm_jet returned for this x.");
-  }
+  check_statistics(op, mean, x, shape.rows);
+  check_statistics(op, rstd, x, shape.rows);
   const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gy);
   const Tensor means = torch::stable::contiguous(mean), rstds = torch::stable::contiguous(rstd);
-  const ScalarType wide = accumulate_dtype(x.scalar_type());
-  const int64_t channels_out[1] = {need_weight ? shape.n : 0};
-  const torch::headeronly::IntHeaderOnlyArrayRef out_shape(channels_out, 1);
   Tensor gx = torch::stable::empty_like(dense);
-  Tensor gweight = torch::stable::new_zeros(dense, out_shape, wide);
-  Tensor gbias = torch::stable::new_zeros(dense, out_shape, wide);
+  const std::vector<int64_t> channel_shape = {need_weight ? shape.n : 0};
+  Tensor gweight = new_wide_zeros(dense, channel_shape);
+  Tensor gbias = new_wide_zeros(dense, channel_shape);
   if (shape.rows == 0 || shape.n == 0) return {gx, gweight, gbias};
   const int64_t per_chunk = std::max(kMinRowsPerChunk, (shape.rows + kMaxChunks - 1) / kMaxChunks);
   const int64_t chunks = (shape.rows + per_chunk - 1) / per_chunk;

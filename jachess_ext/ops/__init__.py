@@ -4,6 +4,7 @@ compiled form can be used."""
 from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
 from .layer_norm import layer_norm_jet, layer_norm_jet_reference
 from .library import available, build_info
+from .softmax import softmax_jet, softmax_jet_reference
 
 __all__ = [
     "ACTIVATION_KINDS",
@@ -13,4 +14,6 @@ __all__ = [
     "build_info",
     "layer_norm_jet",
     "layer_norm_jet_reference",
+    "softmax_jet",
+    "softmax_jet_reference",
 ]

@@ -18,6 +18,8 @@ _OPERATORS = (
     "activation_jet_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
+    "softmax_jet",
+    "softmax_jet_backward",
 )
 
 

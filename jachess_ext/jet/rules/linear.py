@@ -11,7 +11,15 @@ from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
-from .streamwise import add_to_primal, behind_streams_all, bilinear, varargs
+from .product import matmul_jets, products_fuse
+from .streamwise import (
+    add_to_primal,
+    behind_streams,
+    behind_streams_all,
+    bilinear,
+    varargs,
+    write_in_place,
+)
 
 
 class _StackedLinear(torch.autograd.Function):
@@ -69,16 +77,18 @@ def addmm(input: Tensor, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float 
 def baddbmm(
     input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1
 ) -> JetTensor:
-    product = torch.bmm(batch1, batch2)
+    product: Any = torch.bmm(batch1, batch2)
     return alpha * product if beta == 0 else beta * input + alpha * product
 
 
-@jet_rule("matmul", "bmm", "mm", "__matmul__", "__rmatmul__")
-def matmul(input: Any, other: Any, **named: Any) -> JetTensor:
+@jet_rule("matmul", "bmm", "mm", "mv", "dot", "__matmul__")
+def matmul(input: Any, other: Any) -> JetTensor:
     if input.ndim < 2 or other.ndim < 2:
         return _matmul_with_vector(input, other)
     if isinstance(input, JetTensor) and not isinstance(other, JetTensor) and other.ndim == 2:
         return input.with_streams(torch.matmul(input.streams, other))
+    if products_fuse(input, other):
+        return matmul_jets(input, other)
     return bilinear(torch.matmul, input, other, ndim=max(input.ndim, other.ndim))
 
 
@@ -86,7 +96,7 @@ def _matmul_with_vector(a: Any, b: Any) -> JetTensor:
     """Row or column vectors become matrices, and the extra dimension is dropped again."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
-    out = matmul(row, column)
+    out: Any = matmul(row, column)
     if b.ndim == 1:
         out = out.squeeze(-1)
     return out.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else out
@@ -136,8 +146,24 @@ for _name in ("conv1d", "conv2d", "conv3d"):
     _convolution(_name)
 
 
+def _pooling(name: str, spatial: int) -> None:
+    """Averages over windows of the last ``spatial`` dimensions."""
+    function: Callable = getattr(F, name)
+
+    @jet_rule(name)
+    def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+        streams = input.streams.reshape(-1, 1, *input.shape[-spatial:])
+        out = function(streams, *args, **named)
+        shape = (len(input.streams), *input.shape[:-spatial], *out.shape[2:])
+        return input.with_streams(out.reshape(shape))
+
+
+for _name in ("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"):
+    _pooling(_name, int(_name[-2]))
+
+
 def _reduce_dims(dim: Any, ndim: int) -> list[int]:
-    if dim is None or dim == () or dim == []:
+    if dim is None or dim == () or dim == [] or ndim == 0:
         return list(range(1, ndim + 1))
     return behind_streams_all(varargs(dim), ndim)
 
@@ -147,11 +173,19 @@ def _reduction(name: str) -> None:
 
     @jet_rule(name)
     def rule(
-        input: JetTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **named: Any
+        input: JetTensor,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+        axis: Any = None,
+        keepdims: bool = False,
     ) -> JetTensor:
-        dims = _reduce_dims(named.get("axis", dim), input.ndim)
-        if not dims:
-            return input.with_streams(input.streams.to(dtype) if dtype else input.streams)
+        """``axis`` and ``keepdims`` are NumPy's names, which torch takes too."""
+        dims = _reduce_dims(dim if axis is None else axis, input.ndim)
+        keepdim = keepdim or keepdims
+        if input.ndim == 0:
+            return input.with_streams(input.streams.to(dtype) if dtype else input.streams.clone())
         return input.with_streams(function(input.streams, dims, keepdim=keepdim, dtype=dtype))
 
 
@@ -161,17 +195,27 @@ for _name in ("sum", "mean"):
 
 @jet_rule("cumsum")
 def cumsum(input: JetTensor, dim: int, *, dtype: Any = None) -> JetTensor:
-    place = behind_streams_all([dim], input.ndim)[0]
+    if input.ndim == 0:
+        return input.with_streams(input.streams.to(dtype or input.dtype, copy=True))
+    place = behind_streams(dim, input.ndim)
     return input.with_streams(input.streams.cumsum(place, dtype=dtype))
 
 
 @jet_rule("dropout")
 def dropout(
-    input: JetTensor, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any
+    input: JetTensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    train: bool = True,
 ) -> JetTensor:
-    """One mask for all streams of a step (spec 01), drawn as torch draws it for the primal."""
-    training = named.get("train", training)
-    if not training or p == 0:
+    """One mask for all streams of a step (spec 01), drawn as torch draws it for the primal.
+
+    ``train`` is torch.dropout's name for ``training``.
+    """
+    if not (training and train) or p == 0:
         return input
     mask = F.dropout(torch.ones_like(input.primal), p, True)
-    return input.with_streams(input.streams * mask)
+    out = input.with_streams(input.streams * mask)
+    return write_in_place(input, out) if inplace else out

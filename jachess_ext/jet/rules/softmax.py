@@ -13,17 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import ops
 from ..layout import JetLayout
 from ..registry import jet_rule
+from ..settings import operators_enabled
 from ..tensor import JetTensor
 from .streamwise import behind_streams, behind_streams_all, varargs
 
 
 def softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
-    """Softmax of a stack along ``dim`` (negative); float32 or float64.
+    """Softmax of a stack along ``dim`` (negative).
 
     Rows whose scores are all −inf give NaN, as torch's softmax does.
     """
+    if _has_operator(streams, dim):
+        return ops.softmax_jet(streams, layout.directions)
     return _streams_from_primal(streams, torch.softmax(streams[0], dim), layout, dim)
 
 
@@ -32,12 +36,18 @@ def masked_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tens
 
     Their scores are replaced before the softmax: 0 · NaN would make their gradient NaN otherwise.
     """
+    if _has_operator(streams, dim):
+        return ops.softmax_jet(streams, layout.directions, masked=True)
     scores = streams[0]
     hidden = torch.isneginf(scores).all(dim, keepdim=True)
     if not hidden.any():
         return softmax_streams(streams, layout, dim)
     primal = torch.softmax(scores.masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
     return _streams_from_primal(streams, primal, layout, dim)
+
+
+def _has_operator(streams: Tensor, dim: int) -> bool:
+    return dim == -1 and operators_enabled() and ops.available("softmax_jet", streams.device)
 
 
 def _streams_from_primal(streams: Tensor, primal: Tensor, layout: JetLayout, dim: int) -> Tensor:
@@ -93,7 +103,7 @@ def along(
 ) -> JetTensor:
     """``on_streams`` along one dimension of a jet, computed in float32 for halves."""
     if input.ndim == 0:  # one entry: torch takes dim 0 and -1
-        return along(input[None], -1, dtype, on_streams)[0]  # type: ignore[index,return-value]
+        return along(input[None], -1, dtype, on_streams)[0]  # type: ignore
     streams = _wide(input.streams, dtype)
     out = on_streams(streams, input.jet_layout, _from_the_right(dim, input.ndim))
     return input.with_streams(out.to(dtype or input.dtype))

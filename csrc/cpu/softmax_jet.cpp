@@ -1,0 +1,257 @@
+// jachess::softmax_jet and its backward on the CPU: the softmax rule (spec 03), row by row.
+//
+// With c_i = s_i − Σ p s_i and m, v the means of s_ij and of c_i c_j under p:
+//     p_i = p c_i,   p_ij = p (s_ij − m_ij + c_i c_j − v_ij).
+// A row of every stream stays in L1/L2 over the few sweeps. The backward recomputes p from the
+// scores, so nothing but the input is kept. A row whose scores are all −inf (a query that may look
+// nowhere) gives zeros where `masked` is set, as torch's attention does, else NaN, as its softmax.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "rows.h"
+
+namespace jachess {
+namespace {
+
+// What both directions need of a row: p in `p`, means of the tangents, of the second-order
+// scores, and of the products of centred tangents.
+template <int q, int P, typename T>
+struct RowMeans {
+  T first[q];
+  T second[P + 1];  // P, never an empty array
+  T product[P + 1];
+};
+
+template <typename T>
+JACHESS_HD T row_maximum(const T* s, int64_t n) {
+  T top = -std::numeric_limits<T>::infinity();
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) top = s[i] > top ? s[i] : top;
+  return top;
+}
+
+// p = softmax(s); false for a row that is −inf throughout.
+template <typename T>
+JACHESS_HD bool row_probabilities(const T* s, int64_t n, bool masked, T* p) {
+  const T top = row_maximum(s, n);
+  if (top == -std::numeric_limits<T>::infinity()) {
+    // NaN compares false with everything, so such a row lands here too; it must stay visible.
+    T probe = masked ? T(0) : std::numeric_limits<T>::quiet_NaN();
+    for (int64_t i = 0; i < n; ++i) probe += s[i] != s[i] ? s[i] : T(0);
+    for (int64_t i = 0; i < n; ++i) p[i] = probe;
+    return probe != probe;
+  }
+  T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const T e = exp_nonpositive(s[i] - top);
+    p[i] = e;
+    sum += e;
+  }
+  const T inverse = T(1) / sum;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) p[i] *= inverse;
+  return true;
+}
+
+template <int q, int P, typename T>
+JACHESS_HD void row_means(const T* s, int64_t stride, const T* p, int64_t n,
+                          RowMeans<q, P, T>& means) {
+  for (int k = 0; k < q + P; ++k) {
+    const T* tangent = s + (1 + k) * stride;
+    T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += p[i] * tangent[i];
+    (k < q ? means.first[k] : means.second[k - q]) = sum;
+  }
+  if constexpr (P > 0) {
+    for (int a = 0; a < q; ++a) {
+      for (int b = a + 1; b < q; ++b) {
+        const T *sa = s + (1 + a) * stride, *sb = s + (1 + b) * stride;
+        const T ma = means.first[a], mb = means.first[b];
+        T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < n; ++i) sum += p[i] * (sa[i] - ma) * (sb[i] - mb);
+        means.product[pair_stream<q>(a, b) - 1 - q] = sum;
+      }
+    }
+  }
+}
+
+template <int q, int P, typename T>
+JACHESS_CLONES void forward_row(const T* s, int64_t stride, int64_t n, bool masked, T* y,
+                                int64_t y_stride) {
+  if (!row_probabilities(s, n, masked, y)) {
+    for (int k = 1; k < 1 + q + P; ++k) std::fill_n(y + k * y_stride, n, T(0));
+    return;
+  }
+  RowMeans<q, P, T> means;
+  row_means<q, P>(s, stride, y, n, means);
+  for (int a = 0; a < q; ++a) {
+    const T *from = s + (1 + a) * stride, mean = means.first[a];
+    T* to = y + (1 + a) * y_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) to[i] = y[i] * (from[i] - mean);
+  }
+  if constexpr (P > 0) {
+    for (int a = 0; a < q; ++a) {
+      for (int b = a + 1; b < q; ++b) {
+        const int ab = pair_stream<q>(a, b);
+        const T *sa = s + (1 + a) * stride, *sb = s + (1 + b) * stride, *sab = s + ab * stride;
+        const T ma = means.first[a], mb = means.first[b];
+        const T shift = means.second[ab - 1 - q] + means.product[ab - 1 - q];
+        T* to = y + ab * y_stride;
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i)
+          to[i] = y[i] * (sab[i] - shift + (sa[i] - ma) * (sb[i] - mb));
+      }
+    }
+  }
+}
+
+// With h_ij = ȳ_ij − Σ p ȳ_ij, e_i = ȳ_i + Σ_j h_ij c_j, C_i = Σ p e_i and
+// A = ȳ_0 + Σ_i (ȳ_i − C_i) c_i + Σ_ij h_ij (s_ij − m_ij + c_i c_j − v_ij):
+//     s̄_ij = p h_ij,   s̄_i = p (e_i − C_i),   s̄_0 = p (A − Σ p A).
+template <int q, int P, typename T>
+JACHESS_CLONES void backward_row(const T* g, int64_t g_stride, const T* s, int64_t stride,
+                                 int64_t n, bool masked, T* p, T* out, int64_t out_stride) {
+  if (!row_probabilities(s, n, masked, p)) {
+    for (int k = 0; k < 1 + q + P; ++k) std::fill_n(out + k * out_stride, n, T(0));
+    return;
+  }
+  RowMeans<q, P, T> means;
+  row_means<q, P>(s, stride, p, n, means);
+  for (int k = 0; k < 1 + q; ++k) std::copy_n(g + k * g_stride, n, out + k * out_stride);
+  if constexpr (P > 0) {
+    for (int a = 0; a < q; ++a) {
+      for (int b = a + 1; b < q; ++b) {
+        const int ab = pair_stream<q>(a, b);
+        const T *sa = s + (1 + a) * stride, *sb = s + (1 + b) * stride, *sab = s + ab * stride;
+        const T* gab = g + ab * g_stride;
+        const T ma = means.first[a], mb = means.first[b];
+        const T shift = means.second[ab - 1 - q] + means.product[ab - 1 - q];
+        T *oa = out + (1 + a) * out_stride, *ob = out + (1 + b) * out_stride;
+        T* oab = out + ab * out_stride;
+        T mean = T(0);
+#pragma omp simd reduction(+ : mean)
+        for (int64_t i = 0; i < n; ++i) mean += p[i] * gab[i];
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) {
+          const T h = gab[i] - mean, ca = sa[i] - ma, cb = sb[i] - mb;
+          oa[i] += h * cb;
+          ob[i] += h * ca;
+          out[i] += h * (sab[i] - shift + ca * cb);
+          oab[i] = p[i] * h;
+        }
+      }
+    }
+  }
+  for (int a = 0; a < q; ++a) {
+    const T *sa = s + (1 + a) * stride, *ga = g + (1 + a) * g_stride, ma = means.first[a];
+    T *oa = out + (1 + a) * out_stride, mean = T(0);
+#pragma omp simd reduction(+ : mean)
+    for (int64_t i = 0; i < n; ++i) mean += p[i] * oa[i];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] += (ga[i] - mean) * (sa[i] - ma);
+      oa[i] = p[i] * (oa[i] - mean);
+    }
+  }
+  T mean = T(0);
+#pragma omp simd reduction(+ : mean)
+  for (int64_t i = 0; i < n; ++i) mean += p[i] * out[i];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = p[i] * (out[i] - mean);
+}
+
+template <int q, int P, typename T>
+void forward_rows(const T* x, T* y, RowShape shape, bool masked, int64_t begin, int64_t end) {
+  using A = accumulate_t<T>;
+  constexpr int S = 1 + q + P;
+  const int64_t stride = shape.rows * shape.n;
+  std::vector<A> in, out;
+  int64_t x_stride, y_stride;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = r * shape.n;
+    const A* row = read_row(x + at, stride, S, shape.n, in, x_stride);
+    A* to = output_row(y + at, stride, S, shape.n, out, y_stride);
+    forward_row<q, P, A>(row, x_stride, shape.n, masked, to, y_stride);
+    write_row(to, y + at, stride, S, shape.n);
+  }
+}
+
+template <int q, int P, typename T>
+void backward_rows(const T* gy, const T* x, T* gx, RowShape shape, bool masked, int64_t begin,
+                   int64_t end) {
+  using A = accumulate_t<T>;
+  constexpr int S = 1 + q + P;
+  const int64_t stride = shape.rows * shape.n;
+  std::vector<A> in, grad, out, p(static_cast<size_t>(shape.n));
+  int64_t x_stride, gy_stride, gx_stride;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = r * shape.n;
+    const A* row = read_row(x + at, stride, S, shape.n, in, x_stride);
+    const A* g = read_row(gy + at, stride, S, shape.n, grad, gy_stride);
+    A* to = output_row(gx + at, stride, S, shape.n, out, gx_stride);
+    backward_row<q, P, A>(g, gy_stride, row, x_stride, shape.n, masked, p.data(), to, gx_stride);
+    write_row(to, gx + at, stride, S, shape.n);
+  }
+}
+
+int64_t row_grain(RowShape shape, int64_t streams) {
+  return std::max<int64_t>(1, 8192 / (shape.n * streams));
+}
+
+Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {
+  const char* op = "softmax_jet";
+  const int P = check_jet(op, "x", x, q);
+  const RowShape shape = row_shape(op, x);
+  const Tensor dense = torch::stable::contiguous(x);
+  Tensor y = torch::stable::empty_like(dense);
+  if (shape.rows == 0 || shape.n == 0) return y;
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const T* from = input<T>(dense);
+    T* to = data<T>(y);
+    dispatch_streams(q, P, [&](auto q_, auto P_) {
+      const auto run = [&](int64_t begin, int64_t end) {
+        forward_rows<decltype(q_)::value, decltype(P_)::value>(from, to, shape, masked, begin, end);
+      };
+      torch::stable::parallel_for(0, shape.rows, row_grain(shape, dense.size(0)), run);
+    });
+  });
+  return y;
+}
+
+Tensor softmax_jet_backward(const Tensor& gy, const Tensor& x, int64_t q, bool masked) {
+  const char* op = "softmax_jet_backward";
+  const int P = check_jet(op, "x", x, q);
+  check_same(op, "gy", gy, x);
+  const RowShape shape = row_shape(op, x);
+  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gy);
+  Tensor gx = torch::stable::empty_like(dense);
+  if (shape.rows == 0 || shape.n == 0) return gx;
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const T *from = input<T>(dense), *g = input<T>(grad);
+    T* to = data<T>(gx);
+    dispatch_streams(q, P, [&](auto q_, auto P_) {
+      const auto run = [&](int64_t begin, int64_t end) {
+        backward_rows<decltype(q_)::value, decltype(P_)::value>(g, from, to, shape, masked, begin,
+                                                                end);
+      };
+      torch::stable::parallel_for(0, shape.rows, row_grain(shape, dense.size(0)), run);
+    });
+  });
+  return gx;
+}
+
+}  // namespace
+}  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
+  m.impl("softmax_jet", TORCH_BOX(&jachess::softmax_jet));
+  m.impl("softmax_jet_backward", TORCH_BOX(&jachess::softmax_jet_backward));
+}

@@ -1,0 +1,118 @@
+"""Jets through the softmax: face, pure-torch twin, fake kernels and autograd of
+`jachess::softmax_jet`.
+
+Signature: [S, ..., N], q, masked -> [S, ..., N], with S = 1 + q (first order) or
+1 + q + q(q-1)/2 streams.
+With c_i = s_i − Σ p s_i (spec 03, softmax):
+
+    p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij))
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import check_jet, pair_list, widened
+from .double_backward import gradient_of_backward
+from .library import available, loaded
+
+
+def _check(x: Tensor, q: int) -> None:
+    check_jet("softmax_jet", x, q)
+    if x.dim() < 2:
+        raise ValueError(
+            f"softmax_jet: x has shape {list(x.shape)}; expected [S, ..., N], streams in front and "
+            "the scores of a row last."
+        )
+
+
+def softmax_jet_reference(x: Tensor, q: int, masked: bool = False) -> Tensor:
+    """Pure-torch twin of `softmax_jet`: any device, any number of backward passes.
+
+    Args, returns and raises: as `softmax_jet`. 16-bit types are computed in fp32.
+    """
+    _check(x, q)
+    s = widened(x).unbind(0)
+    hidden = torch.isneginf(s[0]).all(-1, keepdim=True) & masked
+    p = torch.softmax(s[0].masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
+
+    def centred(t: Tensor) -> Tensor:
+        return t - (p * t).sum(-1, keepdim=True)
+
+    c = [centred(s[1 + i]) for i in range(q)]
+    y = [p, *(p * c_i for c_i in c)]
+    if x.shape[0] > 1 + q:
+        for n, (i, j) in enumerate(pair_list(q)):
+            s_ij = s[1 + q + n]
+            change = (y[1 + j] * s[1 + i] + p * s_ij).sum(-1, keepdim=True)
+            y.append(y[1 + j] * c[i] + p * (s_ij - change))
+    return torch.stack(y).to(x.dtype)
+
+
+def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
+    """Push a 2-jet through a softmax over the last dimension (spec 03, softmax).
+
+    Args:
+        x: [S, ..., N] stacked streams of the scores, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32,
+            bf16 or fp16 (the 16-bit types are computed in fp32); any strides, any size including
+            zero.
+        q: number of directions, 1 to 4.
+        masked: a row whose primal scores are all −inf gives zeros, as in torch's attention; else
+            NaN, as in torch's softmax.
+
+    Returns:
+        [S, ..., N] of x's dtype; differentiable any number of times. Where no compiled kernel
+        serves x's device, the pure-torch twin is used.
+
+    Raises:
+        ValueError: q outside 1..4, S that does not match q, or no dimension behind the streams.
+        TypeError: a dtype other than the four.
+    """
+    _check(x, q)
+    if not available("softmax_jet", x.device):
+        return softmax_jet_reference(x, q, masked)
+    return torch.ops.jachess.softmax_jet(x, q, masked)
+
+
+# ---- registrations: fake kernels and autograd ----------------------------------------------
+
+
+def _fake(x: Tensor, q: int, masked: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(gy: Tensor, x: Tensor, q: int, masked: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.q, ctx.masked = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
+    (x,) = ctx.saved_tensors
+    return torch.ops.jachess.softmax_jet_backward(gy, x, ctx.q, ctx.masked), None, None
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    gy, x, ctx.q, ctx.masked = inputs
+    ctx.save_for_backward(gy, x)
+
+
+def _backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    gy, x = ctx.saved_tensors
+    ggy, gx = gradient_of_backward(
+        lambda x: softmax_jet_reference(x, ctx.q, ctx.masked), [x], gy, [cotangent]
+    )
+    return ggy, gx, None, None
+
+
+if loaded():
+    torch.library.register_fake("jachess::softmax_jet", _fake)
+    torch.library.register_fake("jachess::softmax_jet_backward", _fake_backward)
+    torch.library.register_autograd("jachess::softmax_jet", _backward, setup_context=_save)
+    torch.library.register_autograd(
+        "jachess::softmax_jet_backward", _backward_of_backward, setup_context=_save_backward
+    )
