@@ -15,7 +15,7 @@ from ..jet.directions import draw_directions
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
 from .model_pass import Pass, padding_mask, run_model
-from .norms import first_squares, hessian_norm, safe_sqrt, second_squares
+from .norms import hessian_norm, safe_sqrt, stream_squares
 from .scope import layer_indices, sample_dimensions, token_weights
 from .settings import Randomness, Settings, TokenNorms
 
@@ -110,12 +110,12 @@ def _squares(
     blocks: list[JetTensor], sampled: list[tuple[Tensor | None, float]], settings: Settings
 ) -> _Squares:
     layout = blocks[0].jet_layout
-    first = [first_squares(b.streams[layout.first]) * layout.directions for b in blocks]
-    second = []
-    if settings.second_order:
-        for block, (indices, _) in zip(blocks, sampled, strict=True):
-            mean = second_squares(block.streams[layout.second], indices)
-            second.append(mean * len(layout.pairs))
+    first, second = [], []
+    for block, (indices, _) in zip(blocks, sampled, strict=True):
+        of_first, of_second = stream_squares(block.streams, layout, indices)
+        first.append(of_first * layout.directions)
+        if settings.second_order:
+            second.append(of_second * len(layout.pairs))
     return _Squares(first, second, layout.directions, len(layout.pairs))
 
 

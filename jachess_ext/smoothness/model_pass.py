@@ -24,6 +24,10 @@ _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
     "accepts output_hidden_states=True and returns .hidden_states = (embeddings, block 1, ...)"
 )
+_TWO_STACKS = (
+    "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
+    "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
+)
 
 
 @dataclass
@@ -96,11 +100,7 @@ def run_model(
 
     def replace(x: Tensor) -> Tensor:
         if seen:
-            raise ValueError(
-                "the model embeds its tokens more than once in a pass (an encoder-decoder?); "
-                "derivatives are taken through one encoder or decoder: pass that part, for "
-                "example model.get_encoder()"
-            )
+            raise ValueError(_TWO_STACKS)
         seen.append(x)
         return enter(x)
 
@@ -114,6 +114,8 @@ def run_model(
             hooks.enter_context(_head_on_primals(model, collected))
         output = model(**arguments)
     if not seen:
+        if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
+            raise ValueError(_TWO_STACKS)
         raise ValueError(
             "the model did not call the layer that get_input_embeddings() returns, so the "
             "embeddings could not be reached; pass inputs_embeds in the batch"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..jet.layout import JetLayout
 
 
 def chi_correction(pairs: int) -> float:
@@ -23,24 +27,69 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, squares, 1).sqrt(), 0)
 
 
-def accumulation(tensor: Tensor) -> Tensor:
-    """Halves in float32: norms are summed in at least that (spec 01, mixed precision)."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Norms of halves are summed in float32 (spec 01, mixed precision)."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def first_squares(first: Tensor) -> Tensor:
-    """Mean over directions of ‖(J u_i)_t‖²: ``[q, ..., d]`` → ``[...]``.  Its mean is ‖J_t‖²."""
-    return accumulation(first).square().sum(-1).mean(0)
+class _StreamSquares(torch.autograd.Function):
+    """Σ_d x_i² averaged over i, and x_ij² averaged over the pairs.
 
-
-def second_squares(second: Tensor, indices: Tensor | None) -> Tensor:
-    """Mean over pairs of (u_iᵀ H_{t,j} u_i')²: ``[P, ..., d]`` → ``[..., |D|]``.
-
-    Its mean is ‖H_{t,j}‖², since u_i and u_i' are independent.  ``indices`` is D; None: all.
+    Written out because slicing a stack costs a zero-filled stack and an addition per slice in the
+    composed backward, for every layer.
     """
-    if indices is not None:
-        second = second.index_select(-1, indices.to(second.device))
-    return accumulation(second).square().mean(0)
+
+    @staticmethod
+    def forward(
+        ctx: Any, streams: Tensor, layout: JetLayout, indices: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(streams, indices)
+        ctx.layout = layout
+        wide = accumulation_dtype(streams.dtype)
+        first = torch.linalg.vector_norm(streams[layout.first], dim=-1, dtype=wide).square().mean(0)
+        if not layout.pairs:
+            return first, first.new_zeros(())
+        return first, _chosen(streams[layout.second], indices).to(wide).square().mean(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor, None, None]:
+        streams, indices = ctx.saved_tensors
+        layout = ctx.layout
+        grad = torch.empty_like(streams)
+        grad[0] = 0
+        scale = (2 / layout.directions * grad_first).unsqueeze(-1).to(streams.dtype)
+        torch.mul(streams[layout.first], scale, out=grad[layout.first])
+        if layout.pairs:
+            second = streams[layout.second]
+            scale = (2 / len(layout.pairs) * grad_second).to(streams.dtype)
+            if indices is None:
+                torch.mul(second, scale, out=grad[layout.second])
+            else:
+                grad[layout.second] = 0
+                grad[layout.second].index_copy_(-1, indices, _chosen(second, indices) * scale)
+        return grad, None, None
+
+
+def stream_squares(
+    streams: Tensor, layout: JetLayout, indices: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Means of squares of a block's streams ``[S, ..., d]``.
+
+    Args:
+        indices: D, the output dimensions whose second derivatives are wanted; None: all.
+
+    Returns:
+        ``[...]``, mean over directions of ‖(J u_i)_t‖², whose expectation is ‖J_t‖²; and
+        ``[..., |D|]``, mean over pairs of (u_iᵀ H_{t,j} u_i')², whose expectation is ‖H_{t,j}‖²
+        since u_i and u_i' are independent (empty where the layout has no pairs).
+    """
+    indices = None if indices is None else indices.to(streams.device)
+    return _StreamSquares.apply(streams, layout, indices)
+
+
+def _chosen(second: Tensor, indices: Tensor | None) -> Tensor:
+    return second if indices is None else second.index_select(-1, indices)
 
 
 def hessian_norm(

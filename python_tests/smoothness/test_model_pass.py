@@ -37,11 +37,14 @@ def penalised(model: nn.Module, batch: dict, **settings: Any):
 def test_output_loss_and_gradients_are_the_models_own(
     name: str, attention: str, side: str, engine: str
 ) -> None:
-    model = classifier(name, attention=attention)
+    # Eager OPT and Llama cast masked scores to float32, where float64's minimum is −∞: left padding
+    # gives their own forward pass NaN in float64.
+    single = name in ("llama", "opt")
+    model = classifier(name, attention=attention, dtype=torch.float32 if single else torch.float64)
     batch = token_batch([5, 3], side=side)
     plain = model(**batch, output_hidden_states=True)
     output = penalised(model, batch, engine=engine).model_output
-    close = {"rtol": 1e-6, "atol": 1e-7} if name in ("llama", "opt") else {"rtol": 0, "atol": 1e-12}
+    close = {"rtol": 1e-5, "atol": 1e-6} if single else {"rtol": 0, "atol": 1e-12}
     torch.testing.assert_close(output.logits, plain.logits, **close)
     torch.testing.assert_close(output.loss, plain.loss, **close)
     real = batch["attention_mask"].bool()
@@ -56,12 +59,12 @@ def test_output_loss_and_gradients_are_the_models_own(
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_pool_at_the_last_real_token(name: str, side: str) -> None:
     """Given inputs_embeds a decoder cannot see padding and would pool at the last position."""
-    model = classifier(name)
+    model = classifier(name, dtype=torch.float32)
     batch = token_batch([5, 3], side=side)
     output = penalised(model, batch).model_output
     last = 2 if side == "right" else 4
     pooled = model.score(output.hidden_states[-1][1, last])
-    torch.testing.assert_close(output.logits[1], pooled, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(output.logits[1], pooled, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -86,8 +89,8 @@ def test_roberta_counts_positions_from_its_padding() -> None:
     short, padded = token_batch([3]), token_batch([3], side="left", total=6)
     results = [penalised(model, batch) for batch in (short, padded)]
     torch.testing.assert_close(results[0].loss, results[1].loss, rtol=1e-10, atol=0)
-    logits = [result.model_output.logits for result in results]
-    torch.testing.assert_close(logits[0], logits[1], rtol=1e-10, atol=1e-12)
+    states = [result.model_output.hidden_states[-1][0, -3:] for result in results]
+    torch.testing.assert_close(states[0], states[1], rtol=1e-10, atol=1e-12)
 
 
 def hook_counts(model: nn.Module) -> list[int]:
@@ -99,10 +102,9 @@ def hook_counts(model: nn.Module) -> list[int]:
 def test_hooks_are_gone_after_success_and_failure(engine: str) -> None:
     model = classifier("bert")
     batch = token_batch([4, 3])
+    model(**batch, output_hidden_states=True)  # transformers installs hooks of its own here
     before = hook_counts(model)
     penalised(model, batch, engine=engine)
-    with torch.no_grad():
-        model.bert.encoder.layer[1].output.dense.weight[0, 0] = 0.5
     assert hook_counts(model) == before
     block = model.bert.encoder.layer[0]
     handle = block.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
