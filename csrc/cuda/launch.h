@@ -1,0 +1,74 @@
+// How .cu files start kernels and reduce over a block. The shim (csrc/testing) replaces the CUDA
+// runtime where there is no nvcc, so that the same .cu runs on the CPU in tests.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#else
+#include "cuda_shim.h"
+#endif
+
+#include "../dispatch.h"
+#include "../dtypes.h"
+#include "../jet_math.h"
+#include "launchers.h"
+
+namespace jachess {
+
+constexpr int kWarp = 32;
+
+#if defined(__CUDACC__)
+// Starts a kernel; 0 or a cudaError_t. This library holds a CUDA runtime of its own (static), which
+// must be told the device beside torch's.
+template <typename Kernel, typename... Arguments>
+int launch(Kernel kernel, int64_t blocks, int threads, Queue queue, Arguments... arguments) {
+  const cudaError_t error = cudaSetDevice(queue.device);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0,
+           static_cast<cudaStream_t>(queue.stream)>>>(arguments...);
+  return static_cast<int>(cudaGetLastError());
+}
+#endif
+
+// Sums each of `count` values over the block; every thread gets the sums, in a fixed order, so that
+// the result is the same run to run. Threads must be a multiple of 32, at most 1024.
+template <int count, typename T>
+__device__ inline void block_sum(T* values) {
+  __shared__ T partial[count * kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  JACHESS_UNROLL
+  for (int c = 0; c < count; ++c) {
+    JACHESS_UNROLL
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      values[c] += __shfl_xor_sync(0xFFFFFFFFu, values[c], offset);
+  }
+  __syncthreads();  // the previous sum's partials may still be read
+  if (lane == 0) {
+    JACHESS_UNROLL
+    for (int c = 0; c < count; ++c) partial[c * kWarp + warp] = values[c];
+  }
+  __syncthreads();
+  JACHESS_UNROLL
+  for (int c = 0; c < count; ++c) {
+    T sum = partial[c * kWarp];
+    for (int w = 1; w < warps; ++w) sum += partial[c * kWarp + w];
+    values[c] = sum;
+  }
+}
+
+// Calls f with a null pointer of the storage type.
+template <typename F>
+int dispatch_storage(Storage storage, const F& f) {
+  switch (storage) {
+    case Storage::f64:
+      return f(static_cast<double*>(nullptr));
+    case Storage::f32:
+      return f(static_cast<float*>(nullptr));
+    case Storage::bf16:
+      return f(static_cast<BFloat16*>(nullptr));
+    default:
+      return f(static_cast<Half*>(nullptr));
+  }
+}
+
+}  // namespace jachess

@@ -1,0 +1,8 @@
+// The CUDA runtime's words for an error code.
+#include "launch.h"
+
+namespace jachess {
+
+const char* launch_error(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+}  // namespace jachess

@@ -1,0 +1,50 @@
+// What the .cu files offer to the torch glue: raw device pointers, sizes and a stream. No torch and
+// no CUDA header, so both sides may include it. Every launcher returns 0 or a cudaError_t.
+#pragma once
+
+#include <cstdint>
+
+#include "../jet_math.h"
+
+namespace jachess {
+
+enum class Storage : int { f64, f32, bf16, f16 };
+
+// Where a kernel runs: a cudaStream_t and its device.
+struct Queue {
+  void* stream;
+  int device;
+};
+
+// A jet in memory: S = 1 + q + pairs streams of n elements each, stream after stream.
+struct JetShape {
+  Storage storage;
+  int q, pairs;
+  int64_t n;
+};
+
+int activation_jet_cuda(JetShape shape, Activation kind, const void* x, void* y, Queue queue);
+int activation_jet_backward_cuda(JetShape shape, Activation kind, const void* gy, const void* x,
+                                 void* gx, Queue queue);
+
+// n = rows * channels. weight and bias are [channels] in the accumulation type (float, or double
+// for f64) or null; mean and rstd are [S, rows] in it.
+struct NormShape {
+  JetShape jet;
+  int64_t rows, channels;
+};
+
+int layer_norm_jet_cuda(NormShape shape, const void* x, const void* weight, const void* bias,
+                        double eps, void* y, void* mean, void* rstd, Queue queue);
+
+// partial: [blocks, 2, channels] zeros in the accumulation type, or null where no weight gradient
+// is wanted; gweight, gbias [channels] are written only where it is given.
+constexpr int64_t kNormBlocks = 512;
+int layer_norm_jet_backward_cuda(NormShape shape, const void* gy, const void* x, const void* weight,
+                                 const void* mean, const void* rstd, void* gx, void* partial,
+                                 void* gweight, void* gbias, Queue queue);
+
+// What an error code of a launcher means.
+const char* launch_error(int error);
+
+}  // namespace jachess

@@ -1,0 +1,40 @@
+// Small helpers between torch tensors and the launchers of the CUDA kernels.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "../checks.h"
+#include "launchers.h"
+
+// Weak: a CPU build of torch has no such function, and must still be able to load this library.
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace jachess {
+
+inline Queue queue_of(const Tensor& x) {
+  check(aoti_torch_get_current_cuda_stream != nullptr,
+        "jachess: x is on a GPU but this torch is a CPU build: install a CUDA build of torch.");
+  Queue queue = {nullptr, x.get_device()};
+  check(aoti_torch_get_current_cuda_stream(queue.device, &queue.stream) == 0,
+        "jachess: torch could not name the current CUDA stream of device ", queue.device, ".");
+  return queue;
+}
+
+inline JetShape jet_shape(const Tensor& x, int64_t q, int pairs) {
+  const ScalarType dtype = x.scalar_type();
+  const Storage storage = dtype == ScalarType::Double     ? Storage::f64
+                          : dtype == ScalarType::Float    ? Storage::f32
+                          : dtype == ScalarType::BFloat16 ? Storage::bf16
+                                                          : Storage::f16;
+  return {storage, static_cast<int>(q), pairs, x.numel() / x.size(0)};
+}
+
+inline void check_launch(const char* op, int error) {
+  check(error == 0, "jachess::", op, ": the CUDA kernel could not start (", launch_error(error),
+        "): see `jachess doctor` for the GPUs this build serves.");
+}
+
+}  // namespace jachess
