@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .composed_norms import ComposedNorms
 from .forward import block_tokens, logits_as_block
 from .model_pass import Pass, padding_mask, run_model
 from .scope import layer_indices
@@ -47,8 +49,23 @@ class Graph:
                 yield t, self.tokens[:, t]
 
 
-def build_graph(model: nn.Module, batch: Mapping[str, Any], settings: Settings) -> Graph:
-    """Run the model once.  SDPA's fused kernels have no double backward; the math form has."""
+def build_graph(
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, train: bool
+) -> Graph:
+    """Run the model once.  SDPA's fused kernels have no double backward; the math form has.
+
+    Args:
+        train: whether what is made of the graph will itself be differentiated.
+
+    Raises:
+        ValueError: gradient checkpointing is on: what is computed anew during a backward would
+            not be the graph built here.
+    """
+    if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
+        raise ValueError(
+            f"engine={settings.engine!r} does not work with gradient checkpointing: use "
+            "engine='jet', or call model.gradient_checkpointing_disable()"
+        )
     mask = padding_mask(batch)
     entered: list[Tensor] = []
 
@@ -59,7 +76,10 @@ def build_graph(model: nn.Module, batch: Mapping[str, Any], settings: Settings) 
         entered.append(x)
         return x
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with ExitStack() as contexts:
+        contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if train and settings.second_order:  # a third derivative
+            contexts.enter_context(ComposedNorms())
         result = run_model(model, batch, enter)
     if settings.layers == "logits":
         blocks = [logits_as_block(result.logits)]

@@ -23,7 +23,7 @@ def measure(
     """‖J_t‖_F and Σ_j ‖H_{t,j}‖_F without sampling (but for D); differentiable."""
     train = torch.is_grad_enabled()
     with torch.enable_grad():
-        graph = build_graph(model, batch, settings)
+        graph = build_graph(model, batch, settings, train)
         _check_size(graph, settings)
         pairs = [_block(graph, block, settings, random, train) for block in graph.blocks]
     jacobian = torch.stack([j for j, _ in pairs])

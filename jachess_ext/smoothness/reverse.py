@@ -27,7 +27,7 @@ def measure(
     """‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
     train = torch.is_grad_enabled()
     with torch.enable_grad():
-        graph = build_graph(model, batch, settings)
+        graph = build_graph(model, batch, settings, train)
         jacobian = [_jacobian(graph, block, settings, random, train) for block in graph.blocks]
         hessian = None
         if settings.second_order:
