@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +56,13 @@ def nested_jvp_step(model: nn.Module, blocks: Blocks, x: Tensor, directions: Ten
     """jvp of jvp along the same two directions, and its backward."""
     u, w = directions
 
-    def inner(point: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def inner(point: Tensor) -> Any:
         return torch.func.jvp(blocks, (point,), (u,))
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        (_, along_u), (along_w, second) = torch.func.jvp(inner, (x,), (w,))
+        result: Any = torch.func.jvp(inner, (x,), (w,))
+        (_, along_u), (along_w, second) = result
         streams = [*along_u, *along_w, *second]
         torch.stack([stream.square().sum() for stream in streams]).sum().backward()
 

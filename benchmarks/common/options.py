@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def parser(
     result.add_argument("--dropout", type=float, default=0.0)
     result.add_argument("--quick", action="store_true", help="small and few; writes no CSV")
     result.add_argument("--results", type=Path, help=f"folder of the CSV; default {RESULTS}")
+    result.add_argument("--rows-to", type=Path, help=argparse.SUPPRESS)  # for run_all
     result.set_defaults(default_shapes=shapes, quick_shapes=quick, default_repeats=repeats)
     return result
 
@@ -83,8 +85,14 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str] | None) -> Options
     names = found.shapes or (found.quick_shapes if found.quick else found.default_shapes)
     results = found.results or (None if found.quick else RESULTS)
     return Options(
-        *(device, DTYPES[found.dtype], [(name, SHAPES[name]) for name in names]),
-        *(repeats, found.dropout, found.quick, results, found),
+        device=device,
+        dtype=DTYPES[found.dtype],
+        named_shapes=[(name, SHAPES[name]) for name in names],
+        repeats=repeats,
+        dropout=found.dropout,
+        quick=found.quick,
+        results=results,
+        extra=found,
     )
 
 
@@ -92,5 +100,7 @@ def finish(rows: list[Row], name: str, options: Options) -> list[Row]:
     """Append the rows to the CSV ``name`` (not in a quick run without --results), and print."""
     if options.results is not None:
         append_rows(rows, options.results, name, options.device)
+    if options.extra.rows_to is not None:
+        options.extra.rows_to.write_text(json.dumps([asdict(row) for row in rows]))
     print_table(rows)
     return rows
