@@ -28,7 +28,8 @@ def spellings(*names: str) -> list[Any]:
     """
     found = []
     for name in names:
-        here = [getattr(space, name) for space in _NAMESPACES if hasattr(space, name)]
+        # torch.half is a dtype and torch.cpu a module: only Tensor's are functions.
+        here = [f for space in _NAMESPACES if callable(f := getattr(space, name, None))]
         if not here:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
         found.extend(here)

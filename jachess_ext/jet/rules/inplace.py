@@ -43,7 +43,8 @@ def _in_place(function: Callable, rule: Callable) -> Callable:
     def write(self: Any, *args: Any, **named: Any) -> JetTensor:
         if not isinstance(self, JetTensor):
             raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
-        return _write(self, rule(self, *args, **named), function)
+        # Autograd saves the jet that the rule sees, so what is overwritten is another one.
+        return _write(self, rule(self.clone(), *args, **named), function)
 
     return write
 
@@ -67,13 +68,12 @@ def setitem(self: Any, index: Any, value: Any) -> None:
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
     index = primal_of(index)
-    if not isinstance(value, JetTensor):
-        self.streams[0][index] = value
-        for tangent in self.streams[1:]:
-            tangent[index] = 0
-        return
-    for stream, source in zip(self.streams, lift(value, self.jet_layout).streams, strict=True):
-        stream[index] = source
+    if isinstance(value, JetTensor):
+        sources = list(lift(value, self.jet_layout).streams)
+    else:
+        sources = [value] + [0] * (len(self.streams) - 1)
+    for place, source in enumerate(sources):  # iterating over the stack gives read-only views
+        self.streams[place][index] = source
 
 
 @jet_rule("copy_")

@@ -12,7 +12,7 @@ from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
 
 
-@jet_rule("nll_loss")
+@jet_rule(F.nll_loss)
 def nll_loss(
     input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **named: Any
 ) -> JetTensor:
@@ -21,7 +21,7 @@ def nll_loss(
     return input.with_streams(torch.stack(losses))
 
 
-@jet_rule("cross_entropy")
+@jet_rule(F.cross_entropy)
 def cross_entropy(
     input: JetTensor,
     target: Tensor,
@@ -48,7 +48,7 @@ def _reduced(losses: Any, reduction: str) -> Any:
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
-@jet_rule("mse_loss")
+@jet_rule(F.mse_loss)
 def mse_loss(
     input: Any,
     target: Any,
@@ -63,7 +63,7 @@ def mse_loss(
     return _reduced(difference * difference, reduction)
 
 
-@jet_rule("binary_cross_entropy_with_logits")
+@jet_rule(F.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
     input: Any,
     target: Tensor,

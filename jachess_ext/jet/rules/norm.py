@@ -94,7 +94,7 @@ def group_norm(
     return _affine(out, scale, shift, input.dtype)
 
 
-@jet_rule("batch_norm")
+@jet_rule(F.batch_norm)
 def batch_norm(
     input: Any,
     running_mean: Tensor | None,
@@ -114,3 +114,19 @@ def batch_norm(
     out = (input - running_mean.reshape(channels)) * spread
     scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
     return _affine(out, scale, shift, input.dtype)
+
+
+@jet_rule(torch.batch_norm)
+def native_batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """torch.batch_norm has another order of arguments."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -60,11 +60,13 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
         @jet_rule(*names)
         def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
             _only_the_input_is_a_jet(function, input, *args, *named.values())
-            triple = in_float32(input.primal, lambda x: derivatives(x, *args, **named))
-            out = push_forward(input, triple)
             inplace = place is not None and (
-                named.get("inplace") or args[place : place + 1] == (1,)
+                named.get("inplace") or args[place : place + 1] == (True,)
             )
+            # Autograd saves the jet that the formula sees, so what is overwritten is another one.
+            jet = input.with_streams(input.streams.clone()) if inplace else input
+            triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **named))
+            out = push_forward(jet, triple)
             return write_in_place(input, out) if inplace else out
 
         return derivatives
@@ -142,8 +144,9 @@ def relu(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("leaky_relu")
 def leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Derivatives:
-    slope = torch.where(x > 0, 1.0, negative_slope).to(x.dtype)
-    return x * slope, slope, torch.zeros_like(x)
+    one = torch.ones_like(x)  # two Python numbers would give a float32 slope
+    slope = torch.where(x > 0, one, negative_slope)
+    return F.leaky_relu(x, negative_slope), slope, torch.zeros_like(x)
 
 
 @pointwise("elu")

@@ -20,7 +20,7 @@ _COMPARISONS = spellings(
     *("__gt__", "__ge__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite"),
     *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
     *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
-    *("long", "int", "short", "bool", "bincount", "result_type"),
+    *("long", "int", "short", "bool", "result_type"),
     *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
 )
 _LIKE = spellings(

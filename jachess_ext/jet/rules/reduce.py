@@ -64,7 +64,12 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 
 @jet_rule("norm")
 def norm(
-    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
+    input: Any,
+    p: Any = "fro",
+    dim: Any = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: Any = None,
 ) -> Any:
     """Euclidean norm."""
     if p not in ("fro", 2, 2.0, None):

@@ -162,7 +162,7 @@ def _advanced_indices_are_apart(parts: Sequence[Any]) -> bool:
     """True where integer and tensor indices are separated by a slice, None or ellipsis."""
     if not any(isinstance(part, _ADVANCED) for part in parts):
         return False
-    kinds = [isinstance(part, _ADVANCED) or isinstance(part, int) for part in parts]
+    kinds = [isinstance(part, (*_ADVANCED, int)) for part in parts]
     places = [place for place, advanced in enumerate(kinds) if advanced]
     return places[-1] - places[0] + 1 != len(places)
 
@@ -373,7 +373,12 @@ def masked_fill(input: Any, mask: Tensor, value: Any) -> JetTensor:
     )
 
 
-@jet_rule("where")
+@jet_rule(Tensor.where)
+def where_method(self: Any, condition: Tensor, other: Any) -> JetTensor:
+    return where(condition, self, other)
+
+
+@jet_rule(torch.where)
 def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
     if isinstance(condition, JetTensor):
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")

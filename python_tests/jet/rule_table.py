@@ -1,0 +1,480 @@
+"""What every jet rule is tested with: the table a new rule adds its entry to.
+
+An entry names torch functions and gives arguments; every spelling of each name (``torch.x``,
+``Tensor.x``, ``F.x``, …) is called with them, with the tensors marked `X` carrying derivatives.
+`test_rules.py` compares each call with finite differences and with torch's own result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from jachess_ext.jet.registry import attribute, spellings
+
+
+@dataclass(frozen=True)
+class X:
+    """A tensor that carries derivatives: normal entries, or uniform in ``[low, high]``."""
+
+    shape: tuple[int, ...]
+    low: float | None = None
+    high: float | None = None
+    active: bool = True
+
+
+def P(*shape: int, low: float | None = None, high: float | None = None) -> X:  # noqa: N802
+    """A plain tensor: constant."""
+    return X(shape, low, high, active=False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of calling some functions.
+
+    Attributes:
+        names: as in ``jet_rule``: names to be looked up in torch, or functions.
+        args, kwargs: of the call; `X` stands for a tensor, everything else for itself.
+        exact: whether the primal must equal torch's result bit by bit; otherwise (a formula of
+            our own, or a matrix product of more rows) to a few units in the last place.
+        in_place: whether the first argument is overwritten.
+        only: keep the spellings that take such arguments.
+    """
+
+    names: Sequence[Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    exact: bool = True
+    in_place: bool = False
+    only: Callable[[Any], bool] = lambda function: True
+    seed: int = 0
+
+    def functions(self) -> list[Any]:
+        found: list[Any] = []
+        for name in self.names:
+            for function in spellings(name) if isinstance(name, str) else [name]:
+                if function not in found and self.only(function):
+                    found.append(function)
+        return found
+
+
+def _index(*values: Any) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def _method(function: Any) -> bool:
+    return getattr(torch.Tensor, getattr(function, "__name__", ""), None) is function
+
+
+def _functional(function: Any) -> bool:
+    return getattr(F, function.__name__, None) is function
+
+
+def _takes_dtype_third(function: Any) -> bool:
+    return function in (torch.softmax, torch.log_softmax) or _method(function)
+
+
+POSITIVE = {"low": 0.5, "high": 2.0}
+MASK = torch.tensor([[True, False, True], [False, False, True]])
+ROW_MASK = torch.tensor([True, False, True])
+COLUMN_MASK = torch.tensor([[True], [False]])
+
+POINTWISE = [
+    Row(["gelu"], [X((2, 3))], exact=False),
+    Row(["gelu"], [X((2, 3))], {"approximate": "tanh"}, exact=False),
+    Row(["sigmoid", "tanh", "relu", "erf", "erfc", "sin", "cos", "expm1", "exp2"], [X((2, 3))]),
+    Row(["softsign"], [X((2, 3))], exact=False),
+    Row(["exp", "logsigmoid", "selu", "square", "abs", "absolute"], [X((2, 3))]),
+    Row(["__abs__", "positive", "__pos__", "neg", "negative", "__neg__"], [X((2, 3))]),
+    Row(["silu", "mish"], [X((2, 3))], exact=False),
+    Row(["leaky_relu"], [X((2, 3)), 0.2]),
+    Row(["elu", "celu"], [X((2, 3)), 1.3]),
+    Row(["softplus"], [X((2, 3)), 1.5, 20.0]),
+    Row(["softplus"], [X((2, 3), 1.0, 3.0), 2.0, 3.0]),
+    Row(["hardtanh"], [X((2, 3)), -0.4, 0.6]),
+    Row(["relu6", "hardsigmoid", "hardswish"], [X((2, 3), -4.0, 8.0)], exact=False),
+    Row(["log", "log1p", "log2", "log10"], [X((2, 3), **POSITIVE)]),
+    Row(["sqrt", "rsqrt", "reciprocal"], [X((2, 3), **POSITIVE)], exact=False),
+    Row(["clamp", "clip"], [X((2, 3)), -0.5, 0.5]),
+    Row(["clamp", "clip"], [X((2, 3))], {"max": 0.1}),
+    Row(["clamp"], [X((3,)), P(2, 3), P(2, 1, low=1.0, high=1.5)]),
+    Row(["clamp_min", "clamp_max"], [X((2, 3)), 0.1]),
+    Row(["nan_to_num"], [X((2, 3))]),
+    *(
+        Row([name], [X((2, 3))], {"inplace": True}, in_place=True, only=_functional)
+        for name in ("relu", "leaky_relu", "elu", "hardtanh")
+    ),
+]
+
+TWO = [X((2, 3)), X((2, 3))]
+ARITHMETIC = [
+    *(
+        Row(["add", "sub", "subtract", "mul", "multiply", "rsub", "maximum", "minimum"], pair)
+        for pair in (
+            TWO,
+            [X((2, 3)), X((3,))],
+            [X((3,)), X((2, 1))],
+            [X((2, 3)), P(3)],
+            [P(2, 3), X((3,))],
+            [X(()), X((2,))],
+            [X((2,)), P()],
+            [P(), X(())],
+            [X((1, 2)), P(3, 1, 1)],
+        )
+    ),
+    Row(["add", "sub", "subtract", "rsub"], TWO, {"alpha": 0.3}, exact=False),
+    Row(["add", "sub", "mul", "multiply"], [X((2, 3)), 1.7]),
+    Row(["__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"], [X((3,)), P(2, 3)]),
+    Row(["__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"], [X((3,)), 0.7]),
+    *(
+        Row(["div", "divide", "true_divide", "__truediv__", "__div__"], pair)
+        for pair in (
+            [X((2, 3)), X((3,), **POSITIVE)],
+            [X((3,)), P(2, 3, **POSITIVE)],
+            [P(2, 3), X((3,), **POSITIVE)],
+            [X((2, 3)), 1.3],
+            [X(()), X((2,), **POSITIVE)],
+            [X((2,)), P(**POSITIVE)],
+        )
+    ),
+    Row(["__rdiv__", "__rtruediv__"], [X((2, 3), **POSITIVE), 1.3], exact=False),
+    Row(["__rtruediv__"], [X((3,), **POSITIVE), P(2, 3)], exact=False),
+    Row(["addcmul"], [X((2, 3)), X((3,)), P(2, 3)], {"value": 0.6}, exact=False),
+    Row(["addcdiv"], [P(2, 3), X((3,)), X((2, 3), **POSITIVE)], {"value": 0.6}, exact=False),
+    Row(["lerp"], [X((2, 3)), X((3,)), 0.3], exact=False),
+    Row(["outer"], [X((2,)), X((3,))]),
+    *(Row(["pow", "__pow__"], [X((2, 3)), n]) for n in (0, 1, 2, 3, -1)),
+    Row(["pow", "__pow__"], [X((2, 3), **POSITIVE), -0.5]),
+    Row(["pow", "__pow__"], [X((3,), **POSITIVE), P(2, 3)]),
+    Row(["pow"], [X((3,)), torch.tensor([[0, 1, 2], [3, 2, -1]])]),
+    Row(["pow"], [P(2, 3, **POSITIVE), X((3,))]),
+    Row(["pow"], [X((2, 3), **POSITIVE), X((3,))]),
+    Row(["__rpow__"], [X((2, 3)), 2.0], exact=False),
+    Row(["__rpow__"], [X((3,)), P(2, 3, **POSITIVE)], exact=False),
+    Row(["float_power"], [X((2, 3), **POSITIVE), 1.5]),
+]
+
+LINEAR = [
+    Row(["linear"], [X((2, 4, 3)), P(5, 3), P(5)], exact=False),
+    Row(["linear"], [X((3,)), P(5, 3)], exact=False),
+    *(
+        Row(["matmul", "__matmul__"], pair, exact=False)
+        for pair in (
+            [X((2, 3)), X((3, 4))],
+            [X((2, 2, 3)), P(3, 4)],
+            [P(2, 4, 3), X((3, 2))],
+            [X((2, 1, 2, 3)), X((3, 3, 2))],
+            [X((3,)), X((3,))],
+            [X((3,)), X((2, 3, 2))],
+            [P(2, 2, 3), X((3,))],
+            [P(3), X((3, 2))],
+        )
+    ),
+    Row(["__rmatmul__"], [X((3, 2)), X((4, 3))], exact=False),
+    Row(["__rmatmul__"], [X((3,)), P(2, 3)], exact=False),
+    Row(["bmm"], [X((2, 2, 3)), X((2, 3, 2))], exact=False),
+    Row(["mm"], [P(2, 3), X((3, 2))], exact=False),
+    Row(["mv"], [X((2, 3)), X((3,))], exact=False),
+    Row(["dot"], [X((3,)), X((3,))], exact=False),
+    Row(["addmm"], [P(4), X((2, 3)), P(3, 4)], exact=False),
+    Row(["addmm"], [X((2, 4)), X((2, 3)), X((3, 4))], {"beta": 0.5, "alpha": 2}, exact=False),
+    Row(["baddbmm"], [X((2, 2, 2)), X((2, 2, 3)), X((2, 3, 2))], {"beta": 0.5}, exact=False),
+    Row(["baddbmm"], [P(2, 2, 2), X((2, 2, 3)), P(2, 3, 2)], {"beta": 0, "alpha": 3}, exact=False),
+    Row(["einsum"], ["bij,bjk->bik", X((2, 2, 3)), X((2, 3, 2))], exact=False),
+    Row(["einsum"], ["ij,j->i", P(2, 3), X((3,))], exact=False),
+    Row(["einsum"], ["ij->ji", X((2, 3))]),
+    Row(["conv1d"], [X((2, 3, 5)), P(4, 3, 2), P(4)], {"stride": 2}, exact=False),
+    Row(["conv1d"], [X((3, 5)), P(4, 3, 3), None, 1, 1], exact=False),
+    Row(["conv2d"], [X((2, 2, 4, 4)), P(3, 2, 2, 2), P(3)], {"stride": 2}, exact=False),
+    Row(
+        ["conv2d"], [X((1, 2, 4, 4)), P(4, 1, 3, 3)], {"groups": 2, "padding": "same"}, exact=False
+    ),
+    Row(["conv3d"], [X((1, 1, 3, 3, 3)), P(2, 1, 2, 2, 2), P(2)], exact=False),
+    Row(["avg_pool1d"], [X((2, 3, 6)), 2], exact=False),
+    Row(["avg_pool2d"], [X((2, 2, 4, 4)), 2], exact=False),
+    Row(["adaptive_avg_pool1d"], [X((2, 6)), 2], exact=False),
+    Row(["adaptive_avg_pool2d"], [X((1, 2, 4, 4)), 1], exact=False),
+    *(
+        Row(["sum", "mean"], [X((2, 3, 2)), *args], kwargs, exact=False)
+        for args, kwargs in (
+            ((), {}),
+            ((0,), {}),
+            ((-1,), {"keepdim": True}),
+            (((0, -1),), {}),
+            (([1],), {"keepdim": True, "dtype": torch.float64}),
+            ((), {"dim": 1}),
+        )
+    ),
+    Row(["sum", "mean"], [X(())]),
+    Row(["sum", "mean"], [X((2, 3))], {"axis": 0, "keepdims": True}, exact=False),
+    Row(["cumsum"], [X((2, 3)), 0]),
+    Row(["cumsum"], [X((2, 3)), -1], {"dtype": torch.float64}),
+    Row(["dropout"], [X((2, 3)), 0.5, True]),
+    Row(["dropout"], [X((2, 3)), 0.5, False]),
+    Row([F.dropout], [X((2, 3))], {"p": 0.4, "training": True, "inplace": True}, in_place=True),
+]
+
+SHAPE = [
+    Row(["view", "reshape"], [X((2, 6)), 3, -1], only=_method),
+    Row(["view", "reshape"], [X((2, 6)), (2, 2, 3)]),
+    Row(["reshape"], [X((1, 1)), ()]),
+    Row(["view_as", "reshape_as"], [X((2, 6)), P(3, 4)]),
+    Row(["view_as", "reshape_as"], [X((2, 6)), X((3, 4))]),
+    Row(["flatten"], [X((2, 3, 2))]),
+    Row(["flatten"], [X((2, 3, 2)), -2]),
+    Row(["unflatten"], [X((2, 6)), -1, (2, 3)]),
+    Row(["transpose", "swapaxes", "swapdims"], [X((2, 3, 2)), 0, -1]),
+    Row(["t", attribute("T")], [X((2, 3))]),
+    Row([attribute("mT")], [X((2, 3, 2))]),
+    Row(["permute"], [X((2, 3, 2)), (2, 0, 1)]),
+    Row(["permute"], [X((2, 3, 2)), -1, 0, -2], only=_method),
+    Row(["movedim", "moveaxis"], [X((2, 3, 2)), 0, -1]),
+    Row(["movedim"], [X((2, 3, 2)), (0, 1), (1, 2)]),
+    Row(["unsqueeze"], [X((2, 3)), 0]),
+    Row(["unsqueeze"], [X((2, 3)), -3]),
+    Row(["squeeze"], [X((1, 2, 1))]),
+    Row(["squeeze"], [X((1, 2, 1)), 0]),
+    Row(["squeeze"], [X((1, 2, 1)), (0, -1)]),
+    Row(["expand"], [X((2, 1)), 4, -1, 3]),
+    Row(["expand"], [X((2, 1)), (2, 3)]),
+    Row(["expand_as"], [X((1, 3)), P(2, 3)]),
+    Row(["broadcast_to"], [X((1, 3)), (2, 2, 3)]),
+    Row(["broadcast_tensors"], [X((1, 3)), P(2, 1)]),
+    Row(["repeat"], [X((2, 3)), 2, 1, 2]),
+    Row(["tile"], [X((2, 3)), (2,)]),
+    Row(["repeat_interleave"], [X((2, 3)), 2]),
+    Row(["repeat_interleave"], [X((2, 3)), 2, 0]),
+    Row(["repeat_interleave"], [X((2, 3)), _index(1, 0, 2)], {"dim": -1}),
+    Row(["diagonal"], [X((2, 3, 2))], {"dim1": 0, "dim2": -1}),
+    Row(["__getitem__"], [X((2, 3)), 1]),
+    Row(["__getitem__"], [X((2, 3)), (slice(None), None, slice(0, 2))]),
+    Row(["__getitem__"], [X((2, 3)), (Ellipsis, -1)]),
+    Row(["__getitem__"], [X((2, 3)), _index(1, 0, 1)]),
+    Row(["__getitem__"], [X((2, 3)), MASK]),
+    Row(["__getitem__"], [X((2, 3)), (slice(None), ROW_MASK)]),
+    Row(["__getitem__"], [X((2, 3, 4)), (_index(0, 1), slice(None), _index(1, 3))]),
+    Row(["__getitem__"], [X((2, 3, 4)), (0, slice(None), [1, 3])]),
+    Row(["__getitem__"], [X((2, 3, 4)), (slice(None), _index(0, 2), _index(1, 3))]),
+    Row(["__getitem__"], [X((2, 3, 4)), (_index([0, 1]), _index([[2], [0]]))]),
+    Row(["__getitem__"], [X((4, 3, 4)), (_index(0, 1), None, _index(1, 0, 2, 1)[:2])]),
+    Row(["select"], [X((2, 3)), 1, -1]),
+    Row(["narrow"], [X((2, 3)), -1, 1, 2]),
+    Row(["index_select"], [X((2, 3)), 1, _index(2, 0)]),
+    Row(["gather"], [X((2, 3)), 1, _index([2, 0], [1, 1])]),
+    Row(["gather"], [X((2, 3)), -2, _index([1, 0, 0])]),
+    Row(["take_along_dim"], [X((2, 3)), _index([2, 0], [1, 1]), 1]),
+    Row(["split"], [X((2, 5)), 2, -1]),
+    Row(["split"], [X((2, 5)), [2, 3], 1]),
+    Row(["split_with_sizes"], [X((2, 5)), (2, 3), 1]),
+    Row(["chunk"], [X((2, 5)), 2, 1]),
+    Row(["tensor_split"], [X((2, 5)), 3, -1]),
+    Row(["unbind"], [X((2, 3)), -1]),
+    Row(["__iter__"], [X((2, 3))]),
+    Row(["cat", "concat", "concatenate"], [[X((2, 3)), P(1, 3), X((2, 3))]]),
+    Row(["cat", "concat", "concatenate"], [[P(2, 3), X((2, 1))], -1]),
+    Row(["cat"], [[P(0), X((2, 3))], -2]),
+    Row(["stack"], [[X((2, 3)), P(2, 3)], -1]),
+    Row(["stack"], [[X(()), P()]]),
+    Row(["roll"], [X((2, 3)), 1]),
+    Row(["roll"], [X((2, 3)), (1, 2), (0, -1)]),
+    Row(["flip"], [X((2, 3)), (0, -1)]),
+    Row(["tril", "triu"], [X((2, 3, 3))]),
+    Row(["tril", "triu"], [X((3, 3)), -1]),
+    Row(["pad"], [X((2, 3)), (1, 2)]),
+    Row(["pad"], [X((2, 3)), (1, -1, 0, 2)], {"value": 1.5}),
+    Row(["pad"], [X((2, 3)), (1, 0)], {"value": -torch.inf}),
+    Row(["contiguous", "clone", "cpu", "double"], [X((2, 3))]),
+    Row(["to"], [X((2, 3)), torch.float64]),
+    Row(["to"], [X((2, 3)), "cpu", torch.float64]),
+    Row(["to", "type_as"], [X((2, 3)), P(1)]),
+    Row(["to", "type_as"], [X((2, 3)), X((1,))]),
+    Row(["type"], [X((2, 3)), torch.float64]),
+    Row(["type"], [X((2, 3)), "torch.DoubleTensor"]),
+    Row(["masked_fill"], [X((2, 3)), MASK, -1.5]),
+    Row(["masked_fill"], [X((2, 3)), COLUMN_MASK, torch.tensor(-torch.inf)]),
+    Row(["masked_fill"], [X((3,)), MASK, 0.5], only=lambda f: f is torch.masked_fill),
+    Row(["masked_fill"], [X((2, 3)), ROW_MASK, X(())]),
+    Row(["where"], [MASK, X((2, 3)), X((3,))], only=lambda f: f is torch.where),
+    Row(["where"], [ROW_MASK, X((3,)), P(2, 3)], only=lambda f: f is torch.where),
+    Row(["where"], [MASK, 1.5, X((2, 1))], only=lambda f: f is torch.where),
+    Row([torch.Tensor.where], [X((2, 3)), COLUMN_MASK, X((3,))]),
+]
+
+SOFTMAX = [
+    *(
+        Row(["softmax", "log_softmax"], [X((2, 3, 2)), dim], exact=False)
+        for dim in (0, 1, 2, -1, -2, -3)
+    ),
+    Row(["softmax", "log_softmax"], [X((2, 3)), -1], {"dtype": torch.float64}, exact=False),
+    Row(
+        ["softmax", "log_softmax"],
+        [X((2, 3)), 1, torch.float64],
+        exact=False,
+        only=_takes_dtype_third,
+    ),
+    Row(["softmax", "log_softmax"], [X(()), 0], exact=False),
+    Row(["softmax", "log_softmax"], [X(()), -1], exact=False),
+    Row(["logsumexp"], [X((2, 3)), 0], exact=False),
+    Row(["logsumexp"], [X((2, 3, 2)), (0, -1)], {"keepdim": True}, exact=False),
+]
+
+NORMS = [
+    Row(["layer_norm"], [X((2, 4)), (4,), P(4), P(4)], exact=False),
+    Row(["layer_norm"], [X((2, 4)), (4,), None, None, 0.1], exact=False),
+    Row(["layer_norm"], [X((2, 3, 4)), (3, 4), P(3, 4), None], exact=False),
+    Row(["layer_norm"], [X((2, 4)), (4,), X((4,)), X((4,))], exact=False),
+    Row(["rms_norm"], [X((2, 4)), (4,), P(4), 1e-3], exact=False),
+    Row(["rms_norm"], [X((2, 4)), (4,)], exact=False),
+    Row(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4)], exact=False),
+    Row(
+        ["batch_norm"],
+        [X((2, 4, 3)), P(4), P(4, **POSITIVE), P(4), P(4)],
+        exact=False,
+        only=lambda f: f is F.batch_norm,
+    ),
+    Row(
+        [torch.batch_norm],
+        [X((2, 4)), P(4), P(4), P(4), P(4, **POSITIVE), False, 0.1, 1e-5, False],
+        exact=False,
+    ),
+    Row(["normalize"], [X((2, 3))], exact=False),
+    Row(["normalize"], [X((2, 3))], {"dim": 0}, exact=False),
+    Row(["norm", torch.linalg.norm], [X((2, 3))], exact=False),
+    Row(["norm"], [X((2, 3)), 2, -1, True], exact=False),
+    Row(["norm"], [X((2, 3))], {"p": 2, "dim": (0, 1)}, exact=False),
+    Row([torch.linalg.vector_norm], [X((2, 3))], {"dim": 0, "keepdim": True}, exact=False),
+    Row([torch.linalg.vector_norm], [X((2, 3))], exact=False),
+    Row([torch.linalg.norm], [X((2, 3)), 2], {"dim": -1}, exact=False),
+    Row(["var", "std"], [X((2, 3))], exact=False),
+    Row(["var", "std"], [X((2, 3)), False], exact=False),
+    Row(["var", "std"], [X((2, 3)), -1, False, True], exact=False),
+    Row(["var", "std"], [X((2, 3))], {"dim": (0, 1), "correction": 2}, exact=False),
+    Row(["var_mean", "std_mean"], [X((2, 3)), -1], {"correction": 0}, exact=False),
+    Row(
+        ["var_mean", "std_mean"], [X((2, 3)), -1], {"unbiased": False, "keepdim": True}, exact=False
+    ),
+]
+
+EXTREMES = [
+    Row(["max", "min"], [X((2, 3))]),
+    Row(["max", "min"], [X((2, 3)), 0]),
+    Row(["max", "min"], [X((2, 3)), -1, True]),
+    Row(["max", "min"], [X((2, 3)), X((3,))]),
+    Row(["max", "min"], [X((2, 3)), P(3)]),
+    Row(["amax", "amin"], [X((2, 3)), -1]),
+    Row(["amax", "amin"], [X((2, 3)), (0,), True]),
+    Row(["topk"], [X((2, 4)), 2]),
+    Row(["topk"], [X((4, 2)), 2, 0, False]),
+    Row(["sort"], [X((2, 3))]),
+    Row(["sort"], [X((2, 3))], {"dim": 0, "descending": True}),
+]
+
+ATTENTION = [
+    Row(["scaled_dot_product_attention"], args, kwargs, exact=False)
+    for args, kwargs in (
+        ([X((2, 3, 4)), X((2, 3, 4)), X((2, 3, 4))], {}),
+        ([X((1, 2, 2, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 2))], {"is_causal": True}),
+        ([X((1, 2, 3, 4)), X((1, 2, 2, 4)), X((1, 2, 2, 4))], {"is_causal": True, "scale": 0.3}),
+        ([X((1, 4, 3, 2)), X((1, 2, 3, 2)), X((1, 2, 3, 2))], {"enable_gqa": True}),
+        ([X((1, 2, 2, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 4))], {"attn_mask": MASK}),
+        ([X((1, 2, 2, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 4))], {"attn_mask": P(1, 1, 2, 3)}),
+        ([X((1, 2, 2, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 4))], {"attn_mask": COLUMN_MASK}),
+        ([X((1, 2, 3, 4)), P(1, 2, 3, 4), P(1, 2, 3, 4)], {}),
+        ([P(1, 2, 3, 4), X((1, 2, 3, 4)), P(1, 2, 3, 4)], {}),
+        ([P(1, 2, 3, 4), P(1, 2, 3, 4), X((1, 2, 3, 4))], {"is_causal": True}),
+        ([X((1, 2, 3, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 4))], {"dropout_p": 0.5}),
+    )
+]
+
+CLASSES = _index(0, 2, -100, 1)
+LOSSES = [
+    Row([F.nll_loss], [X((4, 3)), CLASSES], exact=False),
+    Row([F.nll_loss], [X((4, 3)), CLASSES, P(3, **POSITIVE)], {"reduction": "sum"}, exact=False),
+    Row([F.cross_entropy], [X((4, 3)), CLASSES], exact=False),
+    Row(
+        [F.cross_entropy],
+        [X((4, 3)), CLASSES, P(3, **POSITIVE)],
+        {"reduction": "none"},
+        exact=False,
+    ),
+    Row([F.cross_entropy], [X((2, 3, 2)), CLASSES.reshape(2, 2)], exact=False),
+    Row([F.mse_loss], [X((2, 3)), P(2, 3)], exact=False),
+    Row([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}, exact=False),
+    Row([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}, exact=False),
+    Row(
+        [F.binary_cross_entropy_with_logits],
+        [X((2, 3)), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
+        exact=False,
+    ),
+]
+IN_PLACE = [
+    Row(["add_", "sub_", "mul_", "__iadd__", "__isub__", "__imul__"], TWO, in_place=True),
+    Row(
+        ["add_", "sub_", "mul_", "__iadd__", "__isub__", "__imul__"],
+        [X((2, 3)), P(3)],
+        in_place=True,
+    ),
+    Row(["add_", "sub_"], [X((2, 3)), X((3,))], {"alpha": 0.5}, in_place=True, exact=False),
+    Row(["div_", "__itruediv__", "__idiv__"], [X((2, 3)), X((3,), **POSITIVE)], in_place=True),
+    Row(["pow_", "__ipow__"], [X((2, 3)), 3], in_place=True),
+    Row(["addcmul_"], [X((2, 3)), X((3,)), P(2, 3)], in_place=True, exact=False),
+    Row(["lerp_"], [X((2, 3)), X((2, 3)), 0.3], in_place=True, exact=False),
+    Row(
+        ["neg_", "relu_", "tanh_", "sigmoid_", "exp_", "abs_", "square_"],
+        [X((2, 3))],
+        in_place=True,
+    ),
+    Row(["nan_to_num_", "leaky_relu_", "elu_"], [X((2, 3))], in_place=True),
+    Row(
+        ["log_", "sqrt_", "rsqrt_", "reciprocal_"],
+        [X((2, 3), **POSITIVE)],
+        in_place=True,
+        exact=False,
+    ),
+    Row(["clamp_"], [X((2, 3)), -0.5, 0.5], in_place=True),
+    Row(["clamp_min_", "clamp_max_"], [X((2, 3)), 0.1], in_place=True),
+    Row(["tril_", "triu_"], [X((2, 3))], in_place=True),
+    Row(["dropout_"], [X((2, 3)), 0.5, True], in_place=True),
+    Row(["masked_fill_"], [X((2, 3)), MASK, 0.5], in_place=True),
+    Row(["copy_"], [X((2, 3)), X((3,))], in_place=True),
+    Row(["copy_"], [X((2, 3)), P(2, 3)], in_place=True),
+    Row(["fill_"], [X((2, 3)), 1.5], in_place=True),
+    Row(["fill_"], [X((2, 3)), X(())], in_place=True),
+    Row(["zero_"], [X((2, 3))], in_place=True),
+    *(
+        Row(["__setitem__"], [X((2, 3)), index, value], in_place=True)
+        for index, value in (
+            (1, X((3,))),
+            (1, 0.5),
+            ((slice(None), 0), P(2)),
+            ((Ellipsis, slice(1, None)), X((2,))),
+            (MASK, X((3,))),
+            (MASK, 0.5),
+            ((slice(None), ROW_MASK), X(())),
+            (_index(1), X((1, 3))),
+            ((_index(0, 1), _index(2, 0)), X((2,))),
+        )
+    ),
+]
+
+ROWS = [
+    *POINTWISE,
+    *ARITHMETIC,
+    *LINEAR,
+    *SHAPE,
+    *SOFTMAX,
+    *NORMS,
+    *EXTREMES,
+    *ATTENTION,
+    *LOSSES,
+    *IN_PLACE,
+]
+
+# Casts to a narrower type cannot be held against differences; test_dtypes.py covers them.
+NARROWING = ("float", "half", "bfloat16")
+# Needs a device that is not everywhere; the rule is one line.
+ELSEWHERE = ("cuda",)

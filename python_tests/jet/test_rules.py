@@ -1,0 +1,141 @@
+"""Every rule of the engine, against finite differences and against torch's own result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import jachess_ext as jx
+from jachess_ext.jet.registry import function_name, registered_functions, spellings
+
+from ..models import oracles
+from .calls import float_tensors, make_call
+from .queries import QUERIES
+from .rule_table import ELSEWHERE, NARROWING, ROWS, Row
+
+STEPS = oracles.Steps(1e-3, 2e-3)
+CALLS = [
+    pytest.param(function, row, id=f"{function_name(function)}-{n}")
+    for n, row in enumerate(ROWS)
+    for function in row.functions()
+]
+# The spellings of one entry share a rule, so what follows from the rule alone needs but one.
+RULES = [
+    pytest.param(row.functions()[0], row, id=f"{row.names[0]}-{n}") for n, row in enumerate(ROWS)
+]
+
+
+@pytest.mark.parametrize("function, row", CALLS)
+def test_rule(function: Any, row: Row) -> None:
+    call = make_call(function, row)
+    torch.manual_seed(1)
+    u, w, v = directions = torch.randn(3, len(call.x), dtype=torch.float64)
+    jets = jx.jet(call, call.x, directions)
+    expected = call(call.x)
+    assert len(jets) == len(expected) > 0
+    for jet, plain in zip(jets, expected, strict=True):
+        _check_primal(jet.primal, plain, row)
+    first = [oracles.first_difference(call, call.x, d, STEPS) for d in (u, w, v)]
+    second = [
+        oracles.mixed_difference(call, call.x, a, b, STEPS) for a, b in ((u, w), (u, v), (w, v))
+    ]
+    for output, jet in enumerate(jets):
+        assert jet.streams.shape == (7, *expected[output].shape)
+        for i in range(3):
+            _check_close(jet.first[i], first[i][output], 1e-8)
+            _check_close(jet.second[i], second[i][output], 1e-6)
+
+
+def _check_primal(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if row.exact:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        limit = 8 * torch.finfo(expected.dtype).eps
+        torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
+
+
+def _check_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    finite = torch.isfinite(expected)  # differences of padding with -inf are NaN: no derivative
+    assert not actual[~finite].any()
+    torch.testing.assert_close(actual[finite], expected[finite], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("function, row", RULES)
+def test_backward_of_rule(function: Any, row: Row) -> None:
+    """The gradient of every stream, with respect to the point and to the directions."""
+    call = make_call(function, row)
+    torch.manual_seed(1)
+    directions = torch.randn(2, len(call.x), dtype=torch.float64, requires_grad=True)
+    x = call.x.requires_grad_()
+
+    def streams(x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Adding -inf entries keeps them; gradcheck needs finite numbers.
+        return tuple(jet.streams.nan_to_num(neginf=0.0) for jet in jx.jet(call, x, u))
+
+    assert torch.autograd.gradcheck(streams, (x, directions), fast_mode=True, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("function, row", RULES)
+def test_one_direction(function: Any, row: Row, order: int) -> None:
+    """A single direction gives the same J u as among several; order 1 gives no second streams."""
+    call = make_call(function, row)
+    torch.manual_seed(1)
+    directions = torch.randn(2, len(call.x), dtype=torch.float64)
+    together = jx.jet(call, call.x, directions)
+    for i in range(2):
+        for several, one in zip(
+            together, jx.jet(call, call.x, directions[i : i + 1], order=order), strict=True
+        ):
+            assert one.second.shape == (0, *one.primal.shape)
+            torch.testing.assert_close(one.first[0], several.first[i], rtol=1e-12, atol=1e-12)
+
+
+def test_every_registered_function_is_in_the_table() -> None:
+    """A new rule adds an entry to rule_table.py (or to queries.py)."""
+    covered = {function for row in ROWS for function in row.functions()}
+    for name in (*NARROWING, *ELSEWHERE):
+        covered.update(spellings(name))
+    covered.update(function for query in QUERIES for function in query.functions())
+    missing = [function_name(f) for f in registered_functions() if f not in covered]
+    assert not missing, f"no entry in python_tests/jet/rule_table.py for {missing}"
+
+
+HALVES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("function, row", RULES)
+def test_dtype_shape_and_value_of_the_primal(function: Any, row: Row, dtype: torch.dtype) -> None:
+    """In every precision the primal is torch's own result, wherever torch has one."""
+    call = make_call(function, row, dtype)
+    try:
+        expected = call(call.x)
+    except (RuntimeError, NotImplementedError) as error:
+        assert "not implemented for" in str(error) or "same dtype" in str(error), error
+        return
+    directions = torch.randn(2, len(call.x)).to(dtype)
+    with torch.no_grad():
+        jets = jx.jet(call, call.x, directions)
+    for jet, plain in zip(jets, expected, strict=True):
+        assert jet.streams.shape == (4, *plain.shape)
+        _check_primal(jet.primal, plain, row)
+
+
+def test_integer_results_are_torch_s_own() -> None:
+    x = torch.randn(3, 4)
+    results: list[Any] = []
+
+    def fn(jet: Any) -> Any:
+        results.append((torch.max(jet, 1), jet.topk(2), jet.sort(0)))
+        return jet
+
+    jx.jet(fn, x, torch.randn(2, 3, 4))
+    for actual, expected in zip(results[0], (x.max(1), x.topk(2), x.sort(0)), strict=True):
+        assert torch.equal(actual.indices, expected.indices)
+        assert type(actual) is type(expected)
+        assert [*float_tensors(actual)]
