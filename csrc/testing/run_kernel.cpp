@@ -1,0 +1,98 @@
+// Runs one launcher of csrc/cuda under the CPU shim on buffers from a file: the test's other half
+// is python_tests/ops/test_cuda_shim.py.
+//
+//   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
+//
+// INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd. Every
+// buffer is an allocation of its exact size, so that the address sanitizer sees its ends.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "../cuda/launchers.h"
+#include "cuda_shim.h"
+
+using Buffer = std::vector<char>;
+
+namespace {
+
+std::ifstream input;
+std::ofstream output;
+
+Buffer read(int64_t bytes) {
+  Buffer buffer(static_cast<size_t>(bytes));
+  if (!input.read(buffer.data(), bytes)) {
+    std::fprintf(stderr, "run_kernel: the input ends too early\n");
+    std::exit(2);
+  }
+  return buffer;
+}
+
+void write(const Buffer& buffer) {
+  output.write(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+}
+
+}  // namespace
+
+int main(int count, char** argument) {
+  using namespace jachess;
+  if (count != 11) {
+    std::fprintf(stderr, "run_kernel: expected 10 arguments, got %d\n", count - 1);
+    return 2;
+  }
+  const std::string op = argument[1];
+  const Storage storage = static_cast<Storage>(std::atoi(argument[2]));
+  const int q = std::atoi(argument[3]), pairs = std::atoi(argument[4]);
+  const int64_t rows = std::atoll(argument[5]), channels = std::atoll(argument[6]);
+  const Activation kind = static_cast<Activation>(std::atoi(argument[7]));
+  shim::backwards = std::atoi(argument[8]) != 0;
+  input.open(argument[9], std::ios::binary);
+  output.open(argument[10], std::ios::binary);
+
+  const int64_t wide = storage == Storage::f64 ? 8 : 4;
+  const int64_t element = storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+  const int64_t streams = 1 + q + pairs, n = rows * channels;
+  const JetShape jet = {storage, q, pairs, n};
+  const NormShape norm = {jet, rows, channels};
+  const Queue queue = {nullptr, 0};
+  const auto make = [](int64_t bytes) { return Buffer(static_cast<size_t>(bytes)); };
+  Buffer result = make(streams * n * element);
+
+  if (op == "activation_jet") {
+    const Buffer x = read(streams * n * element);
+    activation_jet_cuda(jet, kind, x.data(), result.data(), queue);
+    write(result);
+  } else if (op == "activation_jet_backward") {
+    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
+    activation_jet_backward_cuda(jet, kind, gy.data(), x.data(), result.data(), queue);
+    write(result);
+  } else if (op == "layer_norm_jet") {
+    const Buffer x = read(streams * n * element), weight = read(channels * wide),
+                 bias = read(channels * wide);
+    Buffer mean = make(streams * rows * wide), rstd = make(streams * rows * wide);
+    layer_norm_jet_cuda(norm, x.data(), weight.data(), bias.data(), 1e-5, result.data(),
+                        mean.data(), rstd.data(), queue);
+    write(result);
+    write(mean);
+    write(rstd);
+  } else if (op == "layer_norm_jet_backward") {
+    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
+    const Buffer weight = read(channels * wide);
+    const Buffer mean = read(streams * rows * wide), rstd = read(streams * rows * wide);
+    const int64_t blocks = rows < kNormBlocks ? rows : kNormBlocks;
+    Buffer partial = make(blocks * 2 * channels * wide);
+    Buffer gweight = make(channels * wide), gbias = make(channels * wide);
+    layer_norm_jet_backward_cuda(norm, gy.data(), x.data(), weight.data(), mean.data(), rstd.data(),
+                                 result.data(), partial.data(), gweight.data(), gbias.data(),
+                                 queue);
+    write(result);
+    write(gweight);
+    write(gbias);
+  } else {
+    std::fprintf(stderr, "run_kernel: no operator is named %s\n", op.c_str());
+    return 2;
+  }
+  return 0;
+}

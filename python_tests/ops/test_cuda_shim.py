@@ -1,0 +1,148 @@
+"""The .cu sources, compiled by the C++ compiler under the CPU shim with address and
+undefined-behaviour sanitizers, against the CPU operators.
+
+It shows index maps, masks, reductions and barriers right where no GPU is. It cannot show that the
+kernels run on a GPU, nor how fast.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from jachess_ext import ops
+from python_tests.ops.cases import random_jet, relative_error
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+BOUNDS = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.bfloat16: 1e-2,
+    torch.float16: 2e-3,
+}
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+pytestmark = [
+    pytest.mark.slow,  # compiling the kernels under sanitizers takes about a minute
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the shim"),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled shim with all kernels."""
+    target = tmp_path_factory.mktemp("shim") / "run_kernel"
+    sources = [CSRC / "testing" / "run_kernel.cpp", *sorted(CSRC.glob("cuda/*_jet.cu"))]
+    command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS]
+    command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """A tensor's elements in memory order."""
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def run(
+    program: Path,
+    op: str,
+    x: Tensor,
+    q: int,
+    inputs: list[Tensor],
+    outputs: list[Tensor],
+    kind: str = "gelu",
+    backwards: bool = False,
+) -> list[Tensor]:
+    """Run one launcher; the results have the shapes and dtypes of `outputs`."""
+    folder = program.parent
+    (folder / "input").write_bytes(b"".join(map(as_bytes, inputs)))
+    channels = x.shape[-1]
+    numbers = [
+        STORAGE.index(x.dtype),
+        q,
+        x.shape[0] - 1 - q,
+        x[0].numel() // channels,
+        channels,
+        ops.ACTIVATION_KINDS.index(kind),
+        int(backwards),
+    ]
+    done = subprocess.run(
+        [str(program), op, *map(str, numbers), str(folder / "input"), str(folder / "output")],
+        capture_output=True,
+        text=True,
+        check=False,
+        # the fibers' stacks are not the thread's
+        env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0"},
+    )
+    assert done.returncode == 0, done.stderr
+    data = bytearray((folder / "output").read_bytes())
+    results, offset = [], 0
+    for like in outputs:
+        values = torch.frombuffer(data, dtype=like.dtype, count=like.numel(), offset=offset)
+        results.append(values.view(like.shape))
+        offset += like.numel() * like.element_size()
+    assert offset == len(data)
+    return results
+
+
+# widths that are and are not a multiple of the four elements a thread takes, and rows wider than
+# a block of 256 threads
+@pytest.mark.parametrize("channels", [37, 300])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
+    x = random_jet(streams, 3, channels, dtype=dtype)
+    gy = random_jet(streams, 3, channels, dtype=dtype, seed=1)
+    for kind in ops.ACTIVATION_KINDS if (q, dtype) == (2, torch.float32) else ["gelu"]:
+        (y,) = run(program, "activation_jet", x, q, [x], [x], kind)
+        assert relative_error(y, torch.ops.jachess.activation_jet(x, kind, q)) < BOUNDS[dtype]
+        (gx,) = run(program, "activation_jet_backward", x, q, [gy, x], [x], kind)
+        expected = torch.ops.jachess.activation_jet_backward(gy, x, kind, q)
+        assert relative_error(gx, expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("channels", [37, 300])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_layer_norm(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
+    x = random_jet(streams, 3, channels, dtype=dtype)
+    gy = random_jet(streams, 3, channels, dtype=dtype, seed=1)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight, bias = random_jet(2, channels, dtype=wide, seed=7)
+    expected = torch.ops.jachess.layer_norm_jet(x, weight, bias, 1e-5, q)
+    outputs = run(program, "layer_norm_jet", x, q, [x, weight, bias], list(expected))
+    for got, want in zip(outputs, expected, strict=True):
+        bound = BOUNDS[dtype] if got.dtype == dtype else BOUNDS[wide]
+        # the means of the statistics' streams are small: compare them as a whole
+        joined = got.dim() == 2
+        got, want = (got[None], want[None]) if joined else (got, want)
+        assert relative_error(got, want) < bound
+    _, mean, rstd = expected
+    wanted = torch.ops.jachess.layer_norm_jet_backward(gy, x, weight, 1e-5, q, mean, rstd, True)
+    inputs = [gy, x, weight, mean, rstd]
+    got_all = run(program, "layer_norm_jet_backward", x, q, inputs, list(wanted))
+    assert relative_error(got_all[0], wanted[0]) < BOUNDS[dtype]
+    for got, want in zip(got_all[1:], wanted[1:], strict=True):
+        assert relative_error(got[None], want[None]) < BOUNDS[wide]
+    # a missing barrier shows as a result that depends on the order the threads run in
+    reordered = run(program, "layer_norm_jet_backward", x, q, inputs, list(wanted), backwards=True)
+    assert all(torch.equal(a, b) for a, b in zip(got_all, reordered, strict=True))
+
+
+def test_more_rows_than_blocks(program: Path) -> None:
+    """Blocks of the backward take several rows each."""
+    x, gy = random_jet(2, 700, 5), random_jet(2, 700, 5, seed=1)
+    weight = random_jet(1, 5, seed=7)[0]
+    _, mean, rstd = torch.ops.jachess.layer_norm_jet(x, weight, None, 1e-5, 1)
+    wanted = torch.ops.jachess.layer_norm_jet_backward(gy, x, weight, 1e-5, 1, mean, rstd, True)
+    inputs = [gy, x, weight, mean, rstd]
+    got = run(program, "layer_norm_jet_backward", x, 1, inputs, list(wanted))
+    for g, w in zip(got, wanted, strict=True):
+        assert relative_error(g[None], w[None]) < 1e-12
