@@ -1,0 +1,167 @@
+"""The alternating ("unlab", dual) mode: passes of R alone between stretches of task loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..smoothness import JacHess, JacHessOutput
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """Means over one pass.
+
+    Attributes:
+        penalty: strength · R.
+        jacobian, hessian: ``[K]``, on the CPU; ``hessian`` is None without a Hessian term.
+        steps: how many optimiser steps were taken.
+    """
+
+    penalty: float
+    jacobian: Tensor
+    hessian: Tensor | None
+    steps: int
+
+
+class DualSchedule:
+    """Runs a pass of R alone over unlabelled data after every epoch, or every n steps (spec 01).
+
+    R has an AdamW of its own: an adaptive step undoes the size of its loss, so moments shared
+    with the task loss would mix two losses of very different size.  For the same reason the
+    regulariser's strength has no say here: the learning rate decides how much a pass moves.
+
+    Example:
+        >>> dual = DualSchedule(reg, unlabelled_loader, lr=2e-6)
+        >>> for epoch in range(3):
+        ...     for batch in loader:
+        ...         ...  # a step of task loss
+        ...         dual.after_step()
+        ...     dual.after_epoch()
+
+    Args:
+        regulariser: calibrated, where it needs to be.
+        batches: gives the unlabelled batches each time it is iterated; labels are dropped.
+        lr: learning rate, or a function called before each step for the current one.
+        every: labelled optimiser steps between passes; None: a pass per epoch.
+        steps: batches per pass, going on where the last pass ended; None: all of them.
+        weight_decay: of the own AdamW; the task's optimiser has its own already.
+        max_grad_norm: gradients are clipped to it; None: not at all.
+
+    Raises:
+        ValueError: ``every`` or ``steps`` below 1, no trainable parameters, or no batches.
+    """
+
+    def __init__(
+        self,
+        regulariser: JacHess,
+        batches: Iterable[Batch],
+        *,
+        lr: float | Callable[[], float],
+        every: int | None = None,
+        steps: int | None = None,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+    ) -> None:
+        for name, value in (("every", every), ("steps", steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected a whole number from 1 up, or None")
+        parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("the model has no parameters that require gradients")
+        self.regulariser = regulariser
+        self.batches = batches
+        self.every, self.steps = every, steps
+        self.max_grad_norm = max_grad_norm
+        self.taken = 0
+        self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
+        self._parameters = parameters
+        self._source: Iterator[Batch] = iter(())
+        self.optimizer = torch.optim.AdamW(parameters, lr=self._lr(), weight_decay=weight_decay)
+
+    def after_step(self) -> PassSummary | None:
+        """Call after each optimiser step of the task; runs a pass where one is due."""
+        self.taken += 1
+        return self.run() if self.every is not None and self.taken % self.every == 0 else None
+
+    def after_epoch(self) -> PassSummary | None:
+        """Call after each epoch of the task; runs a pass unless ``every`` was given."""
+        return self.run() if self.every is None else None
+
+    def run(self) -> PassSummary:
+        """One pass of R alone, in training mode; modes and the task's gradients are kept."""
+        model = self.regulariser.model
+        modes = {module: module.training for module in model.modules()}
+        kept = [p.grad for p in self._parameters]
+        model.train()
+        try:
+            return _summary([_detached(self._step(batch)) for batch in self._pass()])
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+            for parameter, gradient in zip(self._parameters, kept, strict=True):
+                parameter.grad = gradient
+
+    def _pass(self) -> Iterable[Batch]:
+        return iter(self.batches) if self.steps is None else islice(self._endless(), self.steps)
+
+    def _endless(self) -> Iterable[Batch]:
+        while True:
+            batch = next(self._source, None)
+            if batch is None:
+                self._source = iter(self.batches)
+                batch = next(self._source, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _step(self, batch: Batch) -> JacHessOutput:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr()
+        self.optimizer.zero_grad()
+        out = self.regulariser(without_labels(batch))
+        out.loss.backward()
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state and the step count; for ``torch.save``."""
+        return {"taken": self.taken, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.taken = int(state["taken"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def without_labels(batch: Batch) -> dict[str, Any]:
+    """The batch without its labels, so that no task loss is computed."""
+    labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
+    return {key: value for key, value in batch.items() if key not in labels}
+
+
+_Figures = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _detached(out: JacHessOutput) -> _Figures:
+    hessian = None if out.hessian is None else out.hessian.detach()
+    return out.loss.detach(), out.jacobian.detach(), hessian
+
+
+def _summary(figures: list[_Figures]) -> PassSummary:
+    if not figures:
+        raise ValueError("there are no unlabelled batches; expected at least one per pass")
+    losses, jacobians, hessians = zip(*figures, strict=True)
+    hessian = None if hessians[0] is None else torch.stack(hessians).mean(0).cpu()
+    penalty = torch.stack(losses).mean().item()
+    return PassSummary(penalty, torch.stack(jacobians).mean(0).cpu(), hessian, len(figures))

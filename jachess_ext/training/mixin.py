@@ -1,0 +1,267 @@
+"""`JacHessMixin`: the penalty in any Trainer, by way of ``compute_loss`` and ``log``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback
+
+from ..smoothness import JacHess
+from . import checkpoint
+from .arguments import JacHessArguments
+from .dual import DualSchedule, PassSummary, without_labels
+from .one_pass import OnePass
+from .step_log import StepLog, flat
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+
+class JacHessMixin(_Base):
+    """Puts JacHess (spec 01, Eq. 7) into a class derived from ``transformers.Trainer``.
+
+    Example:
+        >>> class MyTrainer(JacHessMixin, Seq2SeqTrainer): ...
+
+    The base model's norms are measured when training begins, on ``calibration_batches`` shuffled
+    batches of the training data (of the unlabelled data in modes joint and unlab), unless
+    ``trainer.regulariser.base`` is set before.  Label smoothing and ``compute_loss_func`` act on
+    the task loss alone.  Evaluation and prediction compute no penalty.  With gradient accumulation
+    the penalty is the mean over the micro-batches, whether or not the model scales its own loss.
+    Checkpoints hold the regulariser's state; after resuming, unlabelled data starts from its
+    beginning.
+
+    Logged beside the loss, as means since the last entry: ``jachess/task_loss``,
+    ``jachess/penalty``, ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch means per
+    chosen layer k); in mode unlab without the task loss, as an entry after each pass.
+
+    Args:
+        jachess: see `JacHessArguments`.
+        unlabelled_dataset: of modes joint and unlab; labels in it are not looked at.
+
+    Raises:
+        ValueError: a mode that needs unlabelled data has none, or the other way round; mode unlab
+            in fp16; several GPUs in one process.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        jachess: JacHessArguments | None = None,
+        unlabelled_dataset: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.jachess = jachess or JacHessArguments()
+        self.unlabelled_dataset = unlabelled_dataset
+        self._check_jachess()
+        assert self.model is not None
+        self.regulariser: JacHess = self.jachess.regulariser(self.model, self.args.seed)
+        self.dual: DualSchedule | None = None
+        self._free: Iterator[dict[str, Any]] | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._step_log = StepLog()
+        self.add_callback(_Schedule(self))
+
+    def _check_jachess(self) -> None:
+        mode, data = self.jachess.mode, self.unlabelled_dataset
+        if mode == "train" and data is not None:
+            raise ValueError(
+                "unlabelled_dataset was given, but mode='train' does not use it; "
+                "expected mode='joint' or mode='unlab'"
+            )
+        if mode != "train" and data is None:
+            raise ValueError(f"mode={mode!r} needs unlabelled_dataset=..., which was not given")
+        if mode == "unlab" and self.args.fp16:
+            raise ValueError(
+                "mode='unlab' has an optimiser of its own, which fp16's loss scaling does not "
+                "reach; use bf16=True or mode='joint'"
+            )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"{self.args.n_gpu} GPUs in one process (DataParallel) are not supported; launch "
+                "one process per GPU with torchrun or accelerate"
+            )
+
+    # The loss -----------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The Trainer's own task loss, plus the penalty in training and modes train and joint."""
+        training = model.training and self.regulariser.strength > 0
+        if not training or self.jachess.mode == "unlab":
+            return super().compute_loss(
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            )
+        self.regulariser.model = model
+        train = self.jachess.mode == "train"
+        if train:
+            self._require_labels(inputs)
+        called: Any = OnePass(model, self.regulariser) if train else model
+        task, outputs = super().compute_loss(
+            called, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+        out = called.result if train else self.regulariser(self._next_unlabelled())
+        self._step_log.add(
+            task_loss=task * self._share(num_items_in_batch, invert=True),
+            penalty=out.loss,
+            jacobian=out.jacobian,
+            hessian=out.hessian,
+        )
+        loss = task + out.loss * self._share(num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
+        """What a mean over the micro-batch has to be multiplied by, so that micro-batches add up.
+
+        The Trainer divides the loss by the number of micro-batches itself, unless the task loss
+        was divided by the items of all of them already.
+        """
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if scaled is None:
+            by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            scaled = by_model or self.compute_loss_func is not None
+        if not scaled:
+            return 1.0
+        steps = getattr(self, "current_gradient_accumulation_steps", 1)
+        return float(steps) if invert else 1.0 / steps
+
+    def _require_labels(self, inputs: Mapping[str, Any]) -> None:
+        names = self.label_names or ["labels"]
+        if not any(inputs.get(name) is not None for name in names):
+            raise ValueError(
+                f"mode='train' adds the penalty to a labelled batch's task loss, but the batch has "
+                f"none of {', '.join(names)}; it has {', '.join(inputs)}. Give labels, or use "
+                "mode='joint' or 'unlab' with unlabelled_dataset=..."
+            )
+
+    # Data ---------------------------------------------------------------------------------------
+
+    def _loader(self, dataset: Any, seed_offset: int) -> DataLoader:
+        """Batches outside the Trainer's own order: shuffled, without touching torch's generator."""
+        streamed = isinstance(dataset, IterableDataset)
+        generator = torch.Generator().manual_seed(self.args.seed + seed_offset)
+        size = self.jachess.unlab_batch_size or self.args.per_device_train_batch_size
+        return DataLoader(
+            dataset,
+            batch_size=size if dataset is self.unlabelled_dataset else self.args.train_batch_size,
+            shuffle=not streamed,
+            generator=generator,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
+        )
+
+    def _unlabelled_batches(self) -> Iterator[dict[str, Any]]:
+        for batch in self._unlabelled_loader:
+            yield without_labels(self._prepare_inputs(batch))
+
+    def _next_unlabelled(self) -> dict[str, Any]:
+        batch = None if self._free is None else next(self._free, None)
+        if batch is None:
+            self._free = self._unlabelled_batches()
+            batch = next(self._free, None)
+        if batch is None:
+            raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
+        return batch
+
+    # Around training ----------------------------------------------------------------------------
+
+    def _begin_jachess(self, model: nn.Module) -> None:
+        """Calibrate, unless the norms are known; and start the schedule."""
+        rank = self.args.process_index
+        self._free = None
+        if self.unlabelled_dataset is not None:
+            self._unlabelled_loader = self._loader(self.unlabelled_dataset, 1 + rank)
+        if self.regulariser.strength == 0:
+            return
+        self.regulariser.model = model
+        if self.regulariser.base is None and self._needs_base():
+            self.regulariser.calibrate(self._calibration_batches())
+        if self.jachess.mode == "unlab":
+            self.dual = self._make_schedule()
+
+    def _needs_base(self) -> bool:
+        named = isinstance(self.regulariser.weights, str) and self.regulariser.weights != "uniform"
+        return self.regulariser.normalize or named
+
+    def _calibration_batches(self) -> Iterator[dict[str, Any]]:
+        source = self.train_dataset if self.jachess.mode == "train" else self.unlabelled_dataset
+        loader = self._loader(source, 0)
+        for _, batch in zip(range(self.jachess.calibration_batches), loader, strict=False):
+            yield without_labels(self._prepare_inputs(batch))
+
+    def _make_schedule(self) -> DualSchedule:
+        schedule = DualSchedule(
+            self.regulariser,
+            _Again(self._unlabelled_batches),
+            lr=lambda: self.jachess.unlab_lr_ratio * self._get_learning_rate(),
+            every=self.jachess.unlab_every,
+            steps=self.jachess.unlab_steps,
+            max_grad_norm=self.args.max_grad_norm or None,
+        )
+        if self._resumed is not None:
+            schedule.load_state_dict(self._resumed)
+            self._resumed = None
+        return schedule
+
+    def _log_pass(self, summary: PassSummary | None) -> None:
+        if summary is not None:
+            figures = {name: getattr(summary, name) for name in ("penalty", "jacobian", "hessian")}
+            self.log(flat(figures))
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Adds the means since the last entry to every entry that has the training loss."""
+        if "loss" in logs:
+            logs = {**logs, **self._step_log.take()}
+        super().log(logs, *args, **kwargs)
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = f"{self._get_output_dir(trial=trial)}/checkpoint-{self.state.global_step}"
+            checkpoint.save(folder, self.regulariser, self.dual)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        checkpoint.load(resume_from_checkpoint, self.regulariser)
+        self._resumed = checkpoint.load_schedule(resume_from_checkpoint)
+
+
+class _Again:
+    """An iterable that starts a new iterator of ``make`` each time."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._make()
+
+
+class _Schedule(TrainerCallback):
+    """Tells the mixin when training, a step and an epoch are over."""
+
+    def __init__(self, trainer: JacHessMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin_jachess(self._trainer.model_wrapped)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer.dual is not None:
+            self._trainer._log_pass(self._trainer.dual.after_step())
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer.dual is not None:
+            self._trainer._log_pass(self._trainer.dual.after_epoch())

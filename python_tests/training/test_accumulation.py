@@ -1,0 +1,102 @@
+"""Gradient accumulation: 4 micro-batches of 2 are one batch of 8, penalty included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertForSequenceClassification, Trainer
+
+from python_tests.smoothness.tiny_models import classifier
+
+from .runs import DETERMINISTIC, assert_same_parameters, examples, furthest, trainer
+
+SGD = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "max_steps": 2}
+WHOLE = {"per_device_train_batch_size": 8}
+SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """A compute_loss_func that divides by all items of the accumulated batch."""
+    total = torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum")
+    return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+class Scaling(BertForSequenceClassification):
+    """Divides its loss by ``num_items_in_batch``, as models that accept loss kwargs promise."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        labels: Any = None,
+        num_items_in_batch: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        output = super().forward(input_ids, attention_mask, labels=labels, **kwargs)
+        if output.loss is not None and num_items_in_batch is not None:
+            output.loss = output.loss * len(output.logits) / num_items_in_batch
+        return output
+
+
+def run(folder: Path, way: str, jachess: dict | None, **settings: Any) -> Any:
+    model = classifier("bert")
+    model.accepts_loss_kwargs = way == "model scales"
+    if way == "model scales":
+        model.__class__ = Scaling
+    kind = {"kind": Trainer} if jachess is None else {"jachess": jachess}
+    made = trainer(folder, **kind, model=model, data=examples(16), **(SGD | settings))
+    made.train()
+    assert made.model_accepts_loss_kwargs is (way == "model scales")
+    return made
+
+
+@pytest.mark.usefixtures("equal_directions")
+@pytest.mark.parametrize("mode", ["train", "joint"])
+@pytest.mark.parametrize("way", ["model scales", "trainer scales", "loss function", "smoothed"])
+def test_split_batches_equal_whole_ones(tmp_path: Path, way: str, mode: str) -> None:
+    settings: dict[str, Any] = {}
+    if way == "loss function":
+        settings["options"] = {"compute_loss_func": mean_loss}
+    if way == "smoothed":
+        settings["label_smoothing_factor"] = 0.1
+    # Eight equal sequences: whatever batches the unlabelled data is cut into, R is the same.
+    if mode == "joint":
+        settings["unlabelled"] = examples(1, seed=5, labels=False) * 8
+    jachess = DETERMINISTIC | {"mode": mode, "strength": 0.5}
+    whole = run(tmp_path, way, jachess, **settings, **WHOLE)
+    split = run(tmp_path, way, jachess, **settings, **SPLIT)
+    settings.pop("unlabelled", None)
+    plain = run(tmp_path, way, None, **settings, **WHOLE)
+    assert_same_parameters(whole.model, split.model)
+    assert furthest(whole.model, plain.model) > 1e-4, "the penalty moved nothing"
+    for key in ("jachess/task_loss", "jachess/penalty", "jachess/hessian_0"):
+        pair = [made.state.log_history[0][key] for made in (whole, split)]
+        assert pair[0] == pytest.approx(pair[1], rel=1e-6), key  # label smoothing is float32
+
+
+@pytest.mark.usefixtures("equal_directions")
+def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
+    """One SGD step of the trainer against the same step from `jx.JacHess` and autograd."""
+    jachess = DETERMINISTIC | {"strength": 0.5}
+    made = trainer(
+        *(tmp_path, jachess),
+        model=classifier("bert"),
+        data=examples(8),
+        **SGD | {"max_steps": 1},
+        **WHOLE,
+    )
+    made.train()
+    model = classifier("bert").train()
+    reg = made.jachess.regulariser(model)
+    rows = examples(8)
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    reg.base = made.regulariser.base
+    reg(batch).total.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= SGD["learning_rate"] * parameter.grad
+    assert_same_parameters(made.model, model, rtol=1e-9, atol=1e-10)
