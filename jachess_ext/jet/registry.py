@@ -28,8 +28,9 @@ def spellings(*names: str) -> list[Any]:
     """
     found = []
     for name in names:
-        # torch.half is a dtype and torch.cpu a module: only Tensor's are functions.
-        here = [f for space in _NAMESPACES if callable(f := getattr(space, name, None))]
+        # torch.half is a dtype, torch.cpu a module, torch.__eq__ compares modules.
+        spaces = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
+        here = [f for space in spaces if callable(f := getattr(space, name, None))]
         if not here:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
         found.extend(here)

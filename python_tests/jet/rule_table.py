@@ -27,7 +27,7 @@ class X:
     active: bool = True
 
 
-def P(*shape: int, low: float | None = None, high: float | None = None) -> X:  # noqa: N802
+def P(*shape: int, low: float | None = None, high: float | None = None) -> X:
     """A plain tensor: constant."""
     return X(shape, low, high, active=False)
 

@@ -11,7 +11,7 @@ import jachess_ext as jx
 from jachess_ext.jet.registry import function_name, registered_functions, spellings
 
 from ..models import oracles
-from .calls import float_tensors, make_call
+from .calls import Call, float_tensors, make_call
 from .queries import QUERIES
 from .rule_table import ELSEWHERE, NARROWING, ROWS, Row
 
@@ -105,6 +105,16 @@ def test_every_registered_function_is_in_the_table() -> None:
     assert not missing, f"no entry in python_tests/jet/rule_table.py for {missing}"
 
 
+def _torch_s_own(call: Call) -> tuple | None:
+    """None where torch has no such kernel on the CPU, or wants one dtype throughout."""
+    try:
+        return call(call.x)
+    except (RuntimeError, NotImplementedError) as error:
+        if "not implemented for" in str(error) or "same dtype" in str(error):
+            return None
+        raise
+
+
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -113,10 +123,8 @@ HALVES = [torch.float32, torch.bfloat16, torch.float16]
 def test_dtype_shape_and_value_of_the_primal(function: Any, row: Row, dtype: torch.dtype) -> None:
     """In every precision the primal is torch's own result, wherever torch has one."""
     call = make_call(function, row, dtype)
-    try:
-        expected = call(call.x)
-    except (RuntimeError, NotImplementedError) as error:
-        assert "not implemented for" in str(error) or "same dtype" in str(error), error
+    expected = _torch_s_own(call)
+    if expected is None:
         return
     directions = torch.randn(2, len(call.x)).to(dtype)
     with torch.no_grad():

@@ -55,6 +55,8 @@ def positive(input: JetTensor) -> JetTensor:
 
 @jet_rule("sub", "subtract", "__sub__")
 def sub(input: Any, other: Any, *, alpha: float = 1) -> JetTensor:
+    if torch.bool in (getattr(input, "dtype", None), getattr(other, "dtype", None)):
+        torch.sub(primal_of(input), primal_of(other))  # raises torch's own explanation
     return add(input, other * -alpha)
 
 
@@ -119,12 +121,14 @@ def reciprocal(input: JetTensor) -> JetTensor:
 
 @jet_rule("addcmul")
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> JetTensor:
-    return input + value * tensor1 * tensor2
+    dtype = torch.addcmul(*primal_of((input, tensor1, tensor2))).dtype
+    return input.to(dtype) + value * tensor1.to(dtype) * tensor2.to(dtype)
 
 
 @jet_rule("addcdiv")
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> JetTensor:
-    return input + value * tensor1 / tensor2
+    dtype = torch.addcdiv(*primal_of((input, tensor1, tensor2))).dtype
+    return input.to(dtype) + value * tensor1.to(dtype) / tensor2.to(dtype)
 
 
 @jet_rule("lerp")
@@ -155,13 +159,15 @@ def power(input: Any, exponent: Any) -> JetTensor:
 def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
     """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     x, n = base.primal, exponent
+    value = torch.pow(x, n)
+    n = n.to(value.dtype) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
     if isinstance(n, Tensor):
         first = torch.where((n == 0) & (x == 0), 1, first)
         second = torch.where(((n == 0) | (n == 1)) & (x == 0), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    derivatives = (torch.pow(x, n), n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second))
+    derivatives = (value, n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second))
     ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
     return push_forward(base.with_streams(aligned(base, ndim)), derivatives)
 

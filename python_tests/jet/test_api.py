@@ -1,0 +1,345 @@
+"""`jx.jet` and `JetTensor`: what goes in, what comes out, what is refused and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
+
+import jachess_ext as jx
+from jachess_ext.jet import composed_rules, jet_rule, registry
+from jachess_ext.jet.api import make_input
+from jachess_ext.jet.settings import operators_enabled
+
+X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x, directions, order, error, message",
+    [
+        (
+            X,
+            U[:, :2],
+            2,
+            ValueError,
+            "directions have shape [2, 2, 4], but x of shape [3, 4] needs",
+        ),
+        (X, X, 2, ValueError, "directions have shape [3, 4]"),
+        (X, U[:0], 2, ValueError, "0 directions were given"),
+        (X, X.expand(5, 3, 4), 2, ValueError, "5 directions were given; expected shape [q, 3, 4]"),
+        (X, U, 3, ValueError, "order is 3, but jets exist for order 1 and 2"),
+        (X, U, 0, ValueError, "order is 0"),
+        (X.where(X > 0, torch.nan), U, 2, ValueError, "x contains NaN or infinite values"),
+        (X.where(X > 0, torch.inf), U, 1, ValueError, "x contains NaN or infinite values"),
+        (
+            X.long(),
+            U,
+            2,
+            TypeError,
+            "x has dtype torch.int64, but derivatives need a floating-point",
+        ),
+        (X.tolist(), U, 2, TypeError, "x must be a plain tensor, not list"),
+        (X, U.tolist(), 2, TypeError, "directions must be a tensor [q, *x.shape], not list"),
+    ],
+)
+def test_bad_input(x: Any, directions: Any, order: int, error: type, message: str) -> None:
+    called = []
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        jx.jet(called.append, x, directions, order=order)
+    assert not called
+    assert "\n" not in str(caught.value)
+
+
+def test_a_jet_is_no_point_of_expansion() -> None:
+    with pytest.raises(TypeError, match="x must be a plain tensor, not JetTensor"):
+        jx.jet(lambda x: jx.jet(torch.sin, x, U).primal, X, U)
+
+
+def test_stack_of_another_height() -> None:
+    layout = make_input(X, U).jet_layout
+    with pytest.raises(ValueError, match="has 4 streams, but the stack has 3 in front"):
+        jx.JetTensor(torch.zeros(3, 2), layout)
+
+
+class Block(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.special.erfcx(x)
+
+
+def test_missing_rule_names_operation_module_and_decorator() -> None:
+    model = nn.Sequential(nn.Tanh(), Block())
+    with pytest.raises(jx.MissingJetRule) as caught:
+        jx.jet(model, X, U)
+    for part in (
+        "no jet rule for torch.special.erfcx",
+        "module Block '1' of Sequential",
+        "@jet_rule(torch.special.erfcx)",
+        "from jachess_ext.jet import jet_rule",
+    ):
+        assert part in str(caught.value)
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_missing_rule_outside_a_module() -> None:
+    with pytest.raises(jx.MissingJetRule, match=r"cdist \(called in no torch\.nn\.Module\)"):
+        jx.jet(lambda x: torch.cdist(x, x), X, U)
+
+
+def test_registering_a_rule_makes_it_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+
+    @jet_rule(torch.special.erfcx)
+    def erfcx(input: Any) -> Any:
+        return torch.exp(input * input) * torch.erfc(input)
+
+    out = jx.jet(Block(), X, U)
+    torch.testing.assert_close(out.primal, torch.special.erfcx(X))
+    slope = 2 * X * torch.special.erfcx(X) - 2 / torch.pi**0.5
+    torch.testing.assert_close(out.first, slope * U)
+
+
+def test_a_typing_error_in_a_rule_s_name() -> None:
+    with pytest.raises(AttributeError, match="torch has no function named 'gelluu'"):
+        jet_rule("gelluu")(lambda input: input)
+
+
+def test_an_operator_below_the_python_functions_is_refused() -> None:
+    with pytest.raises(jx.MissingJetRule):
+        jx.jet(lambda x: torch.ops.aten.tanh(x), X, U)
+
+
+def test_out_is_refused() -> None:
+    with pytest.raises(jx.MissingJetRule, match="out="):
+        jx.jet(lambda x: torch.add(x, 1, out=torch.empty_like(X)), X, U)
+
+
+def test_plain_tensors_take_no_jet_in_place() -> None:
+    def fill(x: Any) -> Any:
+        buffer = torch.zeros_like(X)
+        buffer[0] = x[0]
+        return buffer
+
+    with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot hold part of a jet"):
+        jx.jet(fill, X, U)
+    with pytest.raises(jx.MissingJetRule, match="a plain tensor cannot be changed in place"):
+        jx.jet(lambda x: torch.zeros_like(X).add_(x), X, U)
+
+
+MEETINGS = {
+    "add": torch.add,
+    "mul": torch.mul,
+    "div": torch.div,
+    "matmul": torch.matmul,
+    "maximum": torch.maximum,
+    "cat": lambda a, b: torch.cat([a, b]),
+    "where": lambda a, b: torch.where(torch.eye(3).bool(), a, b),
+    "copy_": lambda a, b: a.copy_(b),
+    "add_": lambda a, b: a.add_(b),
+    "attention": lambda a, b: F.scaled_dot_product_attention(a, b, b),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_jets_of_different_layouts_do_not_meet(name: str) -> None:
+    """Three directions at order 1 and two at order 2 have four streams both."""
+    x = X[:, :3]
+    first = make_input(x, torch.ones(3, 3, 3), order=1)
+    second = make_input(x, torch.ones(2, 3, 3), order=2)
+    assert first.streams.shape == second.streams.shape
+    with pytest.raises(ValueError, match="different layouts met"):
+        MEETINGS[name](first, second)
+
+
+def test_reentrant_checkpointing_is_refused() -> None:
+    layer = nn.Linear(4, 4).double()
+    with pytest.raises(RuntimeError, match="use_reentrant"):
+        jx.jet(lambda x: checkpoint(layer, x, use_reentrant=True), X, U)
+    kept = jx.jet(lambda x: checkpoint(layer, x, use_reentrant=False), X, U)
+    assert kept.streams.requires_grad
+
+
+def test_an_exception_leaves_nothing_behind() -> None:
+    before = jx.jet(torch.sin, X, U).streams
+    rules = dict(registry._RULES)
+
+    def fail(x: Any) -> Any:
+        with composed_rules():
+            raise KeyError("in the model")
+
+    with pytest.raises(KeyError, match="in the model"):
+        jx.jet(fail, X, U)
+    assert rules == registry._RULES
+    assert operators_enabled()
+    assert torch.equal(jx.jet(torch.sin, X, U).streams, before)
+
+
+# ---- what comes back ---------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Record:
+    a: Any
+    label: str
+
+
+def _is_square(jet: jx.Jet) -> None:
+    torch.testing.assert_close(jet.primal, X * X)
+    torch.testing.assert_close(jet.first, 2 * X * U)
+    torch.testing.assert_close(jet.second, 2 * U[:1] * U[1:])
+
+
+def test_tensor_and_its_parts() -> None:
+    jet = jx.jet(lambda x: x * x, X, U)
+    assert isinstance(jet, jx.Jet)
+    _is_square(jet)
+    assert jet.pairs == [(0, 1)]
+    assert jet.streams.shape == (4, 3, 4)
+
+
+def test_containers_come_back_as_they_are() -> None:
+    out = jx.jet(lambda x: (x * x, [x * x, None], {"s": x * x, "n": 3}), X, U)
+    assert isinstance(out, tuple)
+    _is_square(out[0])
+    _is_square(out[1][0])
+    assert out[1][1] is None
+    _is_square(out[2]["s"])
+    assert out[2]["n"] == 3
+    pair = jx.jet(lambda x: Pair(x * x, "b"), X, U)
+    assert isinstance(pair, Pair) and pair.b == "b"
+    _is_square(pair.a)
+    record = jx.jet(lambda x: Record(x * x, "name"), X, U)
+    assert isinstance(record, Record) and record.label == "name"
+    _is_square(record.a)
+
+
+def test_model_output() -> None:
+    out = jx.jet(lambda x: BaseModelOutput(x * x, hidden_states=(x, x * x)), X, U)
+    assert isinstance(out, BaseModelOutput)
+    _is_square(out.last_hidden_state)
+    _is_square(out.hidden_states[1])
+    assert out.attentions is None
+
+
+def test_constants_have_no_derivative() -> None:
+    constant, index, detached = jx.jet(lambda x: (X + 1, x.argmax(-1), x.detach() * 2), X, U)
+    assert torch.equal(constant.primal, X + 1)
+    assert not constant.first.any() and not constant.second.any()
+    assert torch.equal(index, X.argmax(-1))
+    assert torch.equal(detached.primal, 2 * X) and not detached.first.any()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+def test_scalar_and_empty_inputs(shape: tuple[int, ...]) -> None:
+    x, u = torch.ones(shape).double(), torch.ones(2, *shape).double()
+    jet = jx.jet(lambda x: (x * x).sum(), x, u)
+    assert jet.primal.shape == ()
+    assert jet.second.item() == 2 * x.numel()
+
+
+def test_the_input_is_left_as_it_was() -> None:
+    x = X.clone()
+    jx.jet(lambda x: x.mul_(2).add_(1), x, U)
+    assert torch.equal(x, X)
+
+
+def test_gradient_reaches_the_point_and_the_directions() -> None:
+    x, u = X.clone().requires_grad_(), U.clone().requires_grad_()
+    jet = jx.jet(lambda x: x**3, x, u)
+    jet.second.sum().backward()
+    torch.testing.assert_close(x.grad, 6 * U[0] * U[1])
+    torch.testing.assert_close(u.grad, torch.stack([6 * X * U[1], 6 * X * U[0]]))
+
+
+def test_strided_input_and_directions() -> None:
+    jet = jx.jet(lambda x: F.gelu(x) @ x.T, X.T, U.transpose(1, 2).flip(0).flip(0))
+    same = jx.jet(lambda x: F.gelu(x) @ x.T, X.T.contiguous(), U.transpose(1, 2).contiguous())
+    torch.testing.assert_close(jet.streams, same.streams, rtol=1e-13, atol=1e-13)
+
+
+def test_what_a_jet_says_of_itself() -> None:
+    jet = make_input(X, U)
+    assert jet.shape == X.shape and jet.dtype == X.dtype and jet.device == X.device
+    assert (jet.ndim, jet.dim(), len(jet), jet.size(), jet.size(-1)) == (2, 2, 3, X.shape, 4)
+    assert repr(jet) == (
+        "JetTensor(shape=(3, 4), dtype=torch.float64, device=cpu, directions=2, order=2)"
+    )
+
+
+# ---- aliasing ----------------------------------------------------------------------------------
+
+
+def _through_views(x: Any) -> Any:
+    y = x.clone()
+    row, columns, transposed = y[0], y[:, 1:3], y.view(-1).view(3, 4).t()
+    row *= 2
+    columns.add_(row[1:3].clone())
+    transposed[3] = row[0]
+    y[y > 1.5] = 0.25
+    return y, row, columns, transposed
+
+
+def test_writes_show_through_views_as_with_plain_tensors() -> None:
+    jets = jx.jet(_through_views, X, U)
+    h = 1e-6
+    for jet, plain, ahead, behind in zip(
+        jets,
+        _through_views(X),
+        _through_views(X + h * U[0]),
+        _through_views(X - h * U[0]),
+        strict=True,
+    ):
+        assert torch.equal(jet.primal, plain)
+        torch.testing.assert_close(jet.first[0], (ahead - behind) / (2 * h), rtol=1e-7, atol=1e-8)
+
+
+# ---- operators and composed rules --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.gelu,
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: F.layer_norm(x, (4,), X[0].to(x.dtype), X[1].to(x.dtype)),
+        lambda x: F.softmax(x, -1),
+        lambda x: F.scaled_dot_product_attention(x, x * 2, x, attn_mask=torch.eye(3).bool()),
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.eye(3)[:, :1] > 0),
+        lambda x: x @ (x * x).T,
+        lambda x: F.silu(x) * x,
+    ],
+)
+@pytest.mark.parametrize("order", [1, 2])
+def test_operators_and_composed_rules_agree(
+    function: Any, order: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Streams and their gradients; without a compiled binary both sides are composed."""
+    results = []
+    for composed in (False, True):
+        x, u = (t.to(dtype).requires_grad_() for t in (X, U))
+        if composed:
+            with composed_rules():
+                streams = jx.jet(function, x, u, order=order).streams
+        else:
+            streams = jx.jet(function, x, u, order=order).streams
+        weights = torch.linspace(-1, 1, streams.numel()).reshape(streams.shape).to(dtype)
+        gradients = torch.autograd.grad((streams * weights).sum(), (x, u))
+        results.append((streams.detach(), *gradients))
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,103 @@
+"""Which dtype comes out: casts, and torch's promotion of every mixture of two tensors."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+import jachess_ext as jx
+from jachess_ext.jet.api import make_input
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+OTHERS = [*FLOATS, torch.int64, torch.bool]
+SHAPES = [(), (3,), (2, 3)]
+FUNCTIONS = {
+    "add": torch.add,
+    "mul": torch.mul,
+    "div": torch.div,
+    "rsub": torch.rsub,
+    "maximum": torch.maximum,
+    "pow": torch.pow,
+    "where": lambda a, b: torch.where(torch.tensor([True, False, True]), a, b),
+    "reflected pow": lambda a, b: b**a,
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+}
+
+
+def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.linspace(0.5, 2, max(1, torch.Size(shape).numel())).reshape(shape).to(dtype)
+
+
+def _jet(x: torch.Tensor) -> jx.JetTensor:
+    return make_input(x, torch.ones(2, *x.shape).to(x.dtype))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_promotion_is_torch_s(name: str, dtype: torch.dtype) -> None:
+    """Scalars, vectors and matrices of every dtype, jets on either side or on both."""
+    function: Any = FUNCTIONS[name]
+    tried = 0
+    for other, shape, other_shape in product(OTHERS, SHAPES, SHAPES):
+        a, b = _values(shape, dtype), _values(other_shape, other)
+        mixtures = [(_jet(a), b)]
+        if other in FLOATS:
+            mixtures += [(a, _jet(b)), (_jet(a), _jet(b))]
+        try:
+            expected = function(a, b)
+        except RuntimeError:  # torch has no such mixture: neither may we
+            for mixture in mixtures:
+                with pytest.raises((RuntimeError, TypeError)):
+                    function(*mixture)
+            continue
+        for mixture in mixtures:
+            actual = function(*mixture)
+            said = f"{name} of {dtype}{shape} and {other}{other_shape}"
+            assert isinstance(actual, jx.JetTensor), said
+            assert actual.dtype == actual.streams.dtype == expected.dtype, said
+            assert actual.streams.shape == (4, *expected.shape), said
+            limit = 2 * torch.finfo(expected.dtype).eps
+            torch.testing.assert_close(actual.primal, expected, rtol=limit, atol=limit, msg=said)
+            tried += 1
+    assert tried > 50
+
+
+CASTS = {
+    "float": (lambda x: x.float(), torch.float32),
+    "half": (lambda x: x.half(), torch.float16),
+    "bfloat16": (lambda x: x.bfloat16(), torch.bfloat16),
+    "to": (lambda x: x.to(torch.float32), torch.float32),
+    "to named": (lambda x: x.to(dtype=torch.float32), torch.float32),
+    "type": (lambda x: x.type("torch.FloatTensor"), torch.float32),
+    "softmax": (lambda x: x.softmax(-1, dtype=torch.float32), torch.float32),
+    "sum": (lambda x: x.sum(0, dtype=torch.float32), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_carry_every_stream(name: str) -> None:
+    cast, dtype = CASTS[name]
+    x = torch.tensor([[0.5, -1.5, 2.0]], dtype=torch.float64)
+    jet = jx.jet(cast, x, torch.stack([x + 1, x - 1]))
+    assert jet.streams.dtype == dtype
+    assert torch.equal(jet.primal, cast(x))
+    if name not in ("softmax",):
+        torch.testing.assert_close(jet.first.double(), cast_twice(cast, x), rtol=1e-2, atol=1e-2)
+    assert jet.first.any()
+
+
+def cast_twice(cast: Any, x: torch.Tensor) -> torch.Tensor:
+    """A cast (or a sum) is linear: its derivative is itself."""
+    return torch.stack([cast(x + 1), cast(x - 1)]).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_casts_to_integers_are_constants(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 1.5, -2.5])
+    for cast in (lambda x: x.to(dtype), lambda x: x.to(dtype=dtype), lambda x: x.type(dtype)):
+        out = cast(_jet(x))
+        assert not isinstance(out, jx.JetTensor)
+        assert torch.equal(out, x.to(dtype))
