@@ -1,0 +1,177 @@
+"""Places where a derivative is easily wrong in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jachess_ext as jx
+from jachess_ext.jet import composed_rules
+
+INF = torch.inf
+
+
+def _point(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(*shape).double(), torch.randn(2, *shape).double()
+
+
+# ---- attention ---------------------------------------------------------------------------------
+
+
+def _hidden_row(kind: str) -> torch.Tensor:
+    """A mask that hides every key from query 0, and key 2 from query 1."""
+    mask = torch.tensor([[False, False, False], [True, True, False], [True, True, True]])
+    return mask if kind == "boolean" else torch.zeros(3, 3).double().masked_fill(~mask, -INF)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("composed", [False, True])
+def test_rows_without_any_key(kind: str, composed: bool) -> None:
+    """Zero output, zero derivatives, and zero (not NaN) gradients; other rows are unharmed."""
+    x, u = _point(3, 4)
+    x.requires_grad_()
+    mask = _hidden_row(kind)
+
+    def attend(x: Any) -> Any:
+        return F.scaled_dot_product_attention(x, x * 2, x * x, attn_mask=mask)
+
+    if composed:
+        with composed_rules():
+            jet = jx.jet(attend, x, u)
+    else:
+        jet = jx.jet(attend, x, u)
+    assert torch.isfinite(jet.streams).all()
+    assert not jet.streams[:, 0].any()
+    torch.testing.assert_close(jet.primal, attend(x), rtol=1e-13, atol=1e-13)
+    jet.streams.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    # Query 0 sees no key, but its embedding is a key of queries 1 and 2.
+    assert x.grad[0].any()
+
+
+def test_softmax_of_a_row_of_minus_infinity_is_nan_as_in_torch() -> None:
+    x, u = _point(2, 3)
+    jet = jx.jet(
+        lambda x: F.softmax(x.masked_fill(torch.tensor([[True], [False]]), -INF), -1), x, u
+    )
+    assert jet.streams[:, 0].isnan().all()
+    assert torch.isfinite(jet.streams[:, 1]).all()
+
+
+def test_a_single_visible_key_has_no_derivative_in_its_weight() -> None:
+    x, u = _point(2, 3)
+    hide = torch.tensor([[False, True, True], [True, True, False]])
+    jet = jx.jet(lambda x: F.softmax(x.masked_fill(hide, -INF), -1), x, u)
+    assert torch.equal(jet.primal, (~hide).double())
+    assert not jet.first.any() and not jet.second.any()
+
+
+def test_dropout_in_attention_is_one_mask() -> None:
+    """Half of the weights vanish from every stream alike."""
+    x, u = _point(1, 6, 4)
+    eye = torch.eye(6).double().unsqueeze(0)
+
+    def weights(x: Any) -> Any:
+        torch.manual_seed(3)
+        return F.scaled_dot_product_attention(x, x, eye, dropout_p=0.5)
+
+    jet = jx.jet(weights, x, u)
+    dropped = jet.primal == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    assert all(torch.equal(stream == 0, dropped) for stream in jet.streams)
+
+
+def test_scores_of_a_thousand_stay_finite() -> None:
+    x, u = _point(4, 8)
+    jet = jx.jet(lambda x: F.scaled_dot_product_attention(100 * x, 100 * x, x), x, u)
+    assert torch.isfinite(jet.streams).all()
+
+
+# ---- formulas at their edges -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.0, 40.0, -40.0, 1e4, -1e4])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu tanh", "silu", "mish", "softplus", "sigmoid", "tanh", "logsigmoid"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_saturated_activations(name: str, value: float, dtype: torch.dtype) -> None:
+    """Far out every activation is a line: finite, no curvature, and its gradient finite."""
+    function = {
+        "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+    }.get(name) or getattr(F, name)
+    x = torch.tensor([value], dtype=dtype, requires_grad=True)
+    jet = jx.jet(function, x, torch.ones(2, 1, dtype=dtype))
+    assert torch.isfinite(jet.streams).all()
+    if value:
+        assert jet.second.abs().item() < 1e-6
+        assert jet.first[0].item() == pytest.approx(round(jet.first[0].item()), abs=1e-6)
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    assert torch.isfinite(gradient).all()
+
+
+def test_powers_of_zero() -> None:
+    x, u = torch.zeros(1).double(), torch.ones(2, 1).double()
+    for n, first, second in ((0, 0, 0), (1, 1, 0), (2, 0, 2), (3, 0, 0)):
+        for exponent in (n, torch.tensor(float(n)), torch.tensor([float(n)]).double()):
+            jet = jx.jet(lambda x, n=exponent: x**n, x, u)
+            assert jet.primal.item() == (n == 0)
+            assert jet.first[0].item() == first
+            assert jet.second.item() == second
+
+
+def test_constant_rows_through_layer_norm() -> None:
+    """Zero variance: ε alone keeps the statistics finite."""
+    x, u = torch.ones(2, 4).double(), _point(2, 4)[1]
+    jet = jx.jet(lambda x: F.layer_norm(x, (4,), eps=1e-2), x, u)
+    centred = u - u.mean(-1, keepdim=True)
+    torch.testing.assert_close(jet.first, centred / 0.1)
+    assert not jet.primal.any()
+    torch.testing.assert_close(jet.second, torch.zeros(1, 2, 4).double())
+
+
+def test_an_unused_direction_costs_no_accuracy() -> None:
+    x, u = _point(3)
+    u[1] = 0
+    jet = jx.jet(lambda x: torch.exp(x).sum() * x, x, u)
+    assert jet.first[0].any()
+    assert not jet.first[1].any() and not jet.second.any()
+
+
+def test_a_jet_and_itself() -> None:
+    """x · x: the same tensor on both sides, and as its own condition."""
+    x, u = _point(3)
+    jet = jx.jet(lambda x: torch.where(x > 0, x * x, -(x * x)), x, u)
+    torch.testing.assert_close(jet.first, 2 * x.abs() * u)
+    torch.testing.assert_close(jet.second, 2 * x.sign() * u[:1] * u[1:])
+
+
+def test_a_value_made_constant_half_way() -> None:
+    """detach is a stop-gradient: d(x · stop(x)) = stop(x) dx, as under autograd."""
+    x, u = _point(3)
+    jet = jx.jet(lambda x: x * x.detach(), x, u)
+    assert torch.equal(jet.first, x * u)
+    assert not jet.second.any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    x, u = _point(3, 4)
+    with mode():
+        jet = jx.jet(lambda x: F.layer_norm(F.gelu(x), (4,)) @ x.T, x, u)
+        y = jx.jet(lambda x: _assign(x.clone()), x, u)
+    reference = jx.jet(lambda x: F.layer_norm(F.gelu(x), (4,)) @ x.T, x, u)
+    torch.testing.assert_close(jet.streams, reference.streams)
+    assert not jet.streams.requires_grad
+    assert torch.equal(y.first[:, 0], u[:, 1])
+
+
+def _assign(y: Any) -> Any:
+    y[0] = y[1]
+    return y
