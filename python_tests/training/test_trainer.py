@@ -1,0 +1,291 @@
+"""JacHessTrainer: modes, logs, what it leaves alone, checkpoints, LoRA and checkpointing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import HfArgumentParser, Trainer
+
+from jachess_ext.smoothness import BaseNorms
+from jachess_ext.training import JacHessArguments
+from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
+
+from .runs import assert_same_parameters, examples, furthest, parameters, trainer
+
+UNLABELLED = examples(8, seed=5, labels=False)
+
+
+def entries(made: Any, key: str) -> list[dict]:
+    return [entry for entry in made.state.log_history if key in entry]
+
+
+def test_logs_every_norm_beside_the_loss(tmp_path: Path) -> None:
+    made = trainer(tmp_path, {"strength": 0.2}, max_steps=3, logging_steps=1)
+    made.train()
+    logs = entries(made, "loss")
+    assert len(logs) == 3
+    names = [f"{kind}_{k}" for kind in ("jacobian", "hessian") for k in range(BLOCKS)]
+    for entry in logs:
+        assert all(entry[f"jachess/{name}"] > 0 for name in names)
+        total = entry["jachess/task_loss"] + entry["jachess/penalty"]
+        assert entry["loss"] == pytest.approx(total, rel=1e-4)
+    # normalised by the base: R is about 2 at the start, whatever the model
+    assert logs[0]["jachess/penalty"] == pytest.approx(0.2 * 2, rel=0.5)
+
+
+def test_logs_are_means_between_entries(tmp_path: Path) -> None:
+    each = trainer(tmp_path, {"strength": 0.2}, max_steps=4, logging_steps=1)
+    pairs = trainer(tmp_path, {"strength": 0.2}, max_steps=4, logging_steps=2)
+    each.train()
+    pairs.train()
+    single = [entry["jachess/penalty"] for entry in entries(each, "loss")]
+    means = [entry["jachess/penalty"] for entry in entries(pairs, "loss")]
+    assert means == pytest.approx([sum(single[:2]) / 2, sum(single[2:]) / 2], rel=1e-9)
+
+
+def test_strength_zero_is_the_plain_trainer(tmp_path: Path) -> None:
+    plain, zero = trainer(tmp_path, kind=Trainer), trainer(tmp_path, {"strength": 0.0})
+    plain.train()
+    zero.train()
+    assert_same_parameters(plain.model, zero.model, rtol=0, atol=0)
+    assert zero.regulariser.base is None and not entries(zero, "jachess/penalty")
+
+
+def test_calibration_and_directions_leave_torchs_generator_alone(tmp_path: Path) -> None:
+    """With a vanishing strength and dropout on, the run is the plain one: same masks and order.
+
+    SGD: Adam would blow up round-off in the key bias, whose gradient is zero.
+    """
+    settings: dict[str, Any] = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.05}
+    runs = []
+    for options in ({"kind": Trainer}, {"jachess": {"strength": 1e-12}}):
+        model = classifier("bert", dropout=0.2, dtype=torch.float32)
+        runs.append(trainer(tmp_path, model=model, **options, **settings))
+        runs[-1].train()
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_and_prediction_have_no_penalty(tmp_path: Path) -> None:
+    data = examples(8, seed=2)
+    made = trainer(tmp_path, {"strength": 5.0})
+    plain = trainer(tmp_path, kind=Trainer)
+    before = made.regulariser.step
+    ours, theirs = made.evaluate(data), plain.evaluate(data)
+    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-7)
+    predicted = made.predict(data).predictions
+    assert predicted.shape == (8, LABELS)
+    assert torch.equal(torch.tensor(predicted), torch.tensor(plain.predict(data).predictions))
+    assert made.regulariser.step == before
+
+
+def test_evaluation_during_training(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    options = {"eval_dataset": examples(4, seed=2)}
+    made = trainer(tmp_path, {"strength": 0.2}, options=options, **settings)
+    made.train()
+    assert len(entries(made, "eval_loss")) == 2
+    assert not any("jachess/penalty" in entry for entry in entries(made, "eval_loss"))
+
+
+def test_missing_labels(tmp_path: Path) -> None:
+    made = trainer(
+        tmp_path, {"weights": "uniform", "normalize": False}, data=examples(8, labels=False)
+    )
+    with pytest.raises(
+        ValueError, match=r"mode='train' adds the penalty .* none of labels; it has"
+    ):
+        made.train()
+
+
+def test_joint_mode(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, kind=Trainer, max_steps=3)
+    made = trainer(tmp_path, {"mode": "joint", "strength": 0.3}, unlabelled=UNLABELLED, max_steps=3)
+    plain.train()
+    made.train()
+    assert furthest(plain.model, made.model) > 1e-4
+    first = [entries(run, "loss")[0] for run in (plain, made)]
+    assert first[1]["jachess/task_loss"] == pytest.approx(first[0]["loss"], rel=1e-4)
+    assert made.regulariser.step == 3
+
+
+@pytest.mark.parametrize("every, passes", [(None, 2), (2, 4)])
+def test_unlab_mode(tmp_path: Path, every: int | None, passes: int) -> None:
+    jachess = {"mode": "unlab", "unlab_every": every, "unlab_lr_ratio": 0.5}
+    settings: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 2}
+    made = trainer(tmp_path, jachess, unlabelled=UNLABELLED, **settings)
+    made.train()
+    logs = entries(made, "jachess/penalty")
+    assert len(logs) == passes
+    assert made.regulariser.step == passes * 2, "a pass is two batches of four"
+    moments = made.dual.optimizer.state
+    assert moments and all(state["step"] == passes * 2 for state in moments.values())
+    assert made.dual.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 1e-3)
+    shared = [made.optimizer.state[p]["exp_avg"] for p in moments]
+    own = [state["exp_avg"] for state in moments.values()]
+    assert not any(torch.equal(a, b) for a, b in zip(shared, own, strict=True))
+
+
+def test_unlab_lowers_the_norms_more_than_the_task_alone(tmp_path: Path) -> None:
+    jachess = {"mode": "unlab", "unlab_every": 1, "unlab_lr_ratio": 1.0}
+    made = trainer(tmp_path, jachess, unlabelled=UNLABELLED, max_steps=12)
+    made.train()
+    penalties = [entry["jachess/penalty"] for entry in entries(made, "jachess/penalty")]
+    assert sum(penalties[-3:]) < 0.9 * sum(penalties[:3])
+
+
+@pytest.mark.parametrize("mode", ["train", "unlab"])
+def test_resuming_goes_on_as_the_run_would_have(tmp_path: Path, mode: str) -> None:
+    jachess = {"mode": mode, "strength": 0.3, "unlab_every": 1 if mode == "unlab" else None}
+    settings: dict[str, Any] = {"unlabelled": UNLABELLED if mode == "unlab" else None}
+    settings |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "a", jachess, **settings)
+    whole.train()
+    folder = tmp_path / "a" / "checkpoint-2"
+    state = json.loads((folder / "jachess.json").read_text())
+    assert state["step"] == (2 if mode == "train" else 4)
+    assert not list(folder.glob("*.partial"))
+    resumed = trainer(
+        tmp_path / "b", jachess, model=classifier("bert", dtype=torch.float32, seed=1), **settings
+    )
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert torch.equal(resumed.regulariser.base.jacobian, whole.regulariser.base.jacobian)
+    assert resumed.regulariser.step == whole.regulariser.step
+    if mode == "train":
+        assert_same_parameters(whole.model, resumed.model)
+    else:
+        assert resumed.dual.taken == whole.dual.taken == 4
+
+
+def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, kind=Trainer, save_strategy="steps", save_steps=1, max_steps=1)
+    plain.train()
+    folder = str(tmp_path / "checkpoint-1")
+    with pytest.raises(
+        FileNotFoundError, match=r"has no jachess\.json.*trainer\.regulariser\.base"
+    ):
+        trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
+
+
+def test_base_norms_given_are_kept(tmp_path: Path) -> None:
+    base = BaseNorms(torch.ones(BLOCKS).double(), torch.ones(BLOCKS).double(), 1)
+    made = trainer(tmp_path, {})
+    made.regulariser.base = base
+    made.train()
+    assert made.regulariser.base is base
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "opt"])
+def test_lora_and_gradient_checkpointing(
+    tmp_path: Path, name: str, lora: bool, checkpointing: bool
+) -> None:
+    def run(checkpointing: bool) -> Any:
+        model = classifier(name, dtype=torch.float32)
+        if lora:
+            targets = {"gpt2": ["c_attn"], "opt": ["q_proj", "v_proj"]}.get(
+                name, ["query", "value"]
+            )
+            torch.manual_seed(0)
+            model = get_peft_model(
+                model, LoraConfig(r=2, target_modules=targets, task_type="SEQ_CLS")
+            )
+        settings: dict[str, Any] = {"gradient_checkpointing": checkpointing, "max_steps": 2}
+        made = trainer(tmp_path, {"strength": 0.3}, model=model, **settings)
+        before = parameters(made.model)
+        made.train()
+        moved = {n for n, p in parameters(made.model).items() if not torch.equal(p, before[n])}
+        assert moved
+        if lora:
+            assert all("lora_" in n or "modules_to_save" in n for n in moved)
+        return made
+
+    made = run(checkpointing)
+    if checkpointing:
+        assert_same_parameters(made.model, run(False).model, rtol=1e-4, atol=1e-5)
+
+
+def test_label_smoothing_on_a_peft_model(tmp_path: Path) -> None:
+    """The stand-in for the model passes for a PEFT model in the Trainer's own code."""
+    model = classifier("bert", dtype=torch.float32)
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    made = trainer(tmp_path, {}, model=model, label_smoothing_factor=0.1)
+    made.train()
+    assert len(entries(made, "jachess/task_loss")) == 2
+
+
+def test_bf16(tmp_path: Path) -> None:
+    made = trainer(tmp_path, {"strength": 0.3}, bf16=True)
+    made.train()
+    assert all(torch.isfinite(p).all() for p in made.model.parameters())
+    assert entries(made, "loss")[0]["jachess/penalty"] == pytest.approx(0.6, rel=0.5)
+
+
+BAD_TRAINERS = [
+    ({"mode": "joint"}, None, {}, "mode='joint' needs unlabelled_dataset"),
+    ({"mode": "unlab"}, None, {}, "mode='unlab' needs unlabelled_dataset"),
+    ({}, UNLABELLED, {}, "mode='train' does not use it"),
+    ({"mode": "unlab"}, UNLABELLED, {"fp16": True}, "fp16's loss scaling"),
+]
+
+
+@pytest.mark.parametrize("jachess, unlabelled, settings, sentence", BAD_TRAINERS)
+def test_bad_trainers(
+    tmp_path: Path, jachess: dict, unlabelled: Any, settings: dict, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        trainer(tmp_path, jachess, unlabelled=unlabelled, **settings)
+
+
+BAD_ARGUMENTS = [
+    ({"mode": "dual"}, "mode is 'dual'; expected one of train, joint, unlab"),
+    ({"strength": -1.0}, "strength is -1.0; expected a finite number from 0 up"),
+    ({"weights": "biggest"}, "weights is 'biggest'; expected one of uniform"),
+    ({"weights": "1,x"}, "weights is '1,x'; expected a name or numbers"),
+    ({"layers": "1,x"}, "layers is '1,x'; expected a name or numbers"),
+    ({"dimensions": "many"}, "dimensions is 'many'; expected 'all' or a whole number"),
+    ({"directions": 0}, "directions is 0; expected"),
+    ({"unlab_lr_ratio": 0.0}, "unlab_lr_ratio is 0.0; expected more than 0"),
+    ({"unlab_every": 0}, "unlab_every is 0; expected a whole number from 1 up"),
+    ({"calibration_batches": 0}, "calibration_batches is 0"),
+    ({"engine": "forward"}, "engine is 'forward'; expected one of 'jet'"),
+]
+
+
+@pytest.mark.parametrize("fields, sentence", BAD_ARGUMENTS)
+def test_bad_arguments(fields: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        JacHessArguments(**fields)
+
+
+def test_arguments_from_the_command_line() -> None:
+    line = "--mode joint --strength 0.3 --weights 0.5,1 --dimensions all --layers 0,-1 --hessian no"
+    (parsed,) = HfArgumentParser(JacHessArguments).parse_args_into_dataclasses(line.split())
+    reg = parsed.regulariser(torch.nn.Linear(1, 1), seed=4)
+    assert reg.weights.tolist() == [0.5, 1.0]
+    assert reg.settings.layers == [0, -1] and reg.settings.dimensions == "all"
+    assert not reg.settings.hessian and reg.strength == 0.3 and reg.seed == 4
+    same = JacHessArguments(weights=[0.5, 1.0], dimensions=4, layers=[0, -1])
+    assert same.weights == "0.5,1.0" and same.layers == "0,-1" and same.dimensions == "4"
+    assert JacHessArguments(layers=[1]).regulariser(torch.nn.Linear(1, 1)).settings.layers == [1]
+
+
+def test_without_transformers() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import jachess_ext\n"
+        "try:\n    jachess_ext.training\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == (
+        "jachess_ext.training needs transformers, which is not installed: "
+        "pip install 'jachess-ext[hf]'"
+    )
