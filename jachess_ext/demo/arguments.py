@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to train")
     how.add_argument("--strength", type=_not_negative, default=Recipe.strength)
     how.add_argument(
-        "--lr", type=_not_negative, default=None, help="default 5e-4, or 2e-5 with --model"
+        "--lr", type=_not_negative, default=None, help="default 1e-3, or 2e-5 with --model"
     )
     how.add_argument("--batch-size", type=_positive, default=Recipe.batch_size)
     how.add_argument(

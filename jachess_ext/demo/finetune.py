@@ -37,12 +37,12 @@ class Recipe:
     learning rate instead.
     """
 
-    steps: int = 240
-    batch_size: int = 16
-    lr: float = 5e-4
+    steps: int = 160
+    batch_size: int = 8
+    lr: float = 1e-3
     weight_decay: float = 0.01
     warmup: float = 0.1
-    strength: float = 0.1
+    strength: float = 0.01
     weights: str = "softmax"
     form: Form = "joint"
     directions: int = 2

@@ -115,7 +115,7 @@ def judge(model: Any, dev: Encoded, metric: Metric, scale: float) -> Judgement:
 
 
 @torch.no_grad()
-def layer_norms(model: Any, data: Encoded, sequences: int = 64) -> tuple[list[float], list[float]]:
+def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[float], list[float]]:
     """‖J‖ and ‖H‖ of each layer, means over the first `sequences` examples; the same directions."""
     was_training = model.training
     model.eval()
