@@ -22,8 +22,7 @@ def hub_task(name: str, columns: Columns) -> Task:
     if group == "glue" and subset == "stsb":
         raise DataError("glue/stsb is a regression task; the demo compares classifiers")
     try:
-        loaded = datasets.load_dataset("glue", subset) if group == "glue" else None
-        loaded = loaded or datasets.load_dataset(name)
+        loaded = datasets.load_dataset(*(("glue", subset) if group == "glue" else (name,)))
     except Exception as error:  # the library raises many kinds; to the user they are one
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"data set {name!r} could not be loaded: {reason}") from error
