@@ -39,6 +39,7 @@ SHAPES = {
     "encoder6-T128": Shape("bert", 6, 384, 12, 1536, 8, 128),
     "encoder12-T32": Shape("bert", 12, 768, 12, 3072, 4, 32),
     "encoder12-T128": Shape("bert", 12, 768, 12, 3072, 4, 128),
+    "encoder24-T128": Shape("bert", 24, 1024, 16, 4096, 4, 128),
     "llama6-T128": Shape("llama", 6, 512, 8, 1408, 8, 128, key_value_heads=2),
     "llama-tiny": Shape("llama", 2, 64, 4, 128, 2, 8, key_value_heads=2),
     "opt-tiny": Shape("opt", 2, 64, 4, 128, 2, 8),
