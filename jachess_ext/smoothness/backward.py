@@ -70,6 +70,11 @@ def build_graph(
     entered: list[Tensor] = []
 
     def enter(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise TypeError(
+                f"the embeddings have dtype {x.dtype}, but derivatives need a floating-point "
+                "tensor; token ids go in as input_ids"
+            )
         x = x if x.requires_grad else x.detach().requires_grad_()
         if not torch.isfinite(x).all():
             raise ValueError("the embeddings contain NaN or infinite values; check the weights")

@@ -22,9 +22,9 @@ def chi_correction(pairs: int) -> float:
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
-    """Square root with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1).sqrt(), 0)
+    """Square root with derivative 0, not infinity, at 0 (a norm's subgradient there); NaN stays."""
+    zero = squares == 0
+    return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
