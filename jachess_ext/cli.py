@@ -46,10 +46,11 @@ def _demo(options: argparse.Namespace) -> int:
     from .demo.data import DataError
     from .demo.main import show
     from .evaluation.extras import MissingExtra
+    from .jet import MissingJetRule
 
     try:
         show(from_namespace(options))
-    except (DataError, MissingExtra, FloatingPointError) as error:
+    except (DataError, MissingExtra, MissingJetRule, FloatingPointError) as error:
         raise UserError(str(error)) from error
     return 0
 

@@ -49,7 +49,8 @@ class Encoded:
 
 
 def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
-    """Tokenises `examples`, cut to `max_length` tokens, specials included."""
+    """Tokenises `examples`, cut to `max_length` tokens (or the tokenizer's own limit, if lower)."""
+    max_length = min(max_length, tokenizer.model_max_length)
     second = () if examples.pairs is None else (examples.pairs,)
     made = tokenizer(examples.texts, *second, truncation=True, max_length=max_length)
     rows = [dict(zip(made.keys(), values, strict=True)) for values in zip(*made.values())]  # noqa: B905
