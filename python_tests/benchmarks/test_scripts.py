@@ -1,0 +1,132 @@
+"""Every benchmark script runs at a tiny size and gives rows; what they re-enact is as described."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import (
+    engine_vs_func,
+    equal_spread,
+    memory,
+    profile_step,
+    step_vs_plain,
+    step_vs_published,
+    train_mode,
+)
+from benchmarks.common.models import SHAPES, Batch, build_model, make_batch
+from benchmarks.common.steps import gradient_norm, regulariser
+from benchmarks.published_protocol import Products, _layer_penalty, published_step
+
+QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
+
+
+def eager() -> tuple[nn.Module, Batch]:
+    return (
+        build_model(SHAPES["tiny"], attention="eager", dtype=torch.float64),
+        make_batch(SHAPES["tiny"], labels=False),
+    )
+
+
+@pytest.mark.parametrize(
+    "script",
+    [step_vs_plain, step_vs_published, engine_vs_func, train_mode],
+    ids=lambda s: s.__name__,
+)
+def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> None:
+    rows = script.main([*QUICK, "--shapes", "tiny", "--results", str(tmp_path)])
+    assert rows
+    for row in rows:
+        assert 0 < row.p20 <= row.p50 <= row.p80
+        assert math.isfinite(row.ratio) and row.ratio > 0
+    (path,) = tmp_path.glob("*.csv")
+    with path.open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+
+
+def test_equal_spread_reports_what_the_ratio_is_made_of() -> None:
+    rows = equal_spread.main([*QUICK, "--scopes", "first", "--draws", "2"])
+    assert [row.figure.split(":")[0] for row in rows] == list(equal_spread.OURS)
+    assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
+
+
+@pytest.mark.slow
+def test_memory_runs_every_step_in_its_own_process() -> None:
+    rows = memory.main([*QUICK, "--shapes", "tiny"])
+    assert [row.figure for row in rows] == ["peak, unlab mode", "peak, train mode"]
+    assert all(row.p50 >= 0 for row in rows)
+
+
+def test_the_profile_names_operators_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    profile_step.main([*QUICK, "--rows", "5"])
+    printed = capsys.readouterr().out
+    assert "aten::mm" in printed
+    assert "matrix products" in printed
+    shares = [float(line.split()[-1][:-1]) for line in printed.splitlines() if line.endswith("%")]
+    assert sum(shares) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize(("products", "per_layer"), [("dimensions", 30), ("projections", 21)])
+def test_the_published_protocol_costs_what_spec_01_says(
+    products: Products, per_layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per layer one forward, 10 Jacobian projections, 10 Hessian products and their gradients."""
+    model, batch = eager()
+    forwards: list[int] = []
+    model.base_model.register_forward_hook(lambda *_: forwards.append(1))  # type: ignore[union-attr, operator]
+    calls: list[bool] = []
+    grad = torch.autograd.grad
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["create_graph"])
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    published_step(model, batch, products)()
+    layers = SHAPES["tiny"].layers
+    assert len(forwards) == layers
+    assert len(calls) == layers * per_layer
+    assert calls.count(False) == layers * 10
+    assert gradient_norm(model) > 0
+
+
+def test_the_published_protocols_hessian_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = eager()
+    values, norms = [], []
+    for scale in (1.0, 0.0):
+        monkeypatch.setattr(
+            "benchmarks.published_protocol._hessian_squares",
+            _scaled_hessian(scale),
+        )
+        torch.manual_seed(0)
+        model.zero_grad()
+        penalty = _layer_penalty(model, batch, 1, "dimensions")
+        penalty.backward()
+        values.append(penalty.item())
+        norms.append(gradient_norm(model))
+    assert values[0] > values[1] * 1.0001  # it adds to the value ...
+    assert norms[0] == pytest.approx(norms[1], rel=1e-12)  # ... and to no gradient
+
+
+def _scaled_hessian(scale: float) -> Any:
+    from benchmarks.published_protocol import _hessian_squares as original
+
+    return lambda *args: scale * original(*args)
+
+
+def test_the_reverse_step_by_layers_has_the_gradient_of_the_whole() -> None:
+    """Layer by layer with one backward each, or all layers in one call: the same expectation."""
+    shape = SHAPES["tiny"]
+    model = build_model(shape, dtype=torch.float64).eval()
+    batch = make_batch(shape, labels=False)
+    exact: dict[str, Any] = {"engine": "exact", "hessian": False, "scope": "first"}
+    regulariser(model, weights=[1.0] * shape.layers, **exact)(batch).loss.backward()
+    whole = gradient_norm(model)
+    model.zero_grad()
+    for layer in range(shape.layers):
+        regulariser(model, layers=[layer], **exact)(batch).loss.backward()
+    assert gradient_norm(model) == pytest.approx(whole, rel=1e-9)
