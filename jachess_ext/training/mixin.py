@@ -14,6 +14,7 @@ from ..smoothness import JacHess
 from . import checkpoint
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary, without_labels
+from .loss_scaling import ignores_item_count, warn_of_ignored_item_count
 from .one_pass import OnePass
 from .step_log import StepLog, flat
 
@@ -33,7 +34,8 @@ class JacHessMixin(_Base):
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
     ``trainer.regulariser.base`` is set before.  Label smoothing and ``compute_loss_func`` act on
     the task loss alone.  Evaluation and prediction compute no penalty.  With gradient accumulation
-    the penalty is the mean over the micro-batches, whether or not the model scales its own loss.
+    the penalty is the mean over the micro-batches, whether or not the model scales its own loss; a
+    model that ignores ``num_items_in_batch`` is found out, warned of, and its task loss divided.
     Checkpoints hold the regulariser's state; after resuming, unlabelled data starts from its
     beginning.
 
@@ -182,6 +184,7 @@ class JacHessMixin(_Base):
         self._free = None
         if self.unlabelled_dataset is not None:
             self._unlabelled_loader = self._loader(self.unlabelled_dataset, 1 + rank)
+        self._mend_loss_scaling(model)
         if self.regulariser.strength == 0:
             return
         self.regulariser.model = model
@@ -189,6 +192,16 @@ class JacHessMixin(_Base):
             self.regulariser.calibrate(self._calibration_batches())
         if self.jachess.mode == "unlab":
             self.dual = self._make_schedule()
+
+    def _mend_loss_scaling(self, model: nn.Module) -> None:
+        steps = self.args.gradient_accumulation_steps
+        own_loss = self.compute_loss_func is not None or self.label_smoother is not None
+        if steps == 1 or own_loss or not self.model_accepts_loss_kwargs:
+            return
+        batch = next(iter(self._loader(self.train_dataset, 0)))
+        if ignores_item_count(model, self._prepare_inputs(batch)):
+            warn_of_ignored_item_count(steps)
+            self.model_accepts_loss_kwargs = False
 
     def _needs_base(self) -> bool:
         named = isinstance(self.regulariser.weights, str) and self.regulariser.weights != "uniform"

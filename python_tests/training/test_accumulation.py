@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import BertForSequenceClassification, Trainer
+from transformers import BertForSequenceClassification, GPT2LMHeadModel, Trainer
 
 from python_tests.smoothness.tiny_models import classifier
 
@@ -100,3 +101,35 @@ def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
             if parameter.grad is not None:
                 parameter -= SGD["learning_rate"] * parameter.grad
     assert_same_parameters(made.model, model, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.usefixtures("equal_directions")
+@pytest.mark.parametrize("strength", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["bert", "opt"])
+def test_models_that_swallow_the_item_count(tmp_path: Path, name: str, strength: float) -> None:
+    """Classifiers take any keyword, so the Trainer trusts them to divide; they do not."""
+    jachess = DETERMINISTIC | {"strength": strength}
+    whole, split = (
+        trainer(tmp_path, jachess, model=classifier(name), data=examples(16), **SGD, **batches)
+        for batches in (WHOLE, SPLIT)
+    )
+    assert split.model_accepts_loss_kwargs
+    whole.train()
+    with pytest.warns(UserWarning, match="4 times too large; this trainer divides it"):
+        split.train()
+    assert_same_parameters(whole.model, split.model)
+    losses = [made.state.log_history[0]["loss"] for made in (whole, split)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_models_that_divide_are_left_alone(tmp_path: Path) -> None:
+    config = classifier("gpt2").config
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    data = [row | {"labels": row["input_ids"]} for row in examples(16)]
+    made = trainer(tmp_path, {"strength": 0.1}, model=model, data=data, **SGD, **SPLIT)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.train()
+    assert made.model_accepts_loss_kwargs
+    assert not [w for w in caught if "num_items_in_batch" in str(w.message)]
