@@ -10,6 +10,7 @@ reference; "±" is the standard error of a bias.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ KINDS = ("gaussian", "rademacher")
 JETS = [Estimator("jet", q, kind) for kind in KINDS for q in (2, 3, 4)]
 REVERSES = [Estimator("reverse", p, kind) for kind in KINDS for p in (1, 2, 10)]
 SAMPLED = [Estimator("jet", 2, dimensions=10)]
-REVERSE_SAMPLED = [Estimator("reverse", 1, dimensions=n) for n in (1, 3, 5, 10)]
-REVERSE_SAMPLED += [Estimator("reverse", 2, dimensions=10)]
+REVERSE_SAMPLED = [Estimator("reverse", 1, dimensions=n) for n in (10, 1, 3, 5)]
+REVERSE_SAMPLED += [Estimator("reverse", p, dimensions=10) for p in (2, 10)]
 FORMS: dict[str, dict[str, Any]] = {
     "norm": {},
     "squared": {"squared": True},
@@ -101,17 +102,22 @@ def _hessian_line(estimator: Estimator, found: Forms) -> list[str]:
     return line
 
 
-def encoder_tables(options: Options) -> dict[str, str]:
-    """The estimators on an encoder: per token, per layer, and on its first token only."""
+def encoder_tables(options: Options) -> Iterator[dict[str, str]]:
+    """The estimators on an encoder: per token, per layer, and on its first token only.
+
+    The tables come again, longer by a line, after each form of the reverse estimator.
+    """
     model, row = _encoder(options)
     directions = 100 if options.quick else 1_000
     reference = _reference(model, row, directions)
     found = {e.name: _drawn(model, row, e, options.quick) for e in [*JETS, *SAMPLED]}
-    result = _tables("all", reference, found)
+    yield _tables("all", reference, found)
     # The reverse form's cost grows with the tokens: it is drawn for the first one only.
     first = {name: _first_token(norms) for name, norms in found.items()}
-    first |= {e.name: _drawn(model, row, e, options.quick, scope="first") for e in REVERSE_SAMPLED}
-    return result | _tables("first", _first_token(reference), first)
+    yield _tables("first", _first_token(reference), first)
+    for e in REVERSE_SAMPLED[: options.extra.reverse]:
+        first[e.name] = _drawn(model, row, e, options.quick, scope="first")
+        yield _tables("first", _first_token(reference), first)
 
 
 def _first_token(norms: Norms) -> Norms:
@@ -146,18 +152,18 @@ def _drawn(
     model: nn.Module, row: Batch, estimator: Estimator, quick: bool, **settings: Any
 ) -> Norms:
     """Draws enough for a spread within some 10 %; the reverse form's are dear."""
-    copies, calls = (16, 8) if estimator.engine == "jet" else (4, 8)
+    copies, calls = (16, 8) if estimator.engine == "jet" else (4, 6)
     if quick:
         copies, calls = 4, 2
     return draw(model, row, estimator, copies=copies, calls=calls, **settings)
 
 
-def sections(options: Options) -> dict[str, str]:
-    """Name of each section of the document and its text."""
-    found = {} if "exact" not in options.extra.parts else {"exact": exact_tables(options)}
+def sections(options: Options) -> Iterator[dict[str, str]]:
+    """Sections of the document, name and text, as they are done."""
+    if "exact" in options.extra.parts:
+        yield {"exact": exact_tables(options)}
     if "encoder" in options.extra.parts:
-        found |= encoder_tables(options)
-    return found
+        yield from encoder_tables(options)
 
 
 def main(argv: list[str] | None = None) -> dict[str, str]:
@@ -168,15 +174,20 @@ def main(argv: list[str] | None = None) -> dict[str, str]:
     arguments.add_argument("--update", action="store_true", help=f"rewrite tables in {DOCUMENT}")
     arguments.add_argument("--document", type=Path, default=DOCUMENT)
     arguments.add_argument("--parts", nargs="+", default=["exact", "encoder"])
+    count = len(REVERSE_SAMPLED)
+    arguments.add_argument("--reverse", type=int, default=count, help="how many reverse forms")
     options = parse(arguments, argv)
     if options.extra.update and options.quick:
         arguments.error("--update with --quick would write figures of too few draws; drop one")
-    found = sections(options)
-    stamp = f"jachess_ext {jx.__version__}, torch {torch.__version__}"
-    for name, text in found.items():
-        print(f"\n## {name} ({stamp})\n\n{text}")
+    found: dict[str, str] = {}
+    for done in sections(options):
+        found |= done
         if options.extra.update:
-            replace_section(options.extra.document, name, text)
+            for name, text in done.items():
+                replace_section(options.extra.document, name, text)
+    print(f"jachess_ext {jx.__version__}, torch {torch.__version__}")
+    for name, text in found.items():
+        print(f"\n## {name}\n\n{text}")
     return found
 
 

@@ -74,6 +74,7 @@ class Statistics:
     spread: Tensor
     sum_bias: Tensor
     sum_spread: Tensor
+    draws: int
 
 
 def draw(
@@ -124,4 +125,5 @@ def compare(drawn: Tensor, reference: Tensor) -> Statistics:
         spread=spread,
         sum_bias=sums.mean(0) - 1,
         sum_spread=sums.std(0),
+        draws=count,
     )

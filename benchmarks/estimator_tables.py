@@ -14,7 +14,8 @@ from benchmarks.estimator_sampling import Statistics
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
 def percent(value: float | Tensor) -> str:
@@ -71,9 +72,21 @@ def layers_table(found: dict[str, Statistics]) -> str:
 
 def tokens_table(found: dict[str, Statistics]) -> str:
     """Per token (min / median / max over tokens and layers): bias and spread."""
-    header = ["estimator", "bias per token", "spread per token", "spread of the sum over tokens"]
+    header = [
+        "estimator",
+        "draws",
+        "bias per token",
+        "spread per token",
+        "spread of the sum over tokens",
+    ]
     lines = [
-        [name, range_of(s.bias), range_of(s.spread), spread(quadratic_mean(s.sum_spread))]
+        [
+            name,
+            str(s.draws),
+            range_of(s.bias),
+            range_of(s.spread),
+            spread(quadratic_mean(s.sum_spread)),
+        ]
         for name, s in found.items()
     ]
     return markdown(header, lines)
@@ -87,4 +100,5 @@ def scaled(found: Statistics, factor: float) -> Statistics:
         spread=found.spread * factor,
         sum_bias=(found.sum_bias + 1) * factor - 1,
         sum_spread=found.sum_spread * factor,
+        draws=found.draws,
     )
