@@ -461,7 +461,23 @@ IN_PLACE = [
     ),
 ]
 
+BUFFERS = [
+    Row(["zeros_like"], [X((2, 3))]),
+    Row(["zeros_like"], [X((2, 3))], {"dtype": torch.float64}),
+    Row(["new_zeros"], [X((2, 3)), (2, 2)]),
+    Row(["index_add"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], {"alpha": 0.5}, exact=False),
+    Row(["index_add"], [P(2, 3), -1, _index(0, 1), X((2, 2))]),
+    Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), X((2, 2))]),
+    Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), P(2, 2)]),
+    Row(["scatter_add"], [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2))]),
+    Row([torch.scatter, torch.Tensor.scatter], [P(2, 3), 1, _index([2, 0], [1, 0]), X((2, 2))]),
+    Row(["index_add_"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], in_place=True),
+    Row(["index_copy_"], [X((3, 2)), 0, _index(2, 0), X((2, 2))], in_place=True),
+    Row(["scatter_add_"], [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2))], in_place=True),
+]
+
 ROWS = [
+    *BUFFERS,
     *POINTWISE,
     *ARITHMETIC,
     *LINEAR,
@@ -478,3 +494,5 @@ ROWS = [
 NARROWING = ("float", "half", "bfloat16")
 # Needs a device that is not everywhere; the rule is one line.
 ELSEWHERE = ("cuda",)
+# Their entries are arbitrary; test_api.py fills them.
+UNSET = ("empty_like", "new_empty")

@@ -308,6 +308,32 @@ def test_writes_show_through_views_as_with_plain_tensors() -> None:
         torch.testing.assert_close(jet.first[0], (ahead - behind) / (2 * h), rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.zeros_like,
+        torch.empty_like,
+        lambda x: x.new_zeros(3, 4),
+        lambda x: x.new_empty((3, 4)),
+    ],
+)
+def test_buffers_can_be_filled(make: Any) -> None:
+    def fill(x: Any) -> Any:
+        buffer = make(x)
+        buffer[:, ::2] = x[:, :2] * x[:, :2]
+        buffer[:, 1::2] = 1
+        return buffer
+
+    jet = jx.jet(fill, X, U)
+    assert torch.equal(jet.primal, fill(X))
+    torch.testing.assert_close(jet.first[:, :, ::2], 2 * X[:, :2] * U[:, :, :2])
+    assert not jet.first[:, :, 1::2].any()
+
+
+def test_an_integer_buffer_is_plain() -> None:
+    assert type(torch.zeros_like(make_input(X, U), dtype=torch.long)) is torch.Tensor
+
+
 # ---- operators and composed rules --------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from jachess_ext.jet.registry import function_name, registered_functions, spelli
 from ..models import oracles
 from .calls import Call, float_tensors, make_call
 from .queries import QUERIES
-from .rule_table import ELSEWHERE, NARROWING, ROWS, Row
+from .rule_table import ELSEWHERE, NARROWING, ROWS, UNSET, Row
 
 STEPS = oracles.Steps(1e-3, 2e-3)
 CALLS = [
@@ -79,6 +79,23 @@ def test_backward_of_rule(function: Any, row: Row) -> None:
     assert torch.autograd.gradcheck(streams, (x, directions), fast_mode=True, atol=1e-6)
 
 
+@pytest.mark.parametrize("function, row", RULES)
+def test_what_a_rule_returns_can_be_written_to(function: Any, row: Row) -> None:
+    """Where torch lets a result be changed in place while gradients are recorded, so do jets."""
+    call = make_call(function, row)
+
+    def written(x: Any) -> list:
+        return [tensor.add_(1) for tensor in call(x * 1)]
+
+    try:
+        expected = written(call.x.requires_grad_())
+    except RuntimeError:  # an expanded result, or several views of one tensor
+        return
+    jets = jx.jet(written, call.x, torch.ones(2, len(call.x), dtype=torch.float64))
+    for jet, plain in zip(jets, expected, strict=True):
+        _check_primal(jet.primal, plain, row)
+
+
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("function, row", RULES)
 def test_one_direction(function: Any, row: Row, order: int) -> None:
@@ -98,7 +115,7 @@ def test_one_direction(function: Any, row: Row, order: int) -> None:
 def test_every_registered_function_is_in_the_table() -> None:
     """A new rule adds an entry to rule_table.py (or to queries.py)."""
     covered = {function for row in ROWS for function in row.functions()}
-    for name in (*NARROWING, *ELSEWHERE):
+    for name in (*NARROWING, *ELSEWHERE, *UNSET):
         covered.update(spellings(name))
     covered.update(function for query in QUERIES for function in query.functions())
     missing = [function_name(f) for f in registered_functions() if f not in covered]

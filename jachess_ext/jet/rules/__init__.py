@@ -2,6 +2,7 @@
 
 from . import arithmetic as arithmetic
 from . import attention as attention
+from . import buffer as buffer
 from . import linear as linear
 from . import loss as loss
 from . import norm as norm

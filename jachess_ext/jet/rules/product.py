@@ -57,9 +57,9 @@ class _MatmulJets(torch.autograd.Function):
         ctx.bias_shape = None if bias is None else bias.shape
         batch = a.shape[1:-2]
         flat_a, flat_b = a.flatten(1, -3), b.flatten(1, -3)
-        out = a.new_empty(len(a), flat_a.shape[1], a.shape[-2], b.shape[-1])
-        _accumulate(out, list(leibniz_terms(layout)), flat_a, flat_b, alpha)
-        out = out.unflatten(1, batch)
+        # A view of the result, not the result of a view: autograd forbids writing into the latter.
+        out = a.new_empty(len(a), *batch, a.shape[-2], b.shape[-1])
+        _accumulate(out.flatten(1, -3), list(leibniz_terms(layout)), flat_a, flat_b, alpha)
         if bias is not None:
             out[0].add_(bias)
         return out

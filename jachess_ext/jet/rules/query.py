@@ -24,8 +24,8 @@ _COMPARISONS = spellings(
     *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
 )
 _LIKE = spellings(
-    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
-    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli"),
+    *("ones_like", "full_like", "rand_like", "randn_like"),
+    *("new_ones", "new_full", "new_tensor", "bernoulli"),
 )
 _METADATA = spellings(
     *("is_floating_point", "is_complex", "is_contiguous", "stride", "numel", "element_size"),

@@ -1,0 +1,67 @@
+"""Buffers that a model makes like its hidden states and fills piece by piece.
+
+They are jets with zero tangents from the start: a plain buffer could not take a jet in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..registry import jet_rule, missing_rule
+from ..tensor import JetTensor, common_layout, lift, primal_of
+from .streamwise import behind_streams
+
+
+def _buffer(name: str) -> None:
+    function: Callable = getattr(torch, name, None) or getattr(Tensor, name)
+
+    @jet_rule(name)
+    def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
+        named.pop("memory_format", None)
+        made = function(input.primal, *primal_of(args), **named)
+        return lift(made, input.jet_layout) if made.is_floating_point() else made
+
+
+for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty"):
+    _buffer(_name)
+
+
+def _lifted(*values: Any) -> list[Tensor]:
+    layout = common_layout(*values)
+    return [lift(value, layout).streams for value in values]
+
+
+@jet_rule("index_add")
+def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> JetTensor:
+    stack, added = _lifted(input, source)
+    out = stack.index_add(behind_streams(dim, input.ndim), index, added, alpha=alpha)
+    return JetTensor(out, common_layout(input, source))
+
+
+@jet_rule("index_copy")
+def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
+    stack, copied = _lifted(input, source)
+    out = stack.index_copy(behind_streams(dim, input.ndim), index, copied)
+    return JetTensor(out, common_layout(input, source))
+
+
+@jet_rule("scatter_add")
+def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
+    stack, added = _lifted(input, src)
+    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
+    out = stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added)
+    return JetTensor(out, common_layout(input, src))
+
+
+@jet_rule(torch.scatter, Tensor.scatter)
+def scatter(input: Any, dim: int, index: Tensor, src: Any = None, **named: Any) -> JetTensor:
+    if named or not isinstance(src, Tensor):
+        raise missing_rule(torch.scatter, "only scatter(input, dim, index, src) is covered")
+    stack, copied = _lifted(input, src)
+    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
+    out = stack.scatter(behind_streams(dim, input.ndim), everywhere, copied)
+    return JetTensor(out, common_layout(input, src))
