@@ -62,7 +62,7 @@ class JacHess:
     strength means the same everywhere.
 
     Example:
-        >>> reg = JacHess(model, strength=0.1, normalize=True)
+        >>> reg = JacHess(model, strength=0.01, normalize=True)
         >>> reg.calibrate(loader)
         >>> reg(batch).total.backward()
 
@@ -70,7 +70,9 @@ class JacHess:
         model: as for `jx.smoothness`; called as it is, in the mode (train or eval) it is in.
         weights: the profile of λ over layers: "uniform", "inverse", "norm", "softmax", or one
             number per layer.  All names but "uniform" need `calibrate` first.
-        strength: factor of R, ≥ 0.
+        strength: factor of R, ≥ 0. With ``normalize``, start at 0.01: the demo's small encoder
+            lost accuracy at 0.03 and collapsed at 0.1 (examples/README.md).  Without it R is in
+            the hundreds or thousands, and the strength has to match.
         directions, hessian, dimensions, layers, scope, squared, engine, hessian_norm,
             distribution: as for `jx.smoothness`.
         seed: makes the sequence of directions reproducible; step n draws from (seed, n).
@@ -87,7 +89,7 @@ class JacHess:
         model: nn.Module,
         *,
         weights: Weighting | Sequence[float] = "softmax",
-        strength: float = 1.0,
+        strength: float = 0.01,
         directions: int = 2,
         hessian: bool = True,
         dimensions: Dimensions = 10,

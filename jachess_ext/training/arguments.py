@@ -32,7 +32,7 @@ class JacHessArguments:
     """
 
     mode: str = _help("train, joint or unlab", default="train")
-    strength: float = _help("factor of R; in mode unlab AdamW undoes it", default=0.1)
+    strength: float = _help("factor of R; in mode unlab AdamW undoes it", default=0.01)
     weights: str = _help(
         "λ over layers: uniform, inverse, norm, softmax, or numbers: '0.5,1,1'", default="softmax"
     )
