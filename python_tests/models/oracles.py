@@ -131,7 +131,8 @@ def _widened(value: Any) -> Any:
 
 @contextmanager
 def recorded_kinks() -> Iterator[list[Tensor]]:
-    """Collect the sign pattern of every ReLU input evaluated within the context, in order."""
+    """Collect the sign pattern of every ReLU's input and the choice of every ``topk`` (the routing
+    of a mixture of experts) evaluated within the context, in order."""
     patterns: list[Tensor] = []
 
     class Recorder(TorchFunctionMode):
@@ -140,19 +141,22 @@ def recorded_kinks() -> Iterator[list[Tensor]]:
         ) -> Any:
             if func in (F.relu, torch.relu, torch.Tensor.relu):
                 patterns.append((args[0] > 0).clone())
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if func in (torch.topk, torch.Tensor.topk):
+                patterns.append(result.indices.clone())
+            return result
 
     with Recorder():
         yield patterns
 
 
 def crosses_a_kink(function: Function, x: Tensor, displacements: Tensors) -> bool:
-    """Whether any ReLU changes side between x and one of the displaced points."""
+    """Whether any ReLU or routing changes side between x and one of the displaced points."""
 
     def pattern(point: Tensor) -> list[Tensor]:
         with torch.no_grad(), recorded_kinks() as patterns:
             function(point)
-        assert patterns, "the model is said to have ReLUs, but none was evaluated"
+        assert patterns, "the model is said to have kinks, but none was met"
         return patterns
 
     here = pattern(x)

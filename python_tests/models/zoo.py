@@ -24,6 +24,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     ModernBertConfig,
     OPTConfig,
     Phi3Config,
@@ -76,7 +77,7 @@ class Family:
     Attributes:
         make_config: a fresh configuration, every dropout rate zero.
         attentions: implementations transformers offers; the others it must itself refuse.
-        kinked: whether the model has ReLUs, so that differences must not step over a kink.
+        kinked: whether the model has ReLUs or routing, so that differences must not step over one.
         make_model: builds the model; ``AutoModel.from_config`` unless the family has no such form.
         takes: the keyword of ``forward`` that carries the continuous input.
     """
@@ -86,6 +87,13 @@ class Family:
     kinked: bool = False
     make_model: Callable[..., PreTrainedModel] = AutoModel.from_config
     takes: str = "inputs_embeds"
+
+
+def _mixtral() -> PreTrainedConfig:
+    """Experts one by one: the grouped matrix product knows neither float64 nor jets."""
+    config = MixtralConfig(**_GROUPED, num_local_experts=3, num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    return config
 
 
 def _t5_encoder(config: PreTrainedConfig, attn_implementation: str) -> PreTrainedModel:
@@ -156,6 +164,7 @@ FAMILIES: dict[str, Family] = {
         ),
         attentions=("eager",),
     ),
+    "mixtral": Family(_mixtral, kinked=True),
     "phi3": Family(lambda: Phi3Config(**_GROUPED)),
     "gpt-neox": Family(lambda: GPTNeoXConfig(**_SIZES, **_SPECIAL)),
     "t5": Family(lambda: T5Config(**_T5, dropout_rate=0.0), kinked=True, make_model=_t5_encoder),
