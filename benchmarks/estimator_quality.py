@@ -59,7 +59,7 @@ def tiny(width: int = 12, tokens: int = 4) -> tuple[nn.Module, Batch]:
 def exact_tables(options: Options) -> str:
     """All estimators against exact norms."""
     model, row = tiny()
-    draws = 32 if options.quick else 1_000
+    draws = 32 if options.quick else options.extra.draws
     exact = {form: _draw_form(model, row, Estimator("exact", 1), form, 1) for form in FORMS}
     jacobians, hessians = [], []
     for estimator in [*JETS, *REVERSES]:
@@ -174,6 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, str]:
     arguments.add_argument("--update", action="store_true", help=f"rewrite tables in {DOCUMENT}")
     arguments.add_argument("--document", type=Path, default=DOCUMENT)
     arguments.add_argument("--parts", nargs="+", default=["exact", "encoder"])
+    arguments.add_argument("--draws", type=int, default=1_000, help="against exact norms")
     count = len(REVERSE_SAMPLED)
     arguments.add_argument("--reverse", type=int, default=count, help="how many reverse forms")
     options = parse(arguments, argv)
