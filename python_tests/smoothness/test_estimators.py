@@ -78,7 +78,7 @@ def test_squares_per_layer_and_token(name: str, engine: str, distribution: str) 
     assert_squares_within(result.hessian, exact.hessian.sum((-1, -2)) * 10 / WIDTH)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=SLOW)])
 def test_jet_norms_per_layer_and_token(name: str) -> None:
     result = estimate(name, "jet", 2000, 16, dimensions="all", seed=2)
     exact = table(name)
