@@ -1,0 +1,62 @@
+"""The estimator study's statistics against closed forms, and its document against its script."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.estimator_quality import DOCUMENT, tiny
+from benchmarks.estimator_sampling import Estimator, compare, draw
+from benchmarks.estimator_tables import markdown, replace_section, scaled
+
+
+def test_statistics_of_known_draws() -> None:
+    reference = torch.tensor([[[2.0, 4.0, 0.0]]])  # the last token does not count
+    drawn = torch.tensor([[[1.0, 4.0, 0.0]], [[3.0, 6.0, 0.0]]])
+    found = compare(drawn, reference)
+    assert found.bias.tolist() == [[0.0, 0.25]]
+    assert found.spread[0].tolist() == pytest.approx([2**0.5 / 2, 2**0.5 / 4])
+    assert found.sum_bias.item() == pytest.approx(7 / 6 - 1)
+    assert found.sum_spread.item() == pytest.approx(2**0.5 * 2 / 6)
+    assert scaled(found, 0.5).bias.tolist() == [[-0.5, -0.375]]
+    with pytest.raises(ValueError, match="needs two or more"):
+        compare(drawn[:1], reference)
+
+
+def test_squares_are_unbiased_against_exact_norms() -> None:
+    model, row = tiny(width=6, tokens=2)
+    drawn = draw(model, row, Estimator("jet", 2), copies=2_000, calls=1, squared=True)
+    exact = draw(model, row, Estimator("exact", 1), copies=1, calls=1, squared=True)
+    for name in ("jacobian", "hessian"):
+        found = compare(getattr(drawn, name), getattr(exact, name))
+        # 4 figures (2 layers, 2 tokens), fixed seed: 4 standard errors
+        assert (found.bias.abs() < 4 * found.bias_error).all(), name
+        assert found.bias_error.max() < 0.1
+
+
+def test_sampled_dimensions_are_scaled_to_ten() -> None:
+    """|D| = 6 of 6 is all of them: Σ over D · 10/6, against all scaled by 6/6 (width below 10)."""
+    model, row = tiny(width=6, tokens=2)
+    whole = draw(model, row, Estimator("jet", 2), copies=3, calls=1)
+    parts = draw(model, row, Estimator("jet", 2, dimensions=6), copies=3, calls=1)
+    assert parts.hessian == pytest.approx(whole.hessian * 10 / 6, rel=1e-9)
+
+
+def test_only_a_section_between_its_markers_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("head\n<!-- begin a -->\nold\n<!-- end a -->\ntail\n")
+    replace_section(path, "a", markdown(["x"], [["1"]]))
+    text = "head\n<!-- begin a -->\n| x |\n| --- |\n| 1 |\n<!-- end a -->\ntail\n"
+    assert path.read_text() == text
+    with pytest.raises(ValueError, match="needs the lines"):
+        replace_section(path, "b", "")
+    assert path.read_text() == text
+    assert [each.name for each in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_the_document_has_a_filled_section_for_every_table() -> None:
+    text = DOCUMENT.read_text()
+    names = ["exact", *(f"{s} {n}" for s in ("all", "first") for n in ("jacobian", "hessian"))]
+    for name in names:
+        section = text.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
+        assert section.count("\n| ") > 3, name
