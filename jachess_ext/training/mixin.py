@@ -49,7 +49,7 @@ class JacHessMixin(_Base):
 
     Raises:
         ValueError: a mode that needs unlabelled data has none, or the other way round; mode unlab
-            in fp16; several GPUs in one process.
+            in fp16 or in several processes; several GPUs in one process.
     """
 
     def __init__(
@@ -84,6 +84,11 @@ class JacHessMixin(_Base):
             raise ValueError(
                 "mode='unlab' has an optimiser of its own, which fp16's loss scaling does not "
                 "reach; use bf16=True or mode='joint'"
+            )
+        if mode == "unlab" and self.args.world_size > 1:
+            raise ValueError(
+                f"mode='unlab' runs in one process, not in {self.args.world_size} "
+                "(DistributedDataParallel refuses a loss that leaves the head out); use mode='joint'"
             )
         if self.args.n_gpu > 1:
             raise ValueError(

@@ -244,6 +244,13 @@ def test_bad_trainers(
         trainer(tmp_path, jachess, unlabelled=unlabelled, **settings)
 
 
+def test_unlab_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, {"mode": "unlab"}, unlabelled=UNLABELLED)
+    monkeypatch.setattr(type(made.args), "world_size", property(lambda self: 2))
+    with pytest.raises(ValueError, match=r"mode='unlab' runs in one process, not in 2 .*'joint'"):
+        made._check_jachess()
+
+
 BAD_ARGUMENTS = [
     ({"mode": "dual"}, "mode is 'dual'; expected one of train, joint, unlab"),
     ({"strength": -1.0}, "strength is -1.0; expected a finite number from 0 up"),
