@@ -88,7 +88,7 @@ class JacHessMixin(_Base):
         if mode == "unlab" and self.args.world_size > 1:
             raise ValueError(
                 f"mode='unlab' runs in one process, not in {self.args.world_size} "
-                "(DistributedDataParallel refuses a loss that leaves the head out); use mode='joint'"
+                "(DistributedDataParallel needs the head in every loss); use mode='joint'"
             )
         if self.args.n_gpu > 1:
             raise ValueError(
