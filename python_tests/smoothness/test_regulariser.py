@@ -68,7 +68,7 @@ def test_normalised_by_hand() -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_normalised_r_starts_at_two(name: str, hessian: bool, value: float) -> None:
     model = classifier(name)
-    reg = jx.JacHess(model, normalize=True, hessian=hessian, seed=0, directions=4)
+    reg = jx.JacHess(model, strength=1.0, normalize=True, hessian=hessian, seed=0, directions=4)
     rows = token_batch([4] * 200)
     reg.calibrate(rows)
     with torch.no_grad():
