@@ -41,13 +41,12 @@ cat "$RESULTS/machine.txt"
 
 step build 240 env JACHESS_FORCE_CUDA=1 "$PYTHON" setup.py build_ext --inplace
 step doctor 60 "$PYTHON" -m jachess_ext doctor
-# -k takes marks and parameters alike: tests marked cuda, and those run once per device.
-step tests 240 "$PYTHON" -m pytest python_tests -k "cuda and not shim" -q -p no:cacheprovider
+step tests 240 "$PYTHON" -m pytest python_tests -m cuda -q -p no:cacheprovider
 
 if command -v compute-sanitizer >/dev/null; then
   step memcheck 180 compute-sanitizer --tool memcheck --error-exitcode 3 \
-    "$PYTHON" -m pytest python_tests/ops -q -x -p no:cacheprovider \
-    -k "${SANITIZED:-cuda and float32 and not shim}"
+    "$PYTHON" -m pytest python_tests/ops -m cuda -q -x -p no:cacheprovider \
+    -k "${SANITIZED:-strides or same_run or refuses or (twin and 19)}"
 else
   echo "memcheck: compute-sanitizer was not found, so nothing was checked" | tee -a "$SUMMARY"
   FAILED=1

@@ -43,7 +43,7 @@ class Options:
     unlabelled_size: int = 600
     dev_size: int = 480
     max_length: int = 48
-    threads: int = 1  # small matrices: a second thread gains little, and a busy core costs much
+    threads: int = 2
 
     def quick(self) -> Options:
         """The same at a size for continuous integration: it shows that everything runs."""
