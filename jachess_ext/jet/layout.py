@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-MAX_DIRECTIONS = 4
+from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
+
 ORDERS = (1, 2)
 
 

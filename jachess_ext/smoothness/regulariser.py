@@ -142,6 +142,12 @@ class JacHess:
         self.base = measure_base(self.model, batches, self.settings, self.seed)
         return self.base
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether a step needs what `calibrate` measures."""
+        named = isinstance(self.weights, str) and self.weights != "uniform"
+        return self.normalize or named
+
     def layer_weights(self, count: int | None = None) -> Tensor:
         """``[K]``: λ^(k).  ``count`` is the number of layers, where it is not yet known.
 
@@ -166,10 +172,7 @@ class JacHess:
             batch: as for `jx.smoothness`; with labels, the model's own loss comes too, as
                 ``model_output.loss`` and within ``total``.
         """
-        needs_base = self.normalize or self.weights in ("inverse", "norm", "softmax")
-        if isinstance(self.weights, Tensor):
-            needs_base = self.normalize
-        if needs_base:
+        if self.needs_base:
             self._require_base("normalize=True" if self.normalize else f"weights={self.weights!r}")
         norms = measure_tokens(self.model, batch, self.settings, self._step_seed())
         result = reduced(norms)

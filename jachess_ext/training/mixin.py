@@ -193,7 +193,7 @@ class JacHessMixin(_Base):
         if self.regulariser.strength == 0:
             return
         self.regulariser.model = model
-        if self.regulariser.base is None and self._needs_base():
+        if self.regulariser.base is None and self.regulariser.needs_base:
             self.regulariser.calibrate(self._calibration_batches())
         if self.jachess.mode == "unlab":
             self.dual = self._make_schedule()
@@ -207,10 +207,6 @@ class JacHessMixin(_Base):
         if ignores_item_count(model, self._prepare_inputs(batch)):
             warn_of_ignored_item_count(steps)
             self.model_accepts_loss_kwargs = False
-
-    def _needs_base(self) -> bool:
-        named = isinstance(self.regulariser.weights, str) and self.regulariser.weights != "uniform"
-        return self.regulariser.normalize or named
 
     def _calibration_batches(self) -> Iterator[dict[str, Any]]:
         source = self.train_dataset if self.jachess.mode == "train" else self.unlabelled_dataset

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..layout import JetLayout
 from ..registry import jet_rule, missing_rule
-from ..tensor import JetTensor, aligned, common_layout, primal_of
+from ..tensor import JetTensor, aligned, common_layout, primal_of, replace_primal
 from .pointwise import push_forward
 from .streamwise import add_to_primal, bilinear
 
@@ -153,7 +153,7 @@ def power(input: Any, exponent: Any) -> JetTensor:
         return _power_to_jet(torch.as_tensor(a, dtype=n.dtype, device=n.device), n)
     primal = torch.pow(a.primal, n.primal)
     general: Any = torch.exp(n * torch.log(a))
-    return general.with_streams(torch.cat([primal.unsqueeze(0), general.streams[1:]]))
+    return general.with_streams(replace_primal(general.streams, primal))
 
 
 def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
