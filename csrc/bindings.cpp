@@ -1,8 +1,12 @@
 // The pybind11 module `_C`: what this build is. It links no torch, so that it loads, and can say
 // what is wrong, even where the operators' library (`_ops`) does not.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
 
 #include "jet_math.h"
+#include "philox.h"
 
 #ifndef JACHESS_TORCH_VERSION
 #define JACHESS_TORCH_VERSION "unknown"
@@ -46,12 +50,21 @@ py::tuple activation_kinds() {
   return py::tuple(names);
 }
 
+std::array<uint32_t, 4> philox4x32_10(const std::array<uint32_t, 4>& counter,
+                                      const std::array<uint32_t, 2>& key) {
+  const jachess::PhiloxWords words =
+      jachess::philox4x32_10({counter[0], counter[1], counter[2], counter[3]}, {key[0], key[1]});
+  return {words.x, words.y, words.z, words.w};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "Build information of jachess_ext.";
+  m.doc() = "Build information of jachess_ext, and its random number generator.";
   m.def("build_info", &build_info,
         "What was built: torch, compiler, cpu, cuda (toolkit version, '' for none), cuda_archs.");
   m.def("activation_kinds", &activation_kinds, "Kinds that the compiled activation_jet knows.");
+  m.def("philox4x32_10", &philox4x32_10, py::arg("counter"), py::arg("key"),
+        "Four random words of a counter of four and a key of two 32-bit words (csrc/philox.h).");
   m.attr("max_directions") = jachess::kMaxDirections;
 }
