@@ -11,6 +11,15 @@ STABLE_TORCH_LIBRARY(jachess, m) {
   m.def(
       "layer_norm_jet_backward(Tensor gy, Tensor x, Tensor? weight, float eps, int q, Tensor mean,"
       " Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight, Tensor gbias)");
+  m.def(
+      "attention_jet(Tensor query, Tensor key, Tensor value, Tensor? mask, int q, float scale,"
+      " bool causal, int window_left, int window_right, float softcap, float dropout_p,"
+      " int dropout_seed) -> (Tensor y, Tensor stats)");
+  m.def(
+      "attention_jet_backward(Tensor gy, Tensor query, Tensor key, Tensor value, Tensor? mask,"
+      " Tensor y, Tensor stats, int q, float scale, bool causal, int window_left, int window_right,"
+      " float softcap, float dropout_p, int dropout_seed)"
+      " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
   m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");
   m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked) -> Tensor");
 }

@@ -2,6 +2,7 @@
 compiled form can be used."""
 
 from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
+from .attention import attention_jet, attention_jet_reference
 from .layer_norm import layer_norm_jet, layer_norm_jet_reference
 from .library import available, build_info
 from .softmax import softmax_jet, softmax_jet_reference
@@ -10,6 +11,8 @@ __all__ = [
     "ACTIVATION_KINDS",
     "activation_jet",
     "activation_jet_reference",
+    "attention_jet",
+    "attention_jet_reference",
     "available",
     "build_info",
     "layer_norm_jet",

@@ -12,7 +12,7 @@ def pair_list(q: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(q) for j in range(i + 1, q)]
 
 
-def check_jet(op: str, x: Tensor, q: int) -> None:
+def check_jet(op: str, x: Tensor, q: int, name: str = "x") -> None:
     """Refuse what is not a stack of jet streams [S, ...] of q directions.
 
     Raises:
@@ -26,13 +26,13 @@ def check_jet(op: str, x: Tensor, q: int) -> None:
         )
     if x.dtype not in DTYPES:
         raise TypeError(
-            f"{op}: x has dtype {x.dtype}; expected float64, float32, bfloat16 or float16: "
+            f"{op}: {name} has dtype {x.dtype}; expected float64, float32, bfloat16 or float16: "
             "convert it with .to()."
         )
     first, second = 1 + q, 1 + q + q * (q - 1) // 2
     if x.dim() == 0 or x.shape[0] not in (first, second):
         raise ValueError(
-            f"{op}: x has shape {list(x.shape)}; q = {q} expects {first} (first order) or "
+            f"{op}: {name} has shape {list(x.shape)}; q = {q} expects {first} (first order) or "
             f"{second} (second order) streams in front, [S, ...]: stack them with torch.stack."
         )
 

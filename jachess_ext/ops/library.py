@@ -16,6 +16,8 @@ _MEND = "rebuild it with `make build`, or `pip install --no-build-isolation -e .
 _OPERATORS = (
     "activation_jet",
     "activation_jet_backward",
+    "attention_jet",
+    "attention_jet_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
     "softmax_jet",
