@@ -1,15 +1,16 @@
-# make build | test | demo | check | clean      PYTHON=python3   ARGS="..." goes to the demo
+# make build | test | demo | check | ptxas | clean      PYTHON=python3   ARGS="..." goes to the demo
 #
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
 # where there is no nvidia-smi. Needed: Python >= 3.10, a C++ compiler and make.
 PYTHON ?= python3
 PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
 RUN := $$(cat build/python)
+PTXAS := PYTHONPATH=build_backend $(RUN) -m jachess_build.ptxas_table
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo check clean
+.PHONY: build test test-all demo check ptxas clean
 
 build:
 	@$(PREPARE) build
@@ -34,6 +35,12 @@ check:
 	@$(RUN) -m mypy
 	@$(RUN) -c 'import clang_format, sys; clang_format.clang_format()' \
 		--dry-run -Werror $(SOURCES)
+	@$(PTXAS) --check
+
+# Writes csrc/cuda/ptxas.csv anew: after a change to a CUDA kernel.
+ptxas:
+	@$(PREPARE) check
+	@$(PTXAS) --update
 
 # .venv stays: it is made anew only where it is broken.
 clean:

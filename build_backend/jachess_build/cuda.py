@@ -18,11 +18,12 @@ DEFAULT_ARCHS = ("8.0", "9.0a", "10.0+PTX")
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit: its nvcc, its root folder and its version, such as (13, 0)."""
+    """A CUDA toolkit: its nvcc, root folder, version (13, 0) and release, "nvcc V13.0.88"."""
 
     nvcc: str
     home: Path
     version: tuple[int, int]
+    release: str = ""
 
     @property
     def version_text(self) -> str:
@@ -47,7 +48,9 @@ def find_toolkit() -> Toolkit | None:
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     if release is None or top is None:
         return None
-    return Toolkit(nvcc, Path(top[1].strip()).resolve(), (int(release[1]), int(release[2])))
+    full = re.search(r"V\d+\.\d+\.\d+", version)
+    name = f"nvcc {full[0]}" if full else f"nvcc {release[1]}.{release[2]}"
+    return Toolkit(nvcc, Path(top[1].strip()).resolve(), (int(release[1]), int(release[2])), name)
 
 
 def _output(*command: str) -> str:
@@ -120,6 +123,15 @@ def _arch_flags(archs: list[str]) -> list[str]:
     return flags
 
 
+def compile_command(
+    toolkit: Toolkit, source: Path, target: Path, archs: list[str], to: str = "-c"
+) -> list[str]:
+    """The nvcc call for one .cu; `to` is "-c" for an object file or "-cubin" (one architecture)."""
+    command = [toolkit.nvcc, to, str(source), "-o", str(target), "-O3", "-std=c++17"]
+    command += ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
+    return command + _arch_flags(archs)
+
+
 def compile_kernels(
     toolkit: Toolkit, sources: list[Path], build_dir: Path, archs: list[str]
 ) -> list[str]:
@@ -134,9 +146,7 @@ def compile_kernels(
 
     def compile_one(source: Path) -> str:
         target = build_dir / f"{source.stem}.cu.o"
-        command = [toolkit.nvcc, "-c", str(source), "-o", str(target), "-O3", "-std=c++17"]
-        command += ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
-        command += _arch_flags(archs)
+        command = compile_command(toolkit, source, target, archs)
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
