@@ -53,14 +53,17 @@ inline int check_jet(const char* op, const char* name, const Tensor& x, int64_t 
   return static_cast<int>(streams - 1 - q);
 }
 
-inline void check_same(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+// `like` names x in the sentence.
+inline void check_same(const char* op, const char* name, const Tensor& t, const Tensor& x,
+                       const char* like = "x") {
   bool same = t.dim() == x.dim() && t.scalar_type() == x.scalar_type();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = t.size(d) == x.size(d);
   check(same, "jachess::", op, ": ", name, " is ", torch::headeronly::toString(t.scalar_type()),
-        shape_of(t), "; expected what x is, ", torch::headeronly::toString(x.scalar_type()),
-        shape_of(x), ": give both the same shape and dtype.");
-  check(t.device() == x.device(), "jachess::", op, ": ", name,
-        " is not on the device of x: move it there with .to(x.device).");
+        shape_of(t), "; expected what ", like, " is, ",
+        torch::headeronly::toString(x.scalar_type()), shape_of(x),
+        ": give both the same shape and dtype.");
+  check(t.device() == x.device(), "jachess::", op, ": ", name, " is not on the device of ", like,
+        ": move it there with .to(", like, ".device).");
 }
 
 // A per-channel parameter (weight, bias) of n channels, any supported dtype, on x's device.

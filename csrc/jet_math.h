@@ -218,6 +218,29 @@ JACHESS_HD void product_jet_backward_add(const B* b, const G* gy, T* ga) {
   }
 }
 
+// Gated activation y = f(g) u: the streams h of f(g) by the pointwise rule, then Leibniz with u.
+template <int q, int P, typename T>
+JACHESS_HD void gated_jet(const T& f0, const T& f1, const T& f2, const T* g, const T* u, T* y) {
+  T h[1 + q + P];
+  pointwise_jet<q, P>(f1, f2, g, h);
+  h[0] = f0;
+  product_jet<q, P>(h, u, y);
+}
+
+// The gradient of gated_jet in every stream of g and of u: the two rules in reverse.
+template <int q, int P, typename T>
+JACHESS_HD void gated_jet_backward(const Derivatives<T>& f, const T* g, const T* u, const T* gy,
+                                   T* gg, T* gu) {
+  T h[1 + q + P], gh[1 + q + P];
+  pointwise_jet<q, P>(f.f1, f.f2, g, h);
+  h[0] = f.f0;
+  JACHESS_UNROLL
+  for (int s = 0; s < 1 + q + P; ++s) gh[s] = gu[s] = T{};
+  product_jet_backward_add<q, P>(h, gy, gu);
+  product_jet_backward_add<q, P>(u, gy, gh);
+  pointwise_jet_backward<q, P>(f.f1, f.f2, f.f3, g, gh, gg);
+}
+
 // Adds half the jet of c^2 in its off-primal streams (the halves are restored by
 // square_jet_finish):
 //   acc_0 += c_0^2;  acc_i += c_0 c_i;  acc_ij += c_0 c_ij + c_i c_j.

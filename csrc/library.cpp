@@ -5,6 +5,10 @@
 STABLE_TORCH_LIBRARY(jachess, m) {
   m.def("activation_jet(Tensor x, str kind, int q) -> Tensor");
   m.def("activation_jet_backward(Tensor gy, Tensor x, str kind, int q) -> Tensor");
+  m.def("gated_activation_jet(Tensor g, Tensor u, str kind, int q) -> Tensor");
+  m.def(
+      "gated_activation_jet_backward(Tensor gy, Tensor g, Tensor u, str kind, int q)"
+      " -> (Tensor gg, Tensor gu)");
   m.def(
       "layer_norm_jet(Tensor x, Tensor? weight, Tensor? bias, float eps, int q)"
       " -> (Tensor y, Tensor mean, Tensor rstd)");

@@ -1,66 +1,16 @@
 // jachess::activation_jet and its backward on the CPU: the pointwise jet rule (spec 03).
 //
 // Elements are taken in blocks that stay in L1. Per block, one loop evaluates the derivatives of
-// the activation (one instance per kind), a second one multiplies them into the streams (one
+// the activation (activation_derivatives.h), a second one multiplies them into the streams (one
 // instance per stream count): kinds x stream counts would be too many instances.
 #include <torch/csrc/stable/library.h>
 
+#include "activation_derivatives.h"
+#include "blocks.h"
 #include "tensors.h"
 
 namespace jachess {
 namespace {
-
-constexpr int64_t kBlock = 256;
-constexpr int64_t kGrain = 4096;
-
-// f0, f1, f2 of n elements.
-template <Activation kind, typename T>
-JACHESS_CLONES void forward_derivatives(const T* __restrict x, T* __restrict f0, T* __restrict f1,
-                                        T* __restrict f2, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const Derivatives<T> d = ActivationOf<kind, T>::at(x[i]);
-    f0[i] = d.f0;
-    f1[i] = d.f1;
-    f2[i] = d.f2;
-  }
-}
-
-// f1, f2, f3 of n elements.
-template <Activation kind, typename T>
-JACHESS_CLONES void backward_derivatives(const T* __restrict x, T* __restrict f1, T* __restrict f2,
-                                         T* __restrict f3, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const Derivatives<T> d = ActivationOf<kind, T>::at(x[i]);
-    f1[i] = d.f1;
-    f2[i] = d.f2;
-    f3[i] = d.f3;
-  }
-}
-
-template <typename T>
-using DerivativeLoop = void (*)(const T*, T*, T*, T*, int64_t);
-
-template <typename T>
-DerivativeLoop<T> derivative_loop(Activation kind, bool backward) {
-  switch (kind) {
-#define JACHESS_CASE(name)                                      \
-  case Activation::name:                                        \
-    return backward ? backward_derivatives<Activation::name, T> \
-                    : forward_derivatives<Activation::name, T>;
-    JACHESS_FOR_EACH_ACTIVATION(JACHESS_CASE)
-#undef JACHESS_CASE
-  }
-  return nullptr;
-}
-
-// A window on a jet: stream s of element i is at p[s * stride + i].
-template <typename T>
-struct Window {
-  T* p;
-  int64_t stride;
-};
 
 template <int q, int P, typename V, typename T>
 JACHESS_HD void multiply_at(const T* f1, const T* f2, Window<const T> x, Window<T> y, int64_t i) {
@@ -90,14 +40,10 @@ JACHESS_HD void multiply_backward_at(const T* f1, const T* f2, const T* f3, Wind
   load(d1, f1 + i);
   load(d2, f2 + i);
   load(d3, f3 + i);
-  JACHESS_UNROLL
-  for (int s = 0; s < 1 + q + P; ++s) {
-    load(in[s], x.p + s * x.stride + i);
-    load(grad[s], gy.p + s * gy.stride + i);
-  }
+  load_jet<1 + q + P>(in, x, i);
+  load_jet<1 + q + P>(grad, gy, i);
   pointwise_jet_backward<q, P>(d1, d2, d3, in, grad, out);
-  JACHESS_UNROLL
-  for (int s = 0; s < 1 + q + P; ++s) store(gx.p + s * gx.stride + i, out[s]);
+  store_jet<1 + q + P>(gx, out, i);
 }
 
 template <int q, int P, typename T>
@@ -110,33 +56,6 @@ JACHESS_CLONES void multiply_backward(const T* f1, const T* f2, const T* f3, Win
   for (; i < n; ++i) multiply_backward_at<q, P, T>(f1, f2, f3, x, gy, gx, i);
 }
 
-// The block's streams in the accumulation type: in place, or converted into scratch.
-template <typename A, typename T>
-Window<const A> read_block(const T* x, int64_t stride, int64_t streams, int64_t n, A* scratch) {
-  if constexpr (std::is_same_v<A, T>) {
-    return {x, stride};
-  } else {
-    for (int64_t s = 0; s < streams; ++s) convert_array(x + s * stride, scratch + s * kBlock, n);
-    return {scratch, kBlock};
-  }
-}
-
-template <typename A, typename T>
-Window<A> output_block(T* y, int64_t stride, A* scratch) {
-  if constexpr (std::is_same_v<A, T>) {
-    return {y, stride};
-  } else {
-    return {scratch, kBlock};
-  }
-}
-
-template <typename A, typename T>
-void write_block(Window<A> from, T* y, int64_t stride, int64_t streams, int64_t n) {
-  if constexpr (!std::is_same_v<A, T>) {
-    for (int64_t s = 0; s < streams; ++s) convert_array(from.p + s * kBlock, y + s * stride, n);
-  }
-}
-
 template <int q, int P, typename T>
 void forward_range(const T* x, T* y, int64_t stride, int64_t begin, int64_t end, Activation kind) {
   using A = accumulate_t<T>;
@@ -147,7 +66,7 @@ void forward_range(const T* x, T* y, int64_t stride, int64_t begin, int64_t end,
     const int64_t n = end - i < kBlock ? end - i : kBlock;
     const Window<const A> wx = read_block<A>(x + i, stride, S, n, in);
     const Window<A> wy = output_block<A>(y + i, stride, out);
-    derivatives(wx.p, wy.p, f1, f2, n);
+    derivatives(wx.p, wy.p, f1, f2, nullptr, n);
     multiply<q, P, A>(f1, f2, wx, wy, n);
     write_block(wy, y + i, stride, S, n);
   }
@@ -159,13 +78,14 @@ void backward_range(const T* gy, const T* x, T* gx, int64_t stride, int64_t begi
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
   const DerivativeLoop<A> derivatives = derivative_loop<A>(kind, true);
-  A f1[kBlock], f2[kBlock], f3[kBlock], in[S * kBlock], grad[S * kBlock], out[S * kBlock];
+  A f0[kBlock], f1[kBlock], f2[kBlock], f3[kBlock], in[S * kBlock], grad[S * kBlock],
+      out[S * kBlock];
   for (int64_t i = begin; i < end; i += kBlock) {
     const int64_t n = end - i < kBlock ? end - i : kBlock;
     const Window<const A> wx = read_block<A>(x + i, stride, S, n, in);
     const Window<const A> wg = read_block<A>(gy + i, stride, S, n, grad);
     const Window<A> wo = output_block<A>(gx + i, stride, out);
-    derivatives(wx.p, f1, f2, f3, n);
+    derivatives(wx.p, f0, f1, f2, f3, n);
     multiply_backward<q, P, A>(f1, f2, f3, wx, wg, wo, n);
     write_block(wo, gx + i, stride, S, n);
   }

@@ -3,6 +3,7 @@ compiled form can be used."""
 
 from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
 from .attention import attention_jet, attention_jet_reference
+from .gated_activation import gated_activation_jet, gated_activation_jet_reference
 from .layer_norm import layer_norm_jet, layer_norm_jet_reference
 from .library import available, build_info
 from .softmax import softmax_jet, softmax_jet_reference
@@ -15,6 +16,8 @@ __all__ = [
     "attention_jet_reference",
     "available",
     "build_info",
+    "gated_activation_jet",
+    "gated_activation_jet_reference",
     "layer_norm_jet",
     "layer_norm_jet_reference",
     "softmax_jet",

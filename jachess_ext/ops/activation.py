@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_jet, pair_list, widened
+from .checks import check_jet, widened
 from .double_backward import gradient_of_backward
+from .jet_formulas import pointwise_jet
 from .library import available, loaded
 
 # f, f', f'' at a point
@@ -90,12 +91,24 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
 ACTIVATION_KINDS: tuple[str, ...] = tuple(_DERIVATIVES)
 
 
+def check_kind(op: str, kind: str) -> None:
+    """Refuse what is not one of ACTIVATION_KINDS.
+
+    Raises:
+        ValueError: kind is none of them.
+    """
+    if kind not in _DERIVATIVES:
+        raise ValueError(f"{op}: kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}.")
+
+
 def _check(x: Tensor, kind: str, q: int) -> None:
     check_jet("activation_jet", x, q)
-    if kind not in _DERIVATIVES:
-        raise ValueError(
-            f"activation_jet: kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}."
-        )
+    check_kind("activation_jet", kind)
+
+
+def activation_streams(x: list[Tensor], kind: str, q: int) -> list[Tensor]:
+    """The streams of an activation function of a known kind, by pure-torch formulas."""
+    return pointwise_jet(*_DERIVATIVES[kind](x[0]), x, q)
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
@@ -105,12 +118,7 @@ def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
     """
     _check(x, kind, q)
     streams = widened(x)
-    f, f1, f2 = _DERIVATIVES[kind](streams[0])
-    y = [f, *(f1 * streams[1 + i] for i in range(q))]
-    if x.shape[0] > 1 + q:
-        for p, (i, j) in enumerate(pair_list(q)):
-            y.append(f1 * streams[1 + q + p] + f2 * streams[1 + i] * streams[1 + j])
-    return torch.stack(y).to(x.dtype)
+    return torch.stack(activation_streams(list(streams.unbind(0)), kind, q)).to(x.dtype)
 
 
 def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:

@@ -13,7 +13,7 @@ def pair_list(q: int) -> list[tuple[int, int]]:
 
 
 def check_jet(op: str, x: Tensor, q: int, name: str = "x") -> None:
-    """Refuse what is not a stack of jet streams [S, ...] of q directions.
+    """Refuse what is not a stack of jet streams [S, ...] of q directions; `name` names x.
 
     Raises:
         ValueError: q is not 1..4, or S is neither 1 + q nor 1 + q + q(q-1)/2.
@@ -34,6 +34,29 @@ def check_jet(op: str, x: Tensor, q: int, name: str = "x") -> None:
         raise ValueError(
             f"{op}: {name} has shape {list(x.shape)}; q = {q} expects {first} (first order) or "
             f"{second} (second order) streams in front, [S, ...]: stack them with torch.stack."
+        )
+
+
+def check_same(op: str, name: str, t: Tensor, x: Tensor, like: str = "x") -> None:
+    """Refuse a tensor that has not x's shape, dtype and device; `like` names x.
+
+    Raises:
+        ValueError: another shape or device.
+        TypeError: another dtype.
+    """
+    if t.shape != x.shape:
+        raise ValueError(
+            f"{op}: {name} has shape {list(t.shape)} but {like} has {list(x.shape)}: give both the "
+            "same shape."
+        )
+    if t.dtype != x.dtype:
+        raise TypeError(
+            f"{op}: {name} has dtype {t.dtype} but {like} has {x.dtype}: convert one with .to()."
+        )
+    if t.device != x.device:
+        raise ValueError(
+            f"{op}: {name} is on {t.device} but {like} is on {x.device}: move it with "
+            f".to({like}.device)."
         )
 
 

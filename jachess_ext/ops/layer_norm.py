@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_channels, check_jet, pair_list, widened
+from .checks import check_channels, check_jet, widened
 from .double_backward import gradient_of_backward
+from .jet_formulas import mean_square_jet, product_jet, rsqrt_jet
 from .library import available, loaded
 
 
@@ -29,42 +30,6 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, q: int) -> Non
     check_channels("layer_norm_jet", "bias", bias, x)
 
 
-def _mean_square_jet(c: list[Tensor], q: int) -> list[Tensor]:
-    """The jet of v = mean(c²): v_i = 2 mean(c_0 c_i), v_ij = 2 mean(c_0 c_ij + c_i c_j)."""
-
-    def mean(t: Tensor) -> Tensor:
-        return t.mean(-1, keepdim=True)
-
-    v = [mean(c[0] * c[0]), *(2 * mean(c[0] * c[1 + i]) for i in range(q))]
-    if len(c) > 1 + q:
-        for p, (i, j) in enumerate(pair_list(q)):
-            v.append(2 * mean(c[0] * c[1 + q + p] + c[1 + i] * c[1 + j]))
-    return v
-
-
-def _rsqrt_jet(v: list[Tensor], eps: float, q: int) -> list[Tensor]:
-    """The jet of r = (v + eps)^(−1/2)."""
-    shifted = v[0] + eps
-    r = torch.rsqrt(shifted)
-    out = [r, *(-0.5 * r * v[1 + i] / shifted for i in range(q))]
-    if len(v) > 1 + q:
-        for p, (i, j) in enumerate(pair_list(q)):
-            a_i, a_j = v[1 + i] / shifted, v[1 + j] / shifted
-            out.append(-0.5 * r * v[1 + q + p] / shifted + 0.75 * r * a_i * a_j)
-    return out
-
-
-def _product_jet(a: list[Tensor], b: list[Tensor], q: int) -> list[Tensor]:
-    """Leibniz: y_i = a_i b_0 + a_0 b_i; y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij."""
-    y = [a[0] * b[0], *(a[1 + i] * b[0] + a[0] * b[1 + i] for i in range(q))]
-    if len(a) > 1 + q:
-        for p, (i, j) in enumerate(pair_list(q)):
-            ij = 1 + q + p
-            cross = a[1 + i] * b[1 + j] + a[1 + j] * b[1 + i]
-            y.append(a[ij] * b[0] + cross + a[0] * b[ij])
-    return y
-
-
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
@@ -75,7 +40,7 @@ def layer_norm_jet_reference(
     _check(x, weight, bias, q)
     wide = widened(x)
     c = list((wide - wide.mean(-1, keepdim=True)).unbind(0))
-    y = torch.stack(_product_jet(c, _rsqrt_jet(_mean_square_jet(c, q), eps, q), q))
+    y = torch.stack(product_jet(c, rsqrt_jet(mean_square_jet(c, q), eps, q), q))
     if weight is not None:
         y = y * weight.to(wide.dtype)
     if bias is not None:

@@ -18,6 +18,8 @@ _OPERATORS = (
     "activation_jet_backward",
     "attention_jet",
     "attention_jet_backward",
+    "gated_activation_jet",
+    "gated_activation_jet_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
     "softmax_jet",

@@ -4,12 +4,23 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # (q, number of streams): first order and all pairs; for q = 1 both are two streams
 STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
 # One body runs on every device; `-m cuda` picks the runs on a GPU.
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+# torch's own form of every kind of activation
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
 
 
 def random_jet(
@@ -23,6 +34,13 @@ def random_jet(
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(streams, *shape, generator=generator, dtype=torch.float64)
     return x.to(device, dtype)
+
+
+def away_from_kink(x: Tensor, kind: str) -> Tensor:
+    """Keep relu's primal at least 0.05 from its kink, where no derivative exists."""
+    if kind == "relu":
+        x[0] = x[0].sign() * x[0].abs().clamp_min(0.05)
+    return x
 
 
 def jet_by_differences(
