@@ -63,6 +63,29 @@ def jet_rule(*functions: Any) -> Callable[[R], R]:
     return register
 
 
+def recognise(*functions: Any) -> Callable[[R], R]:
+    """Register a function that is asked before the rules of ``functions``.
+
+    It is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule, and returns a jet
+    (deferred, or made by a fused operator), or None to leave the call to the rule.
+    """
+
+    def register(recogniser: R) -> R:
+        for function in _flatten(functions):
+            _RULES[function] = _asked_first(recogniser, _RULES[function])
+        return recogniser
+
+    return register
+
+
+def _asked_first(recogniser: Rule, rule: Rule) -> Rule:
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        found = recogniser(rule, *args, **kwargs)
+        return rule(*args, **kwargs) if found is None else found
+
+    return asked
+
+
 def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
     for function in functions:
         if isinstance(function, str):

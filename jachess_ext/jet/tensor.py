@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
+from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
 from .registry import find_rule, missing_rule
 
@@ -27,8 +28,9 @@ class JetTensor(torch.Tensor):
         layout: which streams these are.
     """
 
-    streams: Tensor
     jet_layout: JetLayout
+    _streams: Tensor | None
+    _deferred: Deferred | None
 
     @staticmethod
     def __new__(cls, streams: Tensor, layout: JetLayout) -> JetTensor:
@@ -44,9 +46,47 @@ class JetTensor(torch.Tensor):
             dtype=streams.dtype,
             device=streams.device,
         )
-        wrapper.streams = streams
+        wrapper._streams = streams
+        wrapper._deferred = None
         wrapper.jet_layout = layout
         return wrapper
+
+    @classmethod
+    def deferred(cls, promise: Deferred, layout: JetLayout) -> JetTensor:
+        """A jet whose streams are made when they are first read (see `deferred.py`)."""
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, promise.shape, dtype=promise.dtype, device=promise.device
+        )
+        wrapper._streams, wrapper._deferred, wrapper.jet_layout = None, promise, layout
+        remember(wrapper)
+        return wrapper
+
+    @property
+    def streams(self) -> Tensor:
+        """``[S, *shape]``."""
+        if self._streams is None:
+            assert self._deferred is not None
+            self.settle(self._deferred.make())
+        return cast(Tensor, self._streams)
+
+    def settle(self, streams: Tensor) -> None:
+        """Give a deferred jet its streams; a fused operator has made them beside its result."""
+        self._streams, self._deferred = streams, None
+        forget(self)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """What the jet is made of, while its streams are not made."""
+        return None if self._deferred is None else self._deferred.pattern
+
+    def same_gradient_mode(self) -> bool:
+        """Whether the streams, made now, would record gradients as where the jet was deferred."""
+        return self._deferred is None or self._deferred.grad_enabled == torch.is_grad_enabled()
+
+    @property
+    def _shown(self) -> Any:
+        """Whatever knows dtype and device, without making the streams."""
+        return self._deferred if self._streams is None else self._streams
 
     @property
     def primal(self) -> Tensor:
@@ -61,19 +101,21 @@ class JetTensor(torch.Tensor):
     # __torch_function__ that torch's own getters take.
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        return self.streams.shape[1:]
+        if self._streams is None:
+            return self._shown.shape
+        return self._streams.shape[1:]
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
-        return self.streams.ndim - 1
+        return len(self.shape)
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return self.streams.dtype
+        return self._shown.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self.streams.device
+        return self._shown.device
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]

@@ -13,3 +13,4 @@ from . import shape as shape
 from . import softmax as softmax
 
 from . import inplace as inplace  # isort: skip  built from the rules above
+from . import fused as fused  # isort: skip  asked before the rules above

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..deferred import make_pending
 from ..registry import find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, lift, primal_of
 
@@ -35,6 +36,7 @@ def _write(target: Any, value: Any, function: Any) -> JetTensor:
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
         )
     source = lift(value, target.jet_layout).streams
+    make_pending()
     padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
     target.streams.copy_(source.reshape(padded))
     return target
@@ -73,6 +75,7 @@ def setitem(self: Any, index: Any, value: Any) -> None:
         sources = list(lift(value, self.jet_layout).streams)
     else:
         sources = [value] + [0] * (len(self.streams) - 1)
+    make_pending()
     for place, source in enumerate(sources):  # iterating over the stack gives read-only views
         self.streams[place][index] = source
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
 from .product import matmul_jets, products_fuse
+from .stacked_linear import stacked_linear
 from .streamwise import (
     add_to_primal,
     behind_streams,
@@ -20,30 +21,6 @@ from .streamwise import (
     varargs,
     write_in_place,
 )
-
-
-class _StackedLinear(torch.autograd.Function):
-    """``x Wᵀ`` for the stack, ``b`` added in place to stream 0: one GEMM, no copy of the stack.
-
-    The backward is written with differentiable functions, so a further derivative is right too.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, streams: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(streams, weight)
-        out = F.linear(streams, weight)
-        out[0].add_(bias)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        streams, weight = ctx.saved_tensors
-        needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_streams = (rows @ weight).reshape(streams.shape) if needs_streams else None
-        grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1]) if needs_weight else None
-        grad_bias = grad[0].reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None
-        return grad_streams, grad_weight, grad_bias
 
 
 def autocast(device: torch.device, *tensors: Tensor) -> list[Tensor]:
@@ -58,10 +35,12 @@ def autocast(device: torch.device, *tensors: Tensor) -> list[Tensor]:
 def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
     if not isinstance(input, JetTensor) or isinstance(weight, JetTensor):
         raise missing_rule(F.linear, "the weight is a jet; only the input may be one")
-    if bias is None:
-        return input.with_streams(F.linear(input.streams, weight))
-    stack = autocast(input.device, input.streams, weight, bias)
-    return input.with_streams(_StackedLinear.apply(*stack))
+    if weight.ndim == 1:
+        row = None if bias is None else bias.reshape(1)
+        return linear(input, weight.unsqueeze(0), row).squeeze(-1)  # type: ignore[return-value]
+    streams, weight = autocast(input.device, input.streams, weight)
+    bias = None if bias is None else autocast(input.device, bias)[0]
+    return input.with_streams(stacked_linear(streams, weight, bias))
 
 
 @jet_rule("addmm")
@@ -86,7 +65,7 @@ def matmul(input: Any, other: Any) -> JetTensor:
     if input.ndim < 2 or other.ndim < 2:
         return _matmul_with_vector(input, other)
     if isinstance(input, JetTensor) and not isinstance(other, JetTensor) and other.ndim == 2:
-        return input.with_streams(torch.matmul(input.streams, other))
+        return linear(input, other.mT)
     if products_fuse(input, other):
         return matmul_jets(input, other)
     return bilinear(torch.matmul, input, other, ndim=max(input.ndim, other.ndim))

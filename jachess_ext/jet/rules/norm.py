@@ -12,6 +12,7 @@ from ... import ops
 from ..registry import jet_rule, missing_rule
 from ..settings import operators_enabled
 from ..tensor import JetTensor
+from .patterns import Sum
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -31,9 +32,21 @@ def layer_norm(
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
     if simple and operators_enabled() and ops.available("layer_norm_jet", input.device):
-        q = input.jet_layout.directions
-        return input.with_streams(ops.layer_norm_jet(input.streams, weight, bias, eps, q))
+        return _layer_norm_operator(input, weight, bias, eps)
     return composed_layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def _layer_norm_operator(
+    input: JetTensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> JetTensor:
+    """The operator; a residual sum that is not made yet is added, and made, on the way."""
+    q, pending = input.jet_layout.directions, input.pattern
+    if isinstance(pending, Sum) and input.same_gradient_mode():
+        parts = (pending.a.streams, pending.b.streams)
+        out, total = ops.add_layer_norm_jet(*parts, weight, bias, eps, q)
+        input.settle(total)
+        return input.with_streams(out)
+    return input.with_streams(ops.layer_norm_jet(input.streams, weight, bias, eps, q))
 
 
 def composed_layer_norm(
@@ -53,11 +66,27 @@ def rms_norm(
     input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> JetTensor:
     """x (mean x² + ε)^(−1/2) · w; ε defaults to the dtype's machine epsilon, as in torch."""
+    statistics = _statistics_dtype(input.dtype)
+    eps = torch.finfo(statistics).eps if eps is None else eps
+    simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
+    simple = simple and not isinstance(weight, JetTensor)
+    if simple and operators_enabled() and ops.available("rms_norm_jet", input.device):
+        return rms_norm_operator(input, weight, eps)
     dims = tuple(range(-len(normalized_shape), 0))
-    x = input.to(_statistics_dtype(input.dtype))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    x = input.to(statistics)
     out = x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps)
     return _affine(out, weight, None, input.dtype)
+
+
+def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
+    """The operator; a residual sum that is not made yet is added, and made, on the way."""
+    q, pending = input.jet_layout.directions, input.pattern
+    if isinstance(pending, Sum) and input.same_gradient_mode():
+        parts = (pending.a.streams, pending.b.streams)
+        out, total = ops.add_rms_norm_jet(*parts, weight, eps, q)
+        input.settle(total)
+        return input.with_streams(out)
+    return input.with_streams(ops.rms_norm_jet(input.streams, weight, eps, q))
 
 
 def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:

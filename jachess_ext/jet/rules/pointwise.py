@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ... import ops
 from ..registry import jet_rule, missing_rule, spellings
-from ..settings import operators_enabled
 from ..tensor import JetTensor, aligned
+from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place
 
 Derivatives = tuple[Tensor, Tensor, Tensor]
@@ -65,6 +65,9 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             )
             # Autograd saves the jet that the formula sees, so what is overwritten is another one.
             jet = input.with_streams(input.streams.clone()) if inplace else input
+            others = len(args) + len(named) - ("inplace" in named or place in range(len(args)))
+            if names[0] in ops.ACTIVATION_KINDS and not others:
+                return with_operator(names[0], jet, derivatives)
             triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **named))
             out = push_forward(jet, triple)
             return write_in_place(input, out) if inplace else out
@@ -82,10 +85,17 @@ def _only_the_input_is_a_jet(function: Any, input: Any, *others: Any) -> None:
 def with_operator(
     kind: str, jet: JetTensor, composed: Callable[[Tensor], Derivatives]
 ) -> JetTensor:
-    """The compiled activation operator where there is one, the composed rule otherwise."""
-    if operators_enabled() and ops.available("activation_jet", jet.device):
-        q = jet.jet_layout.directions
-        return jet.with_streams(ops.activation_jet(jet.streams, kind, q))
+    """The compiled activation operator where there is one, the composed rule otherwise.
+
+    The operator is deferred: a product with another jet makes it a gated activation.
+    """
+    if fusable("activation_jet", jet):
+
+        def operator(jet: JetTensor) -> JetTensor:
+            q = jet.jet_layout.directions
+            return jet.with_streams(ops.activation_jet(jet.streams, kind, q))
+
+        return promise(Activated(jet, kind), operator, (jet,), {}, jet)
     return push_forward(jet, in_float32(jet.primal, composed))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..deferred import make_pending
 from ..tensor import JetTensor, aligned, common_layout, lift
 
 
@@ -117,6 +118,7 @@ def _stack_of(value: Any, ndim: int | None) -> Tensor:
 def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
     """Write ``value`` into the storage of ``target``, which its views share."""
     common_layout(target, value)
+    make_pending()
     target.streams.copy_(value.streams)
     return target
 

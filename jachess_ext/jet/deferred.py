@@ -1,0 +1,107 @@
+"""Jets that are computed when they are looked at, so that the next operation can swallow them.
+
+Models spell one operator as several functions: an RMS norm is ``pow, mean, add, rsqrt, mul, mul``,
+a gated MLP is ``mul`` of an activation, a residual block is ``add`` before a norm.  A rule that
+could be the beginning of such a spelling returns a *deferred* jet: shape and dtype are known, the
+streams are not made.  The rule that recognises the end (`rules/fused.py`) calls the fused operator
+on the sources; anybody else who reads ``jet.streams`` has them made by the ordinary rule.  So the
+user's model is untouched, and what is not recognised is computed as before.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .tensor import JetTensor
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a deferred jet is made of; subclasses in `rules/fused.py` name their sources."""
+
+
+class Deferred:
+    """The promise of a stack: what it will look like, what it means, how it is made.
+
+    Args:
+        pattern: what a later rule may recognise.
+        make: the ordinary rule's result; called at most once.
+        sources: the plain tensors that ``make`` reads.  A write into one of them before the
+            streams are made would change the result; it is noticed (torch's version counter).
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        make: Callable[[], JetTensor],
+        sources: tuple[Tensor, ...],
+        shape: torch.Size,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
+        self._make = make
+        self._sources = [(source, _version(source)) for source in sources]
+        self.grad_enabled = torch.is_grad_enabled()
+
+    def make(self) -> Tensor:
+        """The streams, made under the gradient mode of the place where the jet was deferred.
+
+        Raises:
+            RuntimeError: a source was written into in between.
+        """
+        self.check_sources()
+        with torch.set_grad_enabled(self.grad_enabled):
+            return self._make().streams
+
+    def check_sources(self) -> None:
+        """Raises:
+        RuntimeError: a source was written into since the jet was deferred.
+        """
+        if any(_version(source) != version for source, version in self._sources):
+            raise RuntimeError(
+                "a tensor was changed in place outside torch's function table after a jet was "
+                "computed from it; use the out-of-place function, or jachess_ext.jet."
+                "composed_rules() around the pass"
+            )
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _Pending(threading.local):
+    """Deferred jets of this thread whose streams are not made yet."""
+
+    def __init__(self) -> None:
+        self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def __iter__(self) -> Iterator[JetTensor]:
+        return iter(list(self.jets.values()))
+
+
+_PENDING = _Pending()
+
+
+def remember(jet: JetTensor) -> None:
+    """Note a deferred jet, so that a write in place can have it made first."""
+    _PENDING.jets[id(jet)] = jet
+
+
+def forget(jet: JetTensor) -> None:
+    """The jet's streams exist now."""
+    _PENDING.jets.pop(id(jet), None)
+
+
+def make_pending() -> None:
+    """Make every deferred jet of this thread: something they may read is about to change."""
+    for jet in _PENDING:
+        jet.streams  # noqa: B018  reading makes them

@@ -1,0 +1,200 @@
+"""Spellings that models use for one operator, recognised function by function.
+
+    RMS norm    x.pow(2).mean(-1, keepdim=True) + ε → rsqrt (or pow −½) → times x, times weight,
+                with casts to and from float32 anywhere; Llama's, T5's and Gemma's classes
+    gated MLP   act(g) · u
+    residual    a + b, before a layer norm or an RMS norm (rules/norm.py reads the pattern)
+
+Each recogniser returns a deferred jet or None (`deferred.py`).  The composed rules compute the
+same; `python_tests/jet/test_fused.py` compares them.  Import this file last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ..registry import Rule, recognise
+from ..tensor import JetTensor
+from .norm import rms_norm_operator
+from .patterns import (
+    Activated,
+    Cast,
+    InverseRms,
+    MeanSquare,
+    RmsNormed,
+    ShiftedMeanSquare,
+    Square,
+    Sum,
+    fusable,
+    promise,
+)
+
+
+# ---- residual sums -----------------------------------------------------------------------------
+
+
+@recognise("add", "__add__", "__radd__")
+def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
+    if named or not fusable("layer_norm_jet", input, other):
+        return None
+    return promise(Sum(input, other), rule, (input, other), {}, input)
+
+
+# ---- gated activations -------------------------------------------------------------------------
+
+
+@recognise("mul", "multiply", "__mul__", "__rmul__")
+def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
+    if input is other or not fusable("gated_activation_jet", input, other):
+        return None
+    for activated, factor in ((input, other), (other, input)):
+        if isinstance(activated.pattern, Activated):
+            found = activated.pattern
+            q = input.jet_layout.directions
+            return input.with_streams(
+                ops.gated_activation_jet(found.source.streams, factor.streams, found.kind, q)
+            )
+    return None
+
+
+# ---- RMS norms ---------------------------------------------------------------------------------
+
+
+def _root(jet: JetTensor) -> JetTensor:
+    """The jet behind a cast: mean squares of a cast are taken over the same numbers."""
+    return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
+
+
+@recognise("pow", "__pow__")
+def square_or_inverse_root(rule: Rule, input: Any, exponent: Any) -> JetTensor | None:
+    if not fusable("rms_norm_jet", input) or isinstance(exponent, Tensor):
+        return None
+    if exponent == 2:
+        return promise(Square(input), rule, (input, exponent), {}, input)
+    if exponent == -0.5:
+        return _inverse_root(rule, input, exponent)
+    return None
+
+
+@recognise("square")
+def square(rule: Rule, input: Any) -> JetTensor | None:
+    if not fusable("rms_norm_jet", input):
+        return None
+    return promise(Square(input), rule, (input,), {}, input)
+
+
+@recognise("mean")
+def mean_square(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
+    if not isinstance(input, JetTensor) or not isinstance(input.pattern, Square):
+        return None
+    given = dict(zip(("dim", "keepdim"), args, strict=False)) | named
+    dim = given.pop("dim", None)
+    last = dim in (-1, input.ndim - 1, [-1], (-1,), [input.ndim - 1], (input.ndim - 1,))
+    if not last or given != {"keepdim": True}:
+        return None
+    shape = torch.Size((*input.shape[:-1], 1))
+    pattern = MeanSquare(input.pattern.source)
+    return promise(pattern, rule, (input, *args), named, input, shape=shape)
+
+
+@recognise("add", "__add__", "__radd__")
+def shifted(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
+    if not isinstance(input, JetTensor):
+        input, other = other, input
+    if named or not isinstance(input, JetTensor) or not isinstance(input.pattern, MeanSquare):
+        return None
+    if not isinstance(other, int | float):
+        return None
+    pattern = ShiftedMeanSquare(input.pattern.source, float(other))
+    return promise(pattern, rule, (input, other), {}, input)
+
+
+@recognise("rsqrt")
+def inverse_root(rule: Rule, input: Any) -> JetTensor | None:
+    return _inverse_root(rule, input)
+
+
+def _inverse_root(rule: Rule, input: Any, *rest: Any) -> JetTensor | None:
+    if not isinstance(input, JetTensor) or not isinstance(input.pattern, ShiftedMeanSquare):
+        return None
+    found = input.pattern
+    return promise(InverseRms(found.source, found.eps), rule, (input, *rest), {}, input)
+
+
+@recognise("mul", "multiply", "__mul__", "__rmul__")
+def rms_normed(rule: Rule, input: Any, other: Any) -> JetTensor | None:
+    for normed, factor in ((input, other), (other, input)):
+        if not isinstance(normed, JetTensor) or not isinstance(factor, Tensor):
+            continue
+        found = normed.pattern
+        if isinstance(found, InverseRms) and isinstance(factor, JetTensor):
+            if _root(factor) is _root(found.source):
+                dtype = torch.promote_types(normed.dtype, factor.dtype)
+                return _rms_norm(RmsNormed(_root(factor), found.eps, None), dtype)
+        if isinstance(found, RmsNormed) and _scales_channels(factor, normed):
+            if found.weight is None:
+                dtype = torch.promote_types(normed.dtype, factor.dtype)
+                return _rms_norm(RmsNormed(found.source, found.eps, factor), dtype)
+    return None
+
+
+def _scales_channels(factor: Tensor, normed: JetTensor) -> bool:
+    return (
+        not isinstance(factor, JetTensor)
+        and factor.is_floating_point()
+        and factor.shape == normed.shape[-1:]
+        and factor.device == normed.device
+    )
+
+
+def _rms_norm(found: RmsNormed, dtype: torch.dtype) -> JetTensor:
+    source = found.source
+    wide = torch.promote_types(source.dtype, dtype)
+
+    def make() -> JetTensor:
+        jet = source if source.dtype == wide else source.with_streams(source.streams.to(wide))
+        out = rms_norm_operator(jet, found.weight, found.eps)
+        return out if wide == dtype else out.with_streams(out.streams.to(dtype))
+
+    return promise(found, make, (), {}, source, dtype=dtype)
+
+
+# ---- casts -------------------------------------------------------------------------------------
+
+
+@recognise("to", "type_as")
+def cast(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
+    if len(args) + len(named) != 1 or not set(named) <= {"dtype", "other"}:
+        return None
+    asked = (*args, *named.values())[0]
+    if isinstance(asked, Tensor) and asked.device != input.device:
+        return None
+    return _cast(rule, input, getattr(asked, "dtype", asked))
+
+
+def _register_cast(name: str, dtype: torch.dtype) -> None:
+    @recognise(name)
+    def method(rule: Rule, input: Any, **named: Any) -> JetTensor | None:
+        return None if named else _cast(rule, input, dtype)
+
+
+for _name in ("float", "double", "half", "bfloat16"):
+    _register_cast(_name, getattr(torch, "float32" if _name == "float" else _name))
+
+
+def _cast(rule: Rule, input: Any, dtype: Any) -> JetTensor | None:
+    if not fusable("rms_norm_jet", input) or not isinstance(dtype, torch.dtype):
+        return None
+    if not dtype.is_floating_point:
+        return None
+    if dtype == input.dtype:
+        return input  # as torch does
+    if isinstance(input.pattern, RmsNormed):
+        return _rms_norm(input.pattern, dtype)
+    if torch.promote_types(input.dtype, dtype) != dtype:
+        return None  # digits are lost: not the same numbers any more
+    return promise(Cast(_root(input)), rule, (input, dtype), {}, input, dtype=dtype)

@@ -1,0 +1,61 @@
+"""Which library multiplies the stacks of linear layers on the CPU.
+
+torch sends float32 products to MKL. On processors that are not Intel's, oneDNN, which torch ships
+too, was 10 to 15 % faster for ``x Wᵀ`` and ``g W`` at thousands of rows (AMD Zen 4: 212 against
+185 Gflop/s on two cores; benchmarks/gemm_libraries.py), and no faster for weight gradients, which
+therefore stay with torch.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_MINIMUM_ROWS = 128  # below, the call costs more than it saves
+
+
+@lru_cache
+def onednn_preferred() -> bool:
+    """Whether oneDNN takes float32 products here; ``JACHESS_GEMM=onednn|torch`` decides otherwise.
+
+    Raises:
+        ValueError: JACHESS_GEMM has another value.
+    """
+    wish = os.environ.get("JACHESS_GEMM", "auto")
+    if wish not in ("auto", "onednn", "torch"):
+        raise ValueError(f"JACHESS_GEMM is {wish!r}; expected 'auto', 'onednn' or 'torch'")
+    able = torch.backends.mkldnn.is_available() and hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    )
+    if wish == "auto":
+        return able and torch.backends.mkl.is_available() and not _is_intel()
+    return able and wish == "onednn"
+
+
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # unknown: torch's own choice
+
+
+def rows_times(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.mT`` for x ``[..., k]`` and weight ``[n, k]``; not differentiable by itself.
+
+    A caller that needs a derivative of the result must use torch's functions where gradients are
+    enabled (`stacked_linear`).
+    """
+    fits = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    if (
+        fits
+        and x.numel() >= _MINIMUM_ROWS * x.shape[-1]
+        and weight.numel()
+        and not torch.compiler.is_compiling()
+        and onednn_preferred()
+    ):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return torch.nn.functional.linear(x, weight)

@@ -1,0 +1,112 @@
+"""What deferred jets may be made of, and how a rule makes one (`deferred.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ..deferred import Deferred, Pattern
+from ..registry import Rule
+from ..settings import operators_enabled
+from ..tensor import JetTensor
+
+
+@dataclass(frozen=True)
+class Sum(Pattern):
+    """a + b: two jets of one shape, dtype and layout."""
+
+    a: JetTensor
+    b: JetTensor
+
+
+@dataclass(frozen=True)
+class Activated(Pattern):
+    """act(source), element by element."""
+
+    source: JetTensor
+    kind: str
+
+
+@dataclass(frozen=True)
+class Cast(Pattern):
+    """source in another floating-point dtype."""
+
+    source: JetTensor
+
+
+@dataclass(frozen=True)
+class Square(Pattern):
+    """source²."""
+
+    source: JetTensor
+
+
+@dataclass(frozen=True)
+class MeanSquare(Pattern):
+    """Mean of source² over the last dimension, which is kept with size 1."""
+
+    source: JetTensor
+
+
+@dataclass(frozen=True)
+class ShiftedMeanSquare(Pattern):
+    """mean source² + ε."""
+
+    source: JetTensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class InverseRms(Pattern):
+    """(mean source² + ε)^(−½)."""
+
+    source: JetTensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class RmsNormed(Pattern):
+    """source (mean source² + ε)^(−½) · weight."""
+
+    source: JetTensor
+    eps: float
+    weight: Tensor | None
+
+
+def promise(
+    pattern: Pattern, rule: Rule, args: tuple, named: dict, like: JetTensor, **shown: Any
+) -> JetTensor:
+    """A deferred jet that looks like ``like``, but for ``shape`` and ``dtype`` in ``shown``."""
+    jets = [arg for arg in args if isinstance(arg, JetTensor)]
+    plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
+    made = [jet.streams for jet in jets if jet.pattern is None]
+    deferred = Deferred(
+        pattern,
+        lambda: rule(*args, **named),
+        (*made, *plain),
+        shown.get("shape", like.shape),
+        shown.get("dtype", like.dtype),
+        like.device,
+    )
+    return JetTensor.deferred(deferred, like.jet_layout)
+
+
+def fusable(operator: str, *jets: Any) -> bool:
+    """Whether these are jets of one shape, dtype and layout that ``operator`` could take."""
+    first = jets[0]
+    return (
+        operators_enabled()
+        and all(isinstance(jet, JetTensor) for jet in jets)
+        and all(
+            jet.shape == first.shape
+            and jet.dtype == first.dtype
+            and jet.jet_layout == first.jet_layout
+            for jet in jets[1:]
+        )
+        and first.ndim > 0
+        and ops.available(operator, first.device)
+    )

@@ -1,0 +1,49 @@
+"""``x Wᵀ + b`` for a whole stack: one product with S times the rows, the bias on the primal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gemm import rows_times
+
+
+class _StackedLinear(torch.autograd.Function):
+    """The bias goes in place into stream 0: no copy of the stack.
+
+    The backward is differentiable where gradients are enabled, so a further derivative is right.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(streams, weight)
+        out = rows_times(streams, weight)
+        if bias is not None:
+            out[0].add_(bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        streams, weight = ctx.saved_tensors
+        needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_streams = grad_weight = grad_bias = None
+        if needs_streams:
+            product = torch.matmul if torch.is_grad_enabled() else _rows_by
+            grad_streams = product(rows, weight).reshape(streams.shape)
+        if needs_weight:
+            grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1])
+        if needs_bias:
+            grad_bias = grad[0].reshape(-1, grad.shape[-1]).sum(0)
+        return grad_streams, grad_weight, grad_bias
+
+
+def _rows_by(rows: Tensor, matrix: Tensor) -> Tensor:
+    return rows_times(rows, matrix.mT)
+
+
+def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
+    return _StackedLinear.apply(streams, weight, bias)
