@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, composed of matrix products and the softmax rule."""
+"""Scaled dot-product attention: the fused operator, else matrix products and the softmax rule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import ops
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
+from .linear import autocast
+from .patterns import RepeatedHeads, fusable
 from .product import matmul_jets, products_fuse
 from .softmax import along, masked_softmax_streams
 
@@ -30,6 +33,8 @@ def scaled_dot_product_attention(
 
     Shapes ``[..., H, T, d]``; ``attn_mask`` boolean (True takes part) or additive.
     """
+    if _operator_covers(query, key, value, attn_mask, enable_gqa):
+        return _operator(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(groups, -3)
@@ -40,6 +45,60 @@ def scaled_dot_product_attention(
         lift(scores, common_layout(query, key, value)), -1, None, masked_softmax_streams
     )
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)  # type: ignore[return-value]
+
+
+# ---- the operator ------------------------------------------------------------------------------
+
+
+def _operator_covers(query: Any, key: Any, value: Any, mask: Any, grouped: bool) -> bool:
+    """Three jets ``[B, H, T, d]`` of one layout, and a mask without a gradient of its own."""
+    jets = (query, key, value)
+    if not all(isinstance(jet, JetTensor) and jet.ndim == 4 for jet in jets):
+        return False
+    if isinstance(mask, Tensor) and (
+        isinstance(mask, JetTensor) or mask.requires_grad or mask.ndim > 4
+    ):
+        return False
+    same = all(jet.jet_layout == query.jet_layout and jet.dtype == query.dtype for jet in jets)
+    heads = query.shape[1], key.shape[1], value.shape[1]
+    fits = heads[1] == heads[2] and (heads[0] == heads[1] or grouped)
+    fits = fits and query.shape[0] == key.shape[0] == value.shape[0]
+    return same and fits and fusable("attention_jet", query)
+
+
+def _operator(
+    query: JetTensor,
+    key: JetTensor,
+    value: JetTensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> JetTensor:
+    stacks = [query.streams]
+    if _repeats(key) is not None and _repeats(key) == _repeats(value):
+        stacks += [key.pattern.source.streams[:, :, :, 0], value.pattern.source.streams[:, :, :, 0]]  # type: ignore[union-attr]
+    else:
+        stacks += [key.streams, value.streams]
+    # A seed from torch's generator: repeatable, and restored by gradient checkpointing.
+    seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
+    out = ops.attention_jet(
+        *autocast(query.device, *stacks),
+        mask=mask,
+        q=query.jet_layout.directions,
+        scale=scale,
+        causal=is_causal,
+        dropout_p=dropout_p,
+        dropout_seed=seed,
+    )
+    return query.with_streams(out)
+
+
+def _repeats(jet: JetTensor) -> int | None:
+    return jet.pattern.times if isinstance(jet.pattern, RepeatedHeads) else None
+
+
+# ---- composed ----------------------------------------------------------------------------------
 
 
 def _scores(query: Any, key: Any, mask: Tensor | None, is_causal: bool, scale: float) -> Any:

@@ -4,6 +4,7 @@
                 with casts to and from float32 anywhere; Llama's, T5's and Gemma's classes
     gated MLP   act(g) · u
     residual    a + b, before a layer norm or an RMS norm (rules/norm.py reads the pattern)
+    GQA         expand and reshape of key and value heads (rules/attention.py reads the pattern)
 
 Each recogniser returns a deferred jet or None (`deferred.py`).  The composed rules compute the
 same; `python_tests/jet/test_fused.py` compares them.  Import this file last.
@@ -25,6 +26,7 @@ from .patterns import (
     Cast,
     InverseRms,
     MeanSquare,
+    RepeatedHeads,
     RmsNormed,
     ShiftedMeanSquare,
     Square,
@@ -32,14 +34,14 @@ from .patterns import (
     fusable,
     promise,
 )
-
+from .streamwise import varargs
 
 # ---- residual sums -----------------------------------------------------------------------------
 
 
 @recognise("add", "__add__", "__radd__")
 def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
-    if named or not fusable("layer_norm_jet", input, other):
+    if named or not fusable("rms_norm_jet", input, other):
         return None
     return promise(Sum(input, other), rule, (input, other), {}, input)
 
@@ -131,20 +133,23 @@ def rms_normed(rule: Rule, input: Any, other: Any) -> JetTensor | None:
         if not isinstance(normed, JetTensor) or not isinstance(factor, Tensor):
             continue
         found = normed.pattern
-        if isinstance(found, InverseRms) and isinstance(factor, JetTensor):
-            if _root(factor) is _root(found.source):
-                dtype = torch.promote_types(normed.dtype, factor.dtype)
-                return _rms_norm(RmsNormed(_root(factor), found.eps, None), dtype)
-        if isinstance(found, RmsNormed) and _scales_channels(factor, normed):
-            if found.weight is None:
-                dtype = torch.promote_types(normed.dtype, factor.dtype)
-                return _rms_norm(RmsNormed(found.source, found.eps, factor), dtype)
+        if isinstance(found, InverseRms) and _is_normed(factor, found):
+            dtype = torch.promote_types(normed.dtype, factor.dtype)
+            return _rms_norm(RmsNormed(_root(found.source), found.eps, None), dtype)
+        if isinstance(found, RmsNormed) and _scales_channels(factor, found, normed):
+            dtype = torch.promote_types(normed.dtype, factor.dtype)
+            return _rms_norm(RmsNormed(found.source, found.eps, factor), dtype)
     return None
 
 
-def _scales_channels(factor: Tensor, normed: JetTensor) -> bool:
+def _is_normed(factor: Tensor, found: InverseRms) -> bool:
+    return isinstance(factor, JetTensor) and _root(factor) is _root(found.source)
+
+
+def _scales_channels(factor: Tensor, found: RmsNormed, normed: JetTensor) -> bool:
     return (
-        not isinstance(factor, JetTensor)
+        found.weight is None
+        and not isinstance(factor, JetTensor)
         and factor.is_floating_point()
         and factor.shape == normed.shape[-1:]
         and factor.device == normed.device
@@ -161,6 +166,27 @@ def _rms_norm(found: RmsNormed, dtype: torch.dtype) -> JetTensor:
         return out if wide == dtype else out.with_streams(out.streams.to(dtype))
 
     return promise(found, make, (), {}, source, dtype=dtype)
+
+
+# ---- heads shared by several queries -----------------------------------------------------------
+
+
+@recognise("reshape", "view")
+def repeated_heads(rule: Rule, self: Any, *shape: Any, **named: Any) -> JetTensor | None:
+    """``[B, H, n, T, d]``, expanded along n, seen as ``[B, H n, T, d]``: not copied out."""
+    if named or not isinstance(self, JetTensor) or self.ndim != 5 or self.pattern is not None:
+        return None
+    batch, heads, times, tokens, size = self.shape
+    if self.streams.stride(3) or not fusable("attention_jet", self):
+        return None
+    if not isinstance(shape[0], int | list | tuple | torch.Size):
+        return None
+    wanted = (batch, heads * times, tokens, size)
+    if tuple(varargs(shape[0], shape[1:])) != wanted:
+        return None
+    return promise(
+        RepeatedHeads(self, times), rule, (self, *shape), {}, self, shape=torch.Size(wanted)
+    )
 
 
 # ---- casts -------------------------------------------------------------------------------------

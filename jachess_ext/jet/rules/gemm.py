@@ -28,9 +28,7 @@ def onednn_preferred() -> bool:
     wish = os.environ.get("JACHESS_GEMM", "auto")
     if wish not in ("auto", "onednn", "torch"):
         raise ValueError(f"JACHESS_GEMM is {wish!r}; expected 'auto', 'onednn' or 'torch'")
-    able = torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    )
+    able = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if wish == "auto":
         return able and torch.backends.mkl.is_available() and not _is_intel()
     return able and wish == "onednn"

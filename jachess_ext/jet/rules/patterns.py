@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ... import ops
@@ -66,6 +65,14 @@ class InverseRms(Pattern):
 
     source: JetTensor
     eps: float
+
+
+@dataclass(frozen=True)
+class RepeatedHeads(Pattern):
+    """Key or value heads ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``."""
+
+    source: JetTensor
+    times: int
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,10 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             jet = input.with_streams(input.streams.clone()) if inplace else input
             others = len(args) + len(named) - ("inplace" in named or place in range(len(args)))
             if names[0] in ops.ACTIVATION_KINDS and not others:
-                return with_operator(names[0], jet, derivatives)
-            triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **named))
-            out = push_forward(jet, triple)
+                out = with_operator(names[0], jet, derivatives)
+            else:
+                triple = in_float32(jet.primal, lambda x: derivatives(x, *args, **named))
+                out = push_forward(jet, triple)
             return write_in_place(input, out) if inplace else out
 
         return derivatives
