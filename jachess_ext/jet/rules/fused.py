@@ -160,12 +160,12 @@ def _rms_norm(found: RmsNormed, dtype: torch.dtype) -> JetTensor:
     source = found.source
     wide = torch.promote_types(source.dtype, dtype)
 
-    def make() -> JetTensor:
+    def make(source: JetTensor, weight: Tensor | None) -> JetTensor:
         jet = source if source.dtype == wide else source.with_streams(source.streams.to(wide))
-        out = rms_norm_operator(jet, found.weight, found.eps)
+        out = rms_norm_operator(jet, weight, found.eps)
         return out if wide == dtype else out.with_streams(out.streams.to(dtype))
 
-    return promise(found, make, (), {}, source, dtype=dtype)
+    return promise(found, make, (source, found.weight), {}, source, dtype=dtype)
 
 
 # ---- heads shared by several queries -----------------------------------------------------------
