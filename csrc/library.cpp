@@ -24,6 +24,9 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       " Tensor y, Tensor stats, int q, float scale, bool causal, int window_left, int window_right,"
       " float softcap, float dropout_p, int dropout_seed)"
       " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
+  m.def(
+      "sample_directions(Tensor token, int q, int d, int seed, int offset, str distribution,"
+      " ScalarType dtype) -> Tensor");
   m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");
   m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked) -> Tensor");
 }

@@ -17,13 +17,10 @@ struct PhiloxKey {
   uint32_t x, y;
 };
 
-// What the numbers are for. Two uses of one seed draw from different keys, whatever their counters.
-enum class PhiloxUse : uint32_t { directions, dropout };
-
-// The key of a 64-bit seed, low word first, with the use in the top byte.
-JACHESS_HD PhiloxKey philox_key(uint64_t seed, PhiloxUse use) {
-  return {static_cast<uint32_t>(seed),
-          static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(use) << 24)};
+// The key of a 64-bit seed, low word first. Uses of one seed are kept apart by the counter's last
+// word: attention's dropout has one of its own, directions stay below 2^30.
+JACHESS_HD PhiloxKey philox_key(uint64_t seed) {
+  return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
 }
 
 // One round: two 32 x 32 -> 64 bit products, whose halves are crossed over, and the key mixed in.

@@ -44,6 +44,16 @@ int layer_norm_jet_backward_cuda(NormShape shape, const void* gy, const void* x,
                                  const void* mean, const void* rstd, void* gx, void* partial,
                                  void* gweight, void* gbias, Queue queue);
 
+// Random directions [q, tokens, d] of the streams (seed, offset); token: [tokens] int64.
+struct DirectionShape {
+  Storage storage;
+  bool gaussian;  // else Rademacher
+  int64_t q, tokens, d;
+  uint64_t seed, offset;
+};
+
+int sample_directions_cuda(DirectionShape shape, const void* token, void* out, Queue queue);
+
 // What an error code of a launcher means.
 const char* launch_error(int error);
 

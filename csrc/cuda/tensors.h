@@ -23,13 +23,15 @@ inline Queue queue_of(const Tensor& x) {
   return queue;
 }
 
+inline Storage storage_of(ScalarType dtype) {
+  return dtype == ScalarType::Double     ? Storage::f64
+         : dtype == ScalarType::Float    ? Storage::f32
+         : dtype == ScalarType::BFloat16 ? Storage::bf16
+                                         : Storage::f16;
+}
+
 inline JetShape jet_shape(const Tensor& x, int64_t q, int pairs) {
-  const ScalarType dtype = x.scalar_type();
-  const Storage storage = dtype == ScalarType::Double     ? Storage::f64
-                          : dtype == ScalarType::Float    ? Storage::f32
-                          : dtype == ScalarType::BFloat16 ? Storage::bf16
-                                                          : Storage::f16;
-  return {storage, static_cast<int>(q), pairs, x.numel() / x.size(0)};
+  return {storage_of(x.scalar_type()), static_cast<int>(q), pairs, x.numel() / x.size(0)};
 }
 
 inline void check_launch(const char* op, int error) {

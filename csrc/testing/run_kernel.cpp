@@ -3,10 +3,12 @@
 //
 //   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
 //
-// INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd. Every
-// buffer is an allocation of its exact size, so that the address sanitizer sees its ends.
+// INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd; for
+// sample_directions seed, offset and the tokens' numbers, KIND being the distribution. Every buffer
+// is an allocation of its exact size, so that the address sanitizer sees its ends.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -90,6 +92,15 @@ int main(int count, char** argument) {
     write(result);
     write(gweight);
     write(gbias);
+  } else if (op == "sample_directions") {
+    uint64_t stream[2];
+    std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));
+    const Buffer token = read(rows * 8);
+    Buffer directions = make(q * n * element);
+    const bool gaussian = std::atoi(argument[7]) == 0;
+    sample_directions_cuda({storage, gaussian, q, rows, channels, stream[0], stream[1]},
+                           token.data(), directions.data(), queue);
+    write(directions);
   } else {
     std::fprintf(stderr, "run_kernel: no operator is named %s\n", op.c_str());
     return 2;

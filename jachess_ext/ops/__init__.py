@@ -3,6 +3,7 @@ compiled form can be used."""
 
 from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
 from .attention import attention_jet, attention_jet_reference
+from .directions import sample_directions, sample_directions_reference, token_numbers
 from .gated_activation import gated_activation_jet, gated_activation_jet_reference
 from .layer_norm import layer_norm_jet, layer_norm_jet_reference
 from .library import available, build_info
@@ -20,6 +21,9 @@ __all__ = [
     "gated_activation_jet_reference",
     "layer_norm_jet",
     "layer_norm_jet_reference",
+    "sample_directions",
+    "sample_directions_reference",
     "softmax_jet",
     "softmax_jet_reference",
+    "token_numbers",
 ]

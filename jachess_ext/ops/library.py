@@ -22,6 +22,7 @@ _OPERATORS = (
     "gated_activation_jet_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
+    "sample_directions",
     "softmax_jet",
     "softmax_jet_backward",
 )

@@ -37,7 +37,8 @@ pytestmark = [
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled shim with all kernels."""
     target = tmp_path_factory.mktemp("shim") / "run_kernel"
-    sources = [CSRC / "testing" / "run_kernel.cpp", *sorted(CSRC.glob("cuda/*_jet.cu"))]
+    sources = [CSRC / "testing" / "run_kernel.cpp", *sorted(CSRC.glob("cuda/*.cu"))]
+    sources.remove(CSRC / "cuda" / "launch_error.cu")  # the CUDA runtime's own words
     command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS]
     command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -60,9 +61,7 @@ def run(
     kind: str = "gelu",
     backwards: bool = False,
 ) -> list[Tensor]:
-    """Run one launcher; the results have the shapes and dtypes of `outputs`."""
-    folder = program.parent
-    (folder / "input").write_bytes(b"".join(map(as_bytes, inputs)))
+    """Run one launcher of jets x [S, ..., channels]; results as in `run_program`."""
     channels = x.shape[-1]
     numbers = [
         STORAGE.index(x.dtype),
@@ -73,6 +72,15 @@ def run(
         ops.ACTIVATION_KINDS.index(kind),
         int(backwards),
     ]
+    return run_program(program, op, numbers, inputs, outputs)
+
+
+def run_program(
+    program: Path, op: str, numbers: list[int], inputs: list[Tensor], outputs: list[Tensor]
+) -> list[Tensor]:
+    """Run one launcher; the results have the shapes and dtypes of `outputs`."""
+    folder = program.parent
+    (folder / "input").write_bytes(b"".join(map(as_bytes, inputs)))
     done = subprocess.run(
         [str(program), op, *map(str, numbers), str(folder / "input"), str(folder / "output")],
         capture_output=True,
@@ -146,3 +154,17 @@ def test_more_rows_than_blocks(program: Path) -> None:
     got = run(program, "layer_norm_jet_backward", x, 1, inputs, list(wanted))
     for g, w in zip(got, wanted, strict=True):
         assert relative_error(g[None], w[None]) < 1e-12
+
+
+@pytest.mark.parametrize("d", [1, 37, 300])
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str, d: int) -> None:
+    """Bit for bit what the CPU operator gives."""
+    token = ops.token_numbers(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]]))
+    seed, offset, q = -(2**40) - 3, 2**50 + 7, 3
+    expected = torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
+    numbers = [STORAGE.index(dtype), q, 0, 9, d, int(distribution == "rademacher"), 0]
+    inputs = [torch.tensor([seed, offset]), token]
+    (got,) = run_program(program, "sample_directions", numbers, inputs, [expected])
+    assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))

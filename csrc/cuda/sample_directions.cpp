@@ -1,0 +1,35 @@
+// jachess::sample_directions on CUDA: torch's side of sample_directions.cu.
+#include <torch/csrc/stable/library.h>
+
+#include "../direction_arguments.h"
+#include "tensors.h"
+
+namespace jachess {
+namespace {
+
+Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
+                         std::string distribution, ScalarType dtype) {
+  const bool gaussian = parse_distribution(distribution) == Distribution::gaussian;
+  const torch::stable::accelerator::DeviceGuard guard(token.get_device());
+  Tensor out = new_directions(token, q, d, offset, dtype);
+  if (out.numel() == 0) return out;
+  const Tensor dense = torch::stable::contiguous(token);
+  const DirectionShape shape = {storage_of(dtype),
+                                gaussian,
+                                q,
+                                token.numel(),
+                                d,
+                                static_cast<uint64_t>(seed),
+                                static_cast<uint64_t>(offset)};
+  check_launch("sample_directions",
+               sample_directions_cuda(shape, dense.const_data_ptr(), out.mutable_data_ptr(),
+                                      queue_of(token)));
+  return out;
+}
+
+}  // namespace
+}  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CUDA, m) {
+  m.impl("sample_directions", TORCH_BOX(&jachess::sample_directions));
+}

@@ -1,0 +1,44 @@
+// The arguments of jachess::sample_directions, as the CPU and CUDA faces both see them.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "checks.h"
+#include "direction_values.h"
+
+namespace jachess {
+
+inline Distribution parse_distribution(const std::string& name) {
+  check(name == "gaussian" || name == "rademacher", "jachess::sample_directions: distribution is '",
+        name, "'; expected 'gaussian' or 'rademacher'.");
+  return name == "gaussian" ? Distribution::gaussian : Distribution::rademacher;
+}
+
+// Checks all arguments and returns the still unwritten result, [q, *token.shape, d] of `dtype`.
+inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t offset,
+                             ScalarType dtype) {
+  const char* op = "sample_directions";
+  check(token.scalar_type() == ScalarType::Long, "jachess::", op, ": token has dtype ",
+        torch::headeronly::toString(token.scalar_type()),
+        "; expected Long, a token's number or -1 at padding: convert it with .long().");
+  check(token.numel() <= kMaxTokens, "jachess::", op, ": token has ", token.numel(),
+        " elements; expected at most 2^32: split the batch.");
+  check(q >= 0 && q <= kMaxDrawn, "jachess::", op, ": q is ", q, "; expected 0 to ", kMaxDrawn,
+        " directions: draw more with another offset.");
+  check(d >= 0 && d <= kMaxDimensions, "jachess::", op, ": d is ", d, "; expected 0 to ",
+        kMaxDimensions, " dimensions.");
+  check(offset >= 0 && offset < kOffsets, "jachess::", op, ": offset is ", offset,
+        "; expected 0 to 2^62 - 1: use another seed.");
+  check(is_supported_dtype(dtype), "jachess::", op, ": dtype is ",
+        torch::headeronly::toString(dtype), "; expected Double, Float, BFloat16 or Half.");
+  std::vector<int64_t> shape = {q};
+  for (int64_t k = 0; k < token.dim(); ++k) shape.push_back(token.size(k));
+  shape.push_back(d);
+  return torch::stable::new_empty(token, torch::headeronly::IntHeaderOnlyArrayRef(shape), dtype);
+}
+
+}  // namespace jachess

@@ -1,0 +1,180 @@
+"""Random directions from counters: face, pure-torch twin and fake kernel of
+`jachess::sample_directions`.
+
+Signature: token [...], q, d, seed, offset, distribution, dtype -> [q, ..., d].
+
+The value at direction i, token n and dimension j is a function of (seed, offset, i, n, j) alone.
+Dimension j = 32 g + 8 w + l is word w of Philox4x32-10 (Salmon et al., SC 2011) at the counter
+
+    (i · 2^18 + 8 g + l,  n,  offset mod 2^32,  offset div 2^32)        key: the seed
+
+Normals are Box and Muller's (1958): words (a, b) give √(−2 ln u) cos φ and √(−2 ln u) sin φ with
+u = (⌊a/2⌋ + ½)/2^31 and φ = 2π b/2^32; a Rademacher number is −1 where the word's top bit is set.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .checks import DTYPES
+from .library import available, loaded
+from .philox import philox4x32_10
+
+Distribution = Literal["gaussian", "rademacher"]
+DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
+MAX_DRAWN, MAX_DIMENSIONS, MAX_OFFSET = 2**14, 2**20, 2**62 - 1
+_LANES, _WORDS = 8, 4
+_WORD = 0xFFFFFFFF
+
+
+def token_numbers(mask: Tensor) -> Tensor:
+    """The number of each real token, counted row by row from 0; −1 at padding.
+
+    Args:
+        mask: [B, T], true (or not zero) at real tokens; padding may be on either side.
+
+    Returns:
+        [B, T] int64, what `sample_directions` takes.
+    """
+    real = mask.bool()
+    return torch.where(real, real.flatten().cumsum(0).view(real.shape) - 1, -1)
+
+
+def _check(token: Tensor, q: int, d: int, seed: int, offset: int, dtype: torch.dtype) -> None:
+    if token.dtype != torch.int64:
+        raise TypeError(
+            f"sample_directions: token has dtype {token.dtype}; expected int64, a token's number "
+            "or -1 at padding: use token_numbers(mask)."
+        )
+    if dtype not in DTYPES:
+        raise TypeError(
+            f"sample_directions: dtype is {dtype}; expected float64, float32, bfloat16 or float16."
+        )
+    limits = {
+        "q": (q, 0, MAX_DRAWN, "draw more with another offset"),
+        "d": (d, 0, MAX_DIMENSIONS, "draw more with another offset"),
+        "seed": (seed, -(2**63), 2**64 - 1, "take it modulo 2**64"),
+        "offset": (offset, 0, MAX_OFFSET, "use another seed"),
+    }
+    for name, (value, low, high, mend) in limits.items():
+        if not low <= value <= high:
+            raise ValueError(
+                f"sample_directions: {name} is {value}; expected {low} to {high}: {mend}."
+            )
+
+
+def _check_distribution(distribution: str) -> None:
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(
+            f"sample_directions: distribution is {distribution!r}; expected 'gaussian' or "
+            "'rademacher'."
+        )
+
+
+def _normal_pair(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Box and Muller's two normals of two words."""
+    # u is a float32 number, as the kernels have it: the logarithm near 1 shows its last bit
+    u = ((a >> 1).float().double() * 2**-31 + 2**-32).float()
+    radius = torch.sqrt(-2 * torch.log(u.double()))
+    angle = b.double() * (2 * math.pi / 2**32)
+    return [radius * torch.cos(angle), radius * torch.sin(angle)]
+
+
+def sample_directions_reference(
+    token: Tensor,
+    q: int,
+    d: int,
+    *,
+    seed: int,
+    offset: int = 0,
+    distribution: Distribution = "gaussian",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Pure-torch twin of `sample_directions`: the same random words, normals within 1e-6.
+
+    Args, returns and raises: as `sample_directions`.
+    """
+    _check(token, q, d, seed, offset, dtype)
+    _check_distribution(distribution)
+    groups = -(-d // (_LANES * _WORDS))
+
+    def index(n: int) -> Tensor:
+        return torch.arange(n, dtype=torch.int64, device=token.device)
+
+    number = token.reshape(1, -1, 1).clamp_min(0)
+    block = (index(q) << 18).view(-1, 1, 1) + index(groups * _LANES)
+    low, high = (torch.full_like(number, word) for word in (offset & _WORD, offset >> 32))
+    words = philox4x32_10((block, number, low, high), seed)
+    if distribution == "gaussian":
+        values = [*_normal_pair(words[0], words[1]), *_normal_pair(words[2], words[3])]
+    else:
+        values = [1.0 - 2.0 * (word >> 31) for word in words]
+    # words go between groups and lanes: dimension 32 g + 8 w + l
+    lanes = [v.float().view(q, token.numel(), groups, _LANES) for v in values]
+    rows = torch.stack(lanes, 3).flatten(2)[..., :d]
+    rows = rows.masked_fill(token.reshape(1, -1, 1) < 0, 0)
+    return rows.reshape(q, *token.shape, d).to(dtype)
+
+
+def sample_directions(
+    token: Tensor,
+    q: int,
+    d: int,
+    *,
+    seed: int,
+    offset: int = 0,
+    distribution: Distribution = "gaussian",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Independent random directions with identity covariance, one per token.
+
+    The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone:
+    not on the batch's shape, its padding, q, d, the number of threads, or the device. The compiled
+    kernels give the same bits on CPU and CUDA. Other dtypes get the float32 numbers, converted.
+
+    Args:
+        token: int64 [...], from `token_numbers`; elements below 0 get zeros.
+        q: number of directions, up to 2^14.
+        d: number of dimensions, up to 2^20.
+        seed: any 64-bit integer; the key of the generator.
+        offset: 0 to 2^62 − 1; different offsets of a seed give independent directions.
+        distribution: "gaussian", N(0, 1), or "rademacher", ±1.
+        dtype: of the result; fp64, fp32, bf16 or fp16.
+
+    Returns:
+        [q, ..., d] on token's device. Where no compiled kernel serves it, the pure-torch twin is
+        used, whose normals may differ by 1e-6.
+
+    Raises:
+        ValueError: q, d, seed or offset out of range; an unknown distribution.
+        TypeError: token is not int64, or a dtype other than the four.
+    """
+    if not available("sample_directions", token.device):
+        return sample_directions_reference(
+            token, q, d, seed=seed, offset=offset, distribution=distribution, dtype=dtype
+        )
+    _check(token, q, d, seed, offset, dtype)
+    _check_distribution(distribution)
+    signed = seed - 2**64 if seed >= 2**63 else seed
+    return torch.ops.jachess.sample_directions(token, q, d, signed, offset, distribution, dtype)
+
+
+# ---- registrations: fake kernel (there is nothing to differentiate) ------------------------
+
+
+def _fake(
+    token: Tensor,
+    q: int,
+    d: int,
+    seed: int,
+    offset: int,
+    distribution: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return token.new_empty((q, *token.shape, d), dtype=dtype)
+
+
+if loaded():
+    torch.library.register_fake("jachess::sample_directions", _fake)

@@ -1,0 +1,255 @@
+"""`jachess::sample_directions`: its numbers by definition, where they may depend on nothing else,
+and their statistics against closed forms.
+
+The statistical bounds are five standard errors of the exact distribution; seeds are fixed, so a
+test that passes once passes always.
+"""
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+from jachess_ext import _C, ops
+from python_tests.ops.cases import DEVICES
+
+DISTRIBUTIONS = ["gaussian", "rademacher"]
+SIGMAS = 5
+
+
+def draw(count: int, tokens: int, d: int, device: str = "cpu", **stream) -> Tensor:
+    """[count, tokens, d]."""
+    token = torch.arange(tokens, device=device)
+    return ops.sample_directions(token, count, d, **({"seed": 0} | stream))
+
+
+def by_definition(seed: int, offset: int, i: int, n: int, j: int, distribution: str) -> float:
+    """The formula in the docstring of jachess_ext/ops/directions.py, in Python's own numbers."""
+    group, rest = divmod(j, 32)
+    word, lane = divmod(rest, 8)
+    counter = [i * 2**18 + 8 * group + lane, n, offset % 2**32, offset // 2**32]
+    words = _C.philox4x32_10(counter, [seed % 2**32, seed // 2**32])
+    if distribution == "rademacher":
+        return -1.0 if words[word] >= 2**31 else 1.0
+    a, b = words[word // 2 * 2], words[word // 2 * 2 + 1]
+    u = float(torch.tensor((a // 2 + 0.5) / 2**31, dtype=torch.float32))
+    radius, angle = math.sqrt(-2 * math.log(u)), 2 * math.pi * b / 2**32
+    return radius * (math.sin(angle) if word % 2 else math.cos(angle))
+
+
+def test_is_available() -> None:
+    assert ops.available("sample_directions", "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_numbers_by_definition(device: str, distribution: str) -> None:
+    seed, offset = 2**63 + 12345, 2**61 + 2**35 + 3
+    stream = {"seed": seed, "offset": offset, "distribution": distribution}
+    got = draw(3, 4, 90, device, **stream).cpu()
+    twin = ops.sample_directions_reference(torch.arange(4), 3, 90, **stream)
+    for i, n in ((0, 0), (2, 1), (1, 3)):
+        expected = [by_definition(seed, offset, i, n, j, distribution) for j in range(90)]
+        for values in (got, twin):
+            torch.testing.assert_close(
+                values[i, n].double(), torch.tensor(expected).double(), rtol=0, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_agrees_with_twin(device: str, distribution: str) -> None:
+    token = torch.arange(1000, device=device).view(10, 100)
+    stream = {"seed": 7, "offset": 3, "distribution": distribution}
+    got = ops.sample_directions(token, 2, 768, **stream)
+    twin = ops.sample_directions_reference(token, 2, 768, **stream)
+    assert got.shape == (2, 10, 100, 768)
+    torch.testing.assert_close(got, twin, rtol=0, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_same_bits_on_every_device(distribution: str) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        stream = {"seed": 7, "offset": 3, "distribution": distribution, "dtype": dtype}
+        gpu = draw(4, 1000, 384, "cuda", **stream).cpu()
+        assert torch.equal(gpu, draw(4, 1000, 384, **stream))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("face", [ops.sample_directions, ops.sample_directions_reference])
+def test_depends_on_nothing_else(device: str, face) -> None:
+    """Not on the batch's shape, padding, q, d or dtype."""
+    whole = face(torch.arange(12, device=device), 4, 100, seed=5, offset=9)
+    fewer = face(torch.arange(12, device=device).view(3, 4), 2, 37, seed=5, offset=9)
+    assert torch.equal(fewer.flatten(1, 2), whole[:2, :, :37])
+    one = face(torch.tensor([11], device=device), 4, 100, seed=5, offset=9)
+    assert torch.equal(one[:, 0], whole[:, 11])
+    left, right = torch.zeros(2, 3, 9, dtype=torch.bool, device=device)
+    left[:, 5:] = True
+    right[:, :4] = True
+    for mask in (left, right):
+        padded = face(ops.token_numbers(mask), 4, 100, seed=5, offset=9)
+        assert torch.equal(padded[:, mask], whole)
+        assert not padded[:, ~mask].any()
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        other = face(torch.arange(12, device=device), 4, 100, seed=5, offset=9, dtype=dtype)
+        assert other.dtype == dtype
+        assert torch.equal(other, whole.to(dtype))
+
+
+def test_does_not_depend_on_threads() -> None:
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(draw(3, 300, 65))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_token_numbers() -> None:
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 1]])
+    assert ops.token_numbers(mask).tolist() == [[0, 1, -1], [-1, -1, -1], [-1, 2, 3]]
+
+
+def test_strides_and_empty() -> None:
+    token = torch.arange(24).view(4, 6)
+    dense = ops.sample_directions(token.t().contiguous(), 2, 9, seed=1)
+    assert torch.equal(ops.sample_directions(token.t(), 2, 9, seed=1), dense)
+    for face in (ops.sample_directions, ops.sample_directions_reference):
+        for shape, q, d in (((0, 3), 2, 5), ((2, 3), 0, 5), ((2, 3), 2, 0), ((), 1, 4)):
+            got = face(torch.zeros(shape, dtype=torch.int64), q, d, seed=1)
+            assert got.shape == (q, *shape, d)
+
+
+# ---- statistics ----------------------------------------------------------------------------
+
+
+def assert_mean(values: Tensor, expected: float, variance: float) -> None:
+    """The mean of independent values lies within five standard errors of its expectation."""
+    error = math.sqrt(variance / values.numel())
+    assert abs(float(values.double().mean()) - expected) < SIGMAS * error
+
+
+def test_normal_moments() -> None:
+    """E x^k = (k−1)!! for even k, 0 for odd; Var x^k = E x^2k − (E x^k)²."""
+    x = draw(4, 700, 384, seed=11).double()
+    double_factorial = [1, 0, 1, 0, 3, 0, 15, 0, 105, 0, 945, 0, 10395]
+    for k in range(1, 7):
+        mean = double_factorial[k]
+        assert_mean(x**k, mean, double_factorial[2 * k] - mean**2)
+
+
+def test_normal_distribution_function() -> None:
+    """Kolmogorov–Smirnov at level 1e-6, overall, per word of a block, and for |x| > 4."""
+    x = draw(2, 1000, 64, seed=12)
+    for values in (x, *(x[..., 8 * word : 8 * word + 8] for word in range(4))):
+        assert scipy.stats.kstest(values.flatten().double(), "norm").pvalue > 1e-6
+    tail = math.erfc(4 / math.sqrt(2))
+    assert_mean(draw(4, 1000, 512, seed=13).abs() > 4, tail, tail * (1 - tail))
+
+
+def test_rademacher_numbers() -> None:
+    x = draw(4, 700, 384, seed=11, distribution="rademacher")
+    assert set(x.unique().tolist()) == {-1.0, 1.0}
+    for word in range(4):
+        assert_mean(x.view(-1, 4, 8)[:, word], 0, 1)
+
+
+def neighbours(distribution: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Pairs of numbers that differ in one of the things they depend on."""
+    x = draw(2, 512, 256, seed=1, offset=1, distribution=distribution)
+    pairs = {"direction": (x[0], x[1]), "token": (x[:, 1:], x[:, :-1])}
+    # 1 and 2: lanes; 8: the partner in Box and Muller's pair; 16: the block's other pair; 32
+    for step in (1, 2, 8, 16, 32):
+        pairs[f"dimension+{step}"] = (x[..., step:], x[..., :-step])
+    streams = {
+        "seed": (2, 1),
+        "seed's high word": (1 + 2**32, 1),
+        "offset": (1, 2),
+        "offset's high word": (1, 1 + 2**32),
+    }
+    for name, (seed, offset) in streams.items():
+        other = draw(2, 512, 256, seed=seed, offset=offset, distribution=distribution)
+        pairs[name] = (x, other)
+    return pairs
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_neighbours_are_uncorrelated(distribution: str) -> None:
+    """E xy = 0 with Var xy = 1; and of normals E (x²−1)(y²−1) = 0 with variance 4."""
+    for x, y in neighbours(distribution).values():
+        assert not torch.equal(x, y)
+        assert_mean(x * y, 0, 1)
+        if distribution == "gaussian":
+            assert_mean((x**2 - 1) * (y**2 - 1), 0, 4)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_covariance_is_the_identity(distribution: str) -> None:
+    """Every entry of the sample covariance over 2^14 tokens; six errors, for 64² entries."""
+    x = draw(1, 2**14, 64, seed=3, distribution=distribution)[0].double()
+    covariance = x.T @ x / len(x)
+    variances = torch.ones(64, 64) + (torch.eye(64) if distribution == "gaussian" else 0)
+    bound = 6 * (variances / len(x)).sqrt() + 1e-12
+    assert ((covariance - torch.eye(64)).abs() < bound).all()
+
+
+# ---- arguments, compile --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"token": torch.ones(2, dtype=torch.int32)}, TypeError, "token has dtype"),
+        ({"q": 2**14 + 1}, ValueError, "q is 16385; expected 0 to 16384"),
+        ({"d": -1}, ValueError, "d is -1; expected 0 to 1048576"),
+        ({"offset": -1}, ValueError, "offset is -1; expected 0 to"),
+        ({"offset": 2**62}, ValueError, "use another seed"),
+        ({"distribution": "cauchy"}, ValueError, "'cauchy'; expected 'gaussian' or 'rademacher'"),
+        ({"dtype": torch.int64}, TypeError, "dtype is"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(change: dict, error: type, words: str) -> None:
+    arguments = {"token": torch.ones(2, dtype=torch.int64), "q": 2, "d": 3, "seed": 0, "offset": 0}
+    arguments |= {"distribution": "gaussian", "dtype": torch.float32} | change
+    for face in (ops.sample_directions, ops.sample_directions_reference):
+        with pytest.raises(error, match=words):
+            face(
+                arguments["token"],
+                arguments["q"],
+                arguments["d"],
+                **dict(list(arguments.items())[3:]),
+            )
+    with pytest.raises(RuntimeError, match=words):
+        torch.ops.jachess.sample_directions(*arguments.values())
+
+
+def test_seeds_of_64_bits() -> None:
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(ValueError, match=r"seed is .*; expected"):
+            draw(1, 1, 4, seed=seed)
+    assert torch.equal(draw(1, 2, 4, seed=2**64 - 5), draw(1, 2, 4, seed=-5))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device: str) -> None:
+    token = torch.arange(6, device=device).view(2, 3)
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = (token, 2, 5, 1, 2, "gaussian", dtype)
+        torch.library.opcheck(torch.ops.jachess.sample_directions, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_to_one_graph(device: str) -> None:
+    def f(token: Tensor) -> Tensor:
+        return 2 * ops.sample_directions(token, 2, 16, seed=3, offset=1)
+
+    token = torch.arange(6, device=device).view(2, 3)
+    assert torch.equal(torch.compile(f, fullgraph=True)(token), f(token))
