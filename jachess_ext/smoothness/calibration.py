@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .estimate import measure_tokens
-from .settings import Settings
+from .settings import Randomness, Settings
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def _sums(
     hessian: Any = 0
     count = 0
     for number, batch in enumerate(batches):
-        norms = measure_tokens(model, batch, settings, None if seed is None else seed + number)
+        random = Randomness.from_seed(seed, number, calibrating=True)
+        norms = measure_tokens(model, batch, settings, random)
         jacobian = jacobian + norms.jacobian.sum((-1, -2))
         if norms.hessian is not None:
             hessian = hessian + norms.hessian.sum((-1, -2))

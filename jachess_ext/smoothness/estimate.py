@@ -47,6 +47,7 @@ def smoothness(
     dimensions: Dimensions = 10,
     hessian: bool = True,
     seed: int | None = None,
+    step: int = 0,
     hessian_norm: HessianNorm = "per_dimension",
     squared: bool = False,
     distribution: Distribution = "gaussian",
@@ -68,8 +69,10 @@ def smoothness(
         dimensions: how many output dimensions D to sample per layer, afresh in every call; or
             "all", whose sum is scaled by 10/d so that it means the same.
         hessian: False computes first derivatives only.
-        seed: same seed, same directions and dimensions, however the batch is padded; None uses
-            torch's global generator.
+        seed: any 64-bit integer. Same seed and step, same directions and dimensions, however the
+            batch is padded, in every precision and on every device; None draws a fresh seed from
+            torch's global CPU generator, which `torch.manual_seed` makes repeatable.
+        step: other directions and dimensions of the same seed, independent of other steps'.
         hessian_norm: "per_dimension", Σ_j ‖H_j‖_F as in Eq. 7; "tensor", √(Σ_j ‖H_j‖_F²) over all
             dimensions.
         squared: squares in place of norms; every estimator of these is unbiased.
@@ -83,17 +86,16 @@ def smoothness(
     settings = Settings(
         engine, directions, layers, scope, dimensions, hessian, hessian_norm, squared, distribution
     )
-    norms = measure_tokens(model, batch, settings, seed)
+    norms = measure_tokens(model, batch, settings, Randomness.from_seed(seed, step))
     if not torch.is_grad_enabled():
         norms = _detached(norms)
     return reduced(norms)
 
 
 def measure_tokens(
-    model: nn.Module, batch: Mapping[str, Any], settings: Settings, seed: int | None
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
 ) -> TokenNorms:
     """Run the engine that ``settings`` names."""
-    random = Randomness.from_seed(seed, _device(model, batch))
     return _MEASURES[settings.engine](model, batch, settings, random)
 
 
@@ -115,11 +117,3 @@ def reduced(norms: TokenNorms) -> Smoothness:
 def _detached(norms: TokenNorms) -> TokenNorms:
     hessian = None if norms.hessian is None else norms.hessian.detach()
     return TokenNorms(norms.jacobian.detach(), hessian, norms.tokens, norms.model_pass)
-
-
-def _device(model: nn.Module, batch: Any) -> torch.device:
-    inputs = batch.get("inputs_embeds") if isinstance(batch, Mapping) else None
-    if isinstance(inputs, Tensor):
-        return inputs.device
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device

@@ -74,7 +74,7 @@ def _jet_pass(
             count,
             mask=mask,
             distribution=settings.distribution,
-            generator=random.directions,
+            counter=random.directions,
         )
         return make_input(x, directions, order=2 if settings.second_order else 1)
 

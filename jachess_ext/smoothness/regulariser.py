@@ -13,7 +13,7 @@ from ..jet.directions import Distribution
 from .calibration import BaseNorms, measure_base
 from .estimate import Smoothness, measure_tokens, reduced
 from .scope import Dimensions, Layers, Scope
-from .settings import Engine, HessianNorm, Settings
+from .settings import Engine, HessianNorm, Randomness, Settings
 from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile
 
 
@@ -75,7 +75,9 @@ class JacHess:
             the hundreds or thousands, and the strength has to match.
         directions, hessian, dimensions, layers, scope, squared, engine, hessian_norm,
             distribution: as for `jx.smoothness`.
-        seed: makes the sequence of directions reproducible; step n draws from (seed, n).
+        seed: makes the sequence of directions reproducible, on every device: step n draws what
+            `jx.smoothness` draws with this seed and ``step=n``.  None: every step draws a fresh
+            seed from torch's global CPU generator.
         normalize: see above; needs `calibrate`.
         temperature: of the softmax weighting.
 
@@ -174,19 +176,14 @@ class JacHess:
         """
         if self.needs_base:
             self._require_base("normalize=True" if self.normalize else f"weights={self.weights!r}")
-        norms = measure_tokens(self.model, batch, self.settings, self._step_seed())
+        random = Randomness.from_seed(self.seed, self.step)
+        norms = measure_tokens(self.model, batch, self.settings, random)
         result = reduced(norms)
         terms = self._layer_terms(result)
         loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
         _check_finite(terms, loss)
         self.step += 1
         return JacHessOutput(loss, result.jacobian, result.hessian, norms.model_pass.output, result)
-
-    def _step_seed(self) -> int | None:
-        """Steps of one seed draw from streams that do not overlap those of the next seed."""
-        if self.seed is None:
-            return None
-        return (self.seed * 1_000_003 + self.step * 7_919 + 1) % 2**63
 
     def _layer_terms(self, result: Smoothness) -> Tensor:
         """``[K]``: Jacobian plus Hessian term of R per layer, before λ."""
@@ -208,7 +205,10 @@ class JacHess:
         return self.base
 
     def state_dict(self) -> dict[str, Any]:
-        """Base norms, seed and step: what makes a resumed run go on as it would have."""
+        """Base norms, seed and step: what makes a resumed run go on as it would have.
+
+        Without a seed the directions come from torch's global generator, whose state is not here.
+        """
         base = None if self.base is None else self.base.state_dict()
         return {"step": self.step, "seed": self.seed, "base": base}
 

@@ -50,7 +50,7 @@ def _jacobian(
         settings.directions,
         mask=graph.mask if block.shape[:2] == graph.mask.shape else None,
         distribution=settings.distribution,
-        generator=random.directions,
+        counter=random.directions,
     )
     columns = {}
     for t, _ in graph.positions():
@@ -96,7 +96,7 @@ def _hessian_squares(
         settings.directions,
         mask=graph.mask,
         distribution=settings.distribution,
-        generator=random.directions,
+        counter=random.directions,
     )
     squares = [row_squares(graph.gradient((v * gradient).sum(), train)) for v in projections]
     return torch.stack(squares).mean(0)

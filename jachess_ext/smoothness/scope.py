@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..jet.directions import DrawCounter, draw_directions
+
 Scope = Literal["all", "first", "last"]
 Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
@@ -63,9 +65,12 @@ def check_dimensions(dimensions: Dimensions) -> None:
 
 
 def sample_dimensions(
-    width: int, dimensions: Dimensions, generator: torch.Generator | None
+    width: int, dimensions: Dimensions, counter: DrawCounter
 ) -> tuple[Tensor | None, float]:
     """The set D of one layer and the scale of its sum.
+
+    D holds the dimensions with the smallest of ``width`` independent normal numbers, drawn on the
+    CPU: every subset is as likely as any other, and the same on every device.
 
     Returns:
         (indices or None for all of them, scale).  A sampled D has scale 1; all dimensions have
@@ -73,4 +78,6 @@ def sample_dimensions(
     """
     if dimensions == "all":
         return None, min(REFERENCE_DIMENSIONS, width) / width
-    return torch.randperm(width, generator=generator)[: min(int(dimensions), width)], 1.0
+    (numbers,) = draw_directions(torch.empty(1, width, device="cpu"), 1, counter=counter)
+    order = numbers.flatten().argsort(stable=True)
+    return order[: min(int(dimensions), width)], 1.0

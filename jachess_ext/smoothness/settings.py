@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from ..jet.directions import Distribution, make_generator
+from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed
 from .model_pass import Pass
 from .scope import Dimensions, Layers, Scope, check_dimensions
 
@@ -63,17 +62,29 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 @dataclass
 class Randomness:
-    """Generators of one call: directions on the device, output dimensions on the CPU."""
+    """Which random numbers one call gets: its directions and its output dimensions D.
 
-    directions: torch.Generator | None
-    dimensions: torch.Generator | None
+    They are counted apart, so that more directions do not change which D is drawn.
+    """
+
+    directions: DrawCounter
+    dimensions: DrawCounter
 
     @classmethod
-    def from_seed(cls, seed: int | None, device: torch.device) -> Randomness:
-        """None uses torch's global generators."""
-        # Another stream for D, so that adding directions does not change which D is drawn.
-        other = None if seed is None else (seed ^ 0x5DEECE66D) % 2**63
-        return cls(make_generator(seed, device), make_generator(other, torch.device("cpu")))
+    def from_seed(cls, seed: int | None, step: int = 0, *, calibrating: bool = False) -> Randomness:
+        """The same numbers for the same arguments, on every device.
+
+        Args:
+            seed: None draws a fresh one from torch's global CPU generator.
+            step: other numbers in every training step or calibration batch.
+            calibrating: other numbers than the training steps have.
+        """
+        seed = fresh_seed() if seed is None else seed
+        if calibrating:
+            uses: tuple[Use, Use] = ("calibration directions", "calibration dimensions")
+        else:
+            uses = ("directions", "dimensions")
+        return cls(DrawCounter(seed, uses[0], step), DrawCounter(seed, uses[1], step))
 
 
 @dataclass

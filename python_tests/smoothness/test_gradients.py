@@ -95,7 +95,9 @@ def test_reverse(attention: str, squared: bool, normalize: bool) -> None:
         {"layers": "logits"},
         {"scope": "last", "layers": [0]},
         {"weights": [0.2, 1.5]},
-        {"distribution": "rademacher"},
+        # Not seed 5: a second derivative of 0.009 lies within the step's reach of 0, where the norm
+        # of a single pair, |x_ij|, has its kink.
+        {"distribution": "rademacher", "seed": 6},
     ],
     ids=str,
 )

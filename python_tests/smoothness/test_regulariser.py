@@ -12,6 +12,8 @@ from peft import LoraConfig, get_peft_model
 
 import jachess_ext as jx
 from jachess_ext.smoothness import layer_profile
+from jachess_ext.smoothness.estimate import measure_tokens
+from jachess_ext.smoothness.settings import Randomness
 
 from .tiny_models import BLOCKS, classifier, parameter_gradients, token_batch
 
@@ -31,9 +33,9 @@ def calibrated(model: Any = None, **settings: Any) -> jx.JacHess:
 def test_equation_7_by_hand(weights: Any, scope: str, squared: bool) -> None:
     settings: dict[str, Any] = {"scope": scope, "squared": squared}
     reg = calibrated(weights=weights, strength=0.3, **settings)
-    seed = reg._step_seed()
+    reg.step = 3
     out = reg(BATCH)
-    norms = jx.smoothness(reg.model, BATCH, seed=seed, dimensions=5, **settings)
+    norms = jx.smoothness(reg.model, BATCH, seed=4, step=3, dimensions=5, **settings)
     if isinstance(weights, str):
         lam = layer_profile(weights, reg.base.jacobian)
     else:
@@ -52,9 +54,9 @@ def test_equation_7_by_hand(weights: Any, scope: str, squared: bool) -> None:
 
 def test_normalised_by_hand() -> None:
     reg = calibrated(weights="norm", normalize=True, strength=0.5)
-    seed, lam = reg._step_seed(), layer_profile("norm", reg.base.jacobian)
+    lam = layer_profile("norm", reg.base.jacobian)
     out = reg(BATCH)
-    norms = jx.smoothness(reg.model, BATCH, seed=seed, dimensions=5)
+    norms = jx.smoothness(reg.model, BATCH, seed=4, dimensions=5)
     total = 0.0
     for k in range(BLOCKS):
         for row, count in enumerate((5, 3)):
@@ -79,8 +81,9 @@ def test_base_norms_are_means_per_token() -> None:
     reg = calibrated(weights="softmax")
     sums, count = 0, 0
     for number, batch in enumerate([token_batch([4, 2]), token_batch([3])]):
-        norms = jx.smoothness(reg.model, batch, seed=4 + number, dimensions=5)
-        sums = sums + norms.jacobian_tokens.sum((-1, -2))
+        random = Randomness.from_seed(4, number, calibrating=True)
+        norms = measure_tokens(reg.model, batch, reg.settings, random)
+        sums = sums + norms.jacobian.sum((-1, -2))
         count += int(batch["attention_mask"].sum())
     torch.testing.assert_close(reg.base.jacobian, sums.detach() / count, rtol=1e-12, atol=0)
     assert reg.base.tokens == count == 9

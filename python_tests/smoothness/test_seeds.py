@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.smoothness import regulariser
+from jachess_ext.jet.directions import DrawCounter, draw_directions
+from jachess_ext.smoothness.scope import sample_dimensions
 
 from .tiny_models import classifier, token_batch
 
@@ -60,7 +61,7 @@ def test_dimensions_are_drawn_afresh_each_step() -> None:
 
 
 def test_more_directions_keep_the_dimensions() -> None:
-    """D has a generator of its own: in mean over directions, two q see the same subset."""
+    """D is counted apart: in mean over directions, two q see the same subset."""
     subsets = []
     for engine in ("exact", "exact"):
         subsets.append(measured(engine, 9, directions=2 + 3 * len(subsets)).hessian)
@@ -76,12 +77,60 @@ def test_steps_draw_different_directions() -> None:
     assert other(batch).loss.item() not in values
 
 
-def test_step_seeds_do_not_collide() -> None:
-    """Streams of (seed, step) are distinct over five seeds and ten thousand steps."""
-    reg = jx.JacHess(classifier("bert"), weights="uniform")
-    seeds = set()
-    for reg.seed in range(5):
-        for reg.step in range(10_000):
-            seeds.add(reg._step_seed())
-    assert len(seeds) == 50_000
-    assert isinstance(reg, regulariser.JacHess)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_step_of_the_regulariser_can_be_drawn_again(engine: str) -> None:
+    """Seed and step are all the state there is."""
+    model, batch = classifier("bert"), token_batch([4, 3])
+    settings = {"engine": engine, "weights": "uniform", "seed": 3} | SMALL
+    reg = jx.JacHess(model, **settings)
+    losses = [reg(batch).loss for _ in range(3)]
+    other = jx.JacHess(model, **settings | {"seed": 9})
+    other.load_state_dict(reg.state_dict() | {"step": 2})
+    assert torch.equal(other(batch).loss, losses[2])
+    again = jx.smoothness(model, batch, engine=engine, seed=3, step=1, **SMALL)
+    torch.testing.assert_close(losses[1], 0.01 * (again.jacobian + again.hessian).mean())
+
+
+def test_draws_of_a_seed_share_no_offset() -> None:
+    """Over uses, ranks, steps and draws, to the ends of their ranges; all within 62 bits."""
+    uses = ("directions", "dimensions", "calibration directions", "calibration dimensions")
+    offsets = set()
+    for use in uses:
+        for rank in (0, 1, 2**11 - 1):
+            for step in (0, 1, 77, 2**27 - 1):
+                counter = DrawCounter(0, use, step, rank, drawn=2**22 - 4)
+                offsets.update(counter.next_offset() for _ in range(4))
+                with pytest.raises(ValueError, match="drawn is 4194304; expected 0 to 4194303"):
+                    counter.next_offset()
+    assert len(offsets) == 4 * 3 * 4 * 4
+    assert min(offsets) >= 0 and max(offsets) < 2**62
+
+
+def test_ranks_draw_different_directions() -> None:
+    like = torch.zeros(2, 3, 8)
+    draws = [draw_directions(like, 2, counter=DrawCounter(1, rank=rank)) for rank in (0, 1, 0)]
+    assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
+
+
+@pytest.mark.parametrize("field, value", [("rank", 2**11), ("step", 2**27), ("step", -1)])
+def test_what_does_not_fit_gets_a_sentence(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{field} is {value}; expected 0 to"):
+        DrawCounter(0, **{field: value}).next_offset()
+
+
+def test_dimensions_are_a_uniform_subset() -> None:
+    """Each of 20 dimensions is in a D of 5 a quarter of the time, each pair 1/19 of it.
+
+    Bounds: five standard errors of the binomial counts.
+    """
+    draws, width, size = 4000, 20, 5
+    counter = DrawCounter(0, "dimensions")
+    member = torch.zeros(draws, width)
+    for row in member:
+        indices, scale = sample_dimensions(width, size, counter)
+        assert scale == 1 and len(indices.unique()) == size
+        row[indices] = 1
+    together = member.T @ member / draws
+    alone, pair = size / width, size * (size - 1) / (width * (width - 1))
+    expected = torch.full((width, width), pair).fill_diagonal_(alone)
+    assert ((together - expected).abs() < 5 * (expected * (1 - expected) / draws).sqrt()).all()
