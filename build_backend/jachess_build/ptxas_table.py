@@ -31,7 +31,9 @@ ARCHS = ("8.0", "9.0a", "10.0")
 # The instances a step with q = 2 and second order runs, in the dtypes models train in.
 HOT = re.compile(r"<(float|BFloat16), (.+, )?2, 1[,>]")
 # Files whose kernels say it in another way.
-HOT_OF: dict[str, re.Pattern[str]] = {}
+HOT_OF: dict[str, re.Pattern[str]] = {
+    "sample_directions.cu": re.compile(r"<(float|BFloat16), "),  # no streams
+}
 MEND = "run `make ptxas` and commit csrc/cuda/ptxas.csv with the kernels"
 
 
