@@ -1,5 +1,6 @@
-# make build | test | demo | check | ptxas | clean      PYTHON=python3   ARGS="..." goes to the demo
+# make build | test | test-all | demo | check | sanitize | ptxas | clean
 #
+# PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
 # where there is no nvidia-smi. Needed: Python >= 3.10, a C++ compiler and make.
 PYTHON ?= python3
@@ -10,7 +11,7 @@ SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo check ptxas clean
+.PHONY: build test test-all demo check sanitize ptxas clean
 
 build:
 	@$(PREPARE) build
@@ -18,7 +19,7 @@ build:
 
 test:
 	@$(PREPARE) test
-	@$(RUN) -m pytest python_tests -m "not slow" $(ARGS)
+	@$(RUN) -m pytest python_tests -m "not slow and not sanitizers" $(ARGS)
 
 test-all:
 	@$(PREPARE) test
@@ -36,6 +37,11 @@ check:
 	@$(RUN) -c 'import clang_format, sys; clang_format.clang_format()' \
 		--dry-run -Werror $(SOURCES)
 	@$(PTXAS) --check
+
+# The operators with address, undefined-behaviour and thread sanitizers: CPU, and CUDA in the shim.
+sanitize:
+	@$(PREPARE) test
+	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
 
 # Writes csrc/cuda/ptxas.csv anew: after a change to a CUDA kernel.
 ptxas:

@@ -4,6 +4,7 @@ A missing or broken binary must not break the import: one sentence is warned, wi
 `available` answers False, so that callers use the pure-torch formulas.
 """
 
+import os
 import sysconfig
 import warnings
 from dataclasses import dataclass
@@ -44,7 +45,12 @@ class LibraryState:
 
 
 def library_path() -> Path:
-    """Where the build puts the operators' library for this Python."""
+    """Where the build puts the operators' library for this Python.
+
+    JACHESS_OPS_LIBRARY names another one: a build of the same operators with sanitizers, say.
+    """
+    if given := os.environ.get("JACHESS_OPS_LIBRARY"):
+        return Path(given)
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
 

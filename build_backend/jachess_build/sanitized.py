@@ -1,0 +1,203 @@
+"""Builds C++ sources with the address, undefined-behaviour and thread sanitizers, and runs tests.
+
+    PYTHONPATH=build_backend python -m jachess_build.sanitized       # `make sanitize`
+
+The CPU operators are built once per sanitizer and exercised by the operators' own tests, in a
+Python that has the sanitizer's runtime loaded first (LD_PRELOAD) and takes the library of
+JACHESS_OPS_LIBRARY. Then the tests marked `sanitizers` run: the .cu sources in the CPU shim, and
+planted faults, which must be found. Torch itself is not instrumented: what is watched are the operators' accesses
+to any memory, torch's tensors among it. For the thread sanitizer, csrc/testing/parallel_for.cpp
+takes the place of torch's parallel loop. Objects are kept in build/sanitized until a source, a
+header or a flag changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .extensions import STABLE_ABI_TARGET
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+CACHE = ROOT / "build" / "sanitized"
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """Flags of the compiler, the runtime to load first, and what the runtime is told."""
+
+    name: str
+    flags: tuple[str, ...]
+    runtime: str
+    options: tuple[tuple[str, str], ...]
+
+    def environment(self) -> dict[str, str]:
+        """The variables a program built with it needs."""
+        return {**os.environ, **dict(self.options)}
+
+    def preloading(self, library: Path) -> dict[str, str]:
+        """`environment` for a Python, itself not instrumented, that loads `library`."""
+        # With the C++ library beside it: the runtime looks for __cxa_throw when it starts.
+        found = [_output("g++", f"-print-file-name={n}") for n in (self.runtime, "libstdc++.so")]
+        return {
+            **self.environment(),
+            "LD_PRELOAD": " ".join(found),
+            "JACHESS_OPS_LIBRARY": str(library),
+        }
+
+
+SANITIZERS = {
+    # Python and torch keep much for ever; the shim's fibers have stacks of their own.
+    "address": Sanitizer(
+        "address",
+        ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        "libasan.so",
+        (
+            ("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0"),
+            ("UBSAN_OPTIONS", "print_stacktrace=1"),
+        ),
+    ),
+    "thread": Sanitizer(
+        "thread",
+        ("-fsanitize=thread",),
+        "libtsan.so",
+        (("TSAN_OPTIONS", "halt_on_error=1:exitcode=66"),),
+    ),
+}
+
+
+def available() -> bool:
+    """Whether g++ and its sanitizers' runtimes are here."""
+    if shutil.which("g++") is None or sys.platform != "linux":
+        return False
+    names = [sanitizer.runtime for sanitizer in SANITIZERS.values()]
+    return all(Path(_output("g++", f"-print-file-name={name}")).is_absolute() for name in names)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def compile_objects(sources: Sequence[Path], flags: Sequence[str], cache: Path) -> list[Path]:
+    """One object file per source, two compilers at a time; kept ones are reused.
+
+    Sources end in .cpp or, to be read as C++ too, in .cu.
+
+    Raises:
+        RuntimeError: g++ refused a source; its output is shown.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    headers = hashlib.sha256()
+    for folder in dict.fromkeys(source.parent.parent for source in sources):
+        for header in sorted(folder.rglob("*.h")):
+            headers.update(header.read_bytes())
+
+    def compile_one(source: Path) -> Path:
+        command = ["g++", *flags, "-x", "c++", "-c", str(source)]
+        key = hashlib.sha256(repr(command).encode() + headers.digest() + source.read_bytes())
+        target = cache / f"{source.stem}.{key.hexdigest()[:16]}.o"
+        if not target.exists():
+            partial = target.with_suffix(f".{os.getpid()}.tmp")
+            done = subprocess.run(
+                [*command, "-o", str(partial)], capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"g++ could not compile {source}:\n{done.stderr}")
+            partial.replace(target)
+        return target
+
+    # One process at a time: workers of a parallel test run wait for the first one's objects.
+    with (cache / "lock").open("w") as lock, ThreadPoolExecutor(max_workers=2) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return list(pool.map(compile_one, sources))
+
+
+def link(objects: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
+    """Link `objects` into `target`, a program or (with "-shared") a library.
+
+    Raises:
+        RuntimeError: g++ refused; its output is shown.
+    """
+    command = ["g++", *flags, *map(str, objects), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"g++ could not link {target.name}:\n{done.stderr}")
+    return target
+
+
+def build_operators(
+    sanitizer: Sanitizer,
+    target: Path,
+    csrc: Path = CSRC,
+    sources: Sequence[Path] | None = None,
+    cache: Path = CACHE,
+) -> Path:
+    """The operators' library with a sanitizer, as `target`.
+
+    Args:
+        csrc: the source tree; a copy of it where a test plants a fault.
+        sources: of csrc/cpu; all by default.
+
+    Raises:
+        RuntimeError: g++ refused a source.
+    """
+    from torch.utils import cpp_extension
+
+    chosen = [csrc / "library.cpp", *(sources or sorted(csrc.glob("cpu/*.cpp")))]
+    link_flags = ["-shared", *sanitizer.flags]
+    if sanitizer.name == "thread":
+        chosen.append(csrc / "testing" / "parallel_for.cpp")
+        link_flags.append("-Wl,-Bsymbolic-functions")  # ours, not libtorch's
+    # Unoptimised, so that nothing wrong is optimised away; one clone of each function.
+    flags = ["-std=c++20", "-O0", "-g1", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-Wno-psabi"]
+    flags += ["-DJACHESS_NO_CLONES", f"-DTORCH_TARGET_VERSION={STABLE_ABI_TARGET}"]
+    flags += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    objects = compile_objects(chosen, [*flags, *sanitizer.flags], cache / sanitizer.name)
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    return link(objects, target, [*link_flags, "-Wl,--no-as-needed", *libraries, "-ltorch"])
+
+
+def run_tests(arguments: Sequence[str], environment: dict[str, str]) -> int:
+    """pytest's exit status; one thread, since two of these may run at a time."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    environment = {**environment, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+# What calls kernels over every dtype, number of streams, ragged size, stride and empty input. Left
+# out: tests of autograd and the compiler, which call the same kernels again.
+CHOSEN = "twin or strides or halves or empty or refuse or same_run or saved or masked or sixteen"
+
+
+def main() -> int:
+    """Build with every sanitizer and run the operators' tests; 1 if any fails."""
+    if not available():
+        print("sanitizers: no g++ with their runtimes was found, so nothing was checked.")
+        return 0
+    failed = []
+    for sanitizer in SANITIZERS.values():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        library = build_operators(sanitizer, CACHE / f"_ops_{sanitizer.name}.so")
+        tests = ["python_tests/ops", "-m", "not slow and not cuda", "-k", CHOSEN]
+        print(f"sanitizers: CPU operators, {' '.join(sanitizer.flags)}", flush=True)
+        if run_tests(tests, sanitizer.preloading(library)) != 0:
+            failed.append(f"the CPU operators with {sanitizer.name}")
+    print("sanitizers: CUDA kernels in the shim, and planted faults", flush=True)
+    if run_tests(["python_tests", "-m", "sanitizers and not slow"], dict(os.environ)) != 0:
+        failed.append("the tests marked `sanitizers`")
+    if failed:
+        print(f"sanitizers: {', '.join(failed)} failed: see above.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
