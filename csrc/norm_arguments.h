@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "checks.h"
+#include "row_layout.h"
 
 namespace jachess {
 
@@ -27,13 +27,89 @@ inline Tensor new_statistics(const Tensor& x) {
   return new_wide_zeros(x, std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
 }
 
-inline void check_statistics(const char* op, const Tensor& statistic, const Tensor& x,
-                             int64_t rows) {
+inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
+  return t.has_value() ? std::optional(torch::stable::contiguous(*t)) : std::nullopt;
+}
+
+// One argument's check: `forward` is the operator that returned it.
+inline void check_statistics(const char* op, const char* forward, const Tensor& statistic,
+                             const Tensor& x, int64_t rows) {
   check(statistic.numel() == x.size(0) * rows &&
             statistic.scalar_type() == wide_dtype(x.scalar_type()) &&
             statistic.device() == x.device(),
         "jachess::", op, ": mean or rstd is ", shape_of(statistic), " for x ", shape_of(x),
-        "; expected what layer_norm_jet returned for this x.");
+        "; expected what ", forward, " returned for this x.");
+}
+
+// Layer norm subtracts the mean, adds a bias and saves the mean; RMS norm does none of these.
+struct NormForward {
+  int pairs;
+  RowShape shape;
+  Tensor x;
+  std::optional<Tensor> residual;
+  Tensor y, sum, rstd;  // sum: x + residual; of no element without a residual
+  std::optional<Tensor> mean;
+  bool empty() const { return shape.rows == 0 || shape.n == 0; }
+};
+
+// Checks the forward's arguments, makes x and residual dense and the results' tensors.
+inline NormForward prepare_norm(const char* op, const Tensor& x,
+                                const std::optional<Tensor>& residual,
+                                const std::optional<Tensor>& weight,
+                                const std::optional<Tensor>& bias, int64_t q, bool centred) {
+  const int pairs = check_jet(op, "x", x, q);
+  const RowShape shape = row_shape(op, x);
+  if (residual.has_value()) check_same(op, "residual", *residual, x);
+  check_channels(op, "weight", weight, x, shape.n);
+  check_channels(op, "bias", bias, x, shape.n);
+  const std::vector<int64_t> none = {0};
+  return {pairs,
+          shape,
+          torch::stable::contiguous(x),
+          dense(residual),
+          new_contiguous(x),
+          residual.has_value() ? new_contiguous(x) : torch::stable::new_empty(x, none),
+          new_statistics(x),
+          centred ? std::optional(new_statistics(x)) : std::nullopt};
+}
+
+struct NormBackward {
+  int pairs;
+  RowShape shape;
+  Tensor gy;
+  std::optional<Tensor> gsum;
+  Tensor x, rstd;
+  std::optional<Tensor> mean;
+  Tensor gx, gweight;  // gweight: of no element where it is not wanted
+  std::optional<Tensor> gbias;
+  bool empty() const { return shape.rows == 0 || shape.n == 0; }
+};
+
+// Checks the backward's arguments, makes them dense and the results' tensors. x is what was
+// normalised (the sum, where there was a residual); mean is given by layer norm alone.
+inline NormBackward prepare_norm_backward(const char* op, const char* forward, const Tensor& gy,
+                                          const std::optional<Tensor>& gsum, const Tensor& x,
+                                          const std::optional<Tensor>& weight, int64_t q,
+                                          const std::optional<Tensor>& mean, const Tensor& rstd,
+                                          bool need_weight) {
+  const int pairs = check_jet(op, "x", x, q);
+  const RowShape shape = row_shape(op, x);
+  check_same(op, "gy", gy, x);
+  if (gsum.has_value()) check_same(op, "gsum", *gsum, x);
+  check_channels(op, "weight", weight, x, shape.n);
+  if (mean.has_value()) check_statistics(op, forward, *mean, x, shape.rows);
+  check_statistics(op, forward, rstd, x, shape.rows);
+  const std::vector<int64_t> channels = {need_weight ? shape.n : 0};
+  return {pairs,
+          shape,
+          torch::stable::contiguous(gy),
+          dense(gsum),
+          torch::stable::contiguous(x),
+          torch::stable::contiguous(rstd),
+          dense(mean),
+          new_contiguous(x),
+          new_wide_zeros(x, channels),
+          mean.has_value() ? std::optional(new_wide_zeros(x, channels)) : std::nullopt};
 }
 
 }  // namespace jachess

@@ -1,5 +1,5 @@
-// Jets that are read where they lie although they are not contiguous: rows of contiguous elements
-// at one distance from each other, such as each half of a stacked gate-and-up projection.
+// Rows of jets: of those normalised along the last dimension, and of those read where they lie
+// although they are not contiguous, such as each half of a stacked gate-and-up projection.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -10,6 +10,19 @@
 #include "checks.h"
 
 namespace jachess {
+
+// The rows along the last dimension of [S, ..., D], per stream.
+struct RowShape {
+  int64_t rows, n;
+};
+
+inline RowShape row_shape(const char* op, const Tensor& x) {
+  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
+        "; expected [S, ..., D], streams in front and the normalised dimension last.");
+  int64_t rows = 1;
+  for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
+  return {rows, x.size(x.dim() - 1)};
+}
 
 // A jet [S, ...] whose last dimension is dense and whose rows of it lie `row_stride` elements
 // apart.

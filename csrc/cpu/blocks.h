@@ -10,25 +10,6 @@ namespace jachess {
 constexpr int64_t kBlock = 256;
 constexpr int64_t kGrain = 4096;  // elements a thread takes at least
 
-// A window on a jet: stream s of element i is at p[s * stride + i].
-template <typename T>
-struct Window {
-  T* p;
-  int64_t stride;
-};
-
-template <int S, typename V, typename T>
-JACHESS_HD void load_jet(V* out, Window<const T> from, int64_t i) {
-  JACHESS_UNROLL
-  for (int s = 0; s < S; ++s) load(out[s], from.p + s * from.stride + i);
-}
-
-template <int S, typename V, typename T>
-JACHESS_HD void store_jet(Window<T> to, const V* values, int64_t i) {
-  JACHESS_UNROLL
-  for (int s = 0; s < S; ++s) store(to.p + s * to.stride + i, values[s]);
-}
-
 // The block's streams in the accumulation type: in place, or converted into scratch.
 template <typename A, typename T>
 Window<const A> read_block(const T* x, int64_t stride, int64_t streams, int64_t n, A* scratch) {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "../row_layout.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -40,18 +41,6 @@ void write_row(const A* from, T* y, int64_t stream_stride, int streams, int64_t 
   if constexpr (!std::is_same_v<A, T>) {
     for (int s = 0; s < streams; ++s) convert_array(from + s * n, y + s * stream_stride, n);
   }
-}
-
-struct RowShape {
-  int64_t rows, n;  // rows of n channels, per stream
-};
-
-inline RowShape row_shape(const char* op, const Tensor& x) {
-  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
-        "; expected [S, ..., D], streams in front and the normalised dimension last.");
-  int64_t rows = 1;
-  for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
-  return {rows, x.size(x.dim() - 1)};
 }
 
 }  // namespace jachess

@@ -20,19 +20,19 @@
 namespace jachess {
 
 // 32 bytes: one register of x86-64-v3, and what GCC prefers on v4.
-template <typename T>
+template <typename T, int bytes = 32>
 struct VectorOf {
-  typedef T type __attribute__((vector_size(32)));
-  typedef T unaligned __attribute__((vector_size(32), aligned(alignof(T)), may_alias));
+  typedef T type __attribute__((vector_size(bytes)));
+  typedef T unaligned __attribute__((vector_size(bytes), aligned(alignof(T)), may_alias));
 };
 
-// load/store for a whole vector (V = VectorOf<T>::type) or one element (V = T).
+// load/store for a whole vector (V = VectorOf<T, ...>::type) or one element (V = T).
 template <typename V, typename T>
 JACHESS_HD void load(V& out, const T* p) {
   if constexpr (sizeof(V) == sizeof(T)) {
     out = *p;
   } else {
-    out = *reinterpret_cast<const typename VectorOf<T>::unaligned*>(p);
+    out = *reinterpret_cast<const typename VectorOf<T, sizeof(V)>::unaligned*>(p);
   }
 }
 
@@ -41,8 +41,27 @@ JACHESS_HD void store(T* p, const V& value) {
   if constexpr (sizeof(V) == sizeof(T)) {
     *p = value;
   } else {
-    *reinterpret_cast<typename VectorOf<T>::unaligned*>(p) = value;
+    *reinterpret_cast<typename VectorOf<T, sizeof(V)>::unaligned*>(p) = value;
   }
+}
+
+// A window on a jet: stream s of element i is at p[s * stride + i].
+template <typename T>
+struct Window {
+  T* p;
+  int64_t stride;
+};
+
+template <int S, typename V, typename T>
+JACHESS_HD void load_jet(V* out, Window<const T> from, int64_t i) {
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) load(out[s], from.p + s * from.stride + i);
+}
+
+template <int S, typename V, typename T>
+JACHESS_HD void store_jet(Window<T> to, const V* values, int64_t i) {
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) store(to.p + s * to.stride + i, values[s]);
 }
 
 // Sum of a vector accumulator and of the scalar one that took the row's tail.

@@ -5,14 +5,29 @@ from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_referen
 from .attention import attention_jet, attention_jet_reference
 from .directions import sample_directions, sample_directions_reference, token_numbers
 from .gated_activation import gated_activation_jet, gated_activation_jet_reference
-from .layer_norm import layer_norm_jet, layer_norm_jet_reference
+from .layer_norm import (
+    add_layer_norm_jet,
+    add_layer_norm_jet_reference,
+    layer_norm_jet,
+    layer_norm_jet_reference,
+)
 from .library import available, build_info
+from .rms_norm import (
+    add_rms_norm_jet,
+    add_rms_norm_jet_reference,
+    rms_norm_jet,
+    rms_norm_jet_reference,
+)
 from .softmax import softmax_jet, softmax_jet_reference
 
 __all__ = [
     "ACTIVATION_KINDS",
     "activation_jet",
     "activation_jet_reference",
+    "add_layer_norm_jet",
+    "add_layer_norm_jet_reference",
+    "add_rms_norm_jet",
+    "add_rms_norm_jet_reference",
     "attention_jet",
     "attention_jet_reference",
     "available",
@@ -23,6 +38,8 @@ __all__ = [
     "layer_norm_jet_reference",
     "sample_directions",
     "sample_directions_reference",
+    "rms_norm_jet",
+    "rms_norm_jet_reference",
     "softmax_jet",
     "softmax_jet_reference",
     "token_numbers",

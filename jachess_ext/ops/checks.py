@@ -60,6 +60,22 @@ def check_same(op: str, name: str, t: Tensor, x: Tensor, like: str = "x") -> Non
         )
 
 
+def check_normalised(op: str, x: Tensor, residual: Tensor | None) -> None:
+    """Refuse an x that has no dimension to normalise, or a residual that is not like x.
+
+    Raises:
+        ValueError: x is not [S, ..., D], or the residual has another shape or device.
+        TypeError: the residual has another dtype.
+    """
+    if x.dim() < 2:
+        raise ValueError(
+            f"{op}: x has shape {list(x.shape)}; expected [S, ..., D], streams in front and the "
+            "normalised dimension last."
+        )
+    if residual is not None:
+        check_same(op, "residual", residual, x)
+
+
 def check_channels(op: str, name: str, parameter: Tensor | None, x: Tensor) -> None:
     """Refuse a weight or bias that is not [D], of a floating dtype, on x's device.
 

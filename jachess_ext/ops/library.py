@@ -24,6 +24,8 @@ _OPERATORS = (
     "layer_norm_jet",
     "layer_norm_jet_backward",
     "sample_directions",
+    "rms_norm_jet",
+    "rms_norm_jet_backward",
     "softmax_jet",
     "softmax_jet_backward",
 )

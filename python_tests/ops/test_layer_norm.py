@@ -27,7 +27,7 @@ def test_agrees_with_finite_differences(q: int, streams: int, affine: bool) -> N
     x = random_jet(streams, 5, 19)
     weight, bias = parameters(19) if affine else (None, None)
     expected = jet_by_differences(lambda x: F.layer_norm(x, (19,), weight, bias, EPS), x, q)
-    y, _, _ = torch.ops.jachess.layer_norm_jet(x, weight, bias, EPS, q)
+    y = torch.ops.jachess.layer_norm_jet(x, None, weight, bias, EPS, q)[0]
     assert relative_error(y, expected) < 1e-7
     assert relative_error(ops.layer_norm_jet_reference(x, weight, bias, EPS, q), expected) < 1e-7
 
@@ -94,8 +94,10 @@ def test_gradient_of_one_input_alone(wanted: str) -> None:
 def test_saved_statistics_are_the_jet_of_mean_and_rstd() -> None:
     """The operator's further outputs, by finite differences; and no gradient may leave by them."""
     x = random_jet(4, 5, 19).requires_grad_()
-    y, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, None, EPS, 2)
+    y, total, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, None, None, EPS, 2)
     assert y.requires_grad
+    assert total.shape == (0,)
+    assert not total.requires_grad
     assert not mean.requires_grad
     assert not rstd.requires_grad
     torch.testing.assert_close(mean, x.detach().mean(-1))
@@ -185,35 +187,38 @@ def test_bad_arguments_get_one_sentence(arguments, error, words) -> None:
         ops.layer_norm_jet(*arguments)
     if arguments[1] is None or not arguments[1].is_meta:
         with pytest.raises(RuntimeError, match=words):
-            torch.ops.jachess.layer_norm_jet(*arguments)
+            torch.ops.jachess.layer_norm_jet(arguments[0], None, *arguments[1:])
 
 
 def test_backward_refuses_what_does_not_fit_x() -> None:
     backward = torch.ops.jachess.layer_norm_jet_backward
     x = torch.ones(4, 2, 3)
-    _, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, None, EPS, 2)
-    with pytest.raises(RuntimeError, match="expected what x is"):
-        backward(torch.ones(4, 2, 2), x, None, EPS, 2, mean, rstd, False)
+    _, _, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, None, None, EPS, 2)
+    with pytest.raises(RuntimeError, match=r"gy is .* expected what x is"):
+        backward(torch.ones(4, 2, 2), None, x, None, EPS, 2, mean, rstd, False)
+    with pytest.raises(RuntimeError, match=r"gsum is .* expected what x is"):
+        backward(x, torch.ones(4, 2, 2), x, None, EPS, 2, mean, rstd, False)
     with pytest.raises(RuntimeError, match="expected what layer_norm_jet returned"):
-        backward(x, x, None, EPS, 2, mean[:, :1], rstd, False)
+        backward(x, None, x, None, EPS, 2, mean[:, :1], rstd, False)
     with pytest.raises(RuntimeError, match="expected what layer_norm_jet returned"):
-        backward(x, x, None, EPS, 2, mean, rstd.double(), False)
+        backward(x, None, x, None, EPS, 2, mean, rstd.double(), False)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(device: str, dtype: torch.dtype) -> None:
     x = random_jet(4, 3, 5, dtype=dtype, device=device).requires_grad_()
+    residual = random_jet(4, 3, 5, dtype=dtype, device=device, seed=2).requires_grad_()
     gy = random_jet(4, 3, 5, dtype=dtype, device=device, seed=1)
     weight, bias = (p.requires_grad_() for p in parameters(5, torch.float32, device))
-    torch.library.opcheck(torch.ops.jachess.layer_norm_jet, (x, weight, bias, EPS, 2))
-    torch.library.opcheck(torch.ops.jachess.layer_norm_jet, (x, None, None, EPS, 2))
-    _, mean, rstd = torch.ops.jachess.layer_norm_jet(x.detach(), weight, bias, EPS, 2)
-    for need_weight in (True, False):
-        torch.library.opcheck(
-            torch.ops.jachess.layer_norm_jet_backward,
-            (gy, x, weight, EPS, 2, mean, rstd, need_weight),
-        )
+    given = (residual, False) if dtype == torch.bfloat16 else (None, True)
+    forward = torch.ops.jachess.layer_norm_jet
+    torch.library.opcheck(forward, (x, given[0], weight, bias, EPS, 2))
+    _, _, mean, rstd = forward(x.detach(), None, weight, bias, EPS, 2)
+    torch.library.opcheck(
+        torch.ops.jachess.layer_norm_jet_backward,
+        (gy, given[0], x, weight, EPS, 2, mean, rstd, given[1]),
+    )
 
 
 @pytest.mark.slow
