@@ -107,7 +107,7 @@ def test_gradients(norm: str, q: int, streams: int, used: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_only_the_sum_is_kept(norm: str) -> None:
-    """Neither x nor residual is saved; without a residual x itself is, and nothing else so large."""
+    """Neither x nor residual is saved; without a residual x itself is, nothing else so large."""
     saved: list[Tensor] = []
 
     def record(t: Tensor) -> Tensor:
