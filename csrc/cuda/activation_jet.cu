@@ -1,17 +1,12 @@
 // CUDA kernels of jachess::activation_jet: one thread per group of `width` elements, all streams of
 // an element in registers, one pass over memory. The formulas are jet_math.h's.
 #include "launch.h"
+#include "pack.h"
 
 namespace jachess {
 namespace {
 
 constexpr int kThreads = 256;
-
-// `width` elements moved by one load or store.
-template <typename T, int width>
-struct alignas(sizeof(T) * width) Pack {
-  T at[width];
-};
 
 // The kind is the same for all threads: a branch on it costs nothing beside the memory traffic,
 // and saves one instance of every kernel per kind.
@@ -83,14 +78,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) *reinterpret_cast<Group*>(gx + s * n + i) = out[s];
-}
-
-// Four elements at a time where every stream then starts aligned; one otherwise, and for double.
-template <typename T>
-bool can_pack(int64_t n, const void* a, const void* b, const void* c) {
-  const auto address = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
-                       reinterpret_cast<uintptr_t>(c);
-  return sizeof(T) <= 4 && n % 4 == 0 && address % (4 * sizeof(T)) == 0;
 }
 
 int64_t block_count(int64_t n, int width) {

@@ -54,6 +54,17 @@ struct DirectionShape {
 
 int sample_directions_cuda(DirectionShape shape, const void* token, void* out, Queue queue);
 
+// n = rows * scores: softmax over the scores of each row. `masked`: a row of −inf gives zeros.
+struct SoftmaxShape {
+  JetShape jet;
+  int64_t rows, scores;
+  bool masked;
+};
+
+int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue);
+int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
+                              Queue queue);
+
 // What an error code of a launcher means.
 const char* launch_error(int error);
 

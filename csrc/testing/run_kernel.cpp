@@ -4,8 +4,9 @@
 //   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
 //
 // INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd; for
-// sample_directions seed, offset and the tokens' numbers, KIND being the distribution. Every buffer
-// is an allocation of its exact size, so that the address sanitizer sees its ends.
+// sample_directions seed, offset and the tokens' numbers, KIND being the distribution. For the
+// softmax KIND is whether a row of −inf gives zeros. Every buffer is an allocation of its exact
+// size, so that the address sanitizer sees its ends.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +59,7 @@ int main(int count, char** argument) {
   const int64_t streams = 1 + q + pairs, n = rows * channels;
   const JetShape jet = {storage, q, pairs, n};
   const NormShape norm = {jet, rows, channels};
+  const SoftmaxShape softmax = {jet, rows, channels, std::atoi(argument[7]) != 0};
   const Queue queue = {nullptr, 0};
   const auto make = [](int64_t bytes) { return Buffer(static_cast<size_t>(bytes)); };
   Buffer result = make(streams * n * element);
@@ -101,6 +103,14 @@ int main(int count, char** argument) {
     sample_directions_cuda({storage, gaussian, q, rows, channels, stream[0], stream[1]},
                            token.data(), directions.data(), queue);
     write(directions);
+  } else if (op == "softmax_jet") {
+    const Buffer x = read(streams * n * element);
+    softmax_jet_cuda(softmax, x.data(), result.data(), queue);
+    write(result);
+  } else if (op == "softmax_jet_backward") {
+    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
+    softmax_jet_backward_cuda(softmax, gy.data(), x.data(), result.data(), queue);
+    write(result);
   } else {
     std::fprintf(stderr, "run_kernel: no operator is named %s\n", op.c_str());
     return 2;

@@ -60,6 +60,7 @@ def run(
     outputs: list[Tensor],
     kind: str = "gelu",
     backwards: bool = False,
+    masked: bool = False,
 ) -> list[Tensor]:
     """Run one launcher of jets x [S, ..., channels]; results as in `run_program`."""
     channels = x.shape[-1]
@@ -69,7 +70,7 @@ def run(
         x.shape[0] - 1 - q,
         x[0].numel() // channels,
         channels,
-        ops.ACTIVATION_KINDS.index(kind),
+        int(masked) if op.startswith("softmax") else ops.ACTIVATION_KINDS.index(kind),
         int(backwards),
     ]
     return run_program(program, op, numbers, inputs, outputs)
@@ -172,3 +173,27 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
     inputs = [torch.tensor([seed, offset]), token]
     (got,) = run_program(program, "sample_directions", numbers, inputs, [expected])
     assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+# a warp's row, with and without groups of four, and a block's
+@pytest.mark.parametrize("scores", [37, 300, 1100])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (4, 11)])
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_softmax(program: Path, dtype: torch.dtype, q: int, streams: int, scores: int) -> None:
+    x = random_jet(streams, 3, scores, dtype=dtype)
+    gy = random_jet(streams, 3, scores, dtype=dtype, seed=1)
+    x[0, 1, 3:] = -torch.inf
+    x[0, 2] = -torch.inf
+    masked = scores != 37
+    (y,) = run(program, "softmax_jet", x, q, [x], [x], masked=masked)
+    (gx,) = run(program, "softmax_jet_backward", x, q, [gy, x], [x], masked=masked)
+    expected_y = torch.ops.jachess.softmax_jet(x, q, masked)
+    expected_gx = torch.ops.jachess.softmax_jet_backward(gy, x, q, masked)
+    for got, expected in ((y, expected_y), (gx, expected_gx)):
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert relative_error(got.nan_to_num(), expected.nan_to_num()) < BOUNDS[dtype]
+    # a missing barrier shows as a result that depends on the order the threads run in
+    (reordered,) = run(
+        program, "softmax_jet_backward", x, q, [gy, x], [x], backwards=True, masked=masked
+    )
+    assert torch.equal(gx.nan_to_num(), reordered.nan_to_num())
