@@ -52,7 +52,8 @@ def functional_norm(x: Tensor) -> Tensor:
 def pre_norm_block(x: Tensor) -> Tensor:
     """The residual stream is used twice: normalised, and added to."""
     stream = x + torch.tanh(x)
-    return stream + llama_norm(stream)
+    mixed = torch.matmul(llama_norm(stream), torch.diag(WEIGHT).to(x.dtype))
+    return stream + mixed
 
 
 def post_norm_block(x: Tensor) -> Tensor:
@@ -161,6 +162,22 @@ def test_norms_of_transformers(name: str) -> None:
     with Float64Casts(), composed_rules():
         composed = jx.jet(norm, x, directions)
     torch.testing.assert_close(fused.streams, composed.streams, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["to", "to keyword", "float", "type_as"])
+def test_a_cast_that_meets_something_else(name: str) -> None:
+    x, directions = point(torch.bfloat16)
+    other = torch.linspace(0, 1, 6)
+    cast: dict[str, Callable[[Tensor], Tensor]] = {
+        "to": lambda x: x.to(torch.float32),
+        "to keyword": lambda x: x.to(dtype=torch.float32),
+        "float": lambda x: x.float(),
+        "type_as": lambda x: x.type_as(other),
+    }
+    out = jx.jet(lambda x: cast[name](x) * other, x, directions).streams
+    expected = jx.jet(lambda x: x * other, x.float(), directions.float()).streams
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
 NOT_A_NORM: dict[str, Callable[[Tensor], Tensor]] = {

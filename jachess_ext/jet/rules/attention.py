@@ -82,9 +82,12 @@ def _operator(
         stacks += [key.streams, value.streams]
     # A seed from torch's generator: repeatable, and restored by gradient checkpointing.
     seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
+    inputs = autocast(query.device, *stacks)
     out = ops.attention_jet(
-        *autocast(query.device, *stacks),
-        mask=mask,
+        inputs[0],
+        inputs[1],
+        inputs[2],
+        mask,
         q=query.jet_layout.directions,
         scale=scale,
         causal=is_causal,

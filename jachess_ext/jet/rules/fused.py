@@ -199,20 +199,20 @@ def cast(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
     asked = (*args, *named.values())[0]
     if isinstance(asked, Tensor) and asked.device != input.device:
         return None
-    return _cast(rule, input, getattr(asked, "dtype", asked))
+    return _cast(input, getattr(asked, "dtype", asked))
 
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
     @recognise(name)
     def method(rule: Rule, input: Any, **named: Any) -> JetTensor | None:
-        return None if named else _cast(rule, input, dtype)
+        return None if named else _cast(input, dtype)
 
 
 for _name in ("float", "double", "half", "bfloat16"):
     _register_cast(_name, getattr(torch, "float32" if _name == "float" else _name))
 
 
-def _cast(rule: Rule, input: Any, dtype: Any) -> JetTensor | None:
+def _cast(input: Any, dtype: Any) -> JetTensor | None:
     if not fusable("rms_norm_jet", input) or not isinstance(dtype, torch.dtype):
         return None
     if not dtype.is_floating_point:
@@ -223,4 +223,8 @@ def _cast(rule: Rule, input: Any, dtype: Any) -> JetTensor | None:
         return _rms_norm(input.pattern, dtype)
     if torch.promote_types(input.dtype, dtype) != dtype:
         return None  # digits are lost: not the same numbers any more
-    return promise(Cast(_root(input)), rule, (input, dtype), {}, input, dtype=dtype)
+
+    def widen(jet: JetTensor) -> JetTensor:
+        return jet.with_streams(jet.streams.to(dtype))
+
+    return promise(Cast(_root(input)), widen, (input,), {}, input, dtype=dtype)
