@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import rules  # noqa: F401  registers the rules
+from .dynamo import without_dynamo
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
 from .tensor import JetTensor, lift
 
@@ -67,13 +68,30 @@ def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2)
             what is supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from .compiled import jet_in_graph
+
+        return jet_in_graph(fn, x, directions, order)
+    return eager_jet(fn, x, directions, order)
+
+
+@without_dynamo
+def eager_jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int) -> Any:
+    """`jet` outside ``torch.compile``."""
     jet_input = make_input(x, directions, order)
     return to_jets(fn(jet_input), jet_input.jet_layout)
 
 
-def make_input(x: Tensor, directions: Tensor, order: int = 2) -> JetTensor:
-    """x + Σ ε_i u_i as a `JetTensor`; checks its arguments as `jet` documents."""
+def make_input(
+    x: Tensor, directions: Tensor, order: int = 2, *, check_values: bool = True
+) -> JetTensor:
+    """x + Σ ε_i u_i as a `JetTensor`; checks its arguments as `jet` documents.
+
+    ``check_values=False`` leaves out the one check that has to read x (NaN and infinity).
+    """
     _check_point(x)
+    if check_values:
+        _check_finite(x)
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, but jets exist for order 1 and 2")
     if not isinstance(directions, Tensor):
@@ -103,6 +121,9 @@ def _check_point(x: Any) -> None:
             f"x has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
             "embeddings (model.get_input_embeddings()(input_ids)), not token ids"
         )
+
+
+def _check_finite(x: Tensor) -> None:
     if not torch.isfinite(x).all():
         raise ValueError(
             "x contains NaN or infinite values, so every derivative would be NaN; check the "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..jet.directions import Distribution
+from ..jet.dynamo import without_dynamo
 from . import exact, forward, reverse
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings, TokenNorms
@@ -92,6 +93,7 @@ def smoothness(
     return reduced(norms)
 
 
+@without_dynamo
 def measure_tokens(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
 ) -> TokenNorms:

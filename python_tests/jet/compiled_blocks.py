@@ -1,0 +1,144 @@
+"""Blocks of real transformers to compile, and what a compiled graph holds."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, LlamaConfig, ModernBertConfig
+from transformers.models.bert.modeling_bert import BertLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
+
+WIDTH, HEADS, HEAD_SIZE = 16, 2, 8
+
+
+def bert() -> Any:
+    config = BertConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        intermediate_size=24,
+        attn_implementation="sdpa",
+    )
+    return BertLayer(config).eval()
+
+
+def _rotary(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin ``[1, tokens, HEAD_SIZE]`` of any angles: only their values are inputs."""
+    angles = torch.outer(torch.arange(tokens), torch.tensor([1.0, 0.1, 0.01, 0.001]))
+    angles = torch.cat([angles, angles], -1).unsqueeze(0)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def modernbert() -> Any:
+    config = ModernBertConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        attn_implementation="sdpa",
+    )
+    return ModernBertEncoderLayer(config, 1).eval()
+
+
+def llama() -> Any:
+    config = LlamaConfig(
+        hidden_size=4 * HEAD_SIZE,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        attn_implementation="sdpa",
+    )
+    return LlamaDecoderLayer(config, 0).eval()
+
+
+BLOCKS: dict[str, Callable[[], Any]] = {"bert": bert, "modernbert": modernbert, "llama": llama}
+
+
+def call_of(name: str, block: nn.Module, tokens: int, dtype: torch.dtype) -> Any:
+    """What `jx.jet` is given for a block: rotary blocks need their positions."""
+    if name == "bert":
+        return block
+    return functools.partial(block, position_embeddings=_rotary(tokens, dtype))
+
+
+def example(
+    block: nn.Module, batch: int = 2, tokens: int = 5, q: int = 2, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """A point ``[batch, tokens, d]`` and q directions for a block, in the block's dtype."""
+    parameter = next(block.parameters())
+    generator = torch.Generator().manual_seed(seed)
+    width = block.hidden_size if hasattr(block, "hidden_size") else WIDTH
+    shape = (1 + q, batch, tokens, width)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+    return values[0], values[1:]
+
+
+def streams_and_gradients(
+    fn: Callable[..., Tensor], module: nn.Module, *tensors: Tensor
+) -> dict[str, Tensor]:
+    """``fn(*tensors)`` and the gradients of a weighted sum of it, by name."""
+    module.zero_grad(set_to_none=True)
+    leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    out = fn(*leaves)
+    weights = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view_as(out)
+    (out * weights).sum().backward()
+    found = {"out": out.detach()}
+    found |= {f"input {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None}
+    found |= {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return found
+
+
+def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> None:
+    """Every tensor within ``bound`` of the other, relative to the largest gradient or value."""
+    assert got.keys() == expected.keys()
+    scale = max(float(value.abs().max()) for name, value in expected.items() if name != "out")
+    for name, value in expected.items():
+        size = float(value.abs().max()) if name == "out" else scale
+        error = float((got[name] - value).abs().max()) / size
+        assert error < bound, f"{name}: {error:.1e}"
+
+
+class Recorder:
+    """A backend that runs AOT autograd's graphs as they are, and keeps them."""
+
+    def __init__(self) -> None:
+        self.forward: list[GraphModule] = []
+        self.backward: list[GraphModule] = []
+        self.backend = aot_autograd(
+            fw_compiler=functools.partial(self._keep, self.forward),
+            bw_compiler=functools.partial(self._keep, self.backward),
+        )
+
+    @staticmethod
+    def _keep(kept: list[GraphModule], graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        kept.append(graph)
+        return make_boxed_func(graph.forward)
+
+
+def jachess_operators(graph: GraphModule) -> Counter[str]:
+    """How often a graph calls each operator of the namespace jachess."""
+    names = (str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+    return Counter(name.split(".")[1] for name in names if name.startswith("jachess."))
+
+
+class OperatorsCalled(TorchDispatchMode):
+    """Counts the calls of jachess operators while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "jachess":
+            self.counts[func._schema.name.removeprefix("jachess::")] += 1
+        return func(*args, **(kwargs or {}))

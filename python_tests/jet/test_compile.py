@@ -1,0 +1,321 @@
+"""`jx.jet` within ``torch.compile``: no graph break, same numbers, nothing baked into the graph."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from transformers import BertConfig, BertForSequenceClassification
+
+import jachess_ext as jx
+from python_tests.jet.compiled_blocks import (
+    BLOCKS,
+    WIDTH,
+    OperatorsCalled,
+    Recorder,
+    assert_same,
+    bert,
+    call_of,
+    example,
+    jachess_operators,
+    streams_and_gradients,
+)
+
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    """How many graphs dynamo has made in this test."""
+    return counters["stats"]["unique_graphs"]
+
+
+def streams_of(fn: Any, order: int = 2) -> Any:
+    """A function of x and directions: the stack of the jet of ``fn``."""
+
+    def streams(x: Tensor, directions: Tensor) -> Tensor:
+        return jx.jet(fn, x, directions, order).streams
+
+    return streams
+
+
+# ---- same numbers, forward and backward, in one graph with the operators ------------------------
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_encoder_block_is_one_graph_of_operators(name: str) -> None:
+    """The compiled graphs hold each operator as often as the eager pass calls it."""
+    block = BLOCKS[name]().double()
+    fn, recorder, eager = call_of(name, block, 5, torch.float64), Recorder(), OperatorsCalled()
+    tensors = example(block)
+    with eager:
+        expected = streams_and_gradients(streams_of(fn), block, *tensors)
+    compiled = torch.compile(streams_of(fn), fullgraph=True, backend=recorder.backend)
+    assert_same(streams_and_gradients(compiled, block, *tensors), expected, 1e-10)
+    (forward,), (backward,) = recorder.forward, recorder.backward
+    assert jachess_operators(forward) + jachess_operators(backward) == eager.counts
+    for operator, count in jachess_operators(forward).items():
+        assert jachess_operators(backward)[f"{operator}_backward"] == count
+    assert jachess_operators(forward)
+    assert graphs() == 1 and not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("bert", torch.float32),
+        pytest.param("bert", torch.float64, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.slow)
+            for name in ("modernbert", "llama")
+            for dtype in BOUNDS
+        ),
+    ],
+)
+def test_inductor_gives_the_same_numbers(name: str, dtype: torch.dtype) -> None:
+    """Three steps: inputs and directions are inputs of the graph, and so are the parameters."""
+    block = BLOCKS[name]().to(dtype)
+    fn = call_of(name, block, 5, dtype)
+    compiled = torch.compile(streams_of(fn), fullgraph=True, backend="inductor")
+    for step in range(3):
+        tensors = example(block, seed=step)
+        expected = streams_and_gradients(streams_of(fn), block, *tensors)
+        assert_same(streams_and_gradients(compiled, block, *tensors), expected, BOUNDS[dtype])
+        with torch.no_grad():
+            for parameter in block.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    assert graphs() == 1 and not counters["graph_break"]
+
+
+def test_norms_of_the_streams_within_the_graph() -> None:
+    """A penalty computed in the compiled function, as a training step does it."""
+    block = bert().double()
+
+    def penalty(x: Tensor, directions: Tensor) -> Tensor:
+        jet = jx.jet(block, x, directions)
+        return jet.first.square().sum() + jet.second.square().sum().sqrt()
+
+    tensors = example(block)
+    compiled = torch.compile(penalty, fullgraph=True, backend="aot_eager")
+    expected = streams_and_gradients(penalty, block, *tensors)
+    assert_same(streams_and_gradients(compiled, block, *tensors), expected, 1e-10)
+
+
+# ---- what is an input of the graph, and what makes it trace again -------------------------------
+
+
+def test_other_sizes_share_one_dynamic_graph() -> None:
+    block = bert().double()
+    recorder = Recorder()
+    compiled = torch.compile(
+        streams_of(block), fullgraph=True, backend=recorder.backend, dynamic=True
+    )
+    for batch, tokens in ((3, 5), (2, 7), (6, 4)):  # a batch of q rows would share q's symbol
+        tensors = example(block, batch, tokens, seed=batch)
+        expected = streams_and_gradients(streams_of(block), block, *tensors)
+        assert_same(streams_and_gradients(compiled, block, *tensors), expected, 1e-10)
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_every_number_of_directions(order: int) -> None:
+    block = bert().double()
+    compiled = torch.compile(streams_of(block, order), fullgraph=True, backend="eager")
+    for q in (1, 2, 3, 4):
+        tensors = example(block, q=q)
+        torch.testing.assert_close(compiled(*tensors), streams_of(block, order)(*tensors))
+
+
+def test_arguments_of_a_partial_are_inputs() -> None:
+    block = bert().double()
+
+    def masked(x: Tensor, directions: Tensor, mask: Tensor) -> Tensor:
+        return jx.jet(functools.partial(block, attention_mask=mask), x, directions).streams
+
+    compiled = torch.compile(masked, fullgraph=True, backend="aot_eager")
+    for hidden in (3, 1):
+        mask = torch.zeros(2, 1, 5, 5, dtype=torch.float64)
+        mask[0, :, :, hidden:] = -1e9
+        tensors = (*example(block), mask)
+        torch.testing.assert_close(compiled(*tensors), masked(*tensors))
+    assert graphs() == 1
+
+
+def test_parameters_that_are_frozen_later_get_no_gradient() -> None:
+    block = bert().double()
+    compiled = torch.compile(streams_of(block), fullgraph=True, backend="aot_eager")
+    compiled(*example(block)).sum().backward()
+    block.attention.requires_grad_(False)
+    expected = streams_and_gradients(streams_of(block), block, *example(block))
+    assert_same(streams_and_gradients(compiled, block, *example(block)), expected, 1e-10)
+    assert "attention.self.query.weight" not in expected
+
+
+class Dropped(nn.Module):
+    """Dropout of everything: zero in train mode, the identity in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x))
+
+
+def test_train_and_eval_mode_have_graphs_of_their_own() -> None:
+    """Dynamo does not look into the module, so the flag is read where it does look."""
+    module = Dropped().eval()
+    compiled = torch.compile(streams_of(module), fullgraph=True, backend="aot_eager")
+    x, directions = torch.randn(2, 4), torch.randn(2, 2, 4)
+    for training in (False, True, False):
+        module.train(training)
+        torch.testing.assert_close(
+            compiled(x, directions), streams_of(module)(x, directions), rtol=0, atol=0
+        )
+        assert bool(compiled(x, directions).any()) is not training
+
+
+class Structured(nn.Module):
+    """Results of every kind: a tuple in a dict, integers, a constant."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"y": (torch.sin(x), x.shape[0]), "index": torch.arange(3), "one": torch.ones(2)}
+
+
+def test_structure_of_the_result_is_that_of_the_eager_jet() -> None:
+    x, directions = torch.randn(2, 3), torch.randn(2, 2, 3)
+
+    def run(x: Tensor, directions: Tensor) -> Any:
+        return jx.jet(module, x, directions)
+
+    module = Structured()
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, directions)
+    expected = run(x, directions)
+    assert got.keys() == expected.keys() and got["y"][1] == 2
+    assert got["y"][0].pairs == [(0, 1)]
+    assert torch.equal(got["index"], expected["index"])
+    for a, b in ((got["y"][0], expected["y"][0]), (got["one"], expected["one"])):
+        torch.testing.assert_close(a.streams, b.streams)
+        torch.testing.assert_close(a.second, b.second)
+
+
+# ---- what cannot be in a graph -----------------------------------------------------------------
+
+
+class Hidden(nn.Module):
+    """Its model is not a submodule, so its parameters are nobody's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.models = [model]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.models[0](x)
+
+
+class NoRule(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda block: lambda x: block(x), "takes an nn.Module, or functools.partial of one"),
+        (lambda block: Hidden(block), "neither its parameter nor its buffer"),
+        (lambda block: NoRule(), "no jet rule for torch.special.bessel_j0"),
+    ],
+    ids=["closure", "hidden parameters", "no rule"],
+)
+def test_what_the_graph_cannot_hold_is_refused(make: Any, words: str) -> None:
+    fn = make(bert().double())
+    compiled = torch.compile(streams_of(fn), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=words):
+        compiled(*example(bert().double()))
+
+
+@pytest.mark.parametrize("hide", [lambda block: lambda x: block(x), Hidden])
+def test_without_fullgraph_it_runs_eagerly(hide: Any) -> None:
+    """A graph break, and every parameter keeps its gradient."""
+    block = bert().double()
+    compiled = torch.compile(streams_of(hide(block)), backend="aot_eager")
+    expected = streams_and_gradients(streams_of(block), block, *example(block))
+    assert_same(streams_and_gradients(compiled, block, *example(block)), expected, 1e-10)
+
+
+def test_wrong_directions_are_named() -> None:
+    block = bert().double()
+    x, directions = example(block)
+    for options, error in (({"fullgraph": True}, RuntimeError), ({}, ValueError)):
+        compiled = torch.compile(streams_of(block), backend="aot_eager", **options)
+        with pytest.raises(error, match="directions have shape"):
+            compiled(x, directions[0])
+
+
+# ---- compiled models in the eager engine -------------------------------------------------------
+
+
+def test_eager_jet_of_a_compiled_block_runs_the_block_itself() -> None:
+    block = bert().double()
+    compiled = torch.compile(block, backend="aot_eager")
+    compiled(example(block)[0])
+    before = graphs()
+    got = streams_of(compiled)(*example(block))
+    torch.testing.assert_close(got, streams_of(block)(*example(block)))
+    assert graphs() == before
+
+
+@pytest.mark.parametrize("engine", ["jet", "reverse"])
+def test_regulariser_of_a_compiled_model(engine: Any) -> None:
+    """Same penalty and gradients as of the model itself, and not a fragment compiled."""
+    config = BertConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=24,
+        vocab_size=30,
+        attn_implementation="sdpa" if engine == "jet" else "eager",
+    )
+    model = BertForSequenceClassification(config).double().eval()
+    batch = {
+        "input_ids": torch.randint(0, 30, (2, 6)),
+        "attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2]),
+        "labels": torch.tensor([0, 1]),
+    }
+
+    def step(called: Any) -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        regulariser = jx.JacHess(called, weights="uniform", seed=3, engine=engine, dimensions=2)
+        output = regulariser(batch)
+        output.total.backward()
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return found | {"out": output.loss.detach()}
+
+    expected = step(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert_same(step(compiled), expected, 1e-10)
+    assert graphs() == 0
+    plain = compiled(**batch).loss  # the plain step is compiled as ever
+    torch.testing.assert_close(plain, model(**batch).loss)
+    assert graphs() > 0
+
+
+def test_import_leaves_dynamo_alone() -> None:
+    """Importing torch._dynamo takes seconds."""
+    code = "import sys, jachess_ext; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
