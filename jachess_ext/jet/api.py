@@ -62,6 +62,10 @@ def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2)
         where it returns one of tensors.  Differentiable: its backward is the double backward.
         A tensor that does not depend on ``x`` gives zero derivatives.
 
+    Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or
+    ``functools.partial`` of one; anything else breaks the graph and runs eagerly.  NaN in ``x`` is
+    then not looked for, and goes through.
+
     Raises:
         TypeError: ``x`` is not a floating-point tensor.
         ValueError: ``x`` is not finite; the directions' shape does not fit; order or q is outside
@@ -69,7 +73,7 @@ def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2)
         MissingJetRule: ``fn`` calls an operation without a rule.
     """
     if torch.compiler.is_dynamo_compiling():
-        from .compiled import jet_in_graph
+        from .compiled import jet_in_graph  # here, since it imports torch._dynamo
 
         return jet_in_graph(fn, x, directions, order)
     return eager_jet(fn, x, directions, order)

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import torch
-
 F = TypeVar("F", bound=Callable[..., Any])
 _REASON = "the jet engine runs eagerly: dynamo cannot trace it (docs/compile.md)"
 
