@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 _MEND = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _OPERATORS = (
@@ -96,7 +97,10 @@ def loaded() -> bool:
 
 
 def available(name: str, device: torch.device | str) -> bool:
-    """Whether the compiled operator `name` has a kernel for `device`.
+    """Whether the compiled operator `name` has a kernel for `device` that can be used here.
+
+    Not within forward-mode AD and the transforms of torch.func: custom operators give *zero*
+    tangents to forward mode without a word (spec 03, traps), where the pure-torch twin is right.
 
     Args:
         name: without namespace, such as "activation_jet".
@@ -105,8 +109,17 @@ def available(name: str, device: torch.device | str) -> bool:
     Returns:
         False also where the library is missing or broken.
     """
+    if _transformed():
+        return False
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     return (name, kind) in STATE.kernels
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func or a level of forward-mode AD is active."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 def build_info() -> dict[str, Any]:
