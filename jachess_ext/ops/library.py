@@ -117,9 +117,9 @@ def available(name: str, device: torch.device | str) -> bool:
 
 def _transformed() -> bool:
     """Whether a transform of torch.func or a level of forward-mode AD is active."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    )
+    # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
+    nested = torch._C._functorch.get_dynamic_layer_stack_depth()
+    return nested > 0 or forward_ad._current_level >= 0
 
 
 def build_info() -> dict[str, Any]:

@@ -79,11 +79,14 @@ def test_encoder_block_is_one_graph_of_operators(name: str) -> None:
     "name, dtype",
     [
         ("bert", torch.float32),
-        pytest.param("bert", torch.float64, marks=pytest.mark.slow),
         *(
             pytest.param(name, dtype, marks=pytest.mark.slow)
-            for name in ("modernbert", "llama")
-            for dtype in BOUNDS
+            for name, dtype in (
+                ("bert", torch.float64),
+                ("modernbert", torch.float32),
+                ("modernbert", torch.float64),
+                ("llama", torch.float32),  # its norms compute in float32 whatever the dtype
+            )
         ),
     ],
 )

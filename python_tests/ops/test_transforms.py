@@ -28,7 +28,7 @@ FACES: dict[str, tuple[Face, list[Tensor]]] = {
         [random_jet(S, 2, 5), random_jet(1, 5, seed=1)[0], random_jet(1, 5, seed=2)[0]],
     ),
     "attention_jet": (
-        lambda q, k, v: ops.attention_jet(q, k, v, None, Q, causal=True),
+        lambda query, k, v: ops.attention_jet(query, k, v, q=Q, causal=True),
         [random_jet(S, 1, 2, 4, 3, seed=seed) for seed in range(3)],
     ),
 }
@@ -122,6 +122,20 @@ def test_within_compile_too(face) -> None:
     expected = first_difference(function, inputs, directions)
     got = compiled(tuple(inputs), tuple(directions))
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_compile_alone_keeps_the_operator() -> None:
+    """Dynamo must not take its own tracing for a transform."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    function, inputs = FACES["layer_norm_jet"]
+    torch._dynamo.reset()
+    torch.compile(function, fullgraph=True, backend=backend)(*inputs)
+    assert [str(n.target) for n in graphs[0].graph.nodes if "jachess" in str(n.target)]
 
 
 def test_the_operator_is_back_after_the_transform() -> None:
