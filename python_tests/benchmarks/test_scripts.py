@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import (
+    compiled_block,
     engine_vs_func,
     equal_spread,
     memory,
@@ -46,6 +47,13 @@ def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> No
     (path,) = tmp_path.glob("*.csv")
     with path.open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)
+
+
+def test_compiled_block_times_both_forms(tmp_path: Path) -> None:
+    arguments = [*QUICK, "--backend", "aot_eager", "--results", str(tmp_path)]
+    (row,) = compiled_block.main(arguments)
+    assert row.p50 > 0 and row.baseline_p50 > 0 and row.ratio > 0
+    assert (tmp_path / "compiled_block.csv").is_file()
 
 
 def test_equal_spread_reports_what_the_ratio_is_made_of() -> None:
