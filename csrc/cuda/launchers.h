@@ -65,6 +65,26 @@ int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue);
 int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
                               Queue queue);
 
+// A jet as rows: one of `channels` elements per token and stream. chosen: how many dimensions the
+// mean squares of the pairs are wanted of.
+struct TokenShape {
+  Storage storage;
+  int64_t streams, directions, tokens, channels, chosen;
+};
+
+// mask: [tokens] bytes or null; out: [streams - 1, tokens] in the accumulation type.
+int jet_norms_cuda(TokenShape shape, const void* x, const void* mask, void* out, Queue queue);
+int jet_norms_backward_cuda(TokenShape shape, const void* gout, const void* x, const void* mask,
+                            void* gx, Queue queue);
+
+// index: [chosen] int64, or null for all dimensions; first: [tokens], second: [tokens, chosen].
+int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, const void* index,
+                          void* first, void* second, Queue queue);
+// position: room for [channels] int32, null where index is.
+int jet_mean_squares_backward_cuda(TokenShape shape, const void* gfirst, const void* gsecond,
+                                   const void* x, const void* mask, const void* index,
+                                   void* position, void* gx, Queue queue);
+
 // What an error code of a launcher means.
 const char* launch_error(int error);
 

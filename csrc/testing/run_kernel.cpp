@@ -4,9 +4,10 @@
 //   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
 //
 // INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd; for
-// sample_directions seed, offset and the tokens' numbers, KIND being the distribution. For the
-// softmax KIND is whether a row of −inf gives zeros. Every buffer is an allocation of its exact
-// size, so that the address sanitizer sees its ends.
+// sample_directions seed, offset and the tokens' numbers, KIND being the distribution; for
+// jet_norms and jet_mean_squares [mask] [index: how many, and which] x [gradients], KIND saying
+// which are there. For the softmax KIND is whether a row of −inf gives zeros. Every buffer is an
+// allocation of its exact size, so that the address sanitizer sees its ends.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +36,22 @@ Buffer read(int64_t bytes) {
 
 void write(const Buffer& buffer) {
   output.write(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+}
+
+// What jet_norms and jet_mean_squares take beside x. parts: 1 with a mask, 2 with an index.
+struct TokenInput {
+  Buffer mask, index;
+  int64_t chosen;
+};
+
+TokenInput read_tokens(int parts, int64_t tokens, int64_t channels) {
+  TokenInput given = {{}, {}, channels};
+  if (parts & 1) given.mask = read(tokens);
+  if (parts & 2) {
+    std::memcpy(&given.chosen, read(8).data(), 8);
+    given.index = read(given.chosen * 8);
+  }
+  return given;
 }
 
 }  // namespace
@@ -111,6 +128,34 @@ int main(int count, char** argument) {
     const Buffer gy = read(streams * n * element), x = read(streams * n * element);
     softmax_jet_backward_cuda(softmax, gy.data(), x.data(), result.data(), queue);
     write(result);
+  } else if (op.rfind("jet_", 0) == 0) {
+    const int parts = std::atoi(argument[7]);
+    const TokenInput given = read_tokens(parts, rows, channels);
+    const int64_t chosen = pairs == 0 ? 0 : given.chosen;
+    const TokenShape tokens = {storage, streams, q, rows, channels, chosen};
+    const void* mask = parts & 1 ? given.mask.data() : nullptr;
+    const void* index = parts & 2 ? given.index.data() : nullptr;
+    Buffer position = make(channels * 4), norms = make((streams - 1) * rows * wide);
+    Buffer first = make(rows * wide), second = make(rows * chosen * wide);
+    const Buffer x = read(streams * n * element);
+    if (op == "jet_norms") {
+      jet_norms_cuda(tokens, x.data(), mask, norms.data(), queue);
+      write(norms);
+    } else if (op == "jet_norms_backward") {
+      norms = read(static_cast<int64_t>(norms.size()));
+      jet_norms_backward_cuda(tokens, norms.data(), x.data(), mask, result.data(), queue);
+      write(result);
+    } else if (op == "jet_mean_squares") {
+      jet_mean_squares_cuda(tokens, x.data(), mask, index, first.data(), second.data(), queue);
+      write(first);
+      write(second);
+    } else {
+      first = read(static_cast<int64_t>(first.size()));
+      second = read(static_cast<int64_t>(second.size()));
+      jet_mean_squares_backward_cuda(tokens, first.data(), second.data(), x.data(), mask, index,
+                                     index ? position.data() : nullptr, result.data(), queue);
+      write(result);
+    }
   } else {
     std::fprintf(stderr, "run_kernel: no operator is named %s\n", op.c_str());
     return 2;

@@ -5,6 +5,12 @@ from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_referen
 from .attention import attention_jet, attention_jet_reference
 from .directions import sample_directions, sample_directions_reference, token_numbers
 from .gated_activation import gated_activation_jet, gated_activation_jet_reference
+from .jet_norms import (
+    jet_mean_squares,
+    jet_mean_squares_reference,
+    jet_norms,
+    jet_norms_reference,
+)
 from .layer_norm import (
     add_layer_norm_jet,
     add_layer_norm_jet_reference,
@@ -34,6 +40,10 @@ __all__ = [
     "build_info",
     "gated_activation_jet",
     "gated_activation_jet_reference",
+    "jet_mean_squares",
+    "jet_mean_squares_reference",
+    "jet_norms",
+    "jet_norms_reference",
     "layer_norm_jet",
     "layer_norm_jet_reference",
     "rms_norm_jet",

@@ -15,7 +15,7 @@ from ..jet.directions import draw_directions
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
 from .model_pass import Pass, padding_mask, run_model
-from .norms import hessian_norm, safe_sqrt, stream_squares
+from .norms import hessian_norm, safe_sqrt, stream_squares, tensor_squares
 from .scope import layer_indices, sample_dimensions, token_weights
 from .settings import Randomness, Settings, TokenNorms
 
@@ -49,7 +49,7 @@ def measure(
             result = this
             tokens = block_tokens(blocks[0], mask, settings)
             sampled = [_sample(block, settings, random) for block in blocks]
-        total = _add(total, _squares(blocks, sampled, settings))
+        total = _add(total, _squares(blocks, sampled, tokens, settings))
     assert total is not None and result is not None
     return _norms(total, sampled, settings, tokens, result)
 
@@ -107,12 +107,18 @@ def _sample(
 
 
 def _squares(
-    blocks: list[JetTensor], sampled: list[tuple[Tensor | None, float]], settings: Settings
+    blocks: list[JetTensor],
+    sampled: list[tuple[Tensor | None, float]],
+    tokens: Tensor,
+    settings: Settings,
 ) -> _Squares:
     layout = blocks[0].jet_layout
     first, second = [], []
     for block, (indices, _) in zip(blocks, sampled, strict=True):
-        of_first, of_second = stream_squares(block.streams, layout, indices)
+        if settings.second_order and not settings.per_dimension:
+            of_first, of_second = tensor_squares(block.streams, layout, tokens)
+        else:
+            of_first, of_second = stream_squares(block.streams, layout, indices, tokens)
         first.append(of_first * layout.directions)
         if settings.second_order:
             second.append(of_second * len(layout.pairs))
@@ -149,8 +155,8 @@ def _norms(
             )
             for squares, (_, scale) in zip(total.second, sampled, strict=True)
         ]
-        hessian = torch.stack(layers).masked_fill(~tokens, 0)
-    return TokenNorms(jacobian.masked_fill(~tokens, 0), hessian, tokens, result)
+        hessian = torch.stack(layers)
+    return TokenNorms(jacobian, hessian, tokens, result)
 
 
 def logits_as_block(logits: Any) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..jet.layout import JetLayout
+from ..ops.jet_norms import jet_mean_squares, jet_norms
 
 
 def chi_correction(pairs: int) -> float:
@@ -32,52 +31,14 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-class _StreamSquares(torch.autograd.Function):
-    """Σ_d x_i² averaged over i, and x_ij² averaged over the pairs.
-
-    Written out because slicing a stack costs a zero-filled stack and an addition per slice in the
-    composed backward, for every layer.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, streams: Tensor, layout: JetLayout, indices: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(streams, indices)
-        ctx.layout = layout
-        wide = accumulation_dtype(streams.dtype)
-        first = torch.linalg.vector_norm(streams[layout.first], dim=-1, dtype=wide).square().mean(0)
-        if not layout.pairs:
-            return first, first.new_zeros(())
-        return first, _chosen(streams[layout.second], indices).to(wide).square().mean(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor, None, None]:
-        streams, indices = ctx.saved_tensors
-        layout = ctx.layout
-        grad = torch.empty_like(streams)
-        grad[0] = 0
-        scale = (2 / layout.directions * grad_first).unsqueeze(-1).to(streams.dtype)
-        torch.mul(streams[layout.first], scale, out=grad[layout.first])
-        if layout.pairs:
-            second = streams[layout.second]
-            scale = (2 / len(layout.pairs) * grad_second).to(streams.dtype)
-            if indices is None:
-                torch.mul(second, scale, out=grad[layout.second])
-            else:
-                grad[layout.second] = 0
-                grad[layout.second].index_copy_(-1, indices, _chosen(second, indices) * scale)
-        return grad, None, None
-
-
 def stream_squares(
-    streams: Tensor, layout: JetLayout, indices: Tensor | None
+    streams: Tensor, layout: JetLayout, indices: Tensor | None, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Means of squares of a block's streams ``[S, ..., d]``.
+    """Means of squares of a block's streams ``[S, ..., d]``, in float32 at least.
 
     Args:
         indices: D, the output dimensions whose second derivatives are wanted; None: all.
+        tokens: ``[...]`` booleans, true where a token counts; elsewhere everything is zero.
 
     Returns:
         ``[...]``, mean over directions of ‖(J u_i)_t‖², whose expectation is ‖J_t‖²; and
@@ -85,11 +46,18 @@ def stream_squares(
         since u_i and u_i' are independent (empty where the layout has no pairs).
     """
     indices = None if indices is None else indices.to(streams.device)
-    return _StreamSquares.apply(streams, layout, indices)
+    return jet_mean_squares(streams, layout.directions, tokens.to(streams.device), indices)
 
 
-def _chosen(second: Tensor, indices: Tensor | None) -> Tensor:
-    return second if indices is None else second.index_select(-1, indices)
+def tensor_squares(streams: Tensor, layout: JetLayout, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """`stream_squares` of a layout with pairs, the second result summed over all dimensions.
+
+    Returns:
+        ``[...]`` and ``[..., 1]``.
+    """
+    squares = jet_norms(streams, layout.directions, tokens.to(streams.device))
+    first, second = squares[: layout.directions], squares[layout.directions :]
+    return first.mean(0), second.mean(0).unsqueeze(-1)
 
 
 def hessian_norm(

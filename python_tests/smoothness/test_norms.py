@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from jachess_ext.jet.layout import make_layout
-from jachess_ext.smoothness.norms import hessian_norm, safe_sqrt, stream_squares
+from jachess_ext.smoothness.norms import (
+    hessian_norm,
+    safe_sqrt,
+    stream_squares,
+    tensor_squares,
+)
 
 
 def test_safe_sqrt() -> None:
@@ -28,23 +33,29 @@ def test_stream_squares(count: int, order: int, indices: list | None) -> None:
     torch.manual_seed(0)
     streams = torch.randn(layout.streams, 2, 3, 5, dtype=torch.float64, requires_grad=True)
     chosen = None if indices is None else torch.tensor(indices)
-    first, second = stream_squares(streams, layout, chosen)
+    tokens = torch.tensor([[True, True, False], [False, True, True]])
+    first, second = stream_squares(streams, layout, chosen, tokens)
     mean = sum((streams[1 + i] ** 2).sum(-1) for i in range(count)) / count
-    torch.testing.assert_close(first, mean)
+    torch.testing.assert_close(first, mean * tokens)
     if layout.pairs:
         kept = streams[1 + count :] if indices is None else streams[1 + count :][..., indices]
-        torch.testing.assert_close(second, (kept**2).mean(0))
+        torch.testing.assert_close(second, (kept**2).mean(0) * tokens[..., None])
+        same_first, summed = tensor_squares(streams, layout, tokens)
+        torch.testing.assert_close(same_first, first)
+        total = (streams[1 + count :] ** 2).mean(0).sum(-1, keepdim=True)
+        torch.testing.assert_close(summed, total * tokens[..., None])
 
     def outputs(s: torch.Tensor) -> tuple:
-        return stream_squares(s, layout, chosen)
+        return stream_squares(s, layout, chosen, tokens)
 
     assert torch.autograd.gradcheck(outputs, streams)
+    assert torch.autograd.gradgradcheck(outputs, streams)
 
 
 def test_halves_are_summed_in_single() -> None:
     layout = make_layout(2, 2)
     streams = torch.full((layout.streams, 1, 40_000), 0.1, dtype=torch.bfloat16)
-    first, second = stream_squares(streams, layout, None)
+    first, second = stream_squares(streams, layout, None, torch.ones(1, dtype=torch.bool))
     assert first.dtype == second.dtype == torch.float32
     exact = 40_000 * streams[0, 0, 0].double().item() ** 2
     # 40,000 roundings of 2⁻²⁴ bound single precision's error by 2e-3; bfloat16 would stop at 64.

@@ -1,0 +1,313 @@
+// jachess::jet_norms and jet_mean_squares with their backwards on the CPU. Memory is read once and
+// written once; every sum belongs to one row, so results do not depend on the number of threads.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "../jet_norms_arguments.h"
+#include "rows.h"
+
+namespace jachess {
+namespace {
+
+// Which tokens count: all, or those whose byte is not zero.
+struct Mask {
+  const uint8_t* bytes;
+  bool operator()(int64_t token) const { return bytes == nullptr || bytes[token] != 0; }
+};
+
+// A mask or index that must live as long as its pointer.
+std::optional<Tensor> dense_or_none(const std::optional<Tensor>& t) {
+  if (!t.has_value()) return std::nullopt;
+  return torch::stable::contiguous(*t);
+}
+
+Mask mask_of(const std::optional<Tensor>& dense) {
+  return {dense.has_value() ? static_cast<const uint8_t*>(dense->const_data_ptr()) : nullptr};
+}
+
+// The dimensions wanted, checked; empty for all of them.
+std::vector<int64_t> chosen_dimensions(const char* op, const std::optional<Tensor>& dense,
+                                       int64_t channels) {
+  if (!dense.has_value()) return {};
+  const int64_t* values = input<int64_t>(*dense);
+  std::vector<int64_t> chosen(values, values + dense->numel());
+  std::vector<bool> seen(static_cast<size_t>(channels), false);
+  for (const int64_t j : chosen) {
+    check(j >= 0 && j < channels, "jachess::", op, ": index holds ", j, "; expected 0 to ",
+          channels - 1, ", numbers of x's last dimension.");
+    check(!seen[static_cast<size_t>(j)], "jachess::", op, ": index holds ", j,
+          " twice; expected distinct dimensions: drop the repeated ones.");
+    seen[static_cast<size_t>(j)] = true;
+  }
+  return chosen;
+}
+
+template <typename A>
+JACHESS_CLONES A sum_of_squares(const A* x, int64_t n) {
+  using V = typename VectorOf<A>::type;
+  constexpr int64_t width = sizeof(V) / sizeof(A);
+  V sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * width <= n; i += 4 * width) {
+    JACHESS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      V v;
+      load(v, x + i + k * width);
+      sums[k] += v * v;
+    }
+  }
+  A tail = 0;
+  for (; i < n; ++i) tail += x[i] * x[i];
+  return total(V((sums[0] + sums[1]) + (sums[2] + sums[3])), tail);
+}
+
+template <typename A>
+JACHESS_CLONES void add_squares(const A* x, A factor, int64_t n, A* sums) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) sums[i] += factor * x[i] * x[i];
+}
+
+template <typename A, typename T>
+JACHESS_CLONES void scale_row(const T* x, A factor, int64_t n, T* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    A value;
+    convert(x[i], value);
+    convert(A(factor * value), y[i]);
+  }
+}
+
+template <typename A, typename T>
+JACHESS_CLONES void multiply_rows(const T* x, const A* g, A factor, int64_t n, T* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    A value;
+    convert(x[i], value);
+    convert(A(factor * g[i] * value), y[i]);
+  }
+}
+
+// ---- jet_norms: rows of all streams but the primal's, one after the other ----------------------
+
+template <typename T>
+void norm_rows(const T* x, const TokenRows& rows, Mask mask, accumulate_t<T>* out, int64_t begin,
+               int64_t end) {
+  using A = accumulate_t<T>;
+  std::vector<A> scratch;
+  int64_t unused;
+  for (int64_t r = begin; r < end; ++r) {
+    if (!mask(r % rows.tokens)) {
+      out[r] = A(0);
+      continue;
+    }
+    const T* from = x + (rows.tokens + r) * rows.channels;
+    out[r] = sum_of_squares(read_row(from, 0, 1, rows.channels, scratch, unused), rows.channels);
+  }
+}
+
+// Rows of all streams: the primal's are zero.
+template <typename T>
+void norm_gradient_rows(const accumulate_t<T>* gout, const T* x, const TokenRows& rows, Mask mask,
+                        T* gx, int64_t begin, int64_t end) {
+  using A = accumulate_t<T>;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = r * rows.channels;
+    if (r < rows.tokens || !mask(r % rows.tokens)) {
+      std::fill_n(gx + at, rows.channels, T{});
+    } else {
+      scale_row(x + at, A(2) * gout[r - rows.tokens], rows.channels, gx + at);
+    }
+  }
+}
+
+// ---- jet_mean_squares: token by token -----------------------------------------------------------
+
+template <typename T>
+struct MeanSquares {
+  using A = accumulate_t<T>;
+  const T* x;
+  TokenRows rows;
+  Mask mask;
+  std::vector<int64_t> chosen;  // empty: all dimensions
+  bool all;
+  int64_t count;  // of dimensions whose second-order mean square is wanted
+
+  const T* row(int64_t stream, int64_t token) const {
+    return x + (stream * rows.tokens + token) * rows.channels;
+  }
+
+  void forward(A* first, A* second, int64_t begin, int64_t end) const {
+    std::vector<A> scratch;
+    int64_t unused;
+    const int64_t n = rows.channels;
+    for (int64_t t = begin; t < end; ++t) {
+      A* to = second + t * count;
+      first[t] = A(0);
+      std::fill_n(to, count, A(0));
+      if (!mask(t)) continue;
+      for (int64_t i = 1; i <= rows.directions; ++i)
+        first[t] += sum_of_squares(read_row(row(i, t), 0, 1, n, scratch, unused), n);
+      first[t] /= static_cast<A>(rows.directions);
+      if (rows.pairs == 0) continue;
+      const A mean = A(1) / static_cast<A>(rows.pairs);
+      for (int64_t s = 1 + rows.directions; s < rows.streams; ++s) {
+        if (all) {
+          add_squares(read_row(row(s, t), 0, 1, n, scratch, unused), mean, n, to);
+        } else {
+          add_chosen(row(s, t), mean, to);
+        }
+      }
+    }
+  }
+
+  void backward(const A* gfirst, const A* gsecond, T* gx, int64_t begin, int64_t end) const {
+    const int64_t n = rows.channels;
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t s = 0; s < rows.streams; ++s) {
+        T* to = gx + (s * rows.tokens + t) * n;
+        if (s == 0 || !mask(t)) {
+          std::fill_n(to, n, T{});
+        } else if (s <= rows.directions) {
+          scale_row(row(s, t), A(2) / static_cast<A>(rows.directions) * gfirst[t], n, to);
+        } else if (all) {
+          multiply_rows(row(s, t), gsecond + t * n, A(2) / static_cast<A>(rows.pairs), n, to);
+        } else {
+          gradient_of_chosen(row(s, t), gsecond + t * count, to);
+        }
+      }
+    }
+  }
+
+ private:
+  void add_chosen(const T* from, A mean, A* to) const {
+    for (int64_t k = 0; k < count; ++k) {
+      A value;
+      convert(from[chosen[static_cast<size_t>(k)]], value);
+      to[k] += mean * value * value;
+    }
+  }
+
+  void gradient_of_chosen(const T* from, const A* g, T* to) const {
+    std::fill_n(to, rows.channels, T{});
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t j = chosen[static_cast<size_t>(k)];
+      A value;
+      convert(from[j], value);
+      convert(A(2) / static_cast<A>(rows.pairs) * g[k] * value, to[j]);
+    }
+  }
+};
+
+// ---- operators ----------------------------------------------------------------------------------
+
+// Rows of n elements that make a task worth a thread.
+int64_t grain_of(int64_t n) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, n)); }
+
+Tensor jet_norms(const Tensor& x, const std::optional<Tensor>& mask, int64_t q) {
+  const char* op = "jet_norms";
+  const TokenRows rows = token_rows(op, x, q);
+  check_mask(op, mask, x);
+  const Tensor dense = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense_or_none(mask);
+  Tensor out = new_per_token(x, {rows.streams - 1}, {});
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const T* from = input<T>(dense);
+    auto* to = data<accumulate_t<T>>(out);
+    const Mask counts = mask_of(dense_mask);
+    torch::stable::parallel_for(
+        0, out.numel(), grain_of(rows.channels),
+        [&](int64_t begin, int64_t end) { norm_rows(from, rows, counts, to, begin, end); });
+  });
+  return out;
+}
+
+Tensor jet_norms_backward(const Tensor& gout, const Tensor& x, const std::optional<Tensor>& mask,
+                          int64_t q) {
+  const char* op = "jet_norms_backward";
+  const TokenRows rows = token_rows(op, x, q);
+  check_mask(op, mask, x);
+  check_gradient(op, "gout", gout, x, (rows.streams - 1) * rows.tokens);
+  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
+  const std::optional<Tensor> dense_mask = dense_or_none(mask);
+  Tensor gx = torch::stable::empty_like(dense);
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const T* from = input<T>(dense);
+    const auto* g = input<accumulate_t<T>>(grad);
+    T* to = data<T>(gx);
+    const Mask counts = mask_of(dense_mask);
+    torch::stable::parallel_for(0, rows.streams * rows.tokens, grain_of(rows.channels),
+                                [&](int64_t begin, int64_t end) {
+                                  norm_gradient_rows(g, from, rows, counts, to, begin, end);
+                                });
+  });
+  return gx;
+}
+
+std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
+                                            const std::optional<Tensor>& index, int64_t q) {
+  const char* op = "jet_mean_squares";
+  const TokenRows rows = token_rows(op, x, q);
+  check_mask(op, mask, x);
+  check_index(op, index, x);
+  const Tensor dense = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
+  const int64_t count = chosen_count(index, rows);
+  Tensor first = new_per_token(x, {}, {}), second = new_per_token(x, {}, {count});
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const MeanSquares<T> kernel = {
+        input<T>(dense),     rows,
+        mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
+        !index.has_value(),  count};
+    auto *to_first = data<accumulate_t<T>>(first), *to_second = data<accumulate_t<T>>(second);
+    torch::stable::parallel_for(
+        0, rows.tokens, grain_of(rows.channels * rows.streams),
+        [&](int64_t begin, int64_t end) { kernel.forward(to_first, to_second, begin, end); });
+  });
+  return {first, second};
+}
+
+Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, const Tensor& x,
+                                 const std::optional<Tensor>& mask,
+                                 const std::optional<Tensor>& index, int64_t q) {
+  const char* op = "jet_mean_squares_backward";
+  const TokenRows rows = token_rows(op, x, q);
+  check_mask(op, mask, x);
+  check_index(op, index, x);
+  const int64_t count = chosen_count(index, rows);
+  check_gradient(op, "gfirst", gfirst, x, rows.tokens);
+  check_gradient(op, "gsecond", gsecond, x, rows.tokens * count);
+  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor g_first = torch::stable::contiguous(gfirst);
+  const Tensor g_second = torch::stable::contiguous(gsecond);
+  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
+  Tensor gx = torch::stable::empty_like(dense);
+  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    using A = accumulate_t<T>;
+    const MeanSquares<T> kernel = {
+        input<T>(dense),     rows,
+        mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
+        !index.has_value(),  count};
+    const A *g1 = input<A>(g_first), *g2 = input<A>(g_second);
+    T* to = data<T>(gx);
+    torch::stable::parallel_for(
+        0, rows.tokens, grain_of(rows.channels * rows.streams),
+        [&](int64_t begin, int64_t end) { kernel.backward(g1, g2, to, begin, end); });
+  });
+  return gx;
+}
+
+}  // namespace
+}  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
+  m.impl("jet_norms", TORCH_BOX(&jachess::jet_norms));
+  m.impl("jet_norms_backward", TORCH_BOX(&jachess::jet_norms_backward));
+  m.impl("jet_mean_squares", TORCH_BOX(&jachess::jet_mean_squares));
+  m.impl("jet_mean_squares_backward", TORCH_BOX(&jachess::jet_mean_squares_backward));
+}

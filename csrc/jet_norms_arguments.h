@@ -1,0 +1,78 @@
+// The arguments of jachess::jet_norms and jet_mean_squares, as the CPU and CUDA faces both see
+// them.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "checks.h"
+
+namespace jachess {
+
+// A jet [S, ..., D] as rows: one of `channels` elements per token and stream.
+struct TokenRows {
+  int64_t streams, directions, pairs, tokens, channels;
+};
+
+inline TokenRows token_rows(const char* op, const Tensor& x, int64_t q) {
+  const int pairs = check_jet(op, "x", x, q);
+  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
+        "; expected [S, ..., D], streams in front and the dimension to sum over last.");
+  int64_t tokens = 1;
+  for (int64_t d = 1; d + 1 < x.dim(); ++d) tokens *= x.size(d);
+  return {x.size(0), q, pairs, tokens, x.size(x.dim() - 1)};
+}
+
+inline void check_mask(const char* op, const std::optional<Tensor>& mask, const Tensor& x) {
+  if (!mask.has_value()) return;
+  bool fits = mask->dim() == x.dim() - 2 && mask->scalar_type() == ScalarType::Bool;
+  for (int64_t d = 0; fits && d < mask->dim(); ++d) fits = mask->size(d) == x.size(d + 1);
+  check(fits, "jachess::", op, ": mask is ", torch::headeronly::toString(mask->scalar_type()),
+        shape_of(*mask), "; expected Bool of x's shape ", shape_of(x),
+        " without its first and last dimension: true where a token counts.");
+  check(mask->device() == x.device(), "jachess::", op,
+        ": mask is not on the device of x: move it there with .to(x.device).");
+}
+
+inline void check_index(const char* op, const std::optional<Tensor>& index, const Tensor& x) {
+  if (!index.has_value()) return;
+  check(index->dim() == 1 && index->scalar_type() == ScalarType::Long, "jachess::", op,
+        ": index is ", torch::headeronly::toString(index->scalar_type()), shape_of(*index),
+        "; expected Long[n], distinct numbers of x's last dimension.");
+  check(index->device() == x.device(), "jachess::", op,
+        ": index is not on the device of x: move it there with .to(x.device).");
+}
+
+// How many dimensions the mean squares of the pairs are wanted of.
+inline int64_t chosen_count(const std::optional<Tensor>& index, const TokenRows& rows) {
+  if (rows.pairs == 0) return 0;
+  return index.has_value() ? index->size(0) : rows.channels;
+}
+
+// An unwritten result [*leading, *x.shape[1:-1], *trailing] in the accumulation dtype.
+inline Tensor new_per_token(const Tensor& x, const std::vector<int64_t>& leading,
+                            const std::vector<int64_t>& trailing) {
+  std::vector<int64_t> shape = leading;
+  for (int64_t d = 1; d + 1 < x.dim(); ++d) shape.push_back(x.size(d));
+  shape.insert(shape.end(), trailing.begin(), trailing.end());
+  const ScalarType wide =
+      x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape), wide);
+}
+
+// A gradient that must be as the forward operator's result was.
+inline void check_gradient(const char* op, const char* name, const Tensor& gradient,
+                           const Tensor& x, int64_t elements) {
+  const ScalarType wide =
+      x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  check(gradient.numel() == elements && gradient.scalar_type() == wide &&
+            gradient.device() == x.device(),
+        "jachess::", op, ": ", name, " is ", torch::headeronly::toString(gradient.scalar_type()),
+        shape_of(gradient), " for x ", shape_of(x), "; expected ", elements, " elements of ",
+        torch::headeronly::toString(wide), " on x's device, as the forward operator returns.");
+}
+
+}  // namespace jachess
