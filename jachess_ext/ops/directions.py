@@ -133,6 +133,7 @@ def sample_directions(
     The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone:
     not on the batch's shape, its padding, q, d, the number of threads, or the device. The compiled
     kernels give the same bits on CPU and CUDA. Other dtypes get the float32 numbers, converted.
+    Within torch.compile, seed and offset are constants: draw outside and hand the directions in.
 
     Args:
         token: int64 [...], from `token_numbers`; elements below 0 get zeros.
