@@ -30,7 +30,8 @@ TORCH = "2.13.0"
 BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
 # Import names that a goal needs beyond torch and numpy, and the extra that brings them.
 _DEMO = ("transformers", "safetensors", "matplotlib", "rich", "tqdm", "sklearn", "scipy")
-_TEST = (*_DEMO, "peft", "accelerate", "datasets", "hypothesis", "pytest", "pytest_benchmark")
+_PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
+_TEST = (*_DEMO, "peft", "accelerate", "datasets", *_PYTEST)
 NEEDS = {
     "build": ("", ()),
     "demo": ("[demo]", _DEMO),

@@ -14,6 +14,7 @@ from benchmarks import (
     engine_vs_func,
     equal_spread,
     memory,
+    operators,
     profile_step,
     step_vs_plain,
     step_vs_published,
@@ -35,7 +36,7 @@ def eager() -> tuple[nn.Module, Batch]:
 
 @pytest.mark.parametrize(
     "script",
-    [step_vs_plain, step_vs_published, engine_vs_func, train_mode],
+    [step_vs_plain, step_vs_published, engine_vs_func, train_mode, operators],
     ids=lambda s: s.__name__,
 )
 def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> None:
