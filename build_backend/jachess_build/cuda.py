@@ -135,7 +135,7 @@ def compile_command(
 def compile_kernels(
     toolkit: Toolkit, sources: list[Path], build_dir: Path, archs: list[str]
 ) -> list[str]:
-    """Compile each .cu to an object file, two at a time, and return the objects' paths.
+    """Compile each .cu to an object file, one per core, and return the objects' paths.
 
     What ptxas says of registers and spills lies beside each object, as `.ptxas.txt`.
 
@@ -155,7 +155,7 @@ def compile_kernels(
         target.with_suffix(".ptxas.txt").write_text(done.stdout)
         return str(target)
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(compile_one, sources))
 
 
