@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from benchmarks.common.timing import Step, interleaved
 from jachess_ext import ops
 
 QUESTION = "operators"
-Q, STREAMS = 2, 4
+Q, STREAMS, EPS = 2, 4, 1e-5
 # Products of streams in the jet of one product (Leibniz, S = 4), and in attention: two products
 # forward; backward one of them again, and the gradients of both factors of both.
 PAIRS = 9
@@ -36,16 +35,16 @@ class Case:
     """An operator on its inputs.
 
     Attributes:
-        operator: its name in `jachess_ext.ops`, and of its kernel.
-        call: from the inputs to the output.
+        figure: its name in `jachess_ext.ops`.
+        call: from the inputs to the outputs.
         inputs: what it is differentiated by; jets ``[S, ...]``.
         moved: jets read or written, forward and backward; None where products bound it.
     """
 
-    operator: str
-    call: Callable[..., Tensor]
+    figure: str
+    call: Callable[..., Tensor | tuple[Tensor, ...]]
     inputs: list[Tensor]
-    moved: tuple[int, int] | None
+    moved: tuple[float, float] | None
 
 
 def cases(shape: Shape, options: Options) -> list[Case]:
@@ -56,6 +55,9 @@ def cases(shape: Shape, options: Options) -> list[Case]:
     def draw(*size: int) -> Tensor:
         return torch.randn(*size, **place).requires_grad_()
 
+    def width() -> Tensor:
+        return draw(*rows, shape.width)
+
     def heads(count: int) -> Tensor:
         wide = torch.randn(*rows, count, shape.width // shape.heads, **place)
         return wide.transpose(2, 3).requires_grad_()
@@ -63,35 +65,53 @@ def cases(shape: Shape, options: Options) -> list[Case]:
     weight, bias = torch.randn(2, shape.width, **place)
     square = (STREAMS, shape.batch, shape.heads, shape.tokens, shape.tokens)
     causal, keys = shape.family != "bert", shape.key_value_heads or shape.heads
-    found: list[tuple[str, Callable[..., Tensor], list[Tensor], tuple[int, int] | None]] = [
+    found = [
         *_pointwise(draw, (*rows, shape.inner)),
-        (
+        Case(
             "layer_norm_jet",
-            lambda x: ops.layer_norm_jet(x, weight, bias, 1e-5, Q),
-            [draw(*rows, shape.width)],
+            lambda x: ops.layer_norm_jet(x, weight, bias, EPS, Q),
+            [width()],
             (2, 3),
         ),
-        (
-            "rms_norm_jet",
-            lambda x: ops.rms_norm_jet(x, weight, 1e-5, Q),
-            [draw(*rows, shape.width)],
-            (2, 3),
+        Case("rms_norm_jet", lambda x: ops.rms_norm_jet(x, weight, EPS, Q), [width()], (2, 3)),
+        Case(
+            "add_layer_norm_jet",
+            lambda x, y: ops.add_layer_norm_jet(x, y, weight, bias, EPS, Q),
+            [width(), width()],
+            (4, 4),
         ),
-        ("softmax_jet", lambda x: ops.softmax_jet(x, Q), [draw(*square)], (2, 3)),
-        (
+        Case(
+            "add_rms_norm_jet",
+            lambda x, y: ops.add_rms_norm_jet(x, y, weight, EPS, Q),
+            [width(), width()],
+            (4, 4),
+        ),
+        Case("softmax_jet", lambda x: ops.softmax_jet(x, Q), [draw(*square)], (2, 3)),
+        # The primal is not read, and its gradient is zero.
+        Case("jet_norms", lambda x: ops.jet_norms(x, Q), [width()], (0.75, 1.75)),
+        Case(
             "attention_jet",
             lambda *jets: ops.attention_jet(*jets, q=Q, causal=causal),
             [heads(shape.heads), heads(keys), heads(keys)],
             None,
         ),
     ]
-    return [Case(*each) for each in found if ops.available(each[0], options.device)]
+    served = [case for case in found if ops.available(kernel_of(case), options.device)]
+    for case in found:
+        if case not in served:
+            print(f"{case.figure} has no compiled kernel on {options.device}: left out")
+    return served
 
 
-def _pointwise(draw: Callable[..., Tensor], size: tuple[int, ...]) -> list[Any]:
+def kernel_of(case: Case) -> str:
+    """The norms' kernels add a residual themselves."""
+    return case.figure.removeprefix("add_")
+
+
+def _pointwise(draw: Callable[..., Tensor], size: tuple[int, ...]) -> list[Case]:
     return [
-        ("activation_jet", lambda x: ops.activation_jet(x, "gelu", Q), [draw(*size)], (2, 3)),
-        (
+        Case("activation_jet", lambda x: ops.activation_jet(x, "gelu", Q), [draw(*size)], (2, 3)),
+        Case(
             "gated_activation_jet",
             lambda g, u: ops.gated_activation_jet(g, u, "silu", Q),
             [draw(*size), draw(*size)],
@@ -100,9 +120,9 @@ def _pointwise(draw: Callable[..., Tensor], size: tuple[int, ...]) -> list[Any]:
     ]
 
 
-def copy_step(like: Tensor, jets: int) -> Step:
+def copy_step(like: Tensor, jets: float) -> Step:
     """A copy that reads and writes as many bytes as ``jets`` tensors like ``like`` hold."""
-    source = torch.randn(jets * like.numel() // 2, device=like.device).to(like.dtype)
+    source = torch.randn(int(jets * like.numel() / 2), device=like.device).to(like.dtype)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
@@ -128,11 +148,12 @@ def products_step(case: Case, shape: Shape, products: int) -> tuple[Step, float]
 
 def backward_step(case: Case) -> Step:
     """The backward alone, of one forward pass."""
-    output = case.call(*case.inputs)
-    cotangent = torch.randn_like(output)
+    found = case.call(*case.inputs)
+    outputs = (found,) if isinstance(found, Tensor) else found
+    cotangents = [torch.randn_like(output) for output in outputs]
 
     def step() -> None:
-        torch.autograd.grad(output, case.inputs, cotangent, retain_graph=True)
+        torch.autograd.grad(outputs, case.inputs, cotangents, retain_graph=True)
 
     return step
 
@@ -168,7 +189,7 @@ def _measure_one(case: Case, way: str, step: Step, shape: Shape, options: Option
     spread, least = times.milliseconds("operator"), times.milliseconds("floor").p50
     ratio = spread.p50 / least
     return Row.of(
-        *((QUESTION, shape.name, options.dtype_name), f"{case.operator}, {way}", spread),
+        *((QUESTION, shape.name, options.dtype_name), f"{case.figure}, {way}", spread),
         baseline=baseline,
         baseline_p50=least,
         ratio=ratio,
@@ -182,10 +203,6 @@ def main(argv: list[str] | None = None) -> list[Row]:
     assert __doc__ is not None
     shapes = ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"]
     options = parse(parser(__doc__, shapes, ["tiny", "llama-tiny"], repeats=21), argv)
-    names = [name for name in ops.__all__ if name.endswith("_jet")]
-    without = [name for name in names if not ops.available(name, options.device)]
-    if without:
-        print(f"without a compiled kernel on {options.device}: {', '.join(without)}")
     rows = [row for shape in options.shapes for row in measure(shape, options)]
     return finish(rows, "operators", options)
 
