@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..jet.directions import DrawCounter, draw_directions
+from ..jet.directions import DrawCounter
+from ..ops.directions import sample_directions
 
 Scope = Literal["all", "first", "last"]
 Layers = Literal["all", "logits"] | Sequence[int]
@@ -78,6 +79,7 @@ def sample_dimensions(
     """
     if dimensions == "all":
         return None, min(REFERENCE_DIMENSIONS, width) / width
-    (numbers,) = draw_directions(torch.empty(1, width, device="cpu"), 1, counter=counter)
+    token = torch.zeros((), dtype=torch.int64, device="cpu")
+    numbers = sample_directions(token, 1, width, seed=counter.seed, offset=counter.next_offset())
     order = numbers.flatten().argsort(stable=True)
     return order[: min(int(dimensions), width)], 1.0
