@@ -10,6 +10,8 @@
 
 namespace jachess {
 
+enum class Storage : int { f64, f32, bf16, f16 };
+
 struct BFloat16 {
   uint16_t bits;
 };

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
+#include "../attention_problem.h"
+#include "../dtypes.h"
 #include "../jet_math.h"
 
 namespace jachess {
-
-enum class Storage : int { f64, f32, bf16, f16 };
 
 // Where a kernel runs: a cudaStream_t and its device.
 struct Queue {
@@ -84,6 +84,17 @@ int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, con
 int jet_mean_squares_backward_cuda(TokenShape shape, const void* gfirst, const void* gsecond,
                                    const void* x, const void* mask, const void* index,
                                    void* position, void* gx, Queue queue);
+
+// What a launcher returns where no tile of the operands fits the device's shared memory.
+constexpr int kNoTileFits = -1;
+
+// stats [S, B, H, T] in the accumulation type: the jet of log Σ e^score.
+int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats, Queue queue);
+
+// shares: scratch, like stats.
+int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
+                                const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
+                                JetHeads gvalue, Queue queue);
 
 // What an error code of a launcher means.
 const char* launch_error(int error);

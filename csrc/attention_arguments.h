@@ -1,0 +1,166 @@
+// From the tensors and numbers of jachess::attention_jet to an AttentionProblem, checked; shared by
+// the CPU and CUDA faces.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "attention_problem.h"
+#include "norm_arguments.h"
+
+namespace jachess {
+
+// The operator's arguments behind the tensors, in the order of the schema.
+struct AttentionSettings {
+  int64_t q;
+  double scale;
+  bool causal;
+  int64_t window_left, window_right;
+  double softcap, dropout_p;
+  int64_t dropout_seed;
+};
+
+inline Storage storage_of(ScalarType dtype) {
+  return dtype == ScalarType::Double     ? Storage::f64
+         : dtype == ScalarType::Float    ? Storage::f32
+         : dtype == ScalarType::BFloat16 ? Storage::bf16
+                                         : Storage::f16;
+}
+
+// The kernels read any strides but the last: rows of head size must be dense.
+inline Tensor with_dense_rows(const Tensor& x) {
+  return x.size(4) <= 1 || x.stride(4) == 1 ? x : torch::stable::contiguous(x);
+}
+
+inline JetHeads jet_heads(const Tensor& x) {
+  return {const_cast<void*>(x.const_data_ptr()), x.stride(0), x.stride(1), x.stride(2),
+          x.stride(3)};
+}
+
+inline void check_attention_tensors(const char* op, const Tensor& query, const Tensor& key,
+                                    const Tensor& value, int64_t q) {
+  const auto check_one = [&](const char* name, const Tensor& x) {
+    check_jet(op, name, x, q);
+    check(x.dim() == 5, "jachess::", op, ": ", name, " has shape ", shape_of(x),
+          "; expected [S, B, H, T, D], streams in front, then batch, heads, tokens and head size:"
+          " add or merge dimensions.");
+    check(x.scalar_type() == query.scalar_type() && x.device() == query.device(), "jachess::", op,
+          ": ", name, " has another dtype or device than query: convert it with .to(query).");
+  };
+  check_one("query", query);
+  check_one("key", key);
+  check_one("value", value);
+  check(
+      key.size(0) == query.size(0) && key.size(1) == query.size(1) && key.size(4) == query.size(4),
+      "jachess::", op, ": key has shape ", shape_of(key),
+      "; expected [S, B, Hk, Tk, D] with the S, B and D of query, which is ", shape_of(query), ".");
+  bool same = true;
+  for (int64_t d = 0; d < 4; ++d) same = same && value.size(d) == key.size(d);
+  check(same, "jachess::", op, ": value has shape ", shape_of(value),
+        "; expected [S, B, Hk, Tk, Dv] with all but Dv as in key, which is ", shape_of(key), ".");
+  const int64_t heads = query.size(2), key_heads = key.size(2);
+  check(key_heads > 0 ? heads % key_heads == 0 : heads == 0, "jachess::", op, ": query has ", heads,
+        " heads and key ", key_heads,
+        "; expected a multiple, so that each key head serves equally many query heads.");
+}
+
+inline MaskKind mask_kind(const char* op, ScalarType dtype) {
+  if (dtype == ScalarType::Bool) return MaskKind::boolean;
+  check(is_supported_dtype(dtype), "jachess::", op, ": mask has dtype ",
+        torch::headeronly::toString(dtype),
+        "; expected Bool (True takes part) or Double, Float, BFloat16 or Half (added to the"
+        " scores): convert it with .to().");
+  const MaskKind kinds[] = {MaskKind::f64, MaskKind::f32, MaskKind::bf16, MaskKind::f16};
+  return kinds[static_cast<int>(storage_of(dtype))];
+}
+
+// The mask's strides after broadcasting it to [B, H, T, Tk].
+inline AttentionMask attention_mask(const char* op, const std::optional<Tensor>& mask,
+                                    const Tensor& query, int64_t keys) {
+  if (!mask.has_value()) return {nullptr, MaskKind::none, 0, 0, 0, 0};
+  const int64_t full[] = {query.size(1), query.size(2), query.size(3), keys};
+  int64_t strides[] = {0, 0, 0, 0};
+  bool fits = mask->dim() <= 4;
+  for (int64_t d = 0; fits && d < mask->dim(); ++d) {
+    const int64_t at = d + 4 - mask->dim();
+    fits = mask->size(d) == 1 || mask->size(d) == full[at];
+    strides[at] = mask->size(d) == 1 ? 0 : mask->stride(d);
+  }
+  check(fits, "jachess::", op, ": mask has shape ", shape_of(*mask),
+        ", which does not broadcast to [B, H, T, Tk], here [", full[0], ", ", full[1], ", ",
+        full[2], ", ", full[3], "]: reshape or expand it.");
+  check(mask->device() == query.device(), "jachess::", op,
+        ": mask is not on the device of query: move it there with .to(query.device).");
+  return {mask->const_data_ptr(),
+          mask_kind(op, mask->scalar_type()),
+          strides[0],
+          strides[1],
+          strides[2],
+          strides[3]};
+}
+
+inline void check_attention_settings(const char* op, const AttentionSettings& s) {
+  check(s.window_left >= -1 && s.window_right >= -1, "jachess::", op, ": the window is (",
+        s.window_left, ", ", s.window_right,
+        "); expected how many keys to the left and to the right take part, -1 for no limit.");
+  check(std::isfinite(s.softcap) && s.softcap >= 0, "jachess::", op, ": softcap is ", s.softcap,
+        "; expected a positive bound, or 0 for none.");
+  check(s.dropout_p >= 0 && s.dropout_p < 1, "jachess::", op, ": dropout_p is ", s.dropout_p,
+        "; expected a probability below 1, or 0 for no dropout.");
+}
+
+// For query, key and value that passed check_attention_tensors and then with_dense_rows.
+inline AttentionProblem attention_problem(const char* op, const Tensor& query, const Tensor& key,
+                                          const Tensor& value, const std::optional<Tensor>& mask,
+                                          const AttentionSettings& s) {
+  check_attention_settings(op, s);
+  // No limit beyond the last key differs from none, and sums of indices must not overflow.
+  const int64_t widest = query.size(3) + key.size(3);
+  const int64_t window_right = std::min(s.window_right, widest);
+  AttentionProblem p = {};
+  p.storage = storage_of(query.scalar_type());
+  p.q = static_cast<int>(s.q);
+  p.pairs = static_cast<int>(query.size(0) - 1 - s.q);
+  p.batch = query.size(1);
+  p.heads = query.size(2);
+  p.key_heads = key.size(2);
+  p.queries = query.size(3);
+  p.keys = key.size(3);
+  p.size = query.size(4);
+  p.value_size = value.size(4);
+  p.query = jet_heads(query);
+  p.key = jet_heads(key);
+  p.value = jet_heads(value);
+  p.mask = attention_mask(op, mask, query, p.keys);
+  p.scale = s.scale;
+  p.softcap = s.softcap;
+  p.left = std::min(s.window_left, widest);
+  p.right = s.causal ? 0 : window_right;
+  p.dropout_p = s.dropout_p;
+  p.dropout_seed = static_cast<uint64_t>(s.dropout_seed);
+  return p;
+}
+
+// [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype.
+inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64_t size) {
+  const std::vector<int64_t> shape = {x.size(0), x.size(1), tokens, heads, size};
+  const Tensor dense = torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape));
+  return torch::stable::transpose(dense, 2, 3);
+}
+
+// [S, B, H, T] in the accumulation dtype: the jet of the softmax's denominator L = sum e^s, as
+// log L in stream 0 and L_i / L_0, L_ij / L_0 in the others; -inf and 0 for a query that sees
+// nothing.
+inline Tensor new_attention_statistics(const Tensor& query) {
+  const auto sizes = query.sizes();
+  const std::vector<int64_t> shape(sizes.begin(), sizes.end() - 1);
+  return torch::stable::new_empty(query, torch::headeronly::IntHeaderOnlyArrayRef(shape),
+                                  wide_dtype(query.scalar_type()));
+}
+
+}  // namespace jachess

@@ -1,0 +1,165 @@
+// Runs the attention launchers of csrc/cuda under the CPU shim on buffers from a file: the test's
+// other half is python_tests/ops/test_cuda_shim_attention.py.
+//
+//   run_attention INPUT OUTPUT NAME=VALUE...
+//
+// A tensor's value is its number of elements and its strides, as N,STREAM,BATCH,HEAD,ROW (of the
+// mask: N,KIND,BATCH,HEAD,QUERY,KEY); INPUT holds the elements one tensor after the other. Without
+// `gy` the forward runs and writes y and stats; with it the backward, which also reads both and
+// writes the three gradients. Every buffer is an allocation of its exact size, so that the address
+// sanitizer sees its ends.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../cuda/launchers.h"
+#include "cuda_shim.h"
+
+namespace {
+
+using namespace jachess;
+using Buffer = std::vector<char>;
+
+std::ifstream input;
+std::ofstream output;
+std::map<std::string, std::string> options;
+
+double number(const std::string& name) { return std::atof(options.at(name).c_str()); }
+int integer(const std::string& name) { return std::atoi(options.at(name).c_str()); }
+
+std::vector<int64_t> integers(const std::string& name) {
+  std::vector<int64_t> values;
+  std::istringstream text(options.at(name));
+  for (std::string part; std::getline(text, part, ',');) values.push_back(std::atoll(part.c_str()));
+  return values;
+}
+
+Buffer read(int64_t bytes) {
+  Buffer buffer(static_cast<size_t>(bytes));
+  if (!input.read(buffer.data(), bytes)) {
+    std::fprintf(stderr, "run_attention: the input ends too early\n");
+    std::exit(2);
+  }
+  return buffer;
+}
+
+void write(const Buffer& buffer) {
+  output.write(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+}
+
+int64_t element_bytes(Storage storage) {
+  return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+}
+
+struct Heads {
+  Buffer buffer;
+  JetHeads view;
+};
+
+Heads read_heads(const std::string& name, int64_t element) {
+  const std::vector<int64_t> v = integers(name);
+  Heads heads = {read(v[0] * element), {}};
+  heads.view = {heads.buffer.data(), v[1], v[2], v[3], v[4]};
+  return heads;
+}
+
+// [S, batch, heads, rows, size], laid out as [S, batch, rows, heads, size].
+struct Result {
+  Buffer buffer;
+  JetHeads view;
+  Result(const AttentionProblem& problem, int64_t heads, int64_t rows, int64_t size)
+      : buffer(static_cast<size_t>((1 + problem.q + problem.pairs) * problem.batch * heads * rows *
+                                   size * element_bytes(problem.storage))) {
+    const int64_t row = heads * size;
+    view = {buffer.data(), problem.batch * rows * row, rows * row, size, row};
+  }
+};
+
+AttentionProblem read_problem() {
+  AttentionProblem problem = {};
+  problem.storage = static_cast<Storage>(integer("storage"));
+  problem.q = integer("q");
+  problem.pairs = integer("pairs");
+  problem.batch = integer("batch");
+  problem.heads = integer("heads");
+  problem.key_heads = integer("key_heads");
+  problem.queries = integer("queries");
+  problem.keys = integer("keys");
+  problem.size = integer("size");
+  problem.value_size = integer("value_size");
+  problem.scale = number("scale");
+  problem.softcap = number("softcap");
+  problem.dropout_p = number("dropout_p");
+  problem.dropout_seed = static_cast<uint64_t>(std::atoll(options.at("dropout_seed").c_str()));
+  problem.left = integer("left");
+  problem.right = integer("right");
+  return problem;
+}
+
+int check(int error) {
+  if (error != 0) std::fprintf(stderr, "run_attention: the launcher returned %d\n", error);
+  return error == 0 ? 0 : 3;
+}
+
+}  // namespace
+
+int main(int count, char** argument) {
+  if (count < 3) {
+    std::fprintf(stderr, "run_attention: expected INPUT OUTPUT NAME=VALUE...\n");
+    return 2;
+  }
+  input.open(argument[1], std::ios::binary);
+  output.open(argument[2], std::ios::binary);
+  for (int i = 3; i < count; ++i) {
+    const std::string option = argument[i];
+    const size_t middle = option.find('=');
+    options[option.substr(0, middle)] = option.substr(middle + 1);
+  }
+  shim::backwards = integer("backwards") != 0;
+  shim::shared_limit = static_cast<size_t>(integer("shared_limit"));
+
+  AttentionProblem problem = read_problem();
+  const Queue queue = {nullptr, 0};
+  const int64_t element = element_bytes(problem.storage);
+  Heads query = read_heads("query", element), key = read_heads("key", element),
+        value = read_heads("value", element);
+  problem.query = query.view;
+  problem.key = key.view;
+  problem.value = value.view;
+  Buffer mask;
+  if (options.count("mask")) {
+    const std::vector<int64_t> v = integers("mask");
+    const MaskKind kind = static_cast<MaskKind>(v[1]);
+    const int64_t bytes = kind == MaskKind::boolean
+                              ? 1
+                              : element_bytes(static_cast<Storage>(v[1] - int(MaskKind::f64)));
+    mask = read(v[0] * bytes);
+    problem.mask = {mask.data(), kind, v[2], v[3], v[4], v[5]};
+  }
+  Buffer stats(static_cast<size_t>((1 + problem.q + problem.pairs) * problem.batch * problem.heads *
+                                   problem.queries * (problem.storage == Storage::f64 ? 8 : 4)));
+  if (!options.count("gy")) {
+    Result y(problem, problem.heads, problem.queries, problem.value_size);
+    const int error = attention_jet_cuda(problem, y.view, stats.data(), queue);
+    write(y.buffer);
+    write(stats);
+    return check(error);
+  }
+  Heads gy = read_heads("gy", element), y = read_heads("y", element);
+  stats = read(static_cast<int64_t>(stats.size()));
+  Buffer shares(stats.size());
+  Result gquery(problem, problem.heads, problem.queries, problem.size),
+      gkey(problem, problem.key_heads, problem.keys, problem.size),
+      gvalue(problem, problem.key_heads, problem.keys, problem.value_size);
+  const int error =
+      attention_jet_backward_cuda(problem, gy.view, y.view, stats.data(), shares.data(),
+                                  gquery.view, gkey.view, gvalue.view, queue);
+  write(gquery.buffer);
+  write(gkey.buffer);
+  write(gvalue.buffer);
+  return check(error);
+}

@@ -1,0 +1,313 @@
+"""The attention kernels' .cu sources under the CPU shim against the pure-torch twin in float64.
+
+A few cases run unsanitized in every suite; the slow ones cover every number of streams, dtype and
+setting under the address, undefined-behaviour and thread sanitizers.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jachess_ext import ops
+from python_tests.ops.cases import random_jet, relative_error
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+MASKS = [torch.bool, *STORAGE]
+BOUNDS = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2e-2,
+    torch.float16: 3e-3,
+}
+# what a block may have of shared memory on sm_90; less makes the kernels cut heads into pieces
+LARGE, SMALL = 227 * 1024, 100 * 1024
+SANITIZERS = {
+    "none": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
+Programs = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The compiled shim with the attention kernels, by sanitizer."""
+    built: dict[str, Path] = {}
+
+    def build(sanitizer: str) -> Path:
+        if sanitizer not in built:
+            target = tmp_path_factory.mktemp(sanitizer) / "run_attention"
+            sources = [CSRC / "testing/run_attention.cpp", *CSRC.glob("cuda/attention_jet_*.cu")]
+            command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
+            command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
+            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            built[sanitizer] = target
+        return built[sanitizer]
+
+    return build
+
+
+def stored(tensor: Tensor) -> bytes:
+    """The elements of a tensor's whole storage."""
+    return bytes(tensor.detach().untyped_storage())
+
+
+def described(tensor: Tensor, *middle: int) -> str:
+    """Number of elements stored, then `middle`, then the strides, for run_attention."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return ",".join(map(str, (elements, *middle, *tensor.stride()[:4])))
+
+
+def run_attention(
+    program: Path,
+    tensors: dict[str, Tensor],
+    mask: Tensor | None,
+    saved: list[Tensor],
+    settings: dict[str, Any],
+    shared_limit: int = LARGE,
+    backwards: bool = False,
+) -> bytearray:
+    """Run the forward, or the backward if `tensors` has a "gy"; the output's bytes."""
+    query, key, value = (tensors[name] for name in ("query", "key", "value"))
+    q = settings["q"]
+    left, right = settings.get("window", (-1, -1))
+    options = {
+        "storage": STORAGE.index(query.dtype),
+        "q": q,
+        "pairs": query.shape[0] - 1 - q,
+        "batch": query.shape[1],
+        "heads": query.shape[2],
+        "key_heads": key.shape[2],
+        "queries": query.shape[3],
+        "keys": key.shape[3],
+        "size": query.shape[4],
+        "value_size": value.shape[4],
+        "scale": query.shape[4] ** -0.5,
+        "softcap": settings.get("softcap", 0.0),
+        "dropout_p": settings.get("dropout_p", 0.0),
+        "dropout_seed": settings.get("dropout_seed", 0),
+        "left": left,
+        "right": 0 if settings.get("causal") else right,
+        "shared_limit": shared_limit,
+        "backwards": int(backwards),
+        **{name: described(tensor) for name, tensor in tensors.items()},
+    }
+    data = [stored(tensors[name]) for name in ("query", "key", "value")]
+    if mask is not None:
+        full = mask.expand(query.shape[1], query.shape[2], query.shape[3], key.shape[3])
+        options["mask"] = described(full, 1 + MASKS.index(mask.dtype))
+        data.append(stored(mask))
+    data += [stored(tensors[name]) for name in ("gy", "y") if name in tensors]
+    data += [stored(tensor) for tensor in saved]
+    source, target = program.parent / "input", program.parent / "output"
+    source.write_bytes(b"".join(data))
+    done = subprocess.run(
+        [program, source, target, *(f"{name}={value}" for name, value in options.items())],
+        capture_output=True,
+        text=True,
+        check=False,
+        # the fibers' stacks are not the thread's
+        env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return bytearray(target.read_bytes())
+
+
+def by_token(data: bytearray, offset: int, like: Tensor) -> tuple[Tensor, int]:
+    """A result [S, B, H, T, D] laid out as [S, B, T, H, D], and where the next one starts."""
+    streams, batch, heads, tokens, size = like.shape
+    values = torch.frombuffer(data, dtype=like.dtype, count=like.numel(), offset=offset)
+    dense = values.view(streams, batch, tokens, heads, size)
+    return dense.transpose(2, 3), offset + like.numel() * like.element_size()
+
+
+def inputs(
+    q: int,
+    streams: int,
+    dtype: torch.dtype,
+    batch: int = 1,
+    heads: int = 2,
+    key_heads: int = 2,
+    queries: int = 37,
+    keys: int = 45,
+    size: int = 32,
+    value_size: int | None = None,
+    aligned: bool = True,
+) -> dict[str, Tensor]:
+    """query, key and value as views of [S, B, T, H, D]; `aligned`: rows start at 16 bytes."""
+
+    def one(seed: int, heads: int, tokens: int, size: int) -> Tensor:
+        wide = random_jet(streams, batch, tokens, heads, size + (not aligned), seed=seed)
+        return wide.to(dtype)[..., :size].transpose(2, 3)
+
+    return {
+        "query": one(1, heads, queries, size),
+        "key": one(2, key_heads, keys, size),
+        "value": one(3, key_heads, keys, value_size or size),
+    }
+
+
+def check_case(
+    program: Path,
+    tensors: dict[str, Tensor],
+    mask: Tensor | None = None,
+    shared_limit: int = LARGE,
+    **settings: Any,
+) -> None:
+    """Forward and backward against the twin in float64; and the same run backwards, where a missing
+    barrier shows as another result."""
+    dtype = tensors["query"].dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    leaves = [t.double().requires_grad_() for t in tensors.values()]
+    expected = ops.attention_jet_reference(*leaves, mask, **settings)
+    gy = random_jet(*expected.transpose(2, 3).shape, seed=9).to(dtype).transpose(2, 3)
+    gradients = torch.autograd.grad(expected, leaves, gy.double())
+
+    def forward(backwards: bool) -> bytearray:
+        return run_attention(program, tensors, mask, [], settings, shared_limit, backwards)
+
+    output = forward(backwards=False)
+    y, offset = by_token(output, 0, expected.to(dtype))
+    assert relative_error(y, expected) < BOUNDS[dtype]
+    assert output == forward(backwards=True)
+
+    stats = torch.frombuffer(output, dtype=wide, offset=offset)
+    saved = {**tensors, "gy": gy, "y": y}
+
+    def backward(backwards: bool) -> bytearray:
+        return run_attention(program, saved, mask, [stats], settings, shared_limit, backwards)
+
+    output, offset = backward(backwards=False), 0
+    for tensor, gradient in zip(tensors.values(), gradients, strict=True):
+        got, offset = by_token(output, offset, tensor)
+        assert relative_error(got, gradient) < BOUNDS[dtype]
+    assert offset == len(output)
+    assert output == backward(backwards=True)
+
+
+def padding_mask(dtype: torch.dtype, queries: int, keys: int) -> Tensor:
+    """[1, 1, T, Tk]: the first tile of keys is hidden from all, the second query sees nothing."""
+    shown = torch.ones(queries, keys, dtype=torch.bool)
+    shown[:, :33] = False
+    shown[1] = False
+    if dtype == torch.bool:
+        return shown[None, None]
+    bias = random_jet(1, queries, keys, seed=5)[0]
+    return bias.masked_fill(~shown, -torch.inf).to(dtype)[None, None]
+
+
+# ---- fast: one build without sanitizers --------------------------------------------------------
+
+
+def test_second_order(programs: Programs) -> None:
+    """Ragged tiles, grouped heads, causal, all in one."""
+    tensors = inputs(2, 4, torch.bfloat16, key_heads=1, queries=37, keys=45, size=24)
+    check_case(programs("none"), tensors, q=2, causal=True)
+
+
+def test_mask_and_a_query_that_sees_nothing(programs: Programs) -> None:
+    tensors = inputs(2, 3, torch.float16, heads=1, key_heads=1, queries=20, keys=50)
+    mask = padding_mask(torch.bool, 20, 50)
+    check_case(programs("none"), tensors, mask, q=2)
+    output = run_attention(programs("none"), tensors, mask, [], {"q": 2})
+    y, _ = by_token(output, 0, tensors["query"])
+    assert not y[:, :, :, 1].any()
+    assert y[:, :, :, 2].all()
+
+
+def test_says_so_where_no_tile_fits(programs: Programs) -> None:
+    tensors = inputs(1, 2, torch.float32, heads=1, key_heads=1, queries=3, keys=3)
+    with pytest.raises(AssertionError, match="the launcher returned -1"):
+        run_attention(programs("none"), tensors, None, [], {"q": 1}, shared_limit=4096)
+
+
+# ---- slow: everything, under sanitizers --------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
+)
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_streams(programs: Programs, dtype: torch.dtype, q: int, streams: int) -> None:
+    """Every number of streams and dtype, out-of-bounds accesses excluded."""
+    tensors = inputs(q, streams, dtype, heads=1, key_heads=1, queries=35, keys=41, size=40)
+    check_case(programs("address"), tensors, q=q)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"causal": True},
+        {"window": (5, 3)},
+        {"window": (40, -1), "causal": True},
+        {"softcap": 1.5},
+        {"dropout_p": 0.4, "dropout_seed": -(2**40) - 3},
+        {"causal": True, "softcap": 2.0, "dropout_p": 0.2, "dropout_seed": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_settings(programs: Programs, dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    tensors = inputs(2, 4, dtype, heads=2, key_heads=1, queries=50, keys=70)
+    check_case(programs("address"), tensors, q=2, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(programs: Programs, kind: torch.dtype) -> None:
+    tensors = inputs(2, 4, torch.float32, queries=20, keys=70)
+    check_case(programs("address"), tensors, padding_mask(kind, 20, 70), q=2)
+    # one mask per head, and strides of 0 over the queries
+    per_head = torch.tensor([0.0, -torch.inf])[:, None, None] * 1.0
+    per_head = torch.cat([torch.zeros(1, 1, 70), per_head[1:].expand(1, 1, 70)])
+    shown = per_head.masked_fill(torch.arange(70) < 40, 0.0)[None]
+    mask = torch.isfinite(shown) if kind == torch.bool else shown.to(kind)
+    check_case(programs("address"), tensors, mask, q=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_limit", [LARGE, SMALL])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(("size", "value_size"), [(32, 64), (72, 40), (128, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "q", "streams"),
+    [(torch.bfloat16, 2, 4), (torch.float32, 2, 4), (torch.float32, 4, 11), (torch.float64, 2, 4)],
+)
+def test_head_sizes(
+    programs: Programs,
+    dtype: torch.dtype,
+    q: int,
+    streams: int,
+    size: int,
+    value_size: int,
+    aligned: bool,
+    shared_limit: int,
+) -> None:
+    """Heads whole in shared memory or in pieces; rows that start at 16 bytes or do not."""
+    if streams == 11 and (shared_limit == SMALL or size > 128):
+        shared_limit = 163 * 1024  # of sm_80
+    tensors = inputs(q, streams, dtype, 1, 1, 1, 18, 34, size, value_size, aligned)
+    check_case(programs("none"), tensors, None, shared_limit, q=q, causal=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_limit", [LARGE, SMALL])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_access_is_unordered(programs: Programs, dtype: torch.dtype, shared_limit: int) -> None:
+    """Under the thread sanitizer every CUDA thread is a thread, and only barriers order them."""
+    tensors = inputs(2, 4, dtype, heads=2, key_heads=1, queries=37, keys=70, size=72)
+    mask = padding_mask(torch.bool, 37, 70)
+    check_case(programs("thread"), tensors, mask, shared_limit, q=2, softcap=3.0)
