@@ -11,9 +11,6 @@
 
 namespace jachess {
 
-template <typename T>
-using NormVector = typename VectorOf<T, 64>::type;
-
 template <bool centred, int S, typename V, typename T>
 JACHESS_HD void load_centred(V* out, Window<const T> x, const V* mean, int64_t i) {
   load_jet<S>(out, x, i);
@@ -31,7 +28,7 @@ JACHESS_HD void broadcast(V* out, const T* from) {
 
 template <int S, typename T>
 JACHESS_HD void row_means(Window<const T> x, int64_t n, T* mean) {
-  using V = NormVector<T>;
+  using V = typename VectorOf<T>::type;
   constexpr int64_t width = sizeof(V) / sizeof(T);
   V lanes[S] = {};
   T tail[S] = {};
@@ -53,7 +50,7 @@ JACHESS_HD void row_means(Window<const T> x, int64_t n, T* mean) {
 // The jet of rstd of one row.
 template <bool centred, int q, int P, typename T>
 JACHESS_HD void row_rstd(Window<const T> x, int64_t n, const T* mean, T eps, T* rstd) {
-  using V = NormVector<T>;
+  using V = typename VectorOf<T>::type;
   constexpr int64_t width = sizeof(V) / sizeof(T);
   constexpr int S = 1 + q + P;
   V lanes[S] = {}, m[S];
@@ -99,7 +96,7 @@ JACHESS_HD void normalise_at(Window<const T> x, const V* mean, const V* rstd, co
 template <bool centred, int q, int P, typename T>
 JACHESS_CLONES void norm_row(Window<const T> x, int64_t n, const T* weight, const T* bias, T eps,
                              Window<T> y, T* mean, T* rstd) {
-  using V = NormVector<T>;
+  using V = typename VectorOf<T>::type;
   constexpr int64_t width = sizeof(V) / sizeof(T);
   constexpr int S = 1 + q + P;
   T own_mean[S] = {}, own_rstd[S];
@@ -123,7 +120,7 @@ template <bool centred, int q, int P, typename V, typename T>
 JACHESS_HD void sum_gradients_at(Window<const T> x, Window<const T> gy, const V* mean,
                                  const T* weight, V* gz_sum, V* gr_sum, int64_t i) {
   constexpr int S = 1 + q + P;
-  V c[S], g[S], w;
+  V c[S], g[S], gr[S] = {}, w;
   load_centred<centred, S>(c, x, mean, i);
   load_jet<S>(g, gy, i);
   load(w, weight + i);
@@ -132,7 +129,10 @@ JACHESS_HD void sum_gradients_at(Window<const T> x, Window<const T> gy, const V*
     g[s] *= w;
     if constexpr (centred) gz_sum[s] += g[s];
   }
-  product_jet_backward_add<q, P>(c, g, gr_sum);
+  // Apart from the sums, which then wait for one addition a step, not for S multiply-adds.
+  product_jet_backward_add<q, P>(c, g, gr);
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) gr_sum[s] += gr[s];
 }
 
 // What the whole row shares in the backward: V is a scalar, or a vector of equal lanes.
@@ -203,7 +203,7 @@ JACHESS_HD void write_gradient_at(const NormBackwardRow<T>& row,
 template <bool centred, int q, int P, typename T>
 JACHESS_CLONES void norm_row_backward(const NormBackwardRow<T>& given, int64_t n, const T* mean,
                                       const T* rstd) {
-  using V = NormVector<T>;
+  using V = typename VectorOf<T>::type;
   constexpr int64_t width = sizeof(V) / sizeof(T);
   constexpr int S = 1 + q + P;
   const NormBackwardRow<T> row = given;  // a local that no store can alias
