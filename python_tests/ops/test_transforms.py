@@ -27,6 +27,17 @@ FACES: dict[str, tuple[Face, list[Tensor]]] = {
         lambda x, w, b: ops.layer_norm_jet(x, w, b, 1e-5, Q),
         [random_jet(S, 2, 5), random_jet(1, 5, seed=1)[0], random_jet(1, 5, seed=2)[0]],
     ),
+    "rms_norm_jet": (
+        lambda x, w: ops.rms_norm_jet(x, w, 1e-5, Q),
+        [random_jet(S, 2, 5), random_jet(1, 5, seed=1)[0]],
+    ),
+    "add_layer_norm_jet": (
+        lambda x, r, w, b: torch.stack(ops.add_layer_norm_jet(x, r, w, b, 1e-5, Q)),
+        [
+            *(random_jet(S, 2, 5, seed=seed) for seed in range(2)),
+            *(random_jet(1, 5, seed=seed)[0] for seed in (2, 3)),
+        ],
+    ),
     "attention_jet": (
         lambda query, k, v: ops.attention_jet(query, k, v, q=Q, causal=True),
         [random_jet(S, 1, 2, 4, 3, seed=seed) for seed in range(3)],
