@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from .jet import Jet, JetTensor, MissingJetRule, jet
+from .ntk import ntk, ntk_loss
 from .smoothness import JacHess, Smoothness, smoothness
 
 __version__ = "0.1.0"
@@ -19,6 +20,8 @@ __all__ = [
     "Smoothness",
     "evaluation",
     "jet",
+    "ntk",
+    "ntk_loss",
     "ops",
     "smoothness",
     "training",

@@ -18,6 +18,7 @@ from .layer_norm import (
     layer_norm_jet_reference,
 )
 from .library import available, build_info
+from .ntk_gram import ntk_gram, ntk_gram_reference
 from .rms_norm import (
     add_rms_norm_jet,
     add_rms_norm_jet_reference,
@@ -46,6 +47,8 @@ __all__ = [
     "jet_norms_reference",
     "layer_norm_jet",
     "layer_norm_jet_reference",
+    "ntk_gram",
+    "ntk_gram_reference",
     "rms_norm_jet",
     "rms_norm_jet_reference",
     "sample_directions",

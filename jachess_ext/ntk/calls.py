@@ -1,0 +1,303 @@
+"""Calls of torch functions that use a parameter, and what each gives to per-sample gradients.
+
+`recognise` says which role each parameter plays in a call; `contributions` turns the call's inputs
+and its output's cotangents into contributions.  A call that is not recognised here, or a parameter
+in a role that is not, is reported as such, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contributions import Contribution, Dense, make_factors, make_matches
+
+
+@dataclass
+class Call:
+    """One call.
+
+    Attributes:
+        kind: of the function, a key of ``_CONTRIBUTE``.
+        roles: role ("weight", "bias") -> the parameter's name.
+        inputs: the data the parameter meets: [n·s, ...] like the output; None where there is none.
+        options: what else the contribution needs.
+    """
+
+    kind: str
+    roles: dict[str, str]
+    inputs: Tensor | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def recognise(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> tuple[Call | None, set[str]]:
+    """(the call, parameters in it that play no known role).
+
+    Args:
+        names: id of a chosen parameter -> its name.
+    """
+    touched = {names[id(value)] for value in _flat(args, kwargs) if id(value) in names}
+    if not touched:
+        return None, touched
+    reader = _READERS.get(function)
+    call = reader(args, kwargs, names) if reader is not None else None
+    return call, touched - (set(call.roles.values()) if call is not None else set())
+
+
+def contributions(
+    call: Call, cotangents: Tensor, shapes: Mapping[str, torch.Size], samples: int
+) -> dict[str, Contribution]:
+    """Contribution of each parameter of a call.
+
+    Args:
+        cotangents: [C, n·s, ...], of the call's output.
+        shapes: of the parameters.
+        samples: n.
+    """
+    return _CONTRIBUTE[call.kind](call, cotangents, shapes, samples)
+
+
+def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
+    return flat
+
+
+# ---- recognising -----------------------------------------------------------------------------
+
+Reader = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[int, str]], "Call | None"]
+
+
+def _linear(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    given = _bind(("input", "weight", "bias"), args, kwargs)
+    if given is None or not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach())
+
+
+def _addmm(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    """bias + x W, W [d_in, d_out]: transformers' Conv1D."""
+    given = _bind(("bias", "input", "weight"), args, _renamed(kwargs))
+    if given is None or given["bias"].dim() != 1 or not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach(), {"transposed": True})
+
+
+def _renamed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """addmm's own names (input, mat1, mat2) as bias, input, weight."""
+    new = {"input": "bias", "mat1": "input", "mat2": "weight"}
+    return {new.get(key, key): value for key, value in kwargs.items()}
+
+
+def _embedding(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    order = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+    given = _bind((*order, "sparse"), args, kwargs)
+    if given is None or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        return None
+    padding = given.get("padding_idx")
+    rows = given["weight"].shape[0]
+    if padding is not None and padding < 0:
+        padding += rows
+    options = {"padding": padding, "rows": rows}
+    return Call("embedding", _roles(given, names), given["input"].detach(), options)
+
+
+def _layer_norm(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    given = _bind(("input", "normalized_shape", "weight", "bias", "eps"), args, kwargs)
+    if given is None or id(given["input"]) in names:
+        return None
+    options = {"shape": given["normalized_shape"], "eps": given.get("eps", 1e-5)}
+    return Call("layer_norm", _roles(given, names), given["input"].detach(), options)
+
+
+def _rms_norm(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    given = _bind(("input", "normalized_shape", "weight", "eps"), args, kwargs)
+    if given is None or id(given["input"]) in names:
+        return None
+    options = {"shape": given["normalized_shape"], "eps": given.get("eps")}
+    return Call("rms_norm", _roles(given, names), given["input"].detach(), options)
+
+
+def _product(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    """weight * x, elementwise."""
+    if kwargs or len(args) != 2:
+        return None
+    weights = [i for i, value in enumerate(args) if id(value) in names]
+    if len(weights) != 1:
+        return None
+    weight, other = args[weights[0]], args[1 - weights[0]]
+    if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
+        return None
+    if other.dim() == weight.dim() and weight.shape[0] != 1:
+        return None  # the parameter has a number for every row: no sample owns one
+    return Call("product", {"weight": names[id(weight)]}, other.detach())
+
+
+def _sum(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]) -> Call | None:
+    """bias + x, elementwise."""
+    call = _product(args, kwargs, names)
+    return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
+
+
+def _bind(
+    order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Arguments by name; None where there is one that ``order`` does not know."""
+    if len(args) > len(order) or not set(kwargs) <= set(order):
+        return None
+    return dict(zip(order, args, strict=False)) | dict(kwargs)
+
+
+def _plain_weight(given: Mapping[str, Any], names: Mapping[int, str]) -> bool:
+    """Whether the data input is no parameter, and weight and data are matrices."""
+    return id(given["input"]) not in names and given["weight"].dim() == 2
+
+
+def _roles(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, str]:
+    roles = {role: names.get(id(given.get(role))) for role in ("weight", "bias")}
+    return {role: name for role, name in roles.items() if name is not None}
+
+
+_READERS: dict[Any, Reader] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    F.embedding: _embedding,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    torch.mul: _product,
+    Tensor.mul: _product,
+    Tensor.__mul__: _product,
+    Tensor.__rmul__: _product,
+    torch.add: _sum,
+    Tensor.add: _sum,
+    Tensor.__add__: _sum,
+    Tensor.__radd__: _sum,
+}
+
+
+# ---- contributing ----------------------------------------------------------------------------
+
+Shapes = Mapping[str, torch.Size]
+
+
+def _from_linear(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    a = _rows(call.inputs, samples, delta.shape[1])
+    found: dict[str, Contribution] = {}
+    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
+    if "bias" in call.roles:
+        found[call.roles["bias"]] = Dense(delta.sum(2))
+    if "weight" in call.roles:
+        a = a.reshape(samples, -1, a.shape[-1])
+        source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
+        transposed = call.options.get("transposed", False)
+        found[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
+    return found
+
+
+def _from_embedding(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    ids = _rows(call.inputs, samples, delta.shape[1]).reshape(samples, -1)
+    padding = call.options["padding"]
+    keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
+    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
+    return {call.roles["weight"]: make_matches(ids, delta, keep, call.options["rows"])}
+
+
+def _from_layer_norm(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    shape = tuple(call.options["shape"])
+    normed = F.layer_norm(call.inputs, shape, eps=call.options["eps"])
+    return _from_norm(call, normed, delta, shapes, samples)
+
+
+def _from_rms_norm(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    shape = list(call.options["shape"])
+    normed = F.rms_norm(call.inputs, shape, eps=call.options["eps"])
+    return _from_norm(call, normed, delta, shapes, samples)
+
+
+def _from_norm(
+    call: Call, normed: Tensor, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    found: dict[str, Contribution] = {}
+    if "weight" in call.roles:
+        found[call.roles["weight"]] = _elementwise(call, "weight", delta * normed, shapes, samples)
+    if "bias" in call.roles:
+        found[call.roles["bias"]] = _elementwise(call, "bias", delta, shapes, samples)
+    return found
+
+
+def _from_product(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    product = delta * call.inputs
+    return {call.roles["weight"]: _elementwise(call, "weight", product, shapes, samples)}
+
+
+def _from_sum(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+    return {call.roles["bias"]: _elementwise(call, "bias", delta, shapes, samples)}
+
+
+def _elementwise(
+    call: Call, role: str, values: Tensor, shapes: Shapes, samples: int
+) -> Contribution:
+    """[C, n·s, ...] summed over every dimension the parameter was broadcast along."""
+    shape = shapes[call.roles[role]]
+    outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
+    if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
+        shape = shape[1:]
+    summed = values.reshape(outputs, samples, -1, *rest).sum(2)
+    if len(rest) > len(shape):
+        summed = summed.sum(tuple(range(2, 2 + len(rest) - len(shape))))
+    single = tuple(2 + i for i, size in enumerate(shape) if size == 1)
+    if single:
+        summed = summed.sum(single, keepdim=True)
+    return Dense(summed.reshape(outputs, samples, -1))
+
+
+def _rows(values: Tensor, samples: int, rows: int) -> Tensor:
+    """Values with as many rows as the output; a batch-less input serves every sample."""
+    if values.shape[0] == rows:
+        return values
+    return values.expand(samples, *values.shape).flatten(0, 1)
+
+
+_CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
+    "linear": _from_linear,
+    "embedding": _from_embedding,
+    "layer_norm": _from_layer_norm,
+    "rms_norm": _from_rms_norm,
+    "product": _from_product,
+    "sum": _from_sum,
+}

@@ -1,0 +1,197 @@
+"""The kernel of one pair of captured blocks: parameter by parameter, the cheapest exact form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..ops.ntk_gram import ntk_gram
+from .contributions import Contribution, Dense, Factors, Matches, Tied
+from .cost import Cost, Size, count_cost
+from .matches import contract_matches, contract_tied
+from .materialise import contract_materialised
+
+LinearForm = Literal["auto", "A", "B"]
+Contributions = Mapping[str, Contribution]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one parameter, or several linear layers that share their inputs, were contracted.
+
+    Attributes:
+        names: the parameters.
+        form: "A" Gram, "B" materialised, "matches" (embeddings), "tied" (embedding and head
+            together), "dense" (per-sample gradients at hand).
+        cost: counted operations and bytes of A and B; None for the other forms.
+        positions: per sample, left, that had a non-zero cotangent; None where there are none.
+    """
+
+    names: tuple[str, ...]
+    form: str
+    cost: Cost | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a contraction.
+
+    Attributes:
+        form: of linear layers; "auto" counts operations and bytes.
+        workspace: bytes for blocks of materialised gradients.
+        dtype: of the arithmetic: float64 or float32.
+    """
+
+    form: LinearForm
+    workspace: int
+    dtype: torch.dtype
+
+
+def contract(
+    left: Contributions, right: Contributions, symmetric: bool, settings: Settings
+) -> Iterator[tuple[Choice, Tensor]]:
+    """Yield (how, K [C, N, C, M]) piece by piece; their sum is the kernel.
+
+    A parameter that one side lacks has no gradient there, and adds nothing.
+    """
+    for names in _groups(left, right):
+        lefts, rights = [left[name] for name in names], [right[name] for name in names]
+        first, other = lefts[0], rights[0]
+        if isinstance(first, Factors) and isinstance(other, Factors):
+            yield _linear(names, lefts, rights, symmetric, settings)
+        else:
+            assert len(names) == 1
+            yield _single(names, first, other, symmetric, settings)
+
+
+def plan(
+    sample: Contributions,
+    counts: tuple[int, int],
+    outputs: int,
+    symmetric: bool,
+    settings: Settings,
+) -> list[Choice]:
+    """What `contract` would choose for ``counts`` samples left and right, from a few of them."""
+    choices = []
+    for names in _groups(sample, sample):
+        parts = [sample[name] for name in names]
+        choices.append(_choose(names, parts, parts, symmetric, settings, counts, outputs))
+    return choices
+
+
+def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
+    """Linear layers with the same inputs on both sides together; everything else alone."""
+    groups: dict[object, list[str]] = {}
+    for name, mine in left.items():
+        theirs = right.get(name)
+        if theirs is None:
+            continue
+        key: object = name
+        if isinstance(mine, Factors) and isinstance(theirs, Factors):
+            key = (mine.source, theirs.source) if mine.source and theirs.source else name
+        groups.setdefault(key, []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def _choose(
+    names: tuple[str, ...],
+    lefts: list[Contribution],
+    rights: list[Contribution],
+    symmetric: bool,
+    settings: Settings,
+    counts: tuple[int, int] | None = None,
+    outputs: int | None = None,
+) -> Choice:
+    first, other = lefts[0], rights[0]
+    if not (isinstance(first, Factors) and isinstance(other, Factors)):
+        forms = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}
+        return Choice(names, forms[type(first)])
+    widths = [part.cotangents.shape[-1] for part in lefts if isinstance(part, Factors)]
+    samples, others = counts or (first.inputs.shape[0], other.inputs.shape[0])
+    size = Size(
+        samples=samples,
+        positions=first.inputs.shape[1],
+        other_samples=others,
+        other_positions=other.inputs.shape[1],
+        outputs=outputs or first.cotangents.shape[0],
+        inputs=first.inputs.shape[2],
+        cotangents=sum(widths),
+        symmetric=symmetric,
+        bytes_per_number=settings.dtype.itemsize,
+    )
+    cost = count_cost(size)
+    form = cost.form if settings.form == "auto" else settings.form
+    return Choice(names, form, cost, size.positions)
+
+
+def _linear(
+    names: tuple[str, ...],
+    lefts: list[Contribution],
+    rights: list[Contribution],
+    symmetric: bool,
+    settings: Settings,
+) -> tuple[Choice, Tensor]:
+    choice = _choose(names, lefts, rights, symmetric, settings)
+    mine = [part for part in lefts if isinstance(part, Factors)]
+    theirs = [part for part in rights if isinstance(part, Factors)]
+    if choice.form == "A":
+        other = (None, None) if symmetric else (theirs[0].inputs, [p.cotangents for p in theirs])
+        return choice, ntk_gram(mine[0].inputs, [part.cotangents for part in mine], *other)
+    kernels = [
+        contract_materialised(a, b, symmetric, settings.workspace, settings.dtype)
+        for a, b in zip(mine, theirs, strict=True)
+    ]
+    return choice, torch.stack(kernels).sum(0)
+
+
+def _single(
+    names: tuple[str, ...],
+    left: Contribution,
+    right: Contribution,
+    symmetric: bool,
+    settings: Settings,
+) -> tuple[Choice, Tensor]:
+    choice = _choose(names, [left], [right], symmetric, settings)
+    if isinstance(left, Dense) and isinstance(right, Dense):
+        return choice, _dense(left.gradients, right.gradients, settings.dtype)
+    total: Tensor | None = None
+    for mine in _parts(left):
+        for theirs in _parts(right):
+            piece = _pair(mine, theirs, symmetric and mine is theirs, settings)
+            total = piece if total is None else total + piece
+    assert total is not None
+    return choice, total
+
+
+def _parts(contribution: Contribution) -> list[Factors | Matches]:
+    if isinstance(contribution, Tied):
+        return [contribution.factors, contribution.matches]
+    if isinstance(contribution, Dense):
+        raise RuntimeError(
+            "a parameter is used in different ways on the two sides; method='per_sample' takes "
+            "exact gradients sample by sample"
+        )
+    return [contribution]
+
+
+def _pair(
+    left: Factors | Matches, right: Factors | Matches, symmetric: bool, settings: Settings
+) -> Tensor:
+    workspace, dtype = settings.workspace, settings.dtype
+    if isinstance(left, Matches):
+        if isinstance(right, Matches):
+            return contract_matches(left, right, workspace, dtype)
+        return contract_tied(left, right, workspace, dtype)
+    if isinstance(right, Matches):
+        return contract_tied(right, left, workspace, dtype).permute(2, 3, 0, 1)
+    return _linear(("",), [left], [right], symmetric, settings)[1]
+
+
+def _dense(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    x, y = left.to(dtype).flatten(0, 1), right.to(dtype).flatten(0, 1)
+    return (x @ y.T).view(*left.shape[:2], *right.shape[:2])

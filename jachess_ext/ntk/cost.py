@@ -1,0 +1,70 @@
+"""Counted operations and bytes of the two forms of a linear layer's kernel; the cheaper one wins.
+
+With NT positions on the left and MT' on the right, inputs of size d, cotangents of total size e
+(layers that share their inputs), C outputs:
+
+    A   2 NT·MT' (d + C² e) operations; the Gram matrices pass through the cache C² + 1 times
+    B   2 (NT + MT') C d e to materialise, 2 NC·MC d e to multiply; [NC + MC, d e] written and read
+
+A symmetric block needs half the pairs in A and in B's product, and one side's materialising.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["A", "B"]
+
+# Operations that take as long as moving one byte.  Measured on one x86 core, fp32: GEMM some
+# 60 GFLOP/s, elementwise passes over cache-resident tiles some 10 GB/s.
+_OPERATIONS_PER_BYTE = 6.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of one contraction; `positions` are those kept, per sample."""
+
+    samples: int
+    positions: int
+    other_samples: int
+    other_positions: int
+    outputs: int
+    inputs: int
+    cotangents: int
+    symmetric: bool
+    bytes_per_number: int = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations and bytes moved, of both forms."""
+
+    gram_flops: float
+    gram_bytes: float
+    materialise_flops: float
+    materialise_bytes: float
+
+    @property
+    def form(self) -> Form:
+        """The form that should take less time."""
+        gram = self.gram_flops + _OPERATIONS_PER_BYTE * self.gram_bytes
+        dense = self.materialise_flops + _OPERATIONS_PER_BYTE * self.materialise_bytes
+        return "A" if gram <= dense else "B"
+
+
+def count_cost(size: Size) -> Cost:
+    """Operations and bytes of forms A and B."""
+    rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
+    pairs = size.samples * size.other_samples * size.outputs**2
+    squared = size.outputs**2
+    weights = size.inputs * size.cotangents
+    share = 0.5 if size.symmetric else 1.0
+    sides = rows if size.symmetric else rows + columns
+    vectors = size.samples if size.symmetric else size.samples + size.other_samples
+    return Cost(
+        gram_flops=share * 2 * rows * columns * (size.inputs + squared * size.cotangents),
+        gram_bytes=share * rows * columns * (1 + 3 * squared) * size.bytes_per_number,
+        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * share,
+        materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
+    )

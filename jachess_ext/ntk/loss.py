@@ -1,0 +1,170 @@
+"""The NTK loss F(Θ, t) = ‖exp(−η Θ t) r‖² (LensLLM, Eq. 9), the matrix exponential.
+
+Gradient flow on ½‖f − y‖² with the kernel fixed gives f_t − y = exp(−η Θ t) (f_0 − y).  With
+Θ = Q diag(λ) Qᵀ,
+
+    F(t) = Σ_i e^{−2 η λ_i t} (q_iᵀ r)²,    F'(t) = −2 η Σ_i λ_i e^{−2 η λ_i t} (q_iᵀ r)².
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
+_ROUND_OFF = {torch.float64: 1e-9}
+_ROUND_OFF_SINGLE = 1e-4
+_OWN_ROUND_OFF = 1e-15  # of the decomposition in double, per row
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A kernel, symmetrised and decomposed once: Θ = Q diag(λ) Qᵀ, in double precision.
+
+    Attributes:
+        eigenvalues: λ, [n], ascending, none negative.
+        eigenvectors: Q, [n, n], columns.
+        clipped: how many eigenvalues were negative and set to zero.
+        most_negative: the lowest of them before, or 0.
+        asymmetry: ‖Θ − Θᵀ‖ / ‖Θ‖ before symmetrising (Frobenius norms).
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+    clipped: int
+    most_negative: float
+    asymmetry: float
+
+    @classmethod
+    def of(cls, theta: Tensor, tolerance: float | None = None) -> Spectrum:
+        """Decompose a kernel.
+
+        Args:
+            theta: [N, C, N, C] as `jx.ntk` gives it, or [n, n].
+            tolerance: the share of the largest eigenvalue (for asymmetry: of the norm) that counts
+                as round-off; None: 1e-9 for fp64, 1e-4 for other types.
+
+        Raises:
+            TypeError: no floating-point tensor.
+            ValueError: not square, NaN, not symmetric, or with a clearly negative eigenvalue.
+
+        Warns:
+            RuntimeWarning: negative eigenvalues were set to zero, where they are more than the
+                decomposition's own round-off.
+        """
+        matrix = _as_square(theta)
+        if tolerance is None:
+            tolerance = _ROUND_OFF.get(theta.dtype, _ROUND_OFF_SINGLE)
+        norm = float(matrix.norm())
+        asymmetry = float((matrix - matrix.T).norm()) / norm if norm else 0.0
+        if asymmetry > tolerance:
+            raise ValueError(
+                f"theta is not symmetric (‖Θ − Θᵀ‖/‖Θ‖ = {asymmetry:.1e}); expected the kernel of "
+                "a batch with itself: jx.ntk(model, batch)"
+            )
+        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+        lowest, largest = float(values[0]), float(values.abs().max())
+        if lowest < -tolerance * largest:
+            raise ValueError(
+                f"theta has the eigenvalue {lowest:.3e} (the largest is {float(values[-1]):.3e}), "
+                "more negative than round-off; a kernel is positive semidefinite"
+            )
+        negative = values < 0
+        clipped = int(negative.sum())
+        if lowest < -_OWN_ROUND_OFF * len(values) * largest:
+            warnings.warn(
+                f"jachess_ext.ntk: {clipped} of {len(values)} eigenvalues of theta are negative, "
+                f"down to {lowest:.1e} (the largest is {largest:.1e}); set to zero as round-off.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return cls(values.clamp(min=0), vectors, clipped, min(0.0, lowest), asymmetry)
+
+    def loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
+        """F(t), of t's shape; arguments and errors as in `ntk_loss`."""
+        t, rates, energies = self._terms(residual, t, lr)
+        return (torch.exp(-rates * t[..., None]) * energies).sum(-1)
+
+    def log_loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
+        """log F(t) in log space: finite, with its gradient, where F(t) itself underflows to 0.
+
+        −inf where the residual has no component in any eigenvector (r = 0).
+        """
+        t, rates, energies = self._terms(residual, t, lr)
+        kept = energies > 0
+        if not kept.any():
+            return torch.full_like(t, -torch.inf)
+        return torch.logsumexp(energies[kept].log() - rates[kept] * t[..., None], -1)
+
+    def _terms(
+        self, residual: Tensor, t: Tensor | float, lr: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """t as a tensor, 2 η λ_i and (q_iᵀ r)²."""
+        vector = self._residual(residual)
+        time = torch.as_tensor(t, dtype=torch.float64, device=vector.device)
+        if not bool((time.detach() >= 0).all()):
+            raise ValueError("t holds a negative number or NaN; expected training times from 0 up")
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"lr is {lr!r}; expected a finite learning rate from 0 up")
+        return time, 2 * lr * self.eigenvalues, (self.eigenvectors.T @ vector).square()
+
+    def _residual(self, residual: Tensor) -> Tensor:
+        """[n] in double."""
+        size = len(self.eigenvalues)
+        if not isinstance(residual, Tensor) or residual.numel() != size:
+            shape = (
+                list(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
+            )
+            raise ValueError(
+                f"residual is {shape}, but the kernel has {size} rows; expected f0(X) − y as "
+                "[N, C] or [N·C], one number for each output of each sample"
+            )
+        if not torch.isfinite(residual.detach()).all():
+            raise ValueError("residual is NaN or infinite; expected f0(X) − y, finite numbers")
+        return residual.reshape(-1).to(self.eigenvectors)
+
+
+def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
+    """F(Θ, t) = ‖exp(−η Θ t) r‖², the squared training residual under a fixed kernel (Eq. 9).
+
+    Args:
+        theta: Θ, [N, C, N, C] as `jx.ntk` gives it or [n, n]; decomposed once, O(n³).  For many
+            calls pass ``Spectrum.of(theta)``, which costs O(n) per t afterwards.
+        residual: r = f0(X) − y, [N, C] or [n]; differentiable.
+        t: training time (steps), 0 or more; a number or a tensor of any shape; differentiable.
+        lr: learning rate η.
+
+    Returns:
+        F, of t's shape, fp64.  No gradient reaches theta.  ``Spectrum.log_loss`` gives log F, which
+        does not underflow at large η λ t.
+
+    Raises:
+        TypeError, ValueError: theta not square, NaN, not symmetric or clearly indefinite; a
+            residual of another size; a negative t or lr.
+
+    Warns:
+        RuntimeWarning: round-off-negative eigenvalues were set to zero (how many, how large).
+    """
+    spectrum = theta if isinstance(theta, Spectrum) else Spectrum.of(theta)
+    return spectrum.loss(residual, t, lr)
+
+
+def _as_square(theta: Tensor) -> Tensor:
+    """[n, n] in double, detached."""
+    if not isinstance(theta, Tensor) or not theta.is_floating_point():
+        what = theta.dtype if isinstance(theta, Tensor) else type(theta).__name__
+        raise TypeError(f"theta is {what}; expected a floating-point tensor or a Spectrum")
+    shape = list(theta.shape)
+    matrix = theta.detach()
+    if theta.dim() == 4:
+        matrix = matrix.flatten(2).flatten(0, 1)
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.numel():
+        raise ValueError(f"theta has shape {shape}; expected [N, C, N, C] or [n, n]")
+    if theta.dim() == 4 and shape[:2] != shape[2:]:
+        raise ValueError(f"theta has shape {shape}; expected [N, C, N, C] or [n, n]")
+    if not torch.isfinite(matrix).all():
+        raise ValueError("theta is NaN or infinite; expected finite numbers")
+    return matrix.double()

@@ -1,0 +1,180 @@
+"""What the kernel is the kernel of: a model's outputs f(x), [n, C], from one forward pass.
+
+Classifiers give logits [n, L].  Token-level models give [n, T, L]; there f is taken at the last
+real token (a language model's next-token logits), or, for "label", averaged over the labelled
+tokens.
+
+Random projections: with v_j ∈ {±1}^L and f_j = v_jᵀ f / √k, j = 1..k,
+
+    E Σ_j ∇f_j(x)·∇f_j(x') = Σ_c Θ[x, c, x', c],
+
+the trace over outputs, with variance (2/k) Σ_{c≠c'} S_cc'², S the symmetric part of
+Θ[x, ·, x', ·] (Rademacher vectors; Hutchinson's estimator).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .samples import Batch, Samples
+
+Outputs = str | int | Callable[[Any, Batch], Tensor]
+NAMES = ("logits", "sum", "label")
+_IGNORED = -100  # transformers' label of a token that does not count
+_PROJECTION_SEED = 0x4E544B
+
+
+@dataclass(frozen=True)
+class OutputMap:
+    """Runs the model and reads f from its output.
+
+    Attributes:
+        model: the model inside its wrappers.
+        outputs: "logits": f = logits, C = L. "sum": f = Σ_c logits_c / √L, C = 1, so that the
+            kernel is the pseudo-NTK, the NTK of the sum divided by L. "label": the logit of each
+            sample's label, C = 1. An int k: k random projections, C = k. A callable
+            (model output, batch) -> [n, C]: your own.
+        seed: of the random projections.
+    """
+
+    model: nn.Module
+    outputs: Outputs
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        what = self.outputs
+        is_count = isinstance(what, int) and not isinstance(what, bool) and what >= 1
+        if is_count or callable(what) or what in NAMES:
+            return
+        raise ValueError(
+            f"outputs is {what!r}; expected 'logits', 'sum', 'label', a number of random "
+            "projections from 1 up, or a callable (model output, batch) -> [n, C]"
+        )
+
+    def check(self, samples: Samples) -> None:
+        """Raises ValueError where ``outputs`` needs labels the batch does not have."""
+        if self.outputs == "label" and _labels(samples.batch) is None:
+            raise ValueError(
+                f"outputs='label' needs labels, and {samples.name} has none; add 'labels' to it "
+                "or choose 'logits' or 'sum'"
+            )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """f, [n, C], with its graph."""
+        output = self._run(batch)
+        if callable(self.outputs):
+            return _as_matrix(self.outputs(output, batch), "the callable outputs")
+        logits = _logits(output)
+        if self.outputs == "label":
+            return self._label_logit(logits, _labels(batch))
+        if logits.dim() == 3:
+            logits = self._at_last_token(logits, batch)
+        logits = _as_matrix(logits, "the logits")
+        if self.outputs == "sum":
+            return logits.sum(1, keepdim=True) / math.sqrt(logits.shape[1])
+        if isinstance(self.outputs, int):
+            return logits @ self._projections(logits, self.outputs)
+        return logits
+
+    def _run(self, batch: Batch) -> Any:
+        if isinstance(batch, Tensor):
+            return self.model(batch)
+        arguments = dict(batch)
+        if not (self._encoder_decoder and "decoder_input_ids" not in arguments):
+            arguments.pop("labels", None)  # a loss over a vocabulary costs, and is not needed
+        if "use_cache" in inspect.signature(self.model.forward).parameters:
+            arguments["use_cache"] = False
+        return self.model(**arguments)
+
+    @property
+    def _encoder_decoder(self) -> bool:
+        return bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+
+    @property
+    def _next_token(self) -> bool:
+        """Whether logits at t are for the label at t + 1."""
+        inner = getattr(self.model, "get_base_model", lambda: self.model)()
+        name = type(inner).__name__
+        return not self._encoder_decoder and ("CausalLM" in name or "LMHead" in name)
+
+    def _at_last_token(self, logits: Tensor, batch: Batch) -> Tensor:
+        count, length = logits.shape[:2]
+        mask = self._token_mask(batch)
+        if mask is None or mask.shape != (count, length):
+            last = torch.full((count,), length - 1, device=logits.device)
+        else:
+            positions = torch.arange(length, device=logits.device)
+            last = (mask.to(logits.device).bool() * positions).amax(1)
+        return logits[torch.arange(count, device=logits.device), last]
+
+    def _token_mask(self, batch: Batch) -> Tensor | None:
+        """True at the real tokens of the sequence that the logits are of."""
+        if isinstance(batch, Tensor):
+            return None
+        if not self._encoder_decoder:
+            return batch.get("attention_mask")
+        labels = _labels(batch)
+        if "decoder_attention_mask" in batch or "decoder_input_ids" in batch or labels is None:
+            return batch.get("decoder_attention_mask")
+        return labels != _IGNORED  # the decoder's inputs are the labels, moved by one
+
+    def _label_logit(self, logits: Tensor, labels: Tensor | None) -> Tensor:
+        """[n, 1]; for token labels the mean over the tokens that count."""
+        assert labels is not None
+        labels = labels.to(logits.device)
+        if logits.dim() == 3 and self._next_token:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+            raise ValueError(
+                f"labels are {labels.dtype} of shape {list(labels.shape)}, but outputs='label' "
+                f"needs one class number for each of {list(logits.shape[:-1])}"
+            )
+        counts = labels != _IGNORED
+        outside = counts & ((labels < 0) | (labels >= logits.shape[-1]))
+        if outside.any():
+            raise ValueError(
+                f"label {int(labels[outside][0])} is not one of the {logits.shape[-1]} classes"
+            )
+        picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts
+        if logits.dim() == 2:
+            return picked[:, None]
+        return picked.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
+
+    def _projections(self, logits: Tensor, count: int) -> Tensor:
+        """[L, k], entries ±1/√k; the same in every block of a call."""
+        seed = _PROJECTION_SEED if self.seed is None else self.seed
+        generator = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (logits.shape[1], count), generator=generator) * 2 - 1
+        return signs.to(logits) / math.sqrt(count)
+
+
+def _labels(batch: Batch) -> Tensor | None:
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    return labels if isinstance(labels, Tensor) else None
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            "the model returned no logits; expected a classifier or language model (or pass "
+            "outputs=callable to read [n, C] from its output)"
+        )
+    return logits
+
+
+def _as_matrix(values: Any, name: str) -> Tensor:
+    if not isinstance(values, Tensor) or values.dim() != 2:
+        what = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{name} should be [n, C], not {what}")
+    return values

@@ -1,0 +1,175 @@
+"""The completeness check: nothing that a plain backward pass sees may be missing from the kernel.
+
+With random signs w_{n,c} for a few samples, one ordinary backward pass gives, of every parameter,
+
+    g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
+
+which (1) must equal the same sum over what the recorded calls contribute, parameter by parameter:
+where it does not, the parameter gets exact per-sample gradients; and (2) gives afterwards a test of
+the finished kernel that shares none of its steps:
+
+    wᵀ Θ w' = Σ_θ g_θ · g'_θ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .capture import Watched, contributions_of, evaluating, watched_forward
+from .contributions import Contribution
+from .outputs import OutputMap
+from .recorder import Layout
+from .samples import Samples
+
+_PROBED = 2  # samples; one would not tell samples and outputs without samples apart
+_SEED = 0x50524F
+# Relative error of a weight gradient computed another way, far above round-off (that of float32
+# even in float64 models: transformers' softmax and norms often compute in float32) and below what
+# a missing call would leave.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+_TOLERANCE_16 = 0.1
+_SMALL = 0.3  # times √eps
+_NOT_WHOLE = "the recorded calls do not give its whole gradient"
+
+
+@dataclass
+class Probe:
+    """What the check of one side left.
+
+    Attributes:
+        rows: the samples probed.
+        signs: w, [rows, C].
+        gradients: g, by parameter.
+        contributions: of the probed samples, for w in place of C outputs.
+        activation_bytes: memory the forward pass keeps for one sample's backward.
+        noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
+            whose gradient is zero in exact arithmetic).
+    """
+
+    rows: list[int]
+    signs: Tensor
+    gradients: dict[str, Tensor]
+    contributions: dict[str, Contribution]
+    activation_bytes: int
+    noise: float
+
+    @property
+    def outputs(self) -> int:
+        return self.signs.shape[1]
+
+    def capture_bytes(self) -> int:
+        """Memory of one sample's contributions, all outputs."""
+        return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
+
+
+def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples) -> Probe:
+    """Check the first and a middle sample; parameters that fail are added to the fallback."""
+    rows = [0, samples.count // 2]  # the same one twice where there is only one
+    meter = _Meter(watched)
+    with evaluating(watched.model):
+        with torch.autograd.graph.saved_tensors_hooks(meter.saved, lambda saved: saved):
+            forward = watched_forward(watched, outputs, layout, samples.rows(rows), _PROBED)
+        f = forward.outputs
+        generator = torch.Generator().manual_seed(_SEED)
+        signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
+        names, edges = list(watched.parameters), [recorded.edge for recorded in forward.calls]
+        inputs: list[Any] = [*edges, *watched.parameters.values()]
+        found = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
+        cotangents: list[list[Tensor | None]] = [[cotangent] for cotangent in found[: len(edges)]]
+        noise = max((_noise(c) for c in found[: len(edges)] if c is not None), default=0.0)
+        parts = contributions_of(watched, forward.calls, cotangents, _PROBED)
+    gradients = {
+        name: torch.zeros_like(watched.parameters[name]) if g is None else g
+        for name, g in zip(names, found[len(edges) :], strict=True)
+    }
+    watched.fallback.update(forward.unbatched)
+    _compare(watched, gradients, parts, noise)
+    parts = {name: part for name, part in parts.items() if name not in watched.fallback}
+    return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+
+
+def _compare(
+    watched: Watched,
+    gradients: Mapping[str, Tensor],
+    parts: Mapping[str, Contribution],
+    noise: float,
+) -> None:
+    norms = {name: float(g.double().norm()) for name, g in gradients.items()}
+    bad = [name for name, norm in norms.items() if not norm < float("inf")]
+    if bad:
+        raise ValueError(
+            f"the gradient of parameter {bad[0]!r} is NaN or infinite; expected finite gradients "
+            "(look for a division by zero or an overflow in the model, or use a wider dtype)"
+        )
+    whole = sum(norm**2 for norm in norms.values()) ** 0.5
+    for name, gradient in gradients.items():
+        if name in watched.fallback:
+            continue
+        part = parts.get(name)
+        mine = 0.0 if part is None else part.materialise(gradient.shape)[0].sum(0)
+        missing = float((gradient.flatten().double() - mine).norm())
+        # What is below √eps of the whole gradient changes the kernel by less than eps.
+        negligible = _SMALL * torch.finfo(gradient.dtype).eps ** 0.5 * whole
+        if missing > max(tolerance(gradient.dtype) * norms[name], negligible, noise):
+            watched.fallback[name] = _NOT_WHOLE
+
+
+def _noise(cotangent: Tensor) -> float:
+    return _SMALL * torch.finfo(cotangent.dtype).eps ** 0.5 * float(cotangent.double().norm())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Relative error that is round-off at most."""
+    return _TOLERANCE.get(dtype, _TOLERANCE_16)
+
+
+def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -> float:
+    """Compare wᵀ Θ w' with the product of the plain gradients; returns the relative difference.
+
+    Args:
+        theta: [N, C, M, C].
+        left, right: of the two sides; the same one for a symmetric kernel.
+        dtype: the model's.
+
+    Raises:
+        RuntimeError: they differ by more than round-off.
+    """
+    block = theta[left.rows][:, :, right.rows].double()
+    value = torch.einsum("nc,ncmd,md->", left.signs.double(), block, right.signs.double())
+    expected = sum(
+        float((g.double() * right.gradients[name].double()).sum())
+        for name, g in left.gradients.items()
+    )
+    sizes = [
+        sum(float(g.double().square().sum()) for g in side.gradients.values()) ** 0.5
+        for side in (left, right)
+    ]
+    scale = max(sizes[0] * sizes[1], float(block.abs().max()), left.noise * right.noise)
+    difference = abs(float(value) - expected) / scale if scale else 0.0
+    if not difference <= tolerance(dtype):
+        raise RuntimeError(
+            f"the kernel disagrees with a plain backward pass (relative difference "
+            f"{difference:.1e}): do samples of a batch depend on one another in this model? "
+            "method='per_sample' takes exact gradients sample by sample"
+        )
+    return difference
+
+
+class _Meter:
+    """Counts what a forward pass keeps for the backward: every storage once, parameters not."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._seen = {p.untyped_storage().data_ptr() for p in watched.model.parameters()}
+        self.total = 0
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor

@@ -1,0 +1,104 @@
+"""The forms of a linear layer's kernel alone, the choice between them, and the operator's face."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from jachess_ext.ntk.contributions import Factors
+from jachess_ext.ntk.cost import Size, count_cost
+from jachess_ext.ntk.materialise import contract_materialised
+from jachess_ext.ops import ntk_gram
+
+C, N, M, T, U, D = 2, 5, 3, 4, 6, 7  # outputs, samples, positions left and right, inputs
+WIDTHS = (3, 8)
+
+
+def _side(samples: int, positions: int, seed: int) -> tuple[Tensor, list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    return normal(samples, positions, D), [normal(C, samples, positions, e) for e in WIDTHS]
+
+
+def _expected(left: tuple, right: tuple) -> Tensor:
+    """From every gradient Σ_t δ aᵀ written out."""
+
+    def rows(side: tuple) -> Tensor:
+        return torch.cat(
+            [torch.einsum("cntr,ntk->cnrk", delta, side[0]).flatten(2) for delta in side[1]], -1
+        )
+
+    return torch.einsum("cnp,dmp->cndm", rows(left), rows(right))
+
+
+@pytest.mark.parametrize("sides", ["symmetric", "unequal"])
+@pytest.mark.parametrize("positions", [T, 300], ids=["one tile", "many tiles"])
+def test_gram(positions: int, sides: str) -> None:
+    left = _side(N, positions, 0)
+    right = left if sides == "symmetric" else _side(M, U, 1)
+    found = ntk_gram(*left) if sides == "symmetric" else ntk_gram(*left, *right)
+    torch.testing.assert_close(found, _expected(left, right), rtol=1e-11, atol=1e-9)
+
+
+@pytest.mark.parametrize("sides", ["symmetric", "unequal"])
+@pytest.mark.parametrize("workspace", [1, 10**9], ids=["row by row", "whole"])
+def test_materialised(workspace: int, sides: str) -> None:
+    left, right = _side(40, T, 0), _side(M, U, 1)  # 80 vectors: strips of the upper triangle
+    right = left if sides == "symmetric" else right
+    found = sum(
+        contract_materialised(
+            Factors(left[0], mine), Factors(right[0], theirs), sides == "symmetric", workspace,
+            torch.float64,
+        )
+        for mine, theirs in zip(left[1], right[1], strict=True)
+    )  # fmt: skip
+    torch.testing.assert_close(found, _expected(left, right), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gram_of_narrow_types_is_computed_in_single(dtype: torch.dtype) -> None:
+    a, deltas = _side(N, T, 0)
+    narrow = (a.to(dtype), [delta.to(dtype) for delta in deltas])
+    found = ntk_gram(*narrow)
+    rounded = (narrow[0].double(), [delta.double() for delta in narrow[1]])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), _expected(rounded, rounded), rtol=1e-5, atol=1e-4)
+
+
+def test_gram_of_nothing_and_of_strided_inputs() -> None:
+    a, deltas = _side(N, T, 0)
+    assert not ntk_gram(a[:, :0], [delta[:, :, :0] for delta in deltas]).any()
+    strided = a.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(ntk_gram(strided, deltas), ntk_gram(a, deltas))
+
+
+BAD = [
+    (lambda a, d: ntk_gram(a[0], d), r"inputs have shape \[4, 7\]"),
+    (lambda a, d: ntk_gram(a, []), "there are 0 cotangents"),
+    (lambda a, d: ntk_gram(a, [d[0][:, :2]]), r"a cotangent has shape \[2, 2, 4, 3\]"),
+    (lambda a, d: ntk_gram(a, d, a), "pass both other_inputs and other_cotangents"),
+    (lambda a, d: ntk_gram(a, d, a, d[::-1]), "differ in their feature sizes"),
+]
+
+
+@pytest.mark.parametrize("call, sentence", BAD)
+def test_gram_refuses(call: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call(*_side(N, T, 0))  # type: ignore[operator]
+
+
+def test_counted_cost() -> None:
+    """The formulas of spec 02, and the choices they must lead to."""
+    size = Size(8, 16, 8, 16, 2, 384, 384, symmetric=False)
+    cost = count_cost(size)
+    assert cost.gram_flops == 2 * (8 * 16) ** 2 * (384 + 4 * 384)
+    assert cost.materialise_flops == 2 * (8 + 8) * 16 * 2 * 384**2 + 2 * 16**2 * 384**2
+    one_token = count_cost(Size(64, 1, 64, 1, 2, 384, 384, symmetric=True))
+    long = count_cost(Size(64, 512, 64, 512, 2, 384, 384, symmetric=True))
+    assert (one_token.form, long.form) == ("A", "B")
+    wide = count_cost(Size(8, 16, 8, 16, 1, 8192, 50000, symmetric=True))
+    assert wide.form == "A"
