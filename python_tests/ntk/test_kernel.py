@@ -143,6 +143,7 @@ def test_label_picks_each_samples_logit() -> None:
     assert error(theta[:, 0, :, 0], expected) < 1e-10
 
 
+@pytest.mark.slow
 def test_random_projections_are_unbiased_with_the_stated_variance() -> None:
     """Over all 2^C sign vectors: the exact mean and variance, not a sample of them."""
     model, samples = classifier("bert"), batch([7, 4, 5])

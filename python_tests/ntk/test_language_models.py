@@ -70,6 +70,7 @@ def test_label_float32(name: str) -> None:
     assert error(theta, expected) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_next_token_logits(name: str) -> None:
     """All logits at the last real token, their sum, and random projections of them."""
