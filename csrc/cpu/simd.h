@@ -13,7 +13,9 @@
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(JACHESS_NO_CLONES)
 #define JACHESS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#define JACHESS_HAS_CLONES 1
 #else
+#define JACHESS_HAS_CLONES 0
 #define JACHESS_CLONES
 #endif
 

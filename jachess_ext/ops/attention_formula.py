@@ -69,8 +69,7 @@ def visible_keys(
     Causal: j ≤ i, both counted from the first; window: i − left ≤ j ≤ i + right, −1 unlimited.
     """
     left, right = window
-    if causal:
-        right = 0 if right < 0 else min(right, 0)
+    right = 0 if causal else right
     if left < 0 and right < 0:
         return None
     ahead = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None]

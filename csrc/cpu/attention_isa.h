@@ -1,0 +1,67 @@
+// Everything of the attention kernels that is compiled once per instruction set. A file that
+// includes this has set JACHESS_ISA (a namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE, and
+// the compiler's target for what follows; what all instruction sets share must be included before
+// that, or the linker might keep the copy that an older processor cannot run.
+#include "gemm_tile.h"
+// The order matters: each uses the ones before it.
+#include "attention_backward.h"
+#include "attention_forward.h"
+#include "attention_mask.h"
+#include "attention_pack.h"
+#include "attention_tiles.h"
+
+namespace jachess {
+namespace JACHESS_ISA {
+
+// Calls f(Int<q>, Int<P>, null pointer of the accumulation type).
+template <typename F>
+void dispatch_attention(const AttentionProblem& p, const F& f) {
+  dispatch_streams(p.q, p.pairs, [&](auto q, auto P) {
+#if JACHESS_HAS_DOUBLE
+    if (p.storage == Storage::f64) return f(q, P, static_cast<double*>(nullptr));
+#endif
+    f(q, P, static_cast<float*>(nullptr));
+  });
+}
+
+#define JACHESS_ATTENTION(direction)                             \
+  Attention##direction<decltype(q_)::value, decltype(P_)::value, \
+                       std::remove_pointer_t<decltype(typed)>>
+
+inline AttentionKernels attention_kernels() {
+  AttentionKernels kernels;
+  kernels.blocks = [](const AttentionProblem& p) {
+    return p.batch * p.heads * ((p.queries + kForwardQueries - 1) / kForwardQueries);
+  };
+  kernels.forward = [](const AttentionProblem& p, const JetRows& y, void* stats, int64_t begin,
+                       int64_t end) {
+    dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
+      JACHESS_ATTENTION(Forward)(p, y, stats).run(begin, end);
+    });
+  };
+  kernels.partial_numbers = [](const AttentionProblem& p, const AttentionGradients& t) {
+    int64_t numbers = 0;
+    dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
+      numbers = p.batch * p.key_heads * t.splits * JACHESS_ATTENTION(Backward)::gquery_numbers(p);
+    });
+    return numbers;
+  };
+  kernels.backward = [](const AttentionProblem& p, const AttentionGradients& t, int64_t begin,
+                        int64_t end) {
+    dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
+      JACHESS_ATTENTION(Backward)(p, t).run(begin, end);
+    });
+  };
+  kernels.reduce = [](const AttentionProblem& p, const AttentionGradients& t, int64_t begin,
+                      int64_t end) {
+    dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
+      JACHESS_ATTENTION(Backward)(p, t).reduce(begin, end);
+    });
+  };
+  return kernels;
+}
+
+#undef JACHESS_ATTENTION
+
+}  // namespace JACHESS_ISA
+}  // namespace jachess

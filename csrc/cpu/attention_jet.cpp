@@ -1,0 +1,119 @@
+// jachess::attention_jet and its backward on the CPU: arguments, and the choice of kernels.
+#include <torch/csrc/stable/library.h>
+
+#include "../attention_arguments.h"
+#include "attention_kernels.h"
+#include "tensors.h"
+
+namespace jachess {
+namespace {
+
+// Items of the backward that keep many processors busy; more would only cost memory.
+constexpr int64_t kWantedItems = 16;
+constexpr int64_t kMaxSplits = 4;
+constexpr int64_t kMinKeysPerSplit = 512;
+
+AttentionKernels choose_kernels(Storage storage) {
+#if JACHESS_HAS_CLONES
+  if (storage != Storage::f64) {
+    if (__builtin_cpu_supports("x86-64-v4")) return attention_kernels_v4();
+    if (__builtin_cpu_supports("x86-64-v3")) return attention_kernels_v3();
+  }
+#endif
+  return attention_kernels_baseline();
+}
+
+// From the shape alone: results must not depend on the number of threads.
+int64_t key_splits(const AttentionProblem& p) {
+  const int64_t wanted = (kWantedItems + p.batch * p.key_heads - 1) / (p.batch * p.key_heads);
+  return std::max<int64_t>(1, std::min({wanted, kMaxSplits, p.keys / kMinKeysPerSplit}));
+}
+
+std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
+                                         const Tensor& value, const std::optional<Tensor>& mask,
+                                         int64_t q, double scale, bool causal, int64_t window_left,
+                                         int64_t window_right, double softcap, double dropout_p,
+                                         int64_t dropout_seed) {
+  const char* op = "attention_jet";
+  check_attention_tensors(op, query, key, value, q);
+  const Tensor dense_query = with_dense_rows(query), dense_key = with_dense_rows(key),
+               dense_value = with_dense_rows(value);
+  const AttentionProblem p = attention_problem(
+      op, dense_query, dense_key, dense_value, mask,
+      {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
+  Tensor stats = new_attention_statistics(query);
+  const AttentionKernels kernels = choose_kernels(p.storage);
+  const JetRows rows = jet_rows(y);
+  torch::stable::parallel_for(0, kernels.blocks(p), 1, [&](int64_t begin, int64_t end) {
+    kernels.forward(p, rows, data<void>(stats), begin, end);
+  });
+  return {y, stats};
+}
+
+void check_backward_tensors(const char* op, const AttentionProblem& p, const Tensor& query,
+                            const Tensor& gy, const Tensor& y, const Tensor& stats) {
+  const int64_t shape[] = {query.size(0), p.batch, p.heads, p.queries, p.value_size};
+  const auto fits = [&](const Tensor& t, int64_t dims, ScalarType dtype) {
+    bool same = t.dim() == dims && t.scalar_type() == dtype && t.device() == query.device();
+    for (int64_t d = 0; same && d < dims; ++d) same = t.size(d) == shape[d];
+    return same;
+  };
+  check(fits(gy, 5, query.scalar_type()) && fits(y, 5, query.scalar_type()), "jachess::", op,
+        ": gy is ", shape_of(gy), " and y is ", shape_of(y), " for query ", shape_of(query),
+        "; expected what attention_jet returned, and a gradient of its shape and dtype.");
+  check(fits(stats, 4, accumulate_dtype(query.scalar_type())), "jachess::", op, ": stats is ",
+        shape_of(stats), " for query ", shape_of(query),
+        "; expected what attention_jet returned for it.");
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
+    const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
+    const std::optional<Tensor>& mask, const Tensor& y, const Tensor& stats, int64_t q,
+    double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
+    double dropout_p, int64_t dropout_seed) {
+  const char* op = "attention_jet_backward";
+  check_attention_tensors(op, query, key, value, q);
+  const Tensor dense_query = with_dense_rows(query), dense_key = with_dense_rows(key),
+               dense_value = with_dense_rows(value);
+  const AttentionProblem p = attention_problem(
+      op, dense_query, dense_key, dense_value, mask,
+      {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  check_backward_tensors(op, p, query, gy, y, stats);
+  const Tensor dense_gy = with_dense_rows(gy), dense_y = with_dense_rows(y);
+  const Tensor dense_stats = torch::stable::contiguous(stats);
+  Tensor gquery = new_by_token(query, p.heads, p.queries, p.size);
+  Tensor gkey = new_by_token(key, p.key_heads, p.keys, p.size);
+  Tensor gvalue = new_by_token(value, p.key_heads, p.keys, p.value_size);
+  if (p.batch * p.key_heads == 0) return {gquery, gkey, gvalue};
+  AttentionGradients t = {jet_rows(dense_gy),
+                          jet_rows(dense_y),
+                          dense_stats.const_data_ptr(),
+                          jet_rows(gquery),
+                          jet_rows(gkey),
+                          jet_rows(gvalue),
+                          key_splits(p),
+                          nullptr};
+  const AttentionKernels kernels = choose_kernels(p.storage);
+  const int64_t pairs = p.batch * p.key_heads;
+  const std::vector<int64_t> partial_shape = {t.splits > 1 ? kernels.partial_numbers(p, t) : 0};
+  const Tensor partial = torch::stable::new_empty(
+      dense_stats, torch::headeronly::IntHeaderOnlyArrayRef(partial_shape));
+  t.partial = data<void>(partial);
+  torch::stable::parallel_for(0, pairs * t.splits, 1, [&](int64_t begin, int64_t end) {
+    kernels.backward(p, t, begin, end);
+  });
+  if (t.splits > 1) {
+    torch::stable::parallel_for(
+        0, pairs, 1, [&](int64_t begin, int64_t end) { kernels.reduce(p, t, begin, end); });
+  }
+  return {gquery, gkey, gvalue};
+}
+
+}  // namespace
+}  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
+  m.impl("attention_jet", TORCH_BOX(&jachess::attention_jet));
+  m.impl("attention_jet_backward", TORCH_BOX(&jachess::attention_jet_backward));
+}

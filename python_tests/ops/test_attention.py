@@ -1,0 +1,569 @@
+"""`jachess::attention_jet` against finite differences, its twin, and autograd's own checks."""
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jachess_ext import ops
+from jachess_ext.ops.attention_formula import dropout_mask
+from python_tests.ops.cases import DEVICES, STREAMS, jet_by_differences, random_jet, relative_error
+
+NAMES = ("attention_jet", "attention_jet_backward")
+DTYPES = [
+    (torch.float64, 1e-10),
+    (torch.float32, 1e-5),
+    (torch.bfloat16, 2e-2),
+    (torch.float16, 3e-3),
+]
+
+
+def inputs(
+    streams: int = 4,
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    key_heads: int | None = None,
+    queries: int = 5,
+    keys: int | None = None,
+    size: int = 4,
+    value_size: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+) -> list[Tensor]:
+    """Query, key and value, laid out as a model has them: [S, B, T, H · D], seen as heads."""
+    keys = queries if keys is None else keys
+    key_heads = heads if key_heads is None else key_heads
+    shapes = [
+        (queries, heads, size),
+        (keys, key_heads, size),
+        (keys, key_heads, size if value_size is None else value_size),
+    ]
+    jets = [
+        random_jet(streams, batch, *shape, dtype=dtype, device=device, seed=n)
+        for n, shape in enumerate(shapes)
+    ]
+    return [x.transpose(2, 3).requires_grad_() for x in jets]
+
+
+def errors_against_twin(leaves: list[Tensor], mask: Tensor | None = None, **keywords: Any) -> float:
+    """Largest error of the result and the three gradients against the twin in float64."""
+    y = ops.attention_jet(*leaves, mask, **keywords)
+    gy = random_jet(*y.shape, dtype=y.dtype, device=str(y.device), seed=9)
+    got = [y, *torch.autograd.grad(y, leaves, gy)]
+    assert all(g.dtype == leaf.dtype for g, leaf in zip(got[1:], leaves, strict=True))
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    wide_y = ops.attention_jet_reference(*wide, mask, **keywords)
+    expected = [wide_y, *torch.autograd.grad(wide_y, wide, gy.double())]
+    return max(relative_error(g, e) for g, e in zip(got, expected, strict=True))
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any], mask: Tensor | None
+) -> Tensor:
+    """softmax(q kᵀ) v of the primal alone, in torch's own words."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.mT * settings.get("scale", query.shape[-1] ** -0.5)
+    if settings.get("softcap"):
+        scores = settings["softcap"] * torch.tanh(scores / settings["softcap"])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    i, j = (torch.arange(n) for n in scores.shape[-2:])
+    left, right = settings.get("window", (-1, -1))
+    ahead = j - i[:, None]
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden |= (ahead > 0) & settings.get("causal", False)
+    hidden |= (ahead < -left) & (left >= 0)
+    hidden |= (ahead > right) & (right >= 0)
+    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+    p = settings.get("dropout_p", 0.0)
+    if p:
+        kept = dropout_mask(*scores.shape, p, settings["dropout_seed"], scores.device)
+        weights = weights * kept / (1 - p)
+    return weights @ value
+
+
+def jet_of_plain_attention(
+    leaves: list[Tensor], settings: dict[str, Any], mask: Tensor | None = None
+) -> Tensor:
+    """The jet by finite differences along query, key and value at once."""
+    shapes = [x.shape[1:] for x in leaves]
+    flat = torch.cat([x.detach().flatten(1) for x in leaves], 1)
+
+    def f(x: Tensor) -> Tensor:
+        parts = x.split([math.prod(shape) for shape in shapes])
+        q, k, v = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        return plain_attention(q, k, v, settings, mask)
+
+    return jet_by_differences(f, flat, settings["q"])
+
+
+def masks() -> dict[str, Tensor]:
+    """For B = 2, H = 4, T = 5, Tk = 7; every query sees something."""
+    generator = torch.Generator().manual_seed(3)
+    seen = torch.rand(2, 1, 5, 7, generator=generator) > 0.4
+    seen[..., 0] = True
+    bias = torch.randn(4, 5, 7, generator=generator).double()
+    hiding = bias.clone()
+    hiding[:, 2, 3:] = -math.inf
+    return {
+        "bool": seen,
+        "padding": (torch.arange(7) < torch.tensor([[7], [4]])).view(2, 1, 1, 7).expand(2, 4, 5, 7),
+        "bias": bias,
+        "bias with -inf": hiding,
+        "bias, 16 bits": bias[:1].bfloat16(),
+        "one per query": torch.randn(5, 1, generator=generator),
+    }
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.7},
+    "causal": {"causal": True},
+    "window": {"window": (2, 1)},
+    "causal window": {"causal": True, "window": (1, -1)},
+    "softcap": {"softcap": 1.5},
+    "dropout": {"dropout_p": 0.3, "dropout_seed": -(2**40) - 7},
+}
+
+
+def test_is_available() -> None:
+    assert all(ops.available(name, "cpu") for name in NAMES)
+
+
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_agrees_with_finite_differences(name: str, q: int, streams: int) -> None:
+    settings = {**SETTINGS[name], "q": q}
+    leaves = inputs(streams, heads=4, key_heads=2, queries=6, keys=7, value_size=3)
+    expected = jet_of_plain_attention(leaves, settings)
+    assert relative_error(ops.attention_jet(*leaves, **settings), expected) < 1e-7
+    assert relative_error(ops.attention_jet_reference(*leaves, **settings), expected) < 1e-7
+
+
+@pytest.mark.parametrize("name", masks())
+def test_masks_agree_with_finite_differences(name: str) -> None:
+    mask = masks()[name]
+    leaves = inputs(batch=2, heads=4, key_heads=2, queries=5, keys=7, value_size=3)
+    expected = jet_of_plain_attention(leaves, {"q": 2}, mask)
+    assert relative_error(ops.attention_jet(*leaves, mask, q=2), expected) < 1e-7
+    assert errors_against_twin(leaves, mask, q=2) < 1e-10
+
+
+def test_agrees_with_torch_attention() -> None:
+    """The primal, and the first tangent as torch's derivative of its own attention."""
+    leaves = inputs(heads=4, key_heads=2, queries=21, size=8)
+    primal = [x.detach()[0] for x in leaves]
+    tangent = [x.detach()[1] for x in leaves]
+
+    def attention(*qkv: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+
+    y = ops.attention_jet(*leaves, q=2, causal=True)
+    torch.testing.assert_close(y[0], attention(*primal))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        _, expected = torch.func.jvp(attention, tuple(primal), tuple(tangent))
+    torch.testing.assert_close(y[1], expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_agrees_with_twin(
+    device: str, q: int, streams: int, dtype: torch.dtype, bound: float
+) -> None:
+    """Result and gradients; ragged sizes, more queries than one block, two chunks of keys."""
+    leaves = inputs(
+        streams,
+        heads=2,
+        key_heads=1,
+        queries=37,
+        keys=150,
+        size=24,
+        value_size=40,
+        dtype=dtype,
+        device=device,
+    )
+    assert errors_against_twin(leaves, q=q) < bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (70, 300), (200, 40), (33, 2), (3, 33)])
+def test_settings_agree_with_twin(device: str, name: str, queries: int, keys: int) -> None:
+    leaves = inputs(queries=queries, keys=keys, size=16, dtype=torch.float32, device=device)
+    assert errors_against_twin(leaves, q=2, **SETTINGS[name]) < 1e-5
+
+
+@pytest.mark.parametrize("size", [8, 32, 48, 64, 80, 128, 256])
+def test_head_sizes(size: int) -> None:
+    leaves = inputs(queries=20, keys=40, size=size, dtype=torch.float32)
+    assert errors_against_twin(leaves, q=2, causal=True) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_everything_at_once(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.rand(2, 1, 200, 200, generator=generator) > 0.5).to(device)
+    leaves = inputs(
+        batch=2, heads=2, key_heads=1, queries=200, size=16, dtype=torch.float32, device=device
+    )
+    keywords = {"softcap": 3.0, "dropout_p": 0.2, "dropout_seed": 3, "window": (100, 0)}
+    assert errors_against_twin(leaves, mask, q=2, causal=True, **keywords) < 1e-5
+
+
+@pytest.mark.parametrize("keys", [1000, 1500])
+def test_split_keys_agree_with_twin(keys: int) -> None:
+    """Few heads and many keys: the backward sums partial gradients of the queries."""
+    leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=torch.float32)
+    assert errors_against_twin(leaves, q=2) < 1e-5
+    assert errors_against_twin(leaves, q=2, window=(-1, 700)) < 1e-5
+
+
+def tiny_mask() -> Tensor:
+    mask = torch.zeros(3, 4, dtype=torch.float64)
+    mask[0, 1], mask[1] = -math.inf, -math.inf
+    return mask
+
+
+@pytest.mark.parametrize(("q", "streams"), STREAMS)
+def test_gradients(q: int, streams: int) -> None:
+    leaves = inputs(streams, heads=2, key_heads=1, queries=2, keys=3, size=2)
+
+    def f(*qkv: Tensor) -> Tensor:
+        return ops.attention_jet(*qkv, q=q)
+
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 4)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"mask": tiny_mask(), "softcap": 1.5},
+        {"causal": True, "dropout_p": 0.4, "dropout_seed": 5},
+        {"window": (0, 1), "scale": 0.3},
+    ],
+    ids=["mask and softcap", "causal and dropout", "window"],
+)
+def test_gradients_with_settings(keywords: dict[str, Any]) -> None:
+    leaves = inputs(queries=3, keys=4, size=2)
+
+    def f(*qkv: Tensor) -> Tensor:
+        return ops.attention_jet(*qkv, q=2, **keywords)
+
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_gradient_of_one_input_alone(wanted: int) -> None:
+    leaves = [x.detach() for x in inputs()]
+    leaves[wanted].requires_grad_()
+    (got,) = torch.autograd.grad(ops.attention_jet(*leaves, q=2).square().sum(), leaves[wanted])
+    twin = ops.attention_jet_reference(*leaves, q=2).square().sum()
+    torch.testing.assert_close(got, torch.autograd.grad(twin, leaves[wanted])[0])
+
+
+def test_saved_statistics() -> None:
+    """Stream 0 is log L, the others L_s / L_0, by finite differences; none has a gradient."""
+    leaves = inputs(heads=1, queries=3, keys=140, size=4)
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+    y, stats = torch.ops.jachess.attention_jet(*leaves, None, *numbers)
+    assert y.requires_grad
+    assert not stats.requires_grad
+    query, key = (x.detach() for x in leaves[:2])
+    shapes = [query.shape[1:], key.shape[1:]]
+
+    def denominator(x: Tensor) -> Tensor:
+        q, k = x.split([shape.numel() for shape in shapes])
+        return (0.5 * q.view(shapes[0]) @ k.view(shapes[1]).mT).exp().sum(-1)
+
+    jet = jet_by_differences(denominator, torch.cat([query.flatten(1), key.flatten(1)], 1), 2)
+    torch.testing.assert_close(stats[0], jet[0].log())
+    assert relative_error(stats[1:], jet[1:] / jet[0]) < 1e-7
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device: str) -> None:
+    keywords = {"dtype": torch.float32, "device": device}
+    leaves = inputs(heads=2, key_heads=1, queries=3, keys=5, value_size=8, size=8, **keywords)
+    mask = torch.zeros(3, 5, device=device)
+    numbers = (2, 0.5, True, 1, -1, 2.0, 0.25, 7)
+    torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, *numbers))
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)  # the twin's second derivative takes its time
+    with torch.no_grad():
+        y, stats = torch.ops.jachess.attention_jet(*leaves, mask, *numbers)
+    gy = torch.randn_like(y).requires_grad_()
+    torch.library.opcheck(
+        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, y, stats, *numbers)
+    )
+
+
+def test_queries_that_see_nothing() -> None:
+    """Zeros in all streams and gradients, as torch's attention; the others are untouched."""
+    leaves = inputs(queries=9, keys=6, dtype=torch.float32)
+    mask = torch.ones(9, 6, dtype=torch.bool)
+    mask[4] = False
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    for hidden in (mask, torch.zeros(9, 6).masked_fill(~mask, -math.inf)):
+        y = ops.attention_jet(*leaves, hidden, q=2)
+        assert not y[:, :, :, 4].any()
+        full = ops.attention_jet(*leaves, q=2)
+        assert torch.equal(y[:, :, :, others], full[:, :, :, others])
+        gradients = torch.autograd.grad(y.square().sum(), leaves)
+        assert all(torch.isfinite(g).all() for g in gradients)
+        assert not gradients[0][:, :, :, 4].any()
+        assert gradients[0][:, :, :, others].any()
+    nowhere = torch.zeros(1, 6, dtype=torch.bool)
+    y = ops.attention_jet(*leaves, nowhere, q=2)
+    assert not y.any()
+    assert not any(g.any() for g in torch.autograd.grad(y.sum(), leaves))
+
+
+def test_hidden_keys_take_no_part() -> None:
+    """Whatever stands in them, NaN apart: as if they were not there."""
+    leaves = inputs(queries=5, keys=40, dtype=torch.float32)
+    keep = torch.arange(40) < 21
+    expected = ops.attention_jet(leaves[0], *(x[..., :21, :] for x in leaves[1:]), q=2)
+    with torch.no_grad():
+        for x in leaves[1:]:
+            x[..., 21:, :] *= 1e3
+    torch.testing.assert_close(ops.attention_jet(*leaves, keep, q=2), expected)
+
+
+@pytest.mark.parametrize(("keys", "bound"), [(40, 1e-5), (300, 1e-3)])
+def test_huge_scores(keys: int, bound: float) -> None:
+    """Scores of 8192 and constant offsets of the tangents' scores cancel in the softmax.
+
+    All keys share a large component, which shifts a row's scores in every stream. The scores
+    themselves are exact in float32; log sum e^s, which joins chunks of keys and which the backward
+    starts from, is not: half a unit in the last place of 8192, 5e-4, is an error of the weights.
+    So is that of the saved L_ij / L_0, about (sum p s_i)², here 64².
+    """
+    leaves = inputs(queries=6, keys=keys, size=8)
+    with torch.no_grad():
+        for x in leaves[:2]:
+            x.copy_((x * 8).round() / 8)
+        leaves[1][0, ..., 0] = 64 + (2 * leaves[1][0, ..., 0]).round() / 256
+        leaves[1][1:, ..., 0] += 0.25
+        leaves[0][0, ..., 0] = 128
+        leaves[0][1:, ..., 0] = 0.5
+    narrow = [x.detach().float().requires_grad_() for x in leaves]
+    y = ops.attention_jet(*narrow, q=2, scale=1.0)
+    expected = ops.attention_jet_reference(*leaves, q=2, scale=1.0)
+    assert relative_error(y, expected) < bound
+    gy = random_jet(*y.shape, seed=9)
+    got = torch.autograd.grad(y, narrow, gy.float())
+    wanted = torch.autograd.grad(expected, leaves, gy)
+    for g, w in zip(got, wanted, strict=True):
+        assert relative_error(g, w) < 1e-3
+
+
+def test_nan_is_seen() -> None:
+    """In a query it spoils its row; in a key or value all rows of its head that look at it."""
+    for which, row in ((0, (slice(None), 0, 1, 4)), (1, (slice(None), 0, 1)), (2, (0, 0, 1))):
+        leaves = [x.detach() for x in inputs(queries=20, keys=20, dtype=torch.float32)]
+        leaves[which][0, 0, 1, 4, 2] = math.nan
+        y = ops.attention_jet(*leaves, q=2)
+        spoilt = y[row][..., 2] if which == 2 else y[row]
+        assert torch.isnan(spoilt).all()
+        assert torch.isfinite(y[:, :, 0]).all()
+    leaves[0][0] = math.nan
+    assert torch.isnan(ops.attention_jet(*leaves, q=2)[0]).all()
+
+
+def test_dropout_is_the_twins_and_keeps_the_mean() -> None:
+    """Weights read off with one-hot values: the same entries are dropped in every stream."""
+    query, key, _ = inputs(heads=3, queries=40, keys=64, dtype=torch.float32)
+    value = torch.zeros(4, 1, 3, 64, 64)
+    value[0] = torch.eye(64)
+    settings = {"q": 2, "dropout_p": 0.25, "dropout_seed": 11}
+    weights = ops.attention_jet(query, key, value, q=2)
+    dropped = ops.attention_jet(query, key, value, **settings)
+    kept = dropout_mask(1, 3, 40, 64, 0.25, 11, torch.device("cpu"))
+    torch.testing.assert_close(dropped, weights * kept / 0.75)
+    # 7,680 draws, standard deviation 0.433 each: four standard errors
+    assert abs(kept.double().mean() - 0.75) < 4 * 0.433 / 7680**0.5
+    other = ops.attention_jet(query, key, value, q=2, dropout_p=0.25, dropout_seed=12)
+    assert ((other[0] == 0) != (dropped[0] == 0)).double().mean() > 0.3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_strides(device: str, dtype: torch.dtype) -> None:
+    """Any strides, also a last one that is not 1, and 0."""
+    dense = [
+        x.detach().contiguous()
+        for x in inputs(8, heads=2, queries=9, size=16, dtype=dtype, device=device)
+    ]
+    views = [
+        [x[::2] for x in dense],
+        [x[:4].transpose(-1, -2).contiguous().transpose(-1, -2) for x in dense],
+        [x[:1].expand(4, -1, -1, -1, -1) for x in dense],
+        [x[:4, :, :1].expand(-1, -1, 2, -1, -1) for x in dense],
+    ]
+    for view in views:
+        leaves = [x.detach().contiguous().requires_grad_() for x in view]
+        strided = [x.detach().requires_grad_() for x in view]
+        y, expected = (ops.attention_jet(*each, q=2) for each in (strided, leaves))
+        assert torch.equal(y, expected)
+        gy = random_jet(*y.shape[:-1], 32, dtype=dtype, device=device, seed=9)[..., ::2]
+        got = torch.autograd.grad(y, strided, gy)
+        wanted = torch.autograd.grad(expected, leaves, gy.contiguous())
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_layout_lets_heads_merge_without_a_copy() -> None:
+    leaves = inputs(queries=9, dtype=torch.float32)
+    y = ops.attention_jet(*leaves, q=2)
+    for x in (y, *torch.autograd.grad(y.sum(), leaves)):
+        merged = x.transpose(-3, -2).flatten(-2)
+        assert merged.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "empty", ["batch", "heads", "queries", "keys", "size", "value_size", "key_heads"]
+)
+def test_empty(device: str, empty: str) -> None:
+    sizes = {"batch": 2, "heads": 2, "queries": 3, "keys": 4, "size": 8, "value_size": 8}
+    sizes |= {"heads": 0, "key_heads": 0} if empty == "key_heads" else {empty: 0}
+    leaves = inputs(**sizes, dtype=torch.float32, device=device)
+    y = ops.attention_jet(*leaves, q=2)
+    expected = ops.attention_jet_reference(*leaves, q=2)
+    torch.testing.assert_close(y, expected)
+    got = torch.autograd.grad(y.sum(), leaves)
+    wanted = torch.autograd.grad(expected.sum(), leaves)
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_is_the_same_run_to_run() -> None:
+    """Bit for bit, whatever the number of threads; also where key heads are split."""
+    cases = [inputs(batch=2, queries=70, keys=150, dtype=torch.float32)]
+    cases.append(inputs(heads=1, queries=30, keys=1100, dtype=torch.float32))
+    before = torch.get_num_threads()
+    for leaves in cases:
+        results = []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                y = ops.attention_jet(*leaves, q=2, dropout_p=0.1, dropout_seed=1)
+                results.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
+        finally:
+            torch.set_num_threads(before)
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+_PEAK = """
+import torch
+from jachess_ext import ops
+from benchmarks.common.memory import status_megabytes
+torch.set_num_threads(1)
+x = [torch.randn(4, 1, 1, {tokens}, 32).requires_grad_() for _ in range(3)]
+ops.attention_jet(*(t[..., :16, :] for t in x), q=2).sum().backward()
+before = status_megabytes("VmHWM")
+ops.attention_jet(*x, q=2).sum().backward()
+print(status_megabytes("VmHWM") - before)
+"""
+
+
+def test_memory_is_linear_in_the_number_of_tokens() -> None:
+    """At T = 4096 one stream of the scores alone is 64 MiB; the inputs are 2 MiB each.
+
+    y, its gradient and three gradients: 10 MiB; four partial sums of the queries': 8 MiB more.
+    """
+    command = [sys.executable, "-W", "error", "-c", _PEAK.format(tokens=4096)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert float(found.stdout) < 40
+
+
+def shaped(*shape: int) -> Tensor:
+    return torch.ones(shape)
+
+
+GOOD = (shaped(4, 1, 2, 3, 4), shaped(4, 1, 2, 5, 4), shaped(4, 1, 2, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"query": shaped(4, 2, 3, 4)}, ValueError, r"query .*expected \[S, B, H, T, D\]"),
+        ({"key": shaped(4, 1, 2, 5, 8)}, ValueError, "key has shape .*D of query"),
+        ({"value": shaped(4, 1, 2, 6, 6)}, ValueError, "value has shape .*as in key"),
+        ({"query": shaped(4, 1, 3, 3, 4)}, ValueError, "3 heads and key 2"),
+        ({"key": GOOD[1].double()}, TypeError, "key .*convert it with .to"),
+        ({"query": GOOD[0].int()}, TypeError, "loat|Double"),
+        ({"query": shaped(5, 1, 2, 3, 4)}, ValueError, "expects 3 .* or 4"),
+        ({"q": 7}, ValueError, "expected 1 to 4"),
+        ({"mask": shaped(2, 3, 5)[:, :, :4]}, ValueError, "does not broadcast"),
+        ({"mask": shaped(1, 1, 1, 3, 5)}, ValueError, "does not broadcast"),
+        ({"mask": shaped(3, 5).int()}, TypeError, "mask has dtype"),
+        ({"window": (-2, 0)}, ValueError, "no limit"),
+        ({"softcap": -1.0}, ValueError, "softcap is -1"),
+        ({"softcap": math.inf}, ValueError, "softcap is inf"),
+        ({"dropout_p": 1.0}, ValueError, "dropout_p is 1"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(
+    changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    given = dict(zip(("query", "key", "value"), GOOD, strict=True)) | {"mask": None, "q": 2}
+    given |= changes
+    for face in (ops.attention_jet, ops.attention_jet_reference):
+        with pytest.raises(error, match=words):
+            face(**given)
+    left, right = given.pop("window", (-1, -1))
+    softcap, dropout_p = given.pop("softcap", 0.0), given.pop("dropout_p", 0.0)
+    with pytest.raises(RuntimeError, match=words):
+        torch.ops.jachess.attention_jet(
+            *given.values(), 0.5, False, left, right, softcap, dropout_p, 0
+        )
+
+
+def test_faces_refuse_what_the_schema_cannot_take() -> None:
+    with pytest.raises(ValueError, match="requires a gradient"):
+        ops.attention_jet(*GOOD, torch.zeros(3, 5).requires_grad_(), q=2)
+    with pytest.raises(ValueError, match="64 bits"):
+        ops.attention_jet(*GOOD, q=2, dropout_seed=2**63)
+
+
+def test_the_twin_gives_masks_their_gradient() -> None:
+    leaves = [x.detach() for x in inputs(queries=3, keys=4)]
+    mask = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda mask: ops.attention_jet_reference(*leaves, mask, q=2), mask
+    )
+
+
+def test_backward_refuses_what_does_not_fit() -> None:
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+    y, stats = torch.ops.jachess.attention_jet(*GOOD, None, *numbers)
+    backward = torch.ops.jachess.attention_jet_backward
+    for gy, given_y in ((y[..., :5], y), (y, y.double())):
+        with pytest.raises(RuntimeError, match="expected what attention_jet returned, and"):
+            backward(gy, *GOOD, None, given_y, stats, *numbers)
+    with pytest.raises(RuntimeError, match="expected what attention_jet returned for it"):
+        backward(y, *GOOD, None, y, stats[:1], *numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_to_one_graph(device: str) -> None:
+    def loss(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        y = ops.attention_jet(2 * query, key, value, q=2, causal=True)
+        return y.transpose(2, 3).flatten(3).square().sum()
+
+    leaves = inputs(queries=9, size=8, dtype=torch.float32, device=device)
+    eager = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    for a, b in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
