@@ -27,6 +27,7 @@ SCRIPTS = (
     "engine_vs_func",
     "train_mode",
     "memory",
+    "attention_operator",
 )
 
 

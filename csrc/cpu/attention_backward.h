@@ -7,6 +7,9 @@
 // the shape alone, so the bits do not depend on the number of threads.
 #pragma once
 
+#include "attention_pack.h"
+#include "attention_tiles.h"
+
 namespace jachess {
 namespace JACHESS_ISA {
 

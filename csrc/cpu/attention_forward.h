@@ -5,6 +5,9 @@
 // same softmax rule again; every sum is thereby centred, however far the scores lie from 0.
 #pragma once
 
+#include "attention_pack.h"
+#include "attention_tiles.h"
+
 namespace jachess {
 namespace JACHESS_ISA {
 
@@ -15,7 +18,7 @@ constexpr int64_t kSpan = 8;             // blocks that share the packing of a c
 template <int q, int P, typename T>
 class AttentionForward {
  public:
-  AttentionForward(const AttentionProblem& problem, const JetRows& y, void* stats)
+  AttentionForward(const AttentionProblem& problem, const JetHeads& y, void* stats)
       : p_(problem),
         y_(y),
         stats_(static_cast<T*>(stats)),
@@ -242,7 +245,7 @@ class AttentionForward {
   }
 
   const AttentionProblem& p_;
-  const JetRows y_;
+  const JetHeads y_;
   T* stats_;
   const LeibnizTerms<q, P> terms_;
   const int64_t chunk_, size_, value_size_;

@@ -2,13 +2,8 @@
 // includes this has set JACHESS_ISA (a namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE, and
 // the compiler's target for what follows; what all instruction sets share must be included before
 // that, or the linker might keep the copy that an older processor cannot run.
-#include "gemm_tile.h"
-// The order matters: each uses the ones before it.
 #include "attention_backward.h"
 #include "attention_forward.h"
-#include "attention_mask.h"
-#include "attention_pack.h"
-#include "attention_tiles.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
@@ -33,7 +28,7 @@ inline AttentionKernels attention_kernels() {
   kernels.blocks = [](const AttentionProblem& p) {
     return p.batch * p.heads * ((p.queries + kForwardQueries - 1) / kForwardQueries);
   };
-  kernels.forward = [](const AttentionProblem& p, const JetRows& y, void* stats, int64_t begin,
+  kernels.forward = [](const AttentionProblem& p, const JetHeads& y, void* stats, int64_t begin,
                        int64_t end) {
     dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
       JACHESS_ATTENTION(Forward)(p, y, stats).run(begin, end);

@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
   Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
   Tensor stats = new_attention_statistics(query);
   const AttentionKernels kernels = choose_kernels(p.storage);
-  const JetRows rows = jet_rows(y);
+  const JetHeads rows = jet_heads(y);
   torch::stable::parallel_for(0, kernels.blocks(p), 1, [&](int64_t begin, int64_t end) {
     kernels.forward(p, rows, data<void>(stats), begin, end);
   });
@@ -86,12 +86,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
   Tensor gkey = new_by_token(key, p.key_heads, p.keys, p.size);
   Tensor gvalue = new_by_token(value, p.key_heads, p.keys, p.value_size);
   if (p.batch * p.key_heads == 0) return {gquery, gkey, gvalue};
-  AttentionGradients t = {jet_rows(dense_gy),
-                          jet_rows(dense_y),
+  AttentionGradients t = {jet_heads(dense_gy),
+                          jet_heads(dense_y),
                           dense_stats.const_data_ptr(),
-                          jet_rows(gquery),
-                          jet_rows(gkey),
-                          jet_rows(gvalue),
+                          jet_heads(gquery),
+                          jet_heads(gkey),
+                          jet_heads(gvalue),
                           key_splits(p),
                           nullptr};
   const AttentionKernels kernels = choose_kernels(p.storage);

@@ -15,12 +15,12 @@
 
 namespace jachess {
 
-// The tensors of the backward; strides as of JetRows. `partial` holds the sums of every item where
+// The tensors of the backward; strides as of JetHeads. `partial` holds the sums of every item where
 // key heads are split, in the accumulation type.
 struct AttentionGradients {
-  JetRows gy, y;
+  JetHeads gy, y;
   const void* stats;
-  JetRows gquery, gkey, gvalue;
+  JetHeads gquery, gkey, gvalue;
   int64_t splits;
   void* partial;
 };
@@ -29,7 +29,7 @@ struct AttentionGradients {
 // `partial` must hold.
 struct AttentionKernels {
   int64_t (*blocks)(const AttentionProblem&);
-  void (*forward)(const AttentionProblem&, const JetRows& y, void* stats, int64_t begin,
+  void (*forward)(const AttentionProblem&, const JetHeads& y, void* stats, int64_t begin,
                   int64_t end);
   int64_t (*partial_numbers)(const AttentionProblem&, const AttentionGradients&);
   void (*backward)(const AttentionProblem&, const AttentionGradients&, int64_t begin, int64_t end);

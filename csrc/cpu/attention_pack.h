@@ -1,6 +1,8 @@
 // Rows of tensors in memory to matrices in panels (gemm_tile.h), and back; for JACHESS_ISA.
 #pragma once
 
+#include "gemm_tile.h"
+
 namespace jachess {
 namespace JACHESS_ISA {
 
@@ -46,7 +48,7 @@ void pack_stream(const Stored* from, int64_t token, int64_t n, int64_t padded, i
 
 // Tokens [begin, begin + n) of one head, every stream.
 template <typename T>
-JACHESS_ONCE void pack_rows(const JetRows& from, Storage storage, int streams, int64_t batch,
+JACHESS_ONCE void pack_rows(const JetHeads& from, Storage storage, int streams, int64_t batch,
                             int64_t head, int64_t begin, int64_t n, int64_t padded, int64_t size,
                             T scale, Panels<T> to) {
   dispatch_storage<T>(storage, [&](auto* typed) {
@@ -62,7 +64,7 @@ JACHESS_ONCE void pack_rows(const JetRows& from, Storage storage, int streams, i
 // The way back: n rows of every stream, times scale.
 template <typename T>
 JACHESS_ONCE void unpack_rows(Panels<T> from, int streams, int64_t n, int64_t size, T scale,
-                              const JetRows& to, Storage storage, int64_t batch, int64_t head,
+                              const JetHeads& to, Storage storage, int64_t batch, int64_t head,
                               int64_t begin) {
   dispatch_storage<T>(storage, [&](auto* typed) {
     using Stored = std::remove_pointer_t<decltype(typed)>;

@@ -362,8 +362,9 @@ def test_huge_scores(keys: int, bound: float) -> None:
     gy = random_jet(*y.shape, seed=9)
     got = torch.autograd.grad(y, narrow, gy.float())
     wanted = torch.autograd.grad(expected, leaves, gy)
-    for g, w in zip(got, wanted, strict=True):
-        assert relative_error(g, w) < 1e-3
+    # Σ s̄ = 0 over a row only up to that error, and 64, which all keys share, multiplies the rest.
+    for g, w, factor in zip(got, wanted, (64, 1, 1), strict=True):
+        assert relative_error(g, w) < factor * 1e-3
 
 
 def test_nan_is_seen() -> None:
