@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common.memory import status_megabytes
+from benchmarks.common.models import Shape
 from benchmarks.common.options import Options, finish, parse, parser
 from benchmarks.common.report import ROOT, Row
 from benchmarks.common.timing import Step, interleaved
@@ -58,14 +59,19 @@ class Heads:
         return whole / 2 if self.causal else whole
 
 
-CASES = {
-    "encoder6-T128": Heads(8, 12, 12, 128, 32),
-    "encoder6-T32": Heads(8, 12, 12, 32, 32),
-    "encoder12-T128": Heads(4, 12, 12, 128, 64),
-    "llama6-T128": Heads(8, 8, 2, 128, 64, causal=True),
-}
 LONG = Heads(1, 4, 4, 4096, 64)
-TINY = Heads(1, 2, 1, 16, 8, causal=True)
+
+
+def heads_of(shape: Shape) -> Heads:
+    """The attention of a reference shape; decoders are causal."""
+    return Heads(
+        shape.batch,
+        shape.heads,
+        shape.key_value_heads or shape.heads,
+        shape.tokens,
+        shape.width // shape.heads,
+        causal=shape.family != "bert",
+    )
 
 
 def tensors(heads: Heads, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -186,14 +192,14 @@ def print_peak(sizes: str, options: Options) -> None:
 def main(argv: list[str] | None = None) -> list[Row]:
     """Measure, append to the CSV, print."""
     assert __doc__ is not None
-    arguments = parser(__doc__, sorted(CASES), ["tiny"], repeats=15)
+    defaults = ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"]
+    arguments = parser(__doc__, defaults, ["tiny", "llama-tiny"], repeats=15)
     arguments.add_argument("--peak-of", help="B,H,Hk,T,D: print the peak of one step and stop")
     options = parse(arguments, argv)
     if options.extra.peak_of is not None:
         print_peak(options.extra.peak_of, options)
         return []
-    named = [name for name, _ in options.named_shapes]
-    cases = [CASES.get(name, TINY) for name in named]
+    cases = [heads_of(shape) for shape in options.shapes]
     if not options.quick and options.extra.shapes is None:
         cases.append(LONG)
     rows = [row for heads in cases for row in measure(heads, options)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import (
+    attention_operator,
     compiled_block,
     engine_vs_func,
     equal_spread,
@@ -36,7 +37,14 @@ def eager() -> tuple[nn.Module, Batch]:
 
 @pytest.mark.parametrize(
     "script",
-    [step_vs_plain, step_vs_published, engine_vs_func, train_mode, operators],
+    [
+        step_vs_plain,
+        step_vs_published,
+        engine_vs_func,
+        train_mode,
+        operators,
+        attention_operator,
+    ],
     ids=lambda s: s.__name__,
 )
 def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> None:
