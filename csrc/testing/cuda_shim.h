@@ -124,9 +124,9 @@ inline void leave(State state) {
   unwatched(true);
   Fiber& self = fibers[current];
   self.state = state;
+  unwatched(false);  // before the switch: a fiber that is done does not come back
   announce_scheduler();
   swapcontext(&self.context, &scheduler);
-  unwatched(false);
 }
 
 inline void enter() {
@@ -181,6 +181,7 @@ inline void run_block(unsigned threads) {
   if (threads % kLanes != 0) fail("the block is not made of whole warps");
   fibers.resize(threads);
   exchanged.assign(threads * kExchangeBytes, 0);
+  note_scheduler();
   for (Fiber& fiber : fibers) {
     fiber.state = State::ready;
     fiber.copies.assign(1, {});
@@ -192,7 +193,6 @@ inline void run_block(unsigned threads) {
     makecontext(&fiber.context, enter, 0);
     start_fiber(fiber);
   }
-  note_scheduler();
   unwatched(true);
   run_to_the_end(threads);
   unwatched(false);
