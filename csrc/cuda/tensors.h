@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "../attention_arguments.h"  // storage_of
 #include "../checks.h"
 #include "launchers.h"
 
@@ -21,13 +22,6 @@ inline Queue queue_of(const Tensor& x) {
   check(aoti_torch_get_current_cuda_stream(queue.device, &queue.stream) == 0,
         "jachess: torch could not name the current CUDA stream of device ", queue.device, ".");
   return queue;
-}
-
-inline Storage storage_of(ScalarType dtype) {
-  return dtype == ScalarType::Double     ? Storage::f64
-         : dtype == ScalarType::Float    ? Storage::f32
-         : dtype == ScalarType::BFloat16 ? Storage::bf16
-                                         : Storage::f16;
 }
 
 inline JetShape jet_shape(const Tensor& x, int64_t q, int pairs) {
