@@ -105,7 +105,9 @@ inline void announce(Fiber& fiber) {
 inline void announce_scheduler() {
   __tsan_switch_to_fiber(scheduler_fiber, __tsan_switch_to_fiber_no_sync);
 }
-inline void note_scheduler() { scheduler_fiber = __tsan_get_current_fiber(); }
+inline void note_scheduler() {
+  if (scheduler_fiber == nullptr) scheduler_fiber = __tsan_get_current_fiber();
+}
 #else
 inline void unwatched(bool) {}
 inline void publish(State) {}
