@@ -5,13 +5,12 @@ It shows index maps, masks, reductions and barriers right where no GPU is. It ca
 kernels run on a GPU, nor how fast.
 """
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from jachess_build import sanitized
 from torch import Tensor
 
 from jachess_ext import ops
@@ -25,26 +24,32 @@ BOUNDS = {
     torch.bfloat16: 1e-2,
     torch.float16: 2e-3,
 }
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-
 pytestmark = [
-    pytest.mark.slow,  # compiling the kernels under sanitizers takes about a minute
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the shim"),
+    pytest.mark.sanitizers,
+    pytest.mark.skipif(not sanitized.available(), reason="needs g++ with its sanitizers"),
+]
+FLAGS = ["-std=c++17", "-O0", "-g1", "-Wno-psabi", "-I", str(CSRC / "testing")]
+
+
+# `make sanitize` takes fp32 and bf16, `make test-all` every dtype.
+DTYPES = [
+    pytest.param(dtype, marks=pytest.mark.slow if dtype in (torch.float64, torch.float16) else [])
+    for dtype in STORAGE
 ]
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled shim with all kernels."""
-    target = tmp_path_factory.mktemp("shim") / "run_kernel"
-    sources = [CSRC / "testing" / "run_kernel.cpp", *sorted(CSRC.glob("cuda/*.cu"))]
-    sources.remove(CSRC / "cuda" / "launch_error.cu")  # the CUDA runtime's own words
-    sources = [path for path in sources if "attention" not in path.name]  # have a test of their own
-    command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS]
-    command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources), "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return target
+    """The shim compiled with all kernels but attention's, which have a test of their own."""
+    sanitizer = sanitized.SANITIZERS["address"]
+    kernels = sorted(CSRC.glob("cuda/*.cu"))
+    # launch_error: the CUDA runtime's own words
+    left_out = [k for k in kernels if k.stem == "launch_error" or k.stem.startswith("attention")]
+    sources = [CSRC / "testing" / "run_kernel.cpp", *(k for k in kernels if k not in left_out)]
+    cache = sanitized.CACHE / f"shim_{sanitizer.name}"
+    objects = sanitized.compile_objects(sources, [*FLAGS, *sanitizer.flags], cache)
+    target = tmp_path_factory.mktemp("shim") / sanitizer.name
+    return sanitized.link(objects, target, sanitizer.flags)
 
 
 def as_bytes(tensor: Tensor) -> bytes:
@@ -88,8 +93,7 @@ def run_program(
         capture_output=True,
         text=True,
         check=False,
-        # the fibers' stacks are not the thread's
-        env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0"},
+        env=sanitized.SANITIZERS[program.name].environment(),
     )
     assert done.returncode == 0, done.stderr
     data = bytearray((folder / "output").read_bytes())
@@ -108,7 +112,7 @@ def run_program(
 # a block of 256 threads
 @pytest.mark.parametrize("channels", [37, 300])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
     x = random_jet(streams, 3, channels, dtype=dtype)
     gy = random_jet(streams, 3, channels, dtype=dtype, seed=1)
@@ -122,7 +126,7 @@ def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, cha
 
 @pytest.mark.parametrize("channels", [37, 300])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_norm(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
     x = random_jet(streams, 3, channels, dtype=dtype)
     gy = random_jet(streams, 3, channels, dtype=dtype, seed=1)
@@ -166,7 +170,7 @@ def test_more_rows_than_blocks(program: Path) -> None:
 
 @pytest.mark.parametrize("d", [1, 37, 300])
 @pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str, d: int) -> None:
     """Bit for bit what the CPU operator gives."""
     token = ops.token_numbers(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]]))
@@ -181,7 +185,7 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
 # a warp's row, with and without groups of four, and a block's
 @pytest.mark.parametrize("scores", [37, 300, 1100])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (4, 11)])
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax(program: Path, dtype: torch.dtype, q: int, streams: int, scores: int) -> None:
     x = random_jet(streams, 3, scores, dtype=dtype)
     gy = random_jet(streams, 3, scores, dtype=dtype, seed=1)
@@ -204,7 +208,7 @@ def test_softmax(program: Path, dtype: torch.dtype, q: int, streams: int, scores
 
 @pytest.mark.parametrize("channels", [37, 320])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (4, 11)])
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_jet_norms(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
     """More tokens than a block has warps; with and without mask and index."""
     operators = torch.ops.jachess
