@@ -1,26 +1,12 @@
 // CUDA kernels of jachess::activation_jet: one thread per group of `width` elements, all streams of
 // an element in registers, one pass over memory. The formulas are jet_math.h's.
-#include "launch.h"
+#include "activation_switch.h"
 #include "pack.h"
 
 namespace jachess {
 namespace {
 
 constexpr int kThreads = 256;
-
-// The kind is the same for all threads: a branch on it costs nothing beside the memory traffic,
-// and saves one instance of every kernel per kind.
-template <typename A>
-__device__ inline Derivatives<A> derivatives(Activation kind, A x) {
-  switch (kind) {
-#define JACHESS_CASE(name) \
-  case Activation::name:   \
-    return ActivationOf<Activation::name, A>::at(x);
-    JACHESS_FOR_EACH_ACTIVATION(JACHESS_CASE)
-#undef JACHESS_CASE
-  }
-  return {};
-}
 
 template <typename T, int q, int P, int width>
 __global__ void __launch_bounds__(kThreads)
@@ -96,7 +82,7 @@ int activation_jet_cuda(JetShape shape, Activation kind, const void* x, void* y,
     dispatch_streams(shape.q, shape.pairs, [&](auto q, auto P) {
       constexpr int q_ = decltype(q)::value, P_ = decltype(P)::value;
       if constexpr (sizeof(T) <= 4) {
-        if (can_pack<T>(shape.n, x, y, nullptr)) {
+        if (can_pack<T>(shape.n, x, y)) {
           error = launch(forward_kernel<T, q_, P_, 4>, block_count(shape.n, 4), kThreads, queue,
                          from, to, shape.n, kind);
           return;

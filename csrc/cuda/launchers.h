@@ -27,22 +27,52 @@ int activation_jet_cuda(JetShape shape, Activation kind, const void* x, void* y,
 int activation_jet_backward_cuda(JetShape shape, Activation kind, const void* gy, const void* x,
                                  void* gx, Queue queue);
 
-// n = rows * channels. weight and bias are [channels] in the accumulation type (float, or double
-// for f64) or null; mean and rstd are [S, rows] in it.
+// A jet's place: streams `stream` elements apart, the rows of each `row` elements apart.
+struct JetStrides {
+  int64_t stream, row;
+};
+
+// shape.n = rows * length; the other tensors are contiguous.
+struct GatedShape {
+  JetShape jet;
+  int64_t rows, length;
+  JetStrides g, u;
+};
+
+int gated_activation_jet_cuda(GatedShape shape, Activation kind, const void* g, const void* u,
+                              void* y, Queue queue);
+int gated_activation_jet_backward_cuda(GatedShape shape, Activation kind, const void* gy,
+                                       const void* g, const void* u, void* gg, void* gu,
+                                       Queue queue);
+
+// n = rows * channels.
 struct NormShape {
   JetShape jet;
   int64_t rows, channels;
 };
 
-int layer_norm_jet_cuda(NormShape shape, const void* x, const void* weight, const void* bias,
-                        double eps, void* y, void* mean, void* rstd, Queue queue);
+// The normalisations' tensors, contiguous. weight and bias are [channels] in the accumulation type
+// (float, or double for f64) or null; mean and rstd are [S, rows] in it. With a residual (or null),
+// x + residual is written to sum, rounded, and normalised. RMS norm has neither bias nor mean.
+struct NormBuffers {
+  const void *x, *residual, *weight, *bias;
+  void *y, *sum, *mean, *rstd;
+};
 
-// partial: [blocks, 2, channels] zeros in the accumulation type, or null where no weight gradient
-// is wanted; gweight, gbias [channels] are written only where it is given.
-constexpr int64_t kNormBlocks = 512;
-int layer_norm_jet_backward_cuda(NormShape shape, const void* gy, const void* x, const void* weight,
-                                 const void* mean, const void* rstd, void* gx, void* partial,
-                                 void* gweight, void* gbias, Queue queue);
+int layer_norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
+int rms_norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
+
+// gx is the gradient through the norm, plus gsum where it is not null. partial is
+// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] zeros in the accumulation type, or null where
+// no weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
+constexpr int64_t kNormBlocks = 1024;
+struct NormBackwardBuffers {
+  const void *gy, *gsum, *x, *weight, *mean, *rstd;
+  void *gx, *partial, *gweight, *gbias;
+};
+
+int layer_norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
+int rms_norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
 
 // Random directions [q, tokens, d] of the streams (seed, offset); token: [tokens] int64.
 struct DirectionShape {

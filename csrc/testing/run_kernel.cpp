@@ -3,11 +3,13 @@
 //
 //   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
 //
-// INPUT holds, one after the other: [gy] x, and for the norm weight, bias or mean, rstd; for
-// sample_directions seed, offset and the tokens' numbers, KIND being the distribution; for
-// jet_norms and jet_mean_squares [mask] [index: how many, and which] x [gradients], KIND saying
-// which are there. For the softmax KIND is whether a row of −inf gives zeros. Every buffer is an
-// allocation of its exact size, so that the address sanitizer sees its ends.
+// INPUT holds, one after the other: [gy] x, and for the norms [residual or gsum] weight [bias], in
+// the backward [mean] rstd; the operators add_* are the norms' residual forms. For the gated
+// activation [gy] g u, or both side by side in one tensor (gated_halves_*). For sample_directions
+// seed, offset and the tokens' numbers, KIND being the distribution; for jet_norms and
+// jet_mean_squares [mask] [index: how many, and which] x [gradients], KIND saying which are there.
+// For the softmax KIND is whether a row of −inf gives zeros. Every buffer is an allocation of its
+// exact size, so that the address sanitizer sees its ends.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +23,8 @@
 using Buffer = std::vector<char>;
 
 namespace {
+
+using namespace jachess;
 
 std::ifstream input;
 std::ofstream output;
@@ -54,10 +58,73 @@ TokenInput read_tokens(int parts, int64_t tokens, int64_t channels) {
   return given;
 }
 
+const Queue queue = {nullptr, 0};
+
+Buffer make(int64_t bytes) { return Buffer(static_cast<size_t>(bytes)); }
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// gated_activation_jet, gated_halves_jet and their backwards.
+void gated(const std::string& op, GatedShape shape, Activation kind, int64_t element) {
+  const int64_t n = shape.jet.n, all = (1 + shape.jet.q + shape.jet.pairs) * n * element;
+  const bool backward = ends_with(op, "_backward"), halves = op.rfind("gated_halves", 0) == 0;
+  const Buffer gy = read(backward ? all : 0), g = read(halves ? 2 * all : all);
+  const Buffer apart = read(halves ? 0 : all);
+  const char* u = halves ? g.data() + shape.length * element : apart.data();
+  const int64_t times = halves ? 2 : 1;
+  shape.g = shape.u = {times * n, times * shape.length};
+  if (!halves) {  // dense: one row
+    shape.rows = 1;
+    shape.length = n;
+  }
+  Buffer y = make(all), gu = make(backward ? all : 0);
+  if (backward) {
+    gated_activation_jet_backward_cuda(shape, kind, gy.data(), g.data(), u, y.data(), gu.data(),
+                                       queue);
+  } else {
+    gated_activation_jet_cuda(shape, kind, g.data(), u, y.data(), queue);
+  }
+  write(y);
+  write(gu);
+}
+
+// layer_norm_jet, rms_norm_jet, their residual forms add_*, and the backwards.
+void normalise(const std::string& op, NormShape shape, int64_t element, int64_t wide) {
+  const int64_t streams = 1 + shape.jet.q + shape.jet.pairs, all = streams * shape.jet.n * element;
+  const int64_t statistics = streams * shape.rows * wide, channels = shape.channels * wide;
+  const bool layer = op.find("layer_norm") != std::string::npos, add = op.rfind("add_", 0) == 0;
+  const auto pointer = [](Buffer& buffer) { return buffer.empty() ? nullptr : buffer.data(); };
+  if (!ends_with(op, "_backward")) {
+    Buffer x = read(all), residual = read(add ? all : 0), weight = read(channels);
+    Buffer bias = read(layer ? channels : 0);
+    Buffer y = make(all), sum = make(add ? all : 0);
+    Buffer mean = make(layer ? statistics : 0), rstd = make(statistics);
+    (layer ? layer_norm_jet_cuda : rms_norm_jet_cuda)(
+        shape,
+        {x.data(), pointer(residual), weight.data(), pointer(bias), y.data(), pointer(sum),
+         pointer(mean), rstd.data()},
+        1e-5, queue);
+    for (const Buffer* result : {&y, &sum, &mean, &rstd}) write(*result);
+    return;
+  }
+  Buffer gy = read(all), gsum = read(add ? all : 0), x = read(all), weight = read(channels);
+  Buffer mean = read(layer ? statistics : 0), rstd = read(statistics);
+  const int64_t blocks = shape.rows < kNormBlocks ? shape.rows : kNormBlocks;
+  Buffer partial = make(blocks * (layer ? 2 : 1) * channels);
+  Buffer gx = make(all), gweight = make(channels), gbias = make(layer ? channels : 0);
+  (layer ? layer_norm_jet_backward_cuda : rms_norm_jet_backward_cuda)(
+      shape,
+      {gy.data(), pointer(gsum), x.data(), weight.data(), pointer(mean), rstd.data(), gx.data(),
+       partial.data(), gweight.data(), pointer(gbias)},
+      queue);
+  for (const Buffer* result : {&gx, &gweight, &gbias}) write(*result);
+}
+
 }  // namespace
 
 int main(int count, char** argument) {
-  using namespace jachess;
   if (count != 11) {
     std::fprintf(stderr, "run_kernel: expected 10 arguments, got %d\n", count - 1);
     return 2;
@@ -77,8 +144,6 @@ int main(int count, char** argument) {
   const JetShape jet = {storage, q, pairs, n};
   const NormShape norm = {jet, rows, channels};
   const SoftmaxShape softmax = {jet, rows, channels, std::atoi(argument[7]) != 0};
-  const Queue queue = {nullptr, 0};
-  const auto make = [](int64_t bytes) { return Buffer(static_cast<size_t>(bytes)); };
   Buffer result = make(streams * n * element);
 
   if (op == "activation_jet") {
@@ -89,28 +154,10 @@ int main(int count, char** argument) {
     const Buffer gy = read(streams * n * element), x = read(streams * n * element);
     activation_jet_backward_cuda(jet, kind, gy.data(), x.data(), result.data(), queue);
     write(result);
-  } else if (op == "layer_norm_jet") {
-    const Buffer x = read(streams * n * element), weight = read(channels * wide),
-                 bias = read(channels * wide);
-    Buffer mean = make(streams * rows * wide), rstd = make(streams * rows * wide);
-    layer_norm_jet_cuda(norm, x.data(), weight.data(), bias.data(), 1e-5, result.data(),
-                        mean.data(), rstd.data(), queue);
-    write(result);
-    write(mean);
-    write(rstd);
-  } else if (op == "layer_norm_jet_backward") {
-    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
-    const Buffer weight = read(channels * wide);
-    const Buffer mean = read(streams * rows * wide), rstd = read(streams * rows * wide);
-    const int64_t blocks = rows < kNormBlocks ? rows : kNormBlocks;
-    Buffer partial = make(blocks * 2 * channels * wide);
-    Buffer gweight = make(channels * wide), gbias = make(channels * wide);
-    layer_norm_jet_backward_cuda(norm, gy.data(), x.data(), weight.data(), mean.data(), rstd.data(),
-                                 result.data(), partial.data(), gweight.data(), gbias.data(),
-                                 queue);
-    write(result);
-    write(gweight);
-    write(gbias);
+  } else if (op.rfind("gated_", 0) == 0) {
+    gated(op, {jet, rows, channels, {}, {}}, kind, element);
+  } else if (op.find("norm_jet") != std::string::npos) {
+    normalise(op, norm, element, wide);
   } else if (op == "sample_directions") {
     uint64_t stream[2];
     std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));

@@ -127,36 +127,75 @@ def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, cha
 @pytest.mark.parametrize("channels", [37, 300])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layer_norm(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
-    x = random_jet(streams, 3, channels, dtype=dtype)
+def test_gated_activation(
+    program: Path, dtype: torch.dtype, q: int, streams: int, channels: int
+) -> None:
+    """Dense, and as halves of one tensor."""
+    both = random_jet(streams, 3, 2 * channels, dtype=dtype)
     gy = random_jet(streams, 3, channels, dtype=dtype, seed=1)
+    g, u = both.chunk(2, -1)
+    for kind in ops.ACTIVATION_KINDS if (q, dtype) == (2, torch.float32) else ["silu"]:
+        want = torch.ops.jachess.gated_activation_jet(g, u, kind, q)
+        wanted = torch.ops.jachess.gated_activation_jet_backward(gy, g, u, kind, q)
+        for name, inputs in (("gated_activation_jet", [g, u]), ("gated_halves_jet", [both])):
+            (y,) = run(program, name, gy, q, inputs, [gy], kind)
+            assert relative_error(y, want) < BOUNDS[dtype]
+            got = run(program, f"{name}_backward", gy, q, [gy, *inputs], [gy, gy], kind)
+            for a, b in zip(got, wanted, strict=True):
+                assert relative_error(a, b) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("channels", [37, 300])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(
+    program: Path,
+    dtype: torch.dtype,
+    q: int,
+    streams: int,
+    channels: int,
+    add: bool,
+    norm: str,
+) -> None:
+    x, gy, residual, gsum = (
+        random_jet(streams, 3, channels, dtype=dtype, seed=seed) for seed in range(4)
+    )
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias = random_jet(2, channels, dtype=wide, seed=7)
-    y, _, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, weight, bias, 1e-5, q)
-    expected = [y, mean, rstd]
-    outputs = run(program, "layer_norm_jet", x, q, [x, weight, bias], expected)
-    for got, want in zip(outputs, expected, strict=True):
-        bound = BOUNDS[dtype] if got.dtype == dtype else BOUNDS[wide]
-        # the means of the statistics' streams are small: compare them as a whole
-        joined = got.dim() == 2
-        got, want = (got[None], want[None]) if joined else (got, want)
-        assert relative_error(got, want) < bound
-    wanted = torch.ops.jachess.layer_norm_jet_backward(
-        gy, None, x, weight, 1e-5, q, mean, rstd, True
-    )
-    inputs = [gy, x, weight, mean, rstd]
-    got_all = run(program, "layer_norm_jet_backward", x, q, inputs, list(wanted))
-    assert relative_error(got_all[0], wanted[0]) < BOUNDS[dtype]
-    for got, want in zip(got_all[1:], wanted[1:], strict=True):
-        assert relative_error(got[None], want[None]) < BOUNDS[wide]
+    layer = norm == "layer_norm"
+    forward = getattr(torch.ops.jachess, f"{norm}_jet")
+    backward = getattr(torch.ops.jachess, f"{norm}_jet_backward")
+    parameters = [weight, bias] if layer else [weight]
+    y, total, *statistics = forward(x, residual if add else None, *parameters, 1e-5, q)
+    name, more = f"{norm}_jet", [total] if add else []
+    if add:
+        name = f"add_{name}"
+    inputs = [x, *([residual] if add else []), *parameters]
+    got_y, *got = run(program, name, x, q, inputs, [y, *more, *statistics])
+    assert relative_error(got_y, y) < BOUNDS[dtype]
+    if add:
+        assert torch.equal(got.pop(0), total)
+    for a, b in zip(got, statistics, strict=True):
+        assert relative_error(a[None], b[None]) < BOUNDS[wide]  # small streams: as a whole
+    x = total if add else x
+    given = [gy, gsum if add else None, x, weight, 1e-5, q, *statistics, True]
+    gx, *weights = backward(*given)
+    inputs = [t for t in given if isinstance(t, Tensor)]
+    outputs = [gx, *weights]
+    got = run(program, f"{name}_backward", x, q, inputs, outputs)
+    assert relative_error(got[0], gx) < BOUNDS[dtype]
+    for a, b in zip(got[1:], weights, strict=True):
+        assert relative_error(a[None], b[None]) < BOUNDS[wide]
     # a missing barrier shows as a result that depends on the order the threads run in
-    reordered = run(program, "layer_norm_jet_backward", x, q, inputs, list(wanted), backwards=True)
-    assert all(torch.equal(a, b) for a, b in zip(got_all, reordered, strict=True))
+    reordered = run(program, f"{name}_backward", x, q, inputs, outputs, backwards=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
 
 
 def test_more_rows_than_blocks(program: Path) -> None:
     """Blocks of the backward take several rows each."""
-    x, gy = random_jet(2, 700, 5), random_jet(2, 700, 5, seed=1)
+    x, gy = random_jet(2, 1500, 5), random_jet(2, 1500, 5, seed=1)
     weight = random_jet(1, 5, seed=7)[0]
     _, _, mean, rstd = torch.ops.jachess.layer_norm_jet(x, None, weight, None, 1e-5, 1)
     wanted = torch.ops.jachess.layer_norm_jet_backward(
