@@ -83,6 +83,10 @@ int64_t block_count(int64_t n, int width) {
 template <typename T, int q, int P>
 constexpr bool kGatedPacks = sizeof(T) <= 4 && 1 + q + P <= 5;
 
+// Five jets of kPack floats spill on sm_100; half as many are still 8 bytes a load.
+template <typename T>
+constexpr int kBackwardPack = sizeof(T) == 4 ? kPack / 2 : kPack;
+
 }  // namespace
 
 int gated_activation_jet_cuda(GatedShape shape, Activation kind, const void* g, const void* u,
@@ -123,7 +127,8 @@ int gated_activation_jet_backward_cuda(GatedShape shape, Activation kind, const 
       constexpr int q_ = decltype(q)::value, P_ = decltype(P)::value;
       if constexpr (kGatedPacks<T, q_, P_>) {
         if (can_pack_rows(shape) && can_pack<T>(shape.jet.n, gy, g, u, gg, gu)) {
-          error = launch(gated_backward_kernel<T, q_, P_, kPack>, block_count(layout.n, kPack),
+          constexpr int width = kBackwardPack<T>;
+          error = launch(gated_backward_kernel<T, q_, P_, width>, block_count(layout.n, width),
                          kThreads, queue, grad, gate, up, gate_out, up_out, layout, kind);
           return;
         }

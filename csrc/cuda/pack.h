@@ -36,12 +36,12 @@ __device__ inline void store_packs(T* p, int64_t stride, const A (*values)[S]) {
 
 constexpr int kPack = 4;
 
-// Whether rows of n elements that start at these addresses (null where there is no tensor) fall into
-// groups of kPack, which holds where every row then starts aligned; doubles are moved one by one.
+// Whether rows of n elements that start at these addresses (null where there is no tensor) fall
+// into groups of kPack, which holds where every row then starts aligned; doubles are moved one by
+// one.
 template <typename T, typename... Pointers>
 bool can_pack(int64_t n, Pointers... pointers) {
-  const auto address =
-      (reinterpret_cast<uintptr_t>(static_cast<const void*>(pointers)) | ...);
+  const auto address = (reinterpret_cast<uintptr_t>(static_cast<const void*>(pointers)) | ...);
   return sizeof(T) <= 4 && n % kPack == 0 && address % (kPack * sizeof(T)) == 0;
 }
 
