@@ -146,11 +146,19 @@ inline AttentionProblem attention_problem(const char* op, const Tensor& query, c
   return p;
 }
 
-// [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype.
+// [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype. Not a view: a
+// custom operator's result that is one could not be written to in place.
 inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64_t size) {
-  const std::vector<int64_t> shape = {x.size(0), x.size(1), tokens, heads, size};
-  const Tensor dense = torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape));
-  return torch::stable::transpose(dense, 2, 3);
+  const int64_t shape[] = {x.size(0), x.size(1), heads, tokens, size};
+  const int64_t row = heads * size, batch = tokens * row;
+  const int64_t strides[] = {x.size(1) * batch, batch, size, row, 1};
+  int32_t dtype = 0, device = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      5, shape, strides, dtype, device, static_cast<int32_t>(x.get_device()), &made));
+  return Tensor(made);
 }
 
 // [S, B, H, T] in the accumulation dtype: the jet of the softmax's denominator L = sum e^s, as

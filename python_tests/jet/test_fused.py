@@ -15,6 +15,7 @@ from torch import Tensor
 import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.jet import composed_rules
+from python_tests.jet.counted_dropout import attention_with_counted_dropout
 
 pytestmark = pytest.mark.skipif(
     not ops.available("rms_norm_jet", "cpu"), reason="the compiled operators are missing"
@@ -299,3 +300,24 @@ def test_repeated_key_heads_are_not_copied(causal: bool) -> None:
     with composed_rules():
         composed = jx.jet(attend, x, directions)
     torch.testing.assert_close(fused.streams, composed.streams, rtol=1e-11, atol=1e-12)
+
+
+def test_dropout_in_attention_is_the_counted_mask() -> None:
+    """The seed comes from torch's generator; weights, mask and values by the formula."""
+    torch.manual_seed(6)
+    x, directions = torch.randn(2, 2, 5, 6).double(), torch.randn(2, 2, 2, 5, 6).double()
+
+    def attend(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return F.scaled_dot_product_attention(x, torch.sin(x), torch.cos(x), dropout_p=0.4)
+
+    def written_out(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return attention_with_counted_dropout(x, torch.sin(x), torch.cos(x), dropout_p=0.4)
+
+    fused = jx.jet(attend, x, directions)
+    with composed_rules():
+        expected = jx.jet(written_out, x, directions)
+        torchs_mask = jx.jet(attend, x, directions)
+    torch.testing.assert_close(fused.streams, expected.streams, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(torchs_mask.primal, attend(x), rtol=1e-12, atol=1e-12)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 import jachess_ext as jx
+from jachess_ext.jet.tensor import JetTensor
+from python_tests.jet.counted_dropout import attention_with_counted_dropout
 
 from . import oracles
 from .penalty import penalty_of
@@ -96,12 +100,27 @@ DROPOUT_CASES = [
 ]
 
 
+class CountedDropout(TorchFunctionMode):
+    """Plain sdpa attention with the mask that the fused operator draws."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_attention = func is torch.nn.functional.scaled_dot_product_attention
+        if is_attention and not any(isinstance(a, JetTensor) for a in args):
+            return attention_with_counted_dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("name, attention", DROPOUT_CASES)
 def test_one_dropout_mask_for_all_streams(name: str, attention: str) -> None:
     """With the same seed the primal is the plain model's output, and the jets are the derivatives
-    of the model with that very mask."""
+    of the model with that very mask.
+
+    The fused attention counts its mask from a seed; the plain model then drops the same weights.
+    """
     padding = "none" if name == "vit" else "right"
-    with oracles.Float64Casts():
+    with oracles.Float64Casts(), CountedDropout():
         case = _train_case(name, attention, 0.25, padding)
 
         def seeded(x: Tensor) -> tuple[Tensor, ...]:
