@@ -2,7 +2,8 @@
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
-# where there is no nvidia-smi. Tests run in two processes of one thread. Needed: Python >= 3.10, a C++ compiler and make.
+# where there is no nvidia-smi. Tests run in two processes of one thread each.
+# Needed: Python >= 3.10, a C++ compiler and make.
 PYTHON ?= python3
 PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
 RUN := $$(cat build/python)

@@ -5,8 +5,8 @@ training step) × (relative variance of its R).  Both sides estimate the same R:
 |D| = 10, the Hessian differentiated, and the same tokens: the classifier token alone
 (scope "first", the cheapest case for the reverse form, whose cost grows with the tokens), and every
 token as in Eq. 7 (scope "all", on at most 2 sequences of 8 random tokens, or the reverse form takes
-too long).  Ours with dimensions="all" (whose sum is scaled to |D| = 10) and with 10 sampled; the
-baseline is Eq. 5-6, reverse, one projection each, |D| = 10.
+too long).  Ours with dimensions="all" (whose sum is scaled to |D| = 10), of 2 and 4 directions, and
+with 10 sampled; the baseline is Eq. 5-6, reverse, one projection each, |D| = 10.
 
 Variance and bias are of one row's R over draws, relative to the reference (the mean over 1,000
 directions and all dimensions), averaged over the rows of the batch.  A reverse step runs layer by
@@ -37,6 +37,7 @@ REFERENCE_DIRECTIONS = 1_000
 REVERSE: dict[str, Any] = {"engine": "reverse", "directions": 1, "dimensions": 10}
 OURS: dict[str, dict[str, Any]] = {
     "jet, all dimensions": {"engine": "jet", "directions": 2, "dimensions": "all"},
+    "jet, all dimensions, 4 directions": {"engine": "jet", "directions": 4, "dimensions": "all"},
     "jet, 10 dimensions": {"engine": "jet", "directions": 2, "dimensions": 10},
 }
 
