@@ -161,9 +161,9 @@ inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64
   return Tensor(made);
 }
 
-// [S, B, H, T] in the accumulation dtype: the jet of the softmax's denominator L = sum e^s, as
-// log L in stream 0 and L_i / L_0, L_ij / L_0 in the others; -inf and 0 for a query that sees
-// nothing.
+// [S, B, H, T] in the accumulation dtype: the jet of log L, L = sum e^s the softmax's denominator;
+// -inf and 0 for a query that sees nothing. Not L_ij / L_0, whose size (sum p s_i)^2 costs digits
+// where the tangents of the scores share an offset.
 inline Tensor new_attention_statistics(const Tensor& query) {
   const auto sizes = query.sizes();
   const std::vector<int64_t> shape(sizes.begin(), sizes.end() - 1);

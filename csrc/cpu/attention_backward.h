@@ -168,8 +168,8 @@ class AttentionBackward {
     }
   }
 
-  // The jet of log sum e^s of a row, from the saved L_i / L_0 and L_ij / L_0. A row that sees
-  // nothing gets +inf, so that its weights come out as 0.
+  // The saved jet of log sum e^s of a row. A row that sees nothing gets +inf, so that its weights
+  // come out as 0.
   void statistics(Block& block, int64_t r) const {
     T* l = block.row[r].lse;
     if (r >= block.rows) {
@@ -181,11 +181,6 @@ class AttentionBackward {
                     (block.batch * p_.heads + block.head) * p_.queries + block.first + r;
     for (int s = 0; s < S; ++s) l[s] = from[s * stream];
     if (l[0] == -kInfinity<T>) l[0] = kInfinity<T>;
-    if constexpr (P > 0) {
-      for (int i = 0; i < q; ++i) {
-        for (int j = i + 1; j < q; ++j) l[pair_stream<q>(i, j)] -= l[1 + i] * l[1 + j];
-      }
-    }
   }
 
   void delta(Block& block, Panels<T> y, int64_t r) const {

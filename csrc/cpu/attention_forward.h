@@ -234,13 +234,7 @@ class AttentionForward {
     const int64_t stream = p_.batch * p_.heads * p_.queries;
     T* out = stats_ + (batch * p_.heads + block.head) * p_.queries + block.first;
     for (int64_t r = 0; r < block.rows; ++r) {
-      T* l = block.lse[r];
-      if constexpr (P > 0) {  // L_ij / L_0 = l_ij + l_i l_j
-        for (int i = 0; i < q; ++i) {
-          for (int j = i + 1; j < q; ++j) l[pair_stream<q>(i, j)] += l[1 + i] * l[1 + j];
-        }
-      }
-      for (int s = 0; s < S; ++s) out[s * stream + r] = l[s];
+      for (int s = 0; s < S; ++s) out[s * stream + r] = block.lse[r][s];
     }
   }
 

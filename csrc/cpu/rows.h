@@ -18,7 +18,8 @@ const A* read_row(const T* x, int64_t stream_stride, int streams, int64_t n,
   } else {
     row_stride = n;
     scratch.resize(static_cast<size_t>(streams * n));
-    for (int s = 0; s < streams; ++s) convert_array(x + s * stream_stride, &scratch[s * n], n);
+    for (int s = 0; s < streams; ++s)
+      convert_array(x + s * stream_stride, scratch.data() + s * n, n);
     return scratch.data();
   }
 }
