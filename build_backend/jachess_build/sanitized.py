@@ -168,16 +168,34 @@ def build_operators(
     return link(objects, target, [*link_flags, "-Wl,--no-as-needed", *libraries, "-ltorch"])
 
 
-def run_tests(arguments: Sequence[str], environment: dict[str, str]) -> int:
-    """pytest's exit status; one thread, since two of these may run at a time."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    environment = {**environment, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
-
-
 # All tests of the operators but those of autograd and of the compiler, which take long and call the
-# kernels as the others do.
-CHOSEN = "not gradient and not opcheck and not compile and not derivative and not finite"
+# kernels as the others do, and of peak memory, which a sanitizer's own memory hides.
+CHOSEN = (
+    "not gradient and not opcheck and not compile and not derivative and not finite and not memory"
+)
+
+
+def start_tests(
+    arguments: Sequence[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """pytest in a process of its own, one thread, its output in `log`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def passed(name: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Waits for `process`; shows its output, or its last line where all is well."""
+    status = process.wait()
+    text = log.read_text(errors="replace").strip()
+    print(f"sanitizers: {name}: {text if status else text.splitlines()[-1]}", flush=True)
+    return status == 0
 
 
 def main() -> int:
@@ -185,19 +203,22 @@ def main() -> int:
     if not available():
         print("sanitizers: no g++ with their runtimes was found, so nothing was checked.")
         return 0
-    failed = []
-    for sanitizer in SANITIZERS.values():
-        CACHE.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    tests = ["python_tests/ops", "-m", "not slow and not cuda and not sanitizers", "-k", CHOSEN]
+    running = []
+    for sanitizer in SANITIZERS.values():  # the second is built while the first one's tests run
         library = build_operators(sanitizer, CACHE / f"_ops_{sanitizer.name}.so")
-        tests = ["python_tests/ops", "-m", "not slow and not cuda and not sanitizers", "-k", CHOSEN]
-        print(f"sanitizers: CPU operators, {' '.join(sanitizer.flags)}", flush=True)
-        if run_tests(tests, sanitizer.preloading(library)) != 0:
-            failed.append(f"the CPU operators with {sanitizer.name}")
-    print("sanitizers: CUDA kernels in the shim, and planted faults", flush=True)
-    if run_tests(["python_tests", "-m", "sanitizers and not slow"], dict(os.environ)) != 0:
-        failed.append("the tests marked `sanitizers`")
+        log = CACHE / f"{sanitizer.name}.log"
+        name = f"the CPU operators with {' '.join(sanitizer.flags)}"
+        running.append((name, start_tests(tests, sanitizer.preloading(library), log), log))
+    results = {name: passed(name, process, log) for name, process, log in running}
+
+    name, log = "CUDA kernels in the shim, and planted faults", CACHE / "shim.log"
+    shim = ["python_tests", "-n", "2", "-m", "sanitizers and not slow"]
+    results[name] = passed(name, start_tests(shim, dict(os.environ), log), log)
+    failed = [name for name, well in results.items() if not well]
     if failed:
-        print(f"sanitizers: {', '.join(failed)} failed: see above.")
+        print(f"sanitizers: {'; '.join(failed)}: failed, see above.")
     return 1 if failed else 0
 
 
