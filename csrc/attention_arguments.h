@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention_problem.h"
-#include "norm_arguments.h"
+#include "tensor_kinds.h"
 
 namespace jachess {
 
@@ -24,13 +24,6 @@ struct AttentionSettings {
   double softcap, dropout_p;
   int64_t dropout_seed;
 };
-
-inline Storage storage_of(ScalarType dtype) {
-  return dtype == ScalarType::Double     ? Storage::f64
-         : dtype == ScalarType::Float    ? Storage::f32
-         : dtype == ScalarType::BFloat16 ? Storage::bf16
-                                         : Storage::f16;
-}
 
 // The kernels read any strides but the last: rows of head size must be dense.
 inline Tensor with_dense_rows(const Tensor& x) {
@@ -144,6 +137,37 @@ inline AttentionProblem attention_problem(const char* op, const Tensor& query, c
   p.dropout_p = s.dropout_p;
   p.dropout_seed = static_cast<uint64_t>(s.dropout_seed);
   return p;
+}
+
+// Query, key and value with dense rows, and the problem that points into them.
+struct AttentionInputs {
+  Tensor query, key, value;
+  AttentionProblem problem;
+};
+
+inline AttentionInputs prepare_attention(const char* op, const Tensor& query, const Tensor& key,
+                                         const Tensor& value, const std::optional<Tensor>& mask,
+                                         const AttentionSettings& settings) {
+  check_attention_tensors(op, query, key, value, settings.q);
+  const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
+  return {q, k, v, attention_problem(op, q, k, v, mask, settings)};
+}
+
+// gy, y and stats of the backward: as the forward returned them.
+inline void check_backward_tensors(const char* op, const AttentionProblem& p, const Tensor& query,
+                                   const Tensor& gy, const Tensor& y, const Tensor& stats) {
+  const int64_t shape[] = {query.size(0), p.batch, p.heads, p.queries, p.value_size};
+  const auto fits = [&](const Tensor& t, int64_t dims, ScalarType dtype) {
+    bool same = t.dim() == dims && t.scalar_type() == dtype && t.device() == query.device();
+    for (int64_t d = 0; same && d < dims; ++d) same = t.size(d) == shape[d];
+    return same;
+  };
+  check(fits(gy, 5, query.scalar_type()) && fits(y, 5, query.scalar_type()), "jachess::", op,
+        ": gy is ", shape_of(gy), " and y is ", shape_of(y), " for query ", shape_of(query),
+        "; expected what attention_jet returned, and a gradient of its shape and dtype.");
+  check(fits(stats, 4, wide_dtype(query.scalar_type())), "jachess::", op, ": stats is ",
+        shape_of(stats), " for query ", shape_of(query),
+        "; expected what attention_jet returned for it.");
 }
 
 // [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype. Not a view: a

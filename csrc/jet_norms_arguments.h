@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "tensor_kinds.h"
 
 namespace jachess {
 
@@ -58,16 +59,14 @@ inline Tensor new_per_token(const Tensor& x, const std::vector<int64_t>& leading
   std::vector<int64_t> shape = leading;
   for (int64_t d = 1; d + 1 < x.dim(); ++d) shape.push_back(x.size(d));
   shape.insert(shape.end(), trailing.begin(), trailing.end());
-  const ScalarType wide =
-      x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType wide = wide_dtype(x.scalar_type());
   return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape), wide);
 }
 
 // A gradient that must be as the forward operator's result was.
 inline void check_gradient(const char* op, const char* name, const Tensor& gradient,
                            const Tensor& x, int64_t elements) {
-  const ScalarType wide =
-      x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType wide = wide_dtype(x.scalar_type());
   check(gradient.numel() == elements && gradient.scalar_type() == wide &&
             gradient.device() == x.device(),
         "jachess::", op, ": ", name, " is ", torch::headeronly::toString(gradient.scalar_type()),

@@ -7,13 +7,9 @@
 #include <vector>
 
 #include "row_layout.h"
+#include "tensor_kinds.h"
 
 namespace jachess {
-
-// The accumulation dtype of the spec: float for the 16-bit types, else the type itself.
-inline ScalarType wide_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
 
 // Zeros in the accumulation dtype, on x's device.
 inline Tensor new_wide_zeros(const Tensor& x, const std::vector<int64_t>& shape) {
@@ -25,10 +21,6 @@ inline Tensor new_wide_zeros(const Tensor& x, const std::vector<int64_t>& shape)
 inline Tensor new_statistics(const Tensor& x) {
   const auto sizes = x.sizes();
   return new_wide_zeros(x, std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
-}
-
-inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
-  return t.has_value() ? std::optional(torch::stable::contiguous(*t)) : std::nullopt;
 }
 
 // One argument's check: `forward` is the operator that returned it.

@@ -35,12 +35,10 @@ std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
                                          int64_t window_right, double softcap, double dropout_p,
                                          int64_t dropout_seed) {
   const char* op = "attention_jet";
-  check_attention_tensors(op, query, key, value, q);
-  const Tensor dense_query = with_dense_rows(query), dense_key = with_dense_rows(key),
-               dense_value = with_dense_rows(value);
-  const AttentionProblem p = attention_problem(
-      op, dense_query, dense_key, dense_value, mask,
+  const AttentionInputs inputs = prepare_attention(
+      op, query, key, value, mask,
       {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const AttentionProblem& p = inputs.problem;
   Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
   Tensor stats = new_attention_statistics(query);
   const AttentionKernels kernels = choose_kernels(p.storage);
@@ -51,34 +49,16 @@ std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
   return {y, stats};
 }
 
-void check_backward_tensors(const char* op, const AttentionProblem& p, const Tensor& query,
-                            const Tensor& gy, const Tensor& y, const Tensor& stats) {
-  const int64_t shape[] = {query.size(0), p.batch, p.heads, p.queries, p.value_size};
-  const auto fits = [&](const Tensor& t, int64_t dims, ScalarType dtype) {
-    bool same = t.dim() == dims && t.scalar_type() == dtype && t.device() == query.device();
-    for (int64_t d = 0; same && d < dims; ++d) same = t.size(d) == shape[d];
-    return same;
-  };
-  check(fits(gy, 5, query.scalar_type()) && fits(y, 5, query.scalar_type()), "jachess::", op,
-        ": gy is ", shape_of(gy), " and y is ", shape_of(y), " for query ", shape_of(query),
-        "; expected what attention_jet returned, and a gradient of its shape and dtype.");
-  check(fits(stats, 4, accumulate_dtype(query.scalar_type())), "jachess::", op, ": stats is ",
-        shape_of(stats), " for query ", shape_of(query),
-        "; expected what attention_jet returned for it.");
-}
-
 std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
     const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& mask, const Tensor& y, const Tensor& stats, int64_t q,
     double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
     double dropout_p, int64_t dropout_seed) {
   const char* op = "attention_jet_backward";
-  check_attention_tensors(op, query, key, value, q);
-  const Tensor dense_query = with_dense_rows(query), dense_key = with_dense_rows(key),
-               dense_value = with_dense_rows(value);
-  const AttentionProblem p = attention_problem(
-      op, dense_query, dense_key, dense_value, mask,
+  const AttentionInputs inputs = prepare_attention(
+      op, query, key, value, mask,
       {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const AttentionProblem& p = inputs.problem;
   check_backward_tensors(op, p, query, gy, y, stats);
   const Tensor dense_gy = with_dense_rows(gy), dense_y = with_dense_rows(y);
   const Tensor dense_stats = torch::stable::contiguous(stats);

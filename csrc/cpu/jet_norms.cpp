@@ -18,11 +18,6 @@ struct Mask {
 };
 
 // A mask or index that must live as long as its pointer.
-std::optional<Tensor> dense_or_none(const std::optional<Tensor>& t) {
-  if (!t.has_value()) return std::nullopt;
-  return torch::stable::contiguous(*t);
-}
-
 Mask mask_of(const std::optional<Tensor>& dense) {
   return {dense.has_value() ? static_cast<const uint8_t*>(dense->const_data_ptr()) : nullptr};
 }
@@ -209,12 +204,12 @@ Tensor jet_norms(const Tensor& x, const std::optional<Tensor>& mask, int64_t q) 
   const char* op = "jet_norms";
   const TokenRows rows = token_rows(op, x, q);
   check_mask(op, mask, x);
-  const Tensor dense = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask);
+  const Tensor dense_x = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense(mask);
   Tensor out = new_per_token(x, {rows.streams - 1}, {});
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense);
+    const T* from = input<T>(dense_x);
     auto* to = data<accumulate_t<T>>(out);
     const Mask counts = mask_of(dense_mask);
     torch::stable::parallel_for(
@@ -230,12 +225,12 @@ Tensor jet_norms_backward(const Tensor& gout, const Tensor& x, const std::option
   const TokenRows rows = token_rows(op, x, q);
   check_mask(op, mask, x);
   check_gradient(op, "gout", gout, x, (rows.streams - 1) * rows.tokens);
-  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask);
-  Tensor gx = torch::stable::empty_like(dense);
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  const Tensor dense_x = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
+  const std::optional<Tensor> dense_mask = dense(mask);
+  Tensor gx = torch::stable::empty_like(dense_x);
+  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense);
+    const T* from = input<T>(dense_x);
     const auto* g = input<accumulate_t<T>>(grad);
     T* to = data<T>(gx);
     const Mask counts = mask_of(dense_mask);
@@ -253,14 +248,14 @@ std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional
   const TokenRows rows = token_rows(op, x, q);
   check_mask(op, mask, x);
   check_index(op, index, x);
-  const Tensor dense = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
+  const Tensor dense_x = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
   const int64_t count = chosen_count(index, rows);
   Tensor first = new_per_token(x, {}, {}), second = new_per_token(x, {}, {count});
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     const MeanSquares<T> kernel = {
-        input<T>(dense),     rows,
+        input<T>(dense_x),   rows,
         mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
         !index.has_value(),  count};
     auto *to_first = data<accumulate_t<T>>(first), *to_second = data<accumulate_t<T>>(second);
@@ -281,16 +276,16 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
   const int64_t count = chosen_count(index, rows);
   check_gradient(op, "gfirst", gfirst, x, rows.tokens);
   check_gradient(op, "gsecond", gsecond, x, rows.tokens * count);
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor dense_x = torch::stable::contiguous(x);
   const Tensor g_first = torch::stable::contiguous(gfirst);
   const Tensor g_second = torch::stable::contiguous(gsecond);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
-  Tensor gx = torch::stable::empty_like(dense);
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
+  Tensor gx = torch::stable::empty_like(dense_x);
+  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
     const MeanSquares<T> kernel = {
-        input<T>(dense),     rows,
+        input<T>(dense_x),   rows,
         mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
         !index.has_value(),  count};
     const A *g1 = input<A>(g_first), *g2 = input<A>(g_second);

@@ -36,11 +36,6 @@ void dispatch_dtype(ScalarType dtype, const F& f) {
   }
 }
 
-// The accumulation dtype of the spec: float for the 16-bit types, else the type itself.
-inline ScalarType accumulate_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
 // A per-channel parameter of any dtype as n values of T; `missing` fills in for none.
 template <typename T>
 std::vector<T> channels(const std::optional<Tensor>& parameter, int64_t n, T missing) {

@@ -36,16 +36,14 @@ std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
                                          int64_t window_right, double softcap, double dropout_p,
                                          int64_t dropout_seed) {
   const char* op = "attention_jet";
-  check_attention_tensors(op, query, key, value, q);
   const torch::stable::accelerator::DeviceGuard guard(query.get_device());
-  const Tensor queries = with_dense_rows(query), keys = with_dense_rows(key),
-               values = with_dense_rows(value);
-  const AttentionProblem problem = attention_problem(
-      op, queries, keys, values, mask,
+  const AttentionInputs inputs = prepare_attention(
+      op, query, key, value, mask,
       {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const AttentionProblem& problem = inputs.problem;
   check_sizes(op, problem);
-  Tensor y = new_by_token(queries, problem.heads, problem.queries, problem.value_size);
-  Tensor stats = new_attention_statistics(queries);
+  Tensor y = new_by_token(query, problem.heads, problem.queries, problem.value_size);
+  Tensor stats = new_attention_statistics(query);
   if (is_empty(problem)) {
     torch::stable::zero_(y);
     torch::stable::zero_(stats);
@@ -62,20 +60,18 @@ std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
     double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
     double dropout_p, int64_t dropout_seed) {
   const char* op = "attention_jet_backward";
-  check_attention_tensors(op, query, key, value, q);
-  check_same(op, "gy", gy, y);
   const torch::stable::accelerator::DeviceGuard guard(query.get_device());
-  const Tensor queries = with_dense_rows(query), keys = with_dense_rows(key),
-               values = with_dense_rows(value);
+  const AttentionInputs inputs = prepare_attention(
+      op, query, key, value, mask,
+      {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const AttentionProblem& problem = inputs.problem;
+  check_sizes(op, problem);
+  check_backward_tensors(op, problem, query, gy, y, stats);
   const Tensor grads = with_dense_rows(gy), results = with_dense_rows(y);
   const Tensor statistics = torch::stable::contiguous(stats);
-  const AttentionProblem problem = attention_problem(
-      op, queries, keys, values, mask,
-      {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
-  check_sizes(op, problem);
-  Tensor gquery = new_by_token(queries, problem.heads, problem.queries, problem.size);
-  Tensor gkey = new_by_token(keys, problem.key_heads, problem.keys, problem.size);
-  Tensor gvalue = new_by_token(values, problem.key_heads, problem.keys, problem.value_size);
+  Tensor gquery = new_by_token(query, problem.heads, problem.queries, problem.size);
+  Tensor gkey = new_by_token(key, problem.key_heads, problem.keys, problem.size);
+  Tensor gvalue = new_by_token(value, problem.key_heads, problem.keys, problem.value_size);
   if (is_empty(problem)) {
     for (Tensor* gradient : {&gquery, &gkey, &gvalue}) torch::stable::zero_(*gradient);
     return {gquery, gkey, gvalue};

@@ -7,15 +7,6 @@
 namespace jachess {
 namespace {
 
-std::optional<Tensor> dense_or_none(const std::optional<Tensor>& t) {
-  if (!t.has_value()) return std::nullopt;
-  return torch::stable::contiguous(*t);
-}
-
-const void* pointer(const std::optional<Tensor>& t) {
-  return t.has_value() ? t->const_data_ptr() : nullptr;
-}
-
 TokenShape token_shape(const Tensor& x, const TokenRows& rows, int64_t chosen) {
   return {storage_of(x.scalar_type()),
           rows.streams,
@@ -30,11 +21,11 @@ Tensor jet_norms(const Tensor& x, const std::optional<Tensor>& mask, int64_t q) 
   const TokenRows rows = token_rows(op, x, q);
   check_mask(op, mask, x);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask);
+  const Tensor dense_x = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense(mask);
   Tensor out = new_per_token(x, {rows.streams - 1}, {});
   if (out.numel() == 0) return out;
-  check_launch(op, jet_norms_cuda(token_shape(x, rows, 0), dense.const_data_ptr(),
+  check_launch(op, jet_norms_cuda(token_shape(x, rows, 0), dense_x.const_data_ptr(),
                                   pointer(dense_mask), out.mutable_data_ptr(), queue_of(x)));
   return out;
 }
@@ -46,12 +37,12 @@ Tensor jet_norms_backward(const Tensor& gout, const Tensor& x, const std::option
   check_mask(op, mask, x);
   check_gradient(op, "gout", gout, x, (rows.streams - 1) * rows.tokens);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask);
-  Tensor gx = torch::stable::empty_like(dense);
+  const Tensor dense_x = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
+  const std::optional<Tensor> dense_mask = dense(mask);
+  Tensor gx = torch::stable::empty_like(dense_x);
   if (gx.numel() == 0) return gx;
   check_launch(op, jet_norms_backward_cuda(token_shape(x, rows, 0), grad.const_data_ptr(),
-                                           dense.const_data_ptr(), pointer(dense_mask),
+                                           dense_x.const_data_ptr(), pointer(dense_mask),
                                            gx.mutable_data_ptr(), queue_of(x)));
   return gx;
 }
@@ -63,13 +54,13 @@ std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional
   check_mask(op, mask, x);
   check_index(op, index, x);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
+  const Tensor dense_x = torch::stable::contiguous(x);
+  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
   const int64_t count = chosen_count(index, rows);
   Tensor first = new_per_token(x, {}, {}), second = new_per_token(x, {}, {count});
   if (first.numel() == 0) return {first, second};
   check_launch(
-      op, jet_mean_squares_cuda(token_shape(x, rows, count), dense.const_data_ptr(),
+      op, jet_mean_squares_cuda(token_shape(x, rows, count), dense_x.const_data_ptr(),
                                 pointer(dense_mask), pointer(dense_index), first.mutable_data_ptr(),
                                 second.mutable_data_ptr(), queue_of(x)));
   return {first, second};
@@ -86,11 +77,11 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
   check_gradient(op, "gfirst", gfirst, x, rows.tokens);
   check_gradient(op, "gsecond", gsecond, x, rows.tokens * count);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor dense_x = torch::stable::contiguous(x);
   const Tensor g_first = torch::stable::contiguous(gfirst);
   const Tensor g_second = torch::stable::contiguous(gsecond);
-  const std::optional<Tensor> dense_mask = dense_or_none(mask), dense_index = dense_or_none(index);
-  Tensor gx = torch::stable::empty_like(dense);
+  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
+  Tensor gx = torch::stable::empty_like(dense_x);
   if (gx.numel() == 0) return gx;
   std::optional<Tensor> position;
   if (dense_index.has_value())
@@ -99,7 +90,7 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
   check_launch(
       op, jet_mean_squares_backward_cuda(
               token_shape(x, rows, count), g_first.const_data_ptr(), g_second.const_data_ptr(),
-              dense.const_data_ptr(), pointer(dense_mask), pointer(dense_index),
+              dense_x.const_data_ptr(), pointer(dense_mask), pointer(dense_index),
               position.has_value() ? position->mutable_data_ptr() : nullptr, gx.mutable_data_ptr(),
               queue_of(x)));
   return gx;

@@ -16,14 +16,6 @@ inline std::optional<Tensor> widened(const std::optional<Tensor>& parameter, con
                                                      false, false, std::nullopt));
 }
 
-inline const void* pointer(const std::optional<Tensor>& t) {
-  return t.has_value() ? t->const_data_ptr() : nullptr;
-}
-
-inline void* mutable_pointer(const std::optional<Tensor>& t) {
-  return t.has_value() ? t->mutable_data_ptr() : nullptr;
-}
-
 template <typename Norm>
 NormShape norm_shape(const Norm& norm, int64_t q) {
   return {jet_shape(norm.x, q, norm.pairs), norm.shape.rows, norm.shape.n};

@@ -5,8 +5,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include "../attention_arguments.h"  // storage_of
 #include "../checks.h"
+#include "../tensor_kinds.h"
 #include "launchers.h"
 
 // Weak: a CPU build of torch has no such function, and must still be able to load this library.
@@ -26,6 +26,14 @@ inline Queue queue_of(const Tensor& x) {
 
 inline JetShape jet_shape(const Tensor& x, int64_t q, int pairs) {
   return {storage_of(x.scalar_type()), static_cast<int>(q), pairs, x.numel() / x.size(0)};
+}
+
+inline const void* pointer(const std::optional<Tensor>& t) {
+  return t.has_value() ? t->const_data_ptr() : nullptr;
+}
+
+inline void* mutable_pointer(const std::optional<Tensor>& t) {
+  return t.has_value() ? t->mutable_data_ptr() : nullptr;
 }
 
 inline void check_launch(const char* op, int error) {
