@@ -23,6 +23,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def dtype_bounds(float64: float) -> list[tuple[torch.dtype, float]]:
+    """Each dtype with the relative error allowed against the twin in float64."""
+    return [
+        (torch.float64, float64),
+        (torch.float32, 1e-5),
+        (torch.bfloat16, 2e-2),
+        (torch.float16, 2e-3),
+    ]
+
+
 def random_jet(
     streams: int,
     *shape: int,

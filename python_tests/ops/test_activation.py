@@ -9,6 +9,7 @@ from python_tests.ops.cases import (
     DEVICES,
     STREAMS,
     away_from_kink,
+    dtype_bounds,
     jet_by_differences,
     random_jet,
     relative_error,
@@ -42,12 +43,7 @@ def test_agrees_with_finite_differences(kind: str, q: int, streams: int) -> None
 @pytest.mark.parametrize(("q", "streams"), STREAMS)
 @pytest.mark.parametrize(
     ("dtype", "bound"),
-    [
-        (torch.float64, 1e-13),
-        (torch.float32, 1e-5),
-        (torch.bfloat16, 2e-2),
-        (torch.float16, 2e-3),
-    ],
+    dtype_bounds(1e-13),
 )
 def test_agrees_with_twin(
     device: str, kind: str, q: int, streams: int, dtype: torch.dtype, bound: float

@@ -10,17 +10,13 @@ from python_tests.ops.cases import (
     DEVICES,
     STREAMS,
     away_from_kink,
+    dtype_bounds,
     jet_by_differences,
     random_jet,
     relative_error,
 )
 
-BOUNDS = [
-    (torch.float64, 1e-13),
-    (torch.float32, 1e-5),
-    (torch.bfloat16, 2e-2),
-    (torch.float16, 2e-3),
-]
+BOUNDS = dtype_bounds(1e-13)
 
 
 def gate_and_up(streams: int, *shape: int, kind: str = "gelu", **options) -> tuple[Tensor, Tensor]:

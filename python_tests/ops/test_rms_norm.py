@@ -7,15 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jachess_ext import ops
-from python_tests.ops.cases import DEVICES, STREAMS, jet_by_differences, random_jet, relative_error
+from python_tests.ops.cases import (
+    DEVICES,
+    STREAMS,
+    dtype_bounds,
+    jet_by_differences,
+    random_jet,
+    relative_error,
+)
 
 EPS = 1e-6
-BOUNDS = [
-    (torch.float64, 1e-11),
-    (torch.float32, 1e-5),
-    (torch.bfloat16, 2e-2),
-    (torch.float16, 2e-3),
-]
+BOUNDS = dtype_bounds(1e-11)
 
 
 def scale(n: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tensor:

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from jachess_ext import ops
-from python_tests.ops.cases import DEVICES, STREAMS, jet_by_differences, random_jet, relative_error
+from python_tests.ops.cases import (
+    DEVICES,
+    STREAMS,
+    dtype_bounds,
+    jet_by_differences,
+    random_jet,
+    relative_error,
+)
 
 NAMES = ("softmax_jet", "softmax_jet_backward")
 
@@ -26,12 +33,7 @@ def test_agrees_with_finite_differences(q: int, streams: int) -> None:
 @pytest.mark.parametrize(("q", "streams"), STREAMS)
 @pytest.mark.parametrize(
     ("dtype", "bound"),
-    [
-        (torch.float64, 1e-11),
-        (torch.float32, 1e-5),
-        (torch.bfloat16, 2e-2),
-        (torch.float16, 2e-3),
-    ],
+    dtype_bounds(1e-11),
 )
 def test_agrees_with_twin(
     device: str, scores: int, q: int, streams: int, dtype: torch.dtype, bound: float
