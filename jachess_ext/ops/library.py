@@ -28,9 +28,9 @@ _OPERATORS = (
     "jet_norms_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
-    "sample_directions",
     "rms_norm_jet",
     "rms_norm_jet_backward",
+    "sample_directions",
     "softmax_jet",
     "softmax_jet_backward",
 )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
+from ..directions import fresh_seed
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
 from .linear import autocast
@@ -81,7 +82,7 @@ def _operator(
     else:
         stacks += [key.streams, value.streams]
     # A seed from torch's generator: repeatable, and restored by gradient checkpointing.
-    seed = int(torch.randint(2**63 - 1, ())) if dropout_p else 0
+    seed = fresh_seed() if dropout_p else 0
     inputs = autocast(query.device, *stacks)
     out = ops.attention_jet(
         inputs[0],

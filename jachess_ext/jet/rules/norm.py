@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,21 +33,24 @@ def layer_norm(
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
     if simple and operators_enabled() and ops.available("layer_norm_jet", input.device):
-        return _layer_norm_operator(input, weight, bias, eps)
+        settings = (weight, bias, eps, input.jet_layout.directions)
+        return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, *settings)
     return composed_layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-def _layer_norm_operator(
-    input: JetTensor, weight: Tensor | None, bias: Tensor | None, eps: float
+def _fused(
+    input: JetTensor,
+    alone: Callable[..., Tensor],
+    with_sum: Callable[..., tuple[Tensor, Tensor]],
+    *settings: Any,
 ) -> JetTensor:
     """The operator; a residual sum that is not made yet is added, and made, on the way."""
-    q, pending = input.jet_layout.directions, input.pattern
+    pending = input.pattern
     if isinstance(pending, Sum) and input.same_gradient_mode():
-        parts = (pending.a.streams, pending.b.streams)
-        out, total = ops.add_layer_norm_jet(*parts, weight, bias, eps, q)
+        out, total = with_sum(pending.a.streams, pending.b.streams, *settings)
         input.settle(total)
         return input.with_streams(out)
-    return input.with_streams(ops.layer_norm_jet(input.streams, weight, bias, eps, q))
+    return input.with_streams(alone(input.streams, *settings))
 
 
 def composed_layer_norm(
@@ -79,14 +83,9 @@ def rms_norm(
 
 
 def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
-    """The operator; a residual sum that is not made yet is added, and made, on the way."""
-    q, pending = input.jet_layout.directions, input.pattern
-    if isinstance(pending, Sum) and input.same_gradient_mode():
-        parts = (pending.a.streams, pending.b.streams)
-        out, total = ops.add_rms_norm_jet(*parts, weight, eps, q)
-        input.settle(total)
-        return input.with_streams(out)
-    return input.with_streams(ops.rms_norm_jet(input.streams, weight, eps, q))
+    """The RMS norm's operator, for the spellings of it that `patterns` recognises, too."""
+    settings = (weight, eps, input.jet_layout.directions)
+    return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, *settings)
 
 
 def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
