@@ -23,11 +23,12 @@ __all__ = [
     "ntk",
     "ntk_loss",
     "ops",
+    "scaling",
     "smoothness",
     "training",
 ]
 
-_LAZY = ("evaluation", "ops", "training")
+_LAZY = ("evaluation", "ops", "scaling", "training")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,0 +1,134 @@
+"""LensLLM's law L = B / (F(Θ, t) + D^β) + E (Eq. 10), with F free or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ntk import Spectrum
+from ..arrays import Array
+from .base import Law, Parameter, Points
+from .rectified import EXPONENT, FLOOR, SCALE, Rectified, scale_for
+
+_FASTEST = 1e4
+"""How far the fit may stretch or shrink the measured training times."""
+
+
+class FreeLens(Rectified):
+    """F is a free number in [0, ‖r‖²], for curves without a measured kernel.
+
+    The function is the rectified law's with F for D_l; the fit has LensLLM's two stages: F held
+    while B, β and E are fitted, then all four.
+    """
+
+    name = "lensllm"
+    stages = (("F",), ())
+
+    def __init__(self, residual_square: float = 1e16) -> None:
+        """`residual_square`: ‖r‖², the upper bound of F."""
+        super().__init__(Parameter("F", min(1e-13, residual_square), residual_square))
+
+
+class MeasuredKernel:
+    """F(Θ, t) along one curve, from kernels and training times recorded at its sizes.
+
+    Between and beyond the recorded sizes the time is a straight line in ln t over ln D (its ends
+    continue), and Θ and r are those of the nearest recorded size.
+    """
+
+    def __init__(
+        self,
+        sizes: Array,
+        theta: Tensor | Spectrum | Sequence[Tensor | Spectrum],
+        residual: Tensor | Sequence[Tensor],
+        times: Sequence[float] | Array,
+        lr: float,
+    ) -> None:
+        """One kernel, residual and learning rate for all sizes, or sequences with one a size.
+
+        Raises:
+            ValueError: a sequence of another length than `sizes`; a time that is not positive.
+        """
+        kernels = theta if isinstance(theta, Sequence) else [theta] * len(sizes)
+        residuals = residual if isinstance(residual, Sequence) else [residual] * len(sizes)
+        times = np.asarray(times, dtype=np.float64)
+        for name, given in (("theta", kernels), ("residual", residuals), ("t", times)):
+            if len(given) != len(sizes):
+                raise ValueError(
+                    f"{name} holds {len(given)} entries for {len(sizes)} sizes; expected one a size"
+                )
+        if not (np.isfinite(times) & ((times > 0) | (sizes == 0)) & (times >= 0)).all():
+            raise ValueError(
+                "t holds a time that is not positive; expected the training time of every size "
+                "(0 at size 0 only)"
+            )
+        spectra = {id(k): k if isinstance(k, Spectrum) else Spectrum.of(k) for k in kernels}
+        self._spectra = [spectra[id(k)] for k in kernels]
+        self._residuals = residuals
+        self._sizes, self._times, self._lr = sizes, times, lr
+
+    def time(self, size: float) -> float:
+        """Training time at a size, recorded or continued; 0 at size 0."""
+        if size == 0:
+            return 0.0
+        trained = self._sizes > 0
+        x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
+        at = float(np.log(size))
+        if len(x) == 1:
+            return float(np.exp(y[0] + at - x[0]))  # time in proportion to the data
+        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
+        slope = (y[piece + 1] - y[piece]) / (x[piece + 1] - x[piece])
+        return float(np.exp(y[piece] + slope * (at - x[piece])))
+
+    def loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
+        """F at a size with its time multiplied by e^`log_stretch` ([n]); and ∂F/∂ln t, [n]."""
+        nearest = int(np.argmin(np.abs(self._sizes - size)))
+        t = torch.as_tensor(self.time(size) * np.exp(log_stretch)).requires_grad_()
+        value = self._spectra[nearest].loss(self._residuals[nearest].detach(), t, self._lr)
+        (slope,) = torch.autograd.grad(value.sum(), t)
+        return value.detach().numpy(), (slope * t).detach().numpy()
+
+
+class MeasuredLens(Law):
+    """F(Θ, t) is computed from a measured kernel; the times may be stretched by a common factor.
+
+    Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
+    1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in `Rectified`.
+    """
+
+    name = "lensllm"
+    stages = (("t",), ())
+    reads_zero = True
+    parameters = (SCALE, Parameter("t", 1 / _FASTEST, _FASTEST), EXPONENT, FLOOR)
+
+    def __init__(self, kernel: MeasuredKernel) -> None:
+        self.kernel = kernel
+
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        power, slope = points.powers(np.exp(u[:, 2]))
+        kernel_loss, kernel_slope = self._kernel_losses(u[:, 1], points.sizes)
+        below = kernel_loss + power
+        part = np.exp(u[:, 0])[:, None] / below
+        loss = part + u[:, 3:]
+        if not gradient:
+            return np.log(loss), np.empty(0)
+        share = part / loss
+        columns = (share, -share * kernel_slope / below, -share * slope / below, 1 / loss)
+        return np.log(loss), np.stack(columns, -1)
+
+    def _kernel_losses(self, log_stretch: Array, sizes: Array) -> tuple[Array, Array]:
+        """F and ∂F/∂ln t, [n, m]; every row of `sizes` is the same curve."""
+        pairs = [self.kernel.loss(float(size), log_stretch) for size in sizes[0]]
+        return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
+
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        free = FreeLens().candidates(points, log_losses, weights)
+        free[..., 1] = 0.0
+        shift = free.copy()
+        start = self._kernel_losses(np.zeros(1), points.sizes)[0].mean()
+        shift[..., 1] = np.log(max(float(start), 1e-13))
+        free[..., 0] = scale_for(shift, points, log_losses, weights)
+        return np.unique(free, axis=1)

@@ -1,0 +1,40 @@
+"""Synthetic loss curves of every law, written out apart from the package's own formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+SIZES = 200.0 * 2.0 ** np.arange(14)
+WITH_ZERO = np.append(0.0, SIZES)
+
+
+def rectified(sizes: Array, scale: float, shift: float, beta: float, floor: float) -> Array:
+    return scale / (shift + np.power(sizes, beta)) + floor
+
+
+def power(sizes: Array, scale: float, beta: float, floor: float, alpha: float) -> Array:
+    return (scale * np.power(sizes, -beta) + floor) ** alpha
+
+
+def kaplan(n: Array, sizes: Array, n_c: float, d_c: float, a_n: float, a_d: float) -> Array:
+    return ((n_c / n) ** (a_n / a_d) + d_c / sizes) ** a_d
+
+
+def random_rectified(generator: np.random.Generator, count: int) -> list[tuple[float, ...]]:
+    """Parameters whose transition and floor the sizes can tell."""
+    result = []
+    for _ in range(count):
+        beta = generator.uniform(0.3, 0.8)
+        transition = np.exp(generator.uniform(np.log(1e3), np.log(3e4)))
+        floor = generator.uniform(0.2, 1.0)
+        start = generator.uniform(2.0, 5.0)  # loss at D = 0 above the floor
+        shift = transition**beta
+        result.append((start * shift, shift, beta, floor))
+    return result
+
+
+def noisy(losses: Array, generator: np.random.Generator, noise: float) -> Array:
+    return losses * np.exp(noise * generator.standard_normal(losses.shape))

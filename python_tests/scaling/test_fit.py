@@ -1,0 +1,238 @@
+"""`fit`: parameters come back from noisy curves, intervals hold, scipy agrees; bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import least_squares
+
+from jachess_ext import ntk_loss
+from jachess_ext.scaling import fit
+from python_tests.scaling import curves
+
+
+@pytest.mark.parametrize("law", ["lensllm", "rectified"])
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=8, deadline=None)
+def test_rectified_parameters_come_back(law: str, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    truth = np.array(curves.random_rectified(generator, 20))
+    clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
+    exact = fit(curves.WITH_ZERO, clean, law)
+    shift = "F" if law == "lensllm" else "D_l"
+    found = np.stack([exact.params[name] for name in ("B", shift, "beta", "E")], -1)
+    np.testing.assert_allclose(found, truth, rtol=2e-3)
+    noisy = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.002), law)
+    error = np.log(np.asarray(noisy.params["beta"]) / truth[:, 2])
+    assert np.sqrt(np.median(error**2)) < 0.05
+
+
+def test_power_parameters_come_back() -> None:
+    generator = np.random.default_rng(0)
+    sizes = 100.0 * 2.0 ** np.arange(20)
+    truth = [(6.0, 0.3, 0.9, 1.0), (20.0, 0.5, 0.7, 0.5), (4.0, 0.25, 0.8, 2.0)]
+    clean = np.stack([curves.power(sizes, *row) for row in truth])
+    found = fit(sizes, clean, "power")
+    values = np.stack([found.params[name] for name in ("B", "beta", "E", "alpha")], -1)
+    np.testing.assert_allclose(values, truth, rtol=5e-3)
+    noisy = fit(sizes, curves.noisy(clean, generator, 0.001), "power", fixed={"alpha": 1.0})
+    assert noisy.params["beta"][0] == pytest.approx(0.3, rel=0.05)
+    assert (noisy.params["alpha"] == 1.0).all()
+
+
+def test_kaplan_parameters_come_back() -> None:
+    models = np.array([1e7, 3e7, 1e8, 3e8, 1e9, 3e9])
+    truth = (8.8e13, 5.4e13, 0.076, 0.095)
+    losses = np.stack([curves.kaplan(n, curves.SIZES * 1e4, *truth) for n in models])
+    found = fit(curves.SIZES * 1e4, losses, "kaplan", parameters=models)
+    for name, value in zip(("N_c", "D_c", "alpha_N", "alpha_D"), truth, strict=True):
+        assert found.params[name] == pytest.approx(value, rel=2e-2)
+    big = found.for_model(1e10)
+    expected = curves.kaplan(np.array(1e10), np.array(1e11), *truth)
+    assert big.predict(1e11) == pytest.approx(float(expected), rel=1e-3)
+    with pytest.raises(ValueError, match="for_model"):
+        found.predict(1e11)
+
+
+def test_line_comes_back_and_tells_its_break() -> None:
+    x = np.log(curves.SIZES)
+    generator = np.random.default_rng(1)
+    y = 2.0 - 0.15 * x + 0.0005 * generator.standard_normal(len(x))
+    y[:5] -= 0.05 * np.arange(5, 0, -1)  # flatter before 6400
+    found = fit(curves.SIZES, np.exp(y), "ats")
+    assert found.params["slope"] == pytest.approx(-0.15, abs=2e-3)
+    assert found.params["count"] == 9
+    assert found.transition.low == pytest.approx(3200) and found.transition.high == 6400
+    assert found.predict(3e6) == pytest.approx(np.exp(2.0 - 0.15 * np.log(3e6)), rel=5e-3)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_intervals_of_held_out_sizes_cover(level: float) -> None:
+    """1,000 curves, 3 points of tolerance: two standard errors of the share are 3.2 and 1.9."""
+    generator = np.random.default_rng(7)
+    truth = curves.random_rectified(generator, 1000)
+    clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
+    losses = curves.noisy(clean, generator, 0.005)
+    found = fit(curves.WITH_ZERO[:13], losses[:, :13], "rectified")
+    low, high = found.interval(curves.WITH_ZERO[-1], level)
+    inside = (low <= losses[:, -1]) & (losses[:, -1] <= high)
+    assert inside.mean() == pytest.approx(level, abs=0.03)
+
+
+def test_transition_interval_covers() -> None:
+    generator = np.random.default_rng(8)
+    truth = curves.random_rectified(generator, 600)
+    clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
+    found = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.005), "rectified").transition
+    true = np.array([shift ** (1 / beta) for _, shift, beta, _ in truth])
+    assert np.mean((found.low <= true) & (true <= found.high)) == pytest.approx(0.9, abs=0.04)
+
+
+@pytest.mark.parametrize("law", ["rectified", "power"])
+def test_as_good_as_scipy_from_many_starts(law: str) -> None:
+    generator = np.random.default_rng(5)
+    rows = curves.random_rectified(generator, 6)
+    losses = curves.noisy(
+        np.stack([curves.rectified(curves.SIZES, *row) for row in rows]), generator, 0.01
+    )
+    found = fit(curves.SIZES, losses, law, huber_delta=0.01)
+    logs, x = np.log(losses), np.log(curves.SIZES)
+
+    def residual(u: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if law == "rectified":
+            model = np.logaddexp(u[0] - np.logaddexp(u[1], np.exp(u[2]) * x), np.log(u[3]))
+        else:
+            model = np.exp(u[3]) * np.logaddexp(u[0] - np.exp(u[2]) * x, np.log(u[1]))
+        return model - y
+
+    low = [-18, -29, -4.6, 1e-12] if law == "rectified" else [-18, 1e-12, -4.6, -2.3]
+    high = [36, 36, 1.09, 1e6] if law == "rectified" else [36, 1e6, 1.09, 2.3]
+    for row, y in enumerate(logs):
+        best = np.inf
+        for _ in range(12):
+            b, f = generator.uniform(0, 5), generator.uniform(0.1, 1.0)
+            e = generator.uniform(-1.5, 0)
+            start = [b, generator.uniform(0, 5), e, f]
+            if law == "power":
+                start = [b, f, e, generator.uniform(-1, 1)]
+            fitted = least_squares(
+                residual, start, args=(y,), bounds=(low, high), loss="huber", f_scale=0.01
+            )
+            best = min(best, fitted.cost)
+        assert found.objective[row] <= best * (1 + 1e-4)
+
+
+def test_measured_kernel_end_to_end() -> None:
+    """Losses made from Eq. 9 and 10 with a known Θ: B, β, E and the stretch of t come back."""
+    generator = torch.Generator().manual_seed(2)
+    half = torch.randn(12, 12, dtype=torch.float64, generator=generator) / 4
+    theta = half @ half.T
+    residual = 4 * torch.randn(12, dtype=torch.float64, generator=generator)
+    times = curves.SIZES / 400
+    f = ntk_loss(theta, residual, torch.tensor(2.5 * times), 0.02).numpy()
+    losses = 40.0 / (f + curves.SIZES**0.4) + 0.7
+    given_ = {"theta": theta, "residual": residual, "t": times, "lr": 0.02}
+    found = fit(curves.SIZES, losses, "lensllm", **given_)
+    assert found.params["t"] == pytest.approx(2.5, rel=0.02)
+    assert found.params["B"] == pytest.approx(40.0, rel=0.02)
+    assert found.params["beta"] == pytest.approx(0.4, rel=0.01)
+    assert found.params["E"] == pytest.approx(0.7, rel=0.02)
+    np.testing.assert_allclose(found.predict(curves.SIZES), losses, rtol=1e-4)
+    per_size = given_ | {"theta": [theta] * 14, "residual": [residual] * 14}
+    again = fit(curves.SIZES, losses, "lensllm", **per_size)
+    assert again.params["t"] == pytest.approx(found.params["t"])
+
+
+def test_free_f_stays_below_the_residual() -> None:
+    losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
+    assert fit(curves.WITH_ZERO, losses, residual_square=12.0).params["F"] == pytest.approx(12.0)
+    assert fit(curves.WITH_ZERO, losses).params["F"] == pytest.approx(30.0, rel=1e-2)
+
+
+def test_fixed_bounded_and_weighted() -> None:
+    losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
+    assert fit(curves.WITH_ZERO, losses, fixed={"E": 0.5}).params["beta"] == pytest.approx(0.4)
+    assert fit(curves.WITH_ZERO, losses, bounds={"beta": (0.45, 1)}).params["beta"] == 0.45
+    spoiled = losses.copy()
+    spoiled[3] = 77.0
+    weights = np.ones(15)
+    weights[3] = 0.0
+    kept = fit(curves.WITH_ZERO, spoiled, weights=weights)
+    assert kept.params["beta"] == pytest.approx(0.4, rel=1e-3)
+    spoiled[3] = np.nan
+    assert fit(curves.WITH_ZERO, spoiled, weights=weights).params == kept.params
+
+
+def test_an_outlier_costs_little() -> None:
+    generator = np.random.default_rng(0)
+    losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
+    losses = curves.noisy(losses, generator, 0.002)
+    losses[7] *= 1.3
+    robust = fit(curves.WITH_ZERO, losses).predict(1e7)
+    squares = fit(curves.WITH_ZERO, losses, huber_delta=np.inf).predict(1e7)
+    truth = float(curves.rectified(np.array(1e7), 90.0, 30.0, 0.4, 0.5))
+    assert abs(np.log(robust / truth)) < 0.3 * abs(np.log(squares / truth))
+
+
+def test_shapes() -> None:
+    many = curves.noisy(
+        np.stack([curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5)] * 3),
+        np.random.default_rng(0),
+        0.01,
+    )
+    one, three = fit(curves.SIZES, many[0]), fit(curves.SIZES, many)
+    assert isinstance(one.predict(1e6), float) and isinstance(one.interval(1e6)[0], float)
+    assert np.shape(one.predict([1e6, 2e6])) == (2,) == np.shape(one.interval([1e6, 2e6])[1])
+    assert np.shape(three.predict(1e6)) == (3,) and np.shape(three.predict([1e6, 2e6])) == (3, 2)
+    np.testing.assert_allclose(three.predict(1e6)[0], one.predict(1e6), rtol=1e-6)
+    assert isinstance(one.transition.size, float) and np.shape(three.transition.size) == (3,)
+    assert fit(curves.SIZES, many[0], "power").transition is None
+
+
+BAD = [
+    ({"losses": [3.0, 2.0, -1.0, 1.0, 0.9]}, "size 400 is -1; expected a positive"),
+    ({"losses": [3.0, 2.0, np.nan, 1.0, 0.9]}, "size 400 is nan"),
+    ({"losses": [3.0, 2.0, 1.0]}, r"shape \[5\] and losses \[3\]"),
+    ({"sizes": [100, 300, 200, 400, 800]}, "300 is followed by 200"),
+    ({"sizes": [100, 200, 200, 400, 800]}, "200 is followed by 200"),
+    ({"sizes": [-1, 200, 300, 400, 800]}, "sizes holds -1"),
+    ({"sizes": [100, 200, 400], "losses": [3.0, 2.0, 1.5]}, "4 free parameters and there are 3"),
+    ({"law": "cubic"}, "unknown law 'cubic'"),
+    ({"sizes": [0, 200, 300, 400, 800], "law": "power"}, "no value at size 0"),
+    ({"fixed": {"gamma": 1.0}}, "no parameter 'gamma'"),
+    ({"fixed": {"B": -1.0}}, "B is to lie in"),
+    ({"bounds": {"beta": (2.0, 1.0)}}, "the lower first"),
+    ({"theta": torch.eye(2)}, "residual is missing"),
+    ({"law": "rectified", "lr": 0.1}, "has no kernel"),
+    ({"law": "kaplan"}, "needs parameters="),
+    ({"weights": [1, 1, 1]}, "weights has shape"),
+    ({"starts": 0}, "starts is 0"),
+    ({"huber_delta": -1.0}, "huber_delta is -1.0"),
+    ({"residual_square": 0.0}, "residual_square is 0.0"),
+    ({"law": "ats", "gamma": 2}, "gamma is 2"),
+    ({"law": "ats", "tau": 0.0}, "tau is 0.0"),
+    ({"losses": ["a", 1, 1, 1, 1]}, "no number"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD)
+def test_bad_input_is_one_sentence(change: dict, words: str) -> None:
+    given_ = {"sizes": [100, 200, 400, 800, 1600], "losses": [3.0, 2.5, 2.0, 1.5, 1.2]} | change
+    with pytest.raises(ValueError, match=words):
+        fit(**given_)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda f: f.predict(-1.0), "not negative"),
+        (lambda f: f.interval(1e6, 1.5), "between 0 and 1"),
+        (lambda f: f.interval(1e6), "nothing tells the noise"),
+    ],
+)
+def test_bad_questions(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        call(fit([100, 200, 400, 800], [3.0, 2.5, 2.1, 1.8]))

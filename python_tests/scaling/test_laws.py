@@ -1,0 +1,132 @@
+"""Values and gradients of every law, against formulas written apart and finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jachess_ext import ntk_loss
+from jachess_ext.scaling.laws import (
+    FreeLens,
+    Kaplan,
+    Law,
+    MeasuredKernel,
+    MeasuredLens,
+    Points,
+    Power,
+    Rectified,
+)
+from python_tests.scaling import curves
+
+MODELS = np.array([1e7, 1e8, 3e9] * 5)
+
+
+def measured() -> MeasuredLens:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+    residual = torch.randn(6, dtype=torch.float64, generator=generator) * 3
+    times = curves.WITH_ZERO / 1000
+    return MeasuredLens(MeasuredKernel(curves.WITH_ZERO, half @ half.T, residual, times, 0.05))
+
+
+def points(law: Law, rows: int) -> Points:
+    sizes = curves.WITH_ZERO if law.reads_zero else np.append(100.0, curves.SIZES)
+    return Points(np.tile(sizes, (rows, 1)), np.tile(MODELS, (rows, 1)))
+
+
+LAWS = [Rectified(), FreeLens(50.0), Power(), Kaplan(), measured()]
+CENTRES = {
+    "rectified": [4.0, 2.0, -1.0, 0.5],
+    "lensllm": [4.0, 1.0, -1.0, 0.5],
+    "power": [2.0, -1.0, 0.8, 0.1],
+    "kaplan": [10.0, 9.0, -1.5, -1.2],
+}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=15, deadline=None)
+def test_gradient_against_central_differences(law: Law, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    u = np.array(CENTRES[law.name]) + 0.3 * generator.standard_normal((3, 4))
+    floors = [place for place, parameter in enumerate(law.parameters) if not parameter.log]
+    u[:, floors] = np.abs(u[:, floors]) + 1e-3
+    where, step = points(law, 3), 1e-6
+    _, gradient = law.log_loss(u, where)
+    for k in range(4):
+        forward, backward = u.copy(), u.copy()
+        forward[:, k] += step
+        backward[:, k] -= step
+        difference = (
+            law.log_loss(forward, where, False)[0] - law.log_loss(backward, where, False)[0]
+        )
+        np.testing.assert_allclose(gradient[..., k], difference / (2 * step), rtol=2e-6, atol=2e-9)
+
+
+@pytest.mark.parametrize("law", [Rectified(), FreeLens(50.0)], ids=["rectified", "lensllm"])
+def test_rectified_value_with_zero(law: Law) -> None:
+    u = np.array([[np.log(30.0), np.log(7.0), np.log(0.4), 0.6]])
+    value, _ = law.log_loss(u, Points(curves.WITH_ZERO[None]))
+    np.testing.assert_allclose(
+        np.exp(value[0]), curves.rectified(curves.WITH_ZERO, 30.0, 7.0, 0.4, 0.6), rtol=1e-13
+    )
+    assert np.exp(value[0, 0]) == pytest.approx(30.0 / 7.0 + 0.6)
+
+
+def test_power_and_kaplan_values() -> None:
+    u = np.array([[np.log(5.0), np.log(0.3), 0.7, np.log(0.8)]])
+    value, _ = Power().log_loss(u, Points(curves.SIZES[None]))
+    np.testing.assert_allclose(np.exp(value[0]), curves.power(curves.SIZES, 5.0, 0.3, 0.7, 0.8))
+    u = np.log(np.array([[1e13, 5e12, 0.08, 0.1]]))
+    n = MODELS[:14]
+    value, _ = Kaplan().log_loss(u, Points(curves.SIZES[None], n[None]))
+    expected = curves.kaplan(n, curves.SIZES, 1e13, 5e12, 0.08, 0.1)
+    np.testing.assert_allclose(np.exp(value[0]), expected)
+
+
+def test_measured_value_against_ntk_loss() -> None:
+    generator = torch.Generator().manual_seed(1)
+    half = torch.randn(5, 5, dtype=torch.float64, generator=generator)
+    theta, residual = half @ half.T, torch.ones(5, dtype=torch.float64)
+    sizes, times = np.array([100.0, 200.0, 400.0]), np.array([3.0, 5.0, 9.0])
+    law = MeasuredLens(MeasuredKernel(sizes, theta, residual, times, 0.01))
+    u = np.array([[np.log(8.0), np.log(1.7), np.log(0.5), 0.3]])
+    value, _ = law.log_loss(u, Points(sizes[None]))
+    f = ntk_loss(theta, residual, torch.tensor(1.7 * times), 0.01).numpy()
+    np.testing.assert_allclose(np.exp(value[0]), 8.0 / (f + sizes**0.5) + 0.3, rtol=1e-12)
+
+
+def test_recorded_times_are_met_and_continued() -> None:
+    sizes, times = np.array([0.0, 100.0, 400.0]), np.array([0.0, 2.0, 32.0])
+    kernel = MeasuredKernel(sizes, torch.eye(2, dtype=torch.float64), torch.ones(2), times, 0.1)
+    for size, expected in ((0.0, 0.0), (100.0, 2.0), (400.0, 32.0), (200.0, 8.0), (800.0, 128.0)):
+        assert kernel.time(size) == pytest.approx(expected)
+
+
+def test_transition_balances_the_denominator() -> None:
+    u = np.array([[1.0, np.log(25.0), np.log(0.5), 0.2]])
+    found = Rectified().log_transition(u)
+    value, gradient = found
+    assert np.exp(value[0]) ** 0.5 == pytest.approx(25.0)
+    step = 1e-6
+    for k in range(4):
+        moved = u.copy()
+        moved[:, k] += step
+        slope = (Rectified().log_transition(moved)[0] - value) / step
+        assert gradient[0, k] == pytest.approx(slope[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("law", LAWS[:4], ids=lambda law: type(law).__name__)
+def test_candidates_are_finite_and_one_is_near(law: Law) -> None:
+    truth = np.array([CENTRES[law.name]])
+    where = points(law, 1)
+    log_losses, _ = law.log_loss(truth, where)
+    found = law.candidates(where, log_losses, np.ones_like(log_losses))
+    assert np.isfinite(found).all()
+    rows = np.zeros(found.shape[1], dtype=int)
+    values, _ = law.log_loss(found[0], where.rows(rows), False)
+    away = np.sqrt(((values - log_losses) ** 2).mean(-1)).min()
+    assert away < 0.5 * log_losses.std()
