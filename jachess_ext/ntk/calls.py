@@ -116,6 +116,19 @@ def _embedding(
     return Call("embedding", _roles(given, names), given["input"].detach(), options)
 
 
+def _take(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
+) -> Call | None:
+    """bias[ids]: an embedding of numbers."""
+    given = _bind(("input", "index"), args, kwargs)
+    if given is None or id(given["input"]) not in names or given["input"].dim() != 1:
+        return None
+    if bool((given["index"] < 0).any()):
+        return None
+    roles = {"bias": names[id(given["input"])]}
+    return Call("take", roles, given["index"], {"rows": given["input"].shape[0]})
+
+
 def _layer_norm(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
 ) -> Call | None:
@@ -182,6 +195,7 @@ _READERS: dict[Any, Reader] = {
     F.linear: _linear,
     torch.addmm: _addmm,
     F.embedding: _embedding,
+    torch.take: _take,
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     torch.mul: _product,
@@ -226,6 +240,14 @@ def _from_embedding(
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
     delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
     return {call.roles["weight"]: make_matches(ids, delta, keep, call.options["rows"])}
+
+
+def _from_take(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+    assert call.inputs is not None
+    ids = _rows(call.inputs, samples, delta.shape[1]).reshape(samples, -1)
+    delta = delta.reshape(delta.shape[0], samples, -1, 1)
+    keep = torch.ones_like(ids, dtype=torch.bool)
+    return {call.roles["bias"]: make_matches(ids, delta, keep, call.options["rows"])}
 
 
 def _from_layer_norm(
@@ -296,6 +318,7 @@ def _rows(values: Tensor, samples: int, rows: int) -> Tensor:
 _CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
     "linear": _from_linear,
     "embedding": _from_embedding,
+    "take": _from_take,
     "layer_norm": _from_layer_norm,
     "rms_norm": _from_rms_norm,
     "product": _from_product,

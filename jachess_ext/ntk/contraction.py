@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .cost import Cost, Size, count_cost
 from .matches import contract_matches, contract_tied
 from .materialise import contract_materialised
+from .sketch import Sketch, contract_sketched
 
 LinearForm = Literal["auto", "A", "B"]
 Contributions = Mapping[str, Contribution]
@@ -25,16 +26,18 @@ class Choice:
 
     Attributes:
         names: the parameters.
-        form: "A" Gram, "B" materialised, "matches" (embeddings), "tied" (embedding and head
-            together), "dense" (per-sample gradients at hand).
+        form: "A" Gram, "B" materialised, "C" sketched, "matches" (embeddings), "tied" (embedding
+            and head together), "dense" (per-sample gradients at hand).
         cost: counted operations and bytes of A and B; None for the other forms.
         positions: per sample, left, that had a non-zero cotangent; None where there are none.
+        squared_error: of form C, an estimate of ‖K̂ − K‖² (Frobenius); 0 where K is exact.
     """
 
     names: tuple[str, ...]
     form: str
     cost: Cost | None = None
     positions: int | None = None
+    squared_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ class Settings:
         form: of linear layers; "auto" counts operations and bytes.
         workspace: bytes for blocks of materialised gradients.
         dtype: of the arithmetic: float64 or float32.
+        sketch: form C where it saves work; None: exact forms only.
     """
 
     form: LinearForm
     workspace: int
     dtype: torch.dtype
+    sketch: Sketch | None = None
 
 
 def contract(
@@ -125,7 +130,10 @@ def _choose(
         bytes_per_number=settings.dtype.itemsize,
     )
     cost = count_cost(size)
-    form = cost.form if settings.form == "auto" else settings.form
+    form: str = cost.form if settings.form == "auto" else settings.form
+    cheapest = min(cost.gram_flops, cost.materialise_flops)
+    if settings.sketch is not None and settings.sketch.serves(names, size, cheapest):
+        form = "C"
     return Choice(names, form, cost, size.positions)
 
 
@@ -139,6 +147,8 @@ def _linear(
     choice = _choose(names, lefts, rights, symmetric, settings)
     mine = [part for part in lefts if isinstance(part, Factors)]
     theirs = [part for part in rights if isinstance(part, Factors)]
+    if choice.form == "C":
+        return _sketched(choice, mine, theirs, symmetric, settings)
     if choice.form == "A":
         other = (None, None) if symmetric else (theirs[0].inputs, [p.cotangents for p in theirs])
         return choice, ntk_gram(mine[0].inputs, [part.cotangents for part in mine], *other)
@@ -147,6 +157,22 @@ def _linear(
         for a, b in zip(mine, theirs, strict=True)
     ]
     return choice, torch.stack(kernels).sum(0)
+
+
+def _sketched(
+    choice: Choice,
+    lefts: list[Factors],
+    rights: list[Factors],
+    symmetric: bool,
+    settings: Settings,
+) -> tuple[Choice, Tensor]:
+    assert settings.sketch is not None
+    found = [
+        contract_sketched(name, a, b, symmetric, settings.sketch, settings.dtype)
+        for name, a, b in zip(choice.names, lefts, rights, strict=True)
+    ]
+    kernel = torch.stack([kernel for kernel, _ in found]).sum(0)
+    return replace(choice, squared_error=sum(error for _, error in found)), kernel
 
 
 def _single(

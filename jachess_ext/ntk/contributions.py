@@ -3,7 +3,7 @@
 G_{n,c} = ∂f_{n,c}/∂θ of one parameter θ is held as
 
     Factors   G_{n,c} = Σ_t δ_{n,c,t} a_{n,t}ᵀ            linear layers
-    Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings
+    Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings, heads read at labels
     Dense     G_{n,c} itself                                 biases, norm weights, the rest
     Tied      Factors + Matches                              output head tied to the embedding
 
@@ -66,7 +66,8 @@ class Matches:
 
     def materialise(self, shape: torch.Size) -> Tensor:
         outputs = self.gradients.shape[0]
-        full = self.gradients.new_zeros(outputs, self.count, *shape)
+        width = self.gradients.shape[-1]  # 1 for a parameter that is a vector
+        full = self.gradients.new_zeros(outputs, self.count, shape[0], width)
         full[:, self.samples, self.ids] = self.gradients
         return full.flatten(2)
 

@@ -17,18 +17,23 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .head import on_token, on_words, output_head
 from .samples import Batch, Samples
 
 Outputs = str | int | Callable[[Any, Batch], Tensor]
 NAMES = ("logits", "sum", "label")
 _IGNORED = -100  # transformers' label of a token that does not count
 _PROJECTION_SEED = 0x4E544B
+# Relative difference of f from a narrowed head to f from whole logits that is round-off.
+_SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
+_SAME_16 = 0.05
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class OutputMap:
             sample's label, C = 1. An int k: k random projections, C = k. A callable
             (model output, batch) -> [n, C]: your own.
         seed: of the random projections.
+        narrow: the head of a language model computes only what f reads (`head`); see `settled`.
     """
 
     model: nn.Module
     outputs: Outputs
     seed: int | None = None
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         what = self.outputs
@@ -66,9 +73,18 @@ class OutputMap:
                 "or choose 'logits' or 'sum'"
             )
 
+    def settled(self, sides: list[Samples]) -> OutputMap:
+        """This map with a narrow head where that gives the same f, for a sample of each side."""
+        if output_head(self._base) is None or callable(self.outputs):
+            return self
+        narrow = replace(self, narrow=True)
+        same = all(_agree(self, narrow, side.rows([0])) for side in sides)
+        return narrow if same else self
+
     def __call__(self, batch: Batch) -> Tensor:
         """f, [n, C], with its graph."""
-        output = self._run(batch)
+        with self._narrowed(batch):
+            output = self._run(batch)
         if callable(self.outputs):
             return _as_matrix(self.outputs(output, batch), "the callable outputs")
         logits = _logits(output)
@@ -87,11 +103,43 @@ class OutputMap:
         if isinstance(batch, Tensor):
             return self.model(batch)
         arguments = dict(batch)
-        if not (self._encoder_decoder and "decoder_input_ids" not in arguments):
+        if self._encoder_decoder and "decoder_input_ids" not in arguments:
+            self._add_decoder_inputs(arguments)
+        else:
             arguments.pop("labels", None)  # a loss over a vocabulary costs, and is not needed
         if "use_cache" in inspect.signature(self.model.forward).parameters:
             arguments["use_cache"] = False
         return self.model(**arguments)
+
+    def _add_decoder_inputs(self, arguments: dict[str, Any]) -> None:
+        """The decoder's inputs from the labels, where the model says how; no loss is computed."""
+        make: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
+        labels = _labels(arguments)
+        if make is not None and labels is not None and labels.dim() == 2:
+            arguments["decoder_input_ids"] = make(labels=labels)
+            del arguments["labels"]
+
+    def _narrowed(self, batch: Batch) -> AbstractContextManager[None]:
+        """The head as f reads it; `_label_logit` and `_at_last_token` take what comes."""
+        if not self.narrow:
+            return nullcontext()
+        if self.outputs != "label":
+            return on_token(self._base, lambda count, length: self._last(count, length, batch))
+        labels = _labels(batch)
+        if labels is None or labels.dim() != 2:
+            return nullcontext()
+        head = output_head(self._base)
+        assert head is not None
+        _require_classes(labels, labels != _IGNORED, head.out_features)
+        words = labels.clamp(min=0)
+        if self._next_token:
+            words = torch.cat([words[:, 1:], words[:, :1]], 1)  # the last token predicts none
+        return on_words(self._base, words)
+
+    @property
+    def _base(self) -> nn.Module:
+        """The model without peft's wrapper."""
+        return getattr(self.model, "get_base_model", lambda: self.model)()
 
     @property
     def _encoder_decoder(self) -> bool:
@@ -100,19 +148,22 @@ class OutputMap:
     @property
     def _next_token(self) -> bool:
         """Whether logits at t are for the label at t + 1."""
-        inner = getattr(self.model, "get_base_model", lambda: self.model)()
-        name = type(inner).__name__
+        name = type(self._base).__name__
         return not self._encoder_decoder and ("CausalLM" in name or "LMHead" in name)
 
     def _at_last_token(self, logits: Tensor, batch: Batch) -> Tensor:
         count, length = logits.shape[:2]
+        if length == 1:
+            return logits[:, 0]
+        last = self._last(count, length, batch).to(logits.device)
+        return logits[torch.arange(count, device=logits.device), last]
+
+    def _last(self, count: int, length: int, batch: Batch) -> Tensor:
+        """Place of the last real token, [n]."""
         mask = self._token_mask(batch)
         if mask is None or mask.shape != (count, length):
-            last = torch.full((count,), length - 1, device=logits.device)
-        else:
-            positions = torch.arange(length, device=logits.device)
-            last = (mask.to(logits.device).bool() * positions).amax(1)
-        return logits[torch.arange(count, device=logits.device), last]
+            return torch.full((count,), length - 1)
+        return (mask.bool() * torch.arange(length, device=mask.device)).amax(1)
 
     def _token_mask(self, batch: Batch) -> Tensor | None:
         """True at the real tokens of the sequence that the logits are of."""
@@ -129,6 +180,7 @@ class OutputMap:
         """[n, 1]; for token labels the mean over the tokens that count."""
         assert labels is not None
         labels = labels.to(logits.device)
+        picked_already = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
         if logits.dim() == 3 and self._next_token:
             logits, labels = logits[:, :-1], labels[:, 1:]
         if labels.shape != logits.shape[:-1] or labels.is_floating_point():
@@ -137,12 +189,11 @@ class OutputMap:
                 f"needs one class number for each of {list(logits.shape[:-1])}"
             )
         counts = labels != _IGNORED
-        outside = counts & ((labels < 0) | (labels >= logits.shape[-1]))
-        if outside.any():
-            raise ValueError(
-                f"label {int(labels[outside][0])} is not one of the {logits.shape[-1]} classes"
-            )
-        picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts
+        if picked_already:
+            picked = logits[..., 0] * counts
+        else:
+            _require_classes(labels, counts, logits.shape[-1])
+            picked = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts
         if logits.dim() == 2:
             return picked[:, None]
         return picked.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
@@ -153,6 +204,23 @@ class OutputMap:
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (logits.shape[1], count), generator=generator) * 2 - 1
         return signs.to(logits) / math.sqrt(count)
+
+
+def _require_classes(labels: Tensor, counts: Tensor, classes: int) -> None:
+    outside = counts & ((labels < 0) | (labels >= classes))
+    if outside.any():
+        raise ValueError(f"label {int(labels[outside][0])} is not one of the {classes} classes")
+
+
+def _agree(whole: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
+    with torch.no_grad():
+        expected = whole(batch)
+        try:
+            found = narrow(batch)
+        except (RuntimeError, IndexError, ValueError):
+            return False  # the model needs its logits whole
+    tolerance = _SAME.get(expected.dtype, _SAME_16) * float(expected.abs().max())
+    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
 
 
 def _labels(batch: Batch) -> Tensor | None:

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from .capture import Watched, contributions_of, evaluating, watched_forward
-from .contributions import Contribution
+from .contributions import Contribution, Factors
 from .outputs import OutputMap
 from .recorder import Layout
 from .samples import Samples
+from .sketch import Sketch
 
 _PROBED = 2  # samples; one would not tell samples and outputs without samples apart
 _SEED = 0x50524F
@@ -128,23 +129,23 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, _TOLERANCE_16)
 
 
-def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -> float:
+def check_kernel(
+    theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype, sketch: Sketch | None = None
+) -> float:
     """Compare wᵀ Θ w' with the product of the plain gradients; returns the relative difference.
 
     Args:
         theta: [N, C, M, C].
         left, right: of the two sides; the same one for a symmetric kernel.
         dtype: the model's.
+        sketch: what was sketched; it is linear, so that the plain gradients go through it as well.
 
     Raises:
         RuntimeError: they differ by more than round-off.
     """
     block = theta[left.rows][:, :, right.rows].double()
     value = torch.einsum("nc,ncmd,md->", left.signs.double(), block, right.signs.double())
-    expected = sum(
-        float((g.double() * right.gradients[name].double()).sum())
-        for name, g in left.gradients.items()
-    )
+    expected = sum(_product(name, left, right, sketch) for name in left.gradients)
     sizes = [
         sum(float(g.double().square().sum()) for g in side.gradients.values()) ** 0.5
         for side in (left, right)
@@ -158,6 +159,16 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
             "method='per_sample' takes exact gradients sample by sample"
         )
     return difference
+
+
+def _product(name: str, left: Probe, right: Probe, sketch: Sketch | None) -> float:
+    """g_θ · g'_θ, of one parameter."""
+    x, y = left.gradients[name], right.gradients[name]
+    if sketch is None or name not in (sketch.names or ()):
+        return float((x.double() * y.double()).sum())
+    part = left.contributions[name]
+    assert isinstance(part, Factors)
+    return sketch.product(name, x, y, part.transposed)
 
 
 class _Meter:

@@ -22,6 +22,7 @@ class Report:
         block: samples a block; ``blocks``: pairs of blocks.
         expected_bytes, budget_bytes: memory, as estimated, and the limit.
         difference: of the completeness check, relative; None before the kernel is there.
+        sketch_error: estimate of ‖Θ̂ − Θ‖ / ‖Θ̂‖ (Frobenius) where layers were sketched, else None.
     """
 
     samples: int
@@ -37,10 +38,11 @@ class Report:
     expected_bytes: int
     budget_bytes: int
     difference: float | None = field(default=None)
+    sketch_error: float | None = field(default=None)
 
     def form_of(self, name: str) -> str:
-        """The form of one parameter: "A", "B", "matches", "tied", "dense" or "per_sample"; "none"
-        where no output depends on it."""
+        """The form of one parameter: "A", "B", "C", "matches", "tied", "dense" or "per_sample";
+        "none" where no output depends on it."""
         if name in self.fallback:
             return "per_sample"
         return next((choice.form for choice in self.choices if name in choice.names), "none")
@@ -57,6 +59,8 @@ class Report:
         lines += [f"{'per_sample':<36}{name}: {why}" for name, why in self.fallback.items()]
         if self.local:
             lines.append(f"module alone differentiated: {', '.join(self.local)}")
+        if self.sketch_error is not None:
+            lines.append(f"sketched: relative error about {self.sketch_error:.1e}")
         if self.difference is not None:
             lines.append(
                 f"against a plain backward pass: relative difference {self.difference:.1e}"

@@ -59,6 +59,20 @@ def test_label(name: str, tied: bool) -> None:
     assert found.theta.shape == (3, 1, 3, 1)
     assert error(found.theta, kernel(model, samples, f=_label_logit(model, name))) < 1e-10
     assert not found.report.fallback
+
+
+def _two_words(model: nn.Module) -> Function:
+    return lambda batch: _token_logits(model, batch)[:, 2, :2]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_whole_logits(name: str, tied: bool) -> None:
+    """A head read by a callable is a linear layer, and one parameter with the embedding if tied."""
+    model, samples = language_model(name, tied), language_batch(LENGTHS)
+    found = measure_ntk(model, samples, outputs=lambda out, batch: out.logits[:, 2, :2])
+    assert error(found.theta, kernel(model, samples, f=_two_words(model))) < 1e-10
+    assert not found.report.fallback
     assert ("tied" in {choice.form for choice in found.report.choices}) == tied
 
 
@@ -101,10 +115,14 @@ def _within(estimate: Tensor, full: Tensor, count: int) -> bool:
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_forced_forms_with_tied_weights(name: str) -> None:
     model, samples = language_model(name, True), language_batch(LENGTHS)
-    expected = kernel(model, samples, f=_label_logit(model, name))
-    for method in ("gram", "materialise", "per_sample"):
-        theta = jx.ntk(model, samples, outputs="label", method=method)
-        assert error(theta, expected) < 1e-10
+    for outputs, f in (
+        ("label", _label_logit(model, name)),
+        (lambda out, batch: out.logits[:, 2, :2], _two_words(model)),
+    ):
+        expected = kernel(model, samples, f=f)
+        for method in ("gram", "materialise", "per_sample"):
+            theta = jx.ntk(model, samples, outputs=outputs, method=method)
+            assert error(theta, expected) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
@@ -113,3 +131,6 @@ def test_unequal_sides_with_tied_weights(name: str) -> None:
     left, right = language_batch(LENGTHS), language_batch([3, 4], seed=11)
     expected = kernel(model, left, right, f=_label_logit(model, name))
     assert error(jx.ntk(model, left, right, outputs="label"), expected) < 1e-10
+    expected = kernel(model, left, right, f=_two_words(model))
+    found = jx.ntk(model, left, right, outputs=lambda out, batch: out.logits[:, 2, :2])
+    assert error(found, expected) < 1e-10
