@@ -81,7 +81,7 @@ def _head_replaced(
     with ExitStack() as stack:
         stack.enter_context(_without_constant(model))
         stack.callback(delattr, head, "forward")
-        head.forward = lambda hidden: forward(head, hidden)  # type: ignore[method-assign]
+        head.forward = lambda hidden: forward(head, hidden)  # type: ignore[assignment]
         yield
 
 

@@ -64,6 +64,9 @@ class Request:
 class Job:
     """One call of `ntk`."""
 
+    _budget: Budget
+    _settings: Settings
+
     def __init__(
         self, model: nn.Module, batch: Batch, other: Batch | None, request: Request
     ) -> None:
