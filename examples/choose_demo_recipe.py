@@ -15,15 +15,17 @@ from itertools import product
 import numpy as np
 import torch
 
-from jachess_ext.demo.batches import encode
-from jachess_ext.demo.data import Examples
+from jachess_ext.demo.data import ASSETS
 from jachess_ext.demo.finetune import Method, Recipe, Trainer, finetune_in_turns
-from jachess_ext.demo.judge import judge
-from jachess_ext.demo.model import ASSETS, load_model, load_tokenizer
+from jachess_ext.demo.judge import CONDITIONS
 from jachess_ext.demo.run import Options
 from jachess_ext.demo.text import PACKAGES, is_dev_file, load_text_task
+from jachess_ext.evaluation.judge import judge
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.evaluation.robustness import embedding_scale
+from jachess_ext.tasks.batches import encode
+from jachess_ext.tasks.examples import Examples
+from jachess_ext.tasks.models import load_model, load_tokenizer
 
 
 def training_text(train: int, unlabelled: int, judged: int) -> tuple[Examples, ...]:
@@ -109,7 +111,7 @@ def one(  # type: ignore[no-untyped-def]
     scale = embedding_scale(model)
     trainer = Trainer(model, method, recipe, train, unlabelled, seed)
     (log,) = finetune_in_turns([trainer], lambda: None)
-    found = judge(model, judged, ACCURACY, scale)
+    found = judge(model, judged, ACCURACY, scale, CONDITIONS)
     last = float(np.mean([step["task"] for step in log.losses[-20:]]))
     return [
         *(found.score, found.brier, found.ece, *found.corrupted, *found.noisy[-2:]),

@@ -43,10 +43,10 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     from .demo.arguments import from_namespace
-    from .demo.data import DataError
     from .demo.main import show
     from .evaluation.extras import MissingExtra
     from .jet import MissingJetRule
+    from .tasks.examples import DataError
 
     try:
         show(from_namespace(options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .data_files import Columns
+from ..tasks.files import Columns
 from .finetune import Recipe
 from .run import Options
 

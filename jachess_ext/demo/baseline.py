@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..evaluation.extras import require
-from .data import Task
+from ..tasks.examples import Task
 
 
 def naive_bayes_score(task: Task) -> float | None:

@@ -1,53 +1,15 @@
-"""What the demo trains on: a classification task, and the one it makes from installed packages."""
+"""The demo's own task, made from installed packages, and the encoder that comes with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
-from ..evaluation.metrics import ACCURACY, Metric
+from ..evaluation.metrics import ACCURACY
+from ..tasks.examples import DataError, Examples, Task
 from .text import PACKAGES, load_text_task
 
-
-class DataError(ValueError):
-    """The data cannot be used; the message is one sentence for the user."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Texts, second texts where the task has pairs, and the index of each one's class."""
-
-    texts: list[str]
-    pairs: list[str] | None
-    labels: list[int]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def first(self, count: int) -> Examples:
-        """The first `count` examples."""
-        return self.part(0, count)
-
-    def part(self, start: int, stop: int) -> Examples:
-        """Examples `start` to `stop` (exclusive)."""
-        cut = slice(start, stop)
-        pairs = None if self.pairs is None else self.pairs[cut]
-        return Examples(self.texts[cut], pairs, self.labels[cut])
-
-
-@dataclass(frozen=True)
-class Task:
-    """A classification task: labelled training and dev data, and unlabelled text of its domain.
-
-    `unlabelled` has labels as `Examples` always do; the JacHess-unlab method does not look at them.
-    """
-
-    name: str
-    description: str
-    classes: tuple[str, ...]
-    train: Examples
-    unlabelled: Examples
-    dev: Examples
-    metric: Metric
+ASSETS = Path(__file__).parent / "assets"
+"""Folder of the encoder that `examples/pretrain_demo_encoder.py` made."""
 
 
 def docstring_task(train_size: int, unlabelled_size: int, dev_size: int) -> Task:

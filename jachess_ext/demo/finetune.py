@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..smoothness import JacHess
-from .batches import Batch, Encoded
+from ..tasks.batches import Batch, Encoded
 
 Method = Literal["none", "train", "unlab"]
 Form = Literal["joint", "alternating"]

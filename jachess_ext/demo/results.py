@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..evaluation.judge import Judgement
 from ..evaluation.statistics import Summary, holm_bonferroni, mann_whitney, summarise
 from .finetune import TITLES, Log, Method
-from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA, Judgement
+from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
 
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """Marks of which direction is better, for the titles of rows."""
@@ -77,7 +78,7 @@ class Row:
 def table(outcome: Outcome) -> list[Row]:
     """The rows in the order the issue lists them."""
     name = outcome.score_name
-    judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], float]]] = [
+    judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
         (name, "higher", 3, lambda j: j.score),
         ("Brier score", "lower", 3, lambda j: j.brier),
         ("ECE, 8 bins", "lower", 3, lambda j: j.ece),

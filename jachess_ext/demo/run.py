@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from ..evaluation.extras import require
+from ..evaluation.judge import judge, layer_norms
 from ..evaluation.robustness import embedding_scale
+from ..tasks.batches import Encoded, encode
+from ..tasks.examples import DataError, Task
+from ..tasks.files import Columns, file_task
+from ..tasks.hub import hub_task
+from ..tasks.models import load_model, load_tokenizer
 from .baseline import naive_bayes_score
-from .batches import Encoded, encode
-from .data import DataError, Task, docstring_task
-from .data_files import Columns, file_task
-from .data_hub import hub_task
+from .data import ASSETS, docstring_task
 from .finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
-from .judge import DELTAS, judge, layer_norms
-from .model import ASSETS, load_model, load_tokenizer
+from .judge import CONDITIONS, DELTAS
 from .results import Outcome, Run
 
 _LARGEST_DEV = 1200  # of the user's own data: the demo ends in minutes
@@ -66,7 +68,12 @@ def load_task(options: Options) -> Task:
     if options.dataset is not None:
         if options.train or options.dev:
             raise DataError("give either --dataset or --train with --dev, not both")
-        return _shortened(hub_task(options.dataset, options.columns), options)
+        task = hub_task(options.dataset, options.columns)
+        if task.regression:
+            raise DataError(
+                f"{options.dataset} is a regression task; the demo compares classifiers"
+            )
+        return _shortened(task, options)
     if options.train is None and options.dev is None:
         return docstring_task(options.train_size, options.unlabelled_size, options.dev_size)
     if options.train is None or options.dev is None:
@@ -114,7 +121,7 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
             logs = finetune_in_turns(trainers, progress.advance)
         with progress.stage(f"judging, seed {seed + 1} of {options.seeds}"):
             for trainer, log in zip(trainers, logs, strict=True):
-                judgement = judge(trainer.model, dev, task.metric, scale)
+                judgement = judge(trainer.model, dev, task.metric, scale, CONDITIONS)
                 runs.append(Run(trainer.method, seed, log, judgement))
                 progress.advance()
     return Outcome(

@@ -13,7 +13,7 @@ from ..evaluation.calibration import reliability
 from ..evaluation.figures import norms_figure, reliability_figure, score_over_noise_figure
 from ..evaluation.files import write_atomically
 from ..evaluation.report import Picture, Section, Table, write_html, write_json
-from .data import DataError
+from ..tasks.examples import DataError
 from .finetune import TITLES, Method
 from .judge import CORRUPTION, DELTAS
 from .results import ARROWS, Outcome, Row, Run, table
@@ -148,6 +148,7 @@ def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
 
 def _run_json(run: Run) -> dict[str, Any]:
     found = run.judgement
+    assert found.diagram is not None  # the demo compares classifiers
     return {
         "method": run.method,
         "seed": run.seed,

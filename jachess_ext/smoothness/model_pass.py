@@ -182,7 +182,8 @@ def _hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
         handle.remove()
 
 
-def _backbone(model: nn.Module) -> nn.Module:
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The model without its head, inside wrappers and peft."""
     inner = unwrapped(model)
     unwrap_peft = getattr(inner, "get_base_model", None)
     if unwrap_peft is not None:
@@ -194,7 +195,7 @@ def _backbone(model: nn.Module) -> nn.Module:
 @contextmanager
 def _head_on_primals(model: nn.Module, collected: list[Any]) -> Iterator[None]:
     """Keep the backbone's hidden states and hand only primals on."""
-    backbone = _backbone(model)
+    backbone = backbone_of(model)
 
     def strip(module: nn.Module, args: Any, output: Any) -> Any:
         states = _field(output, "hidden_states")

@@ -13,7 +13,21 @@ except ModuleNotFoundError as error:
 
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary
+from .lora import with_lora
+from .method_arguments import METHODS, MethodArguments
+from .methods import MethodMixin, MethodTrainer
 from .mixin import JacHessMixin
 from .trainer import JacHessTrainer
 
-__all__ = ["DualSchedule", "JacHessArguments", "JacHessMixin", "JacHessTrainer", "PassSummary"]
+__all__ = [
+    "METHODS",
+    "DualSchedule",
+    "JacHessArguments",
+    "JacHessMixin",
+    "JacHessTrainer",
+    "MethodArguments",
+    "MethodMixin",
+    "MethodTrainer",
+    "PassSummary",
+    "with_lora",
+]

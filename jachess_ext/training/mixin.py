@@ -231,7 +231,9 @@ class JacHessMixin(_Base):
     def _log_pass(self, summary: PassSummary | None) -> None:
         if summary is not None:
             figures = {name: getattr(summary, name) for name in ("penalty", "jacobian", "hessian")}
+            due = self.control.should_log
             self.log(flat(figures))
+            self.control.should_log = due  # the step's own entry, which logging takes for written
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the means since the last entry to every entry that has the training loss."""

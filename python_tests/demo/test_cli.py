@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 
 from jachess_ext.cli import main
@@ -74,7 +75,12 @@ def test_file_and_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert_refused(code, capfd, "not both")
 
 
-def test_regression_data_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_regression_data_set(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [0.5, 4.0]}
+    split = datasets.Dataset.from_dict(rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"train": split, "validation": split})
     code = main(["demo", "--dataset", "glue/stsb", "--out", str(tmp_path / "o")])
     assert_refused(code, capfd, "regression")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from jachess_ext.demo.batches import Encoded, encode
-from jachess_ext.demo.data_files import Columns, file_task
 from jachess_ext.demo.finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
-from jachess_ext.demo.judge import judge, layer_norms
-from jachess_ext.demo.model import load_model, load_tokenizer
+from jachess_ext.evaluation.judge import judge, layer_norms
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.smoothness import JacHess
+from jachess_ext.tasks.batches import Encoded, encode
+from jachess_ext.tasks.files import Columns, file_task
+from jachess_ext.tasks.models import load_model, load_tokenizer
 
 RECIPE = Recipe(steps=60, batch_size=8, lr=5e-3, strength=0.003)
 

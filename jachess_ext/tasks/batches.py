@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .data import Examples
+from .examples import Examples
+from .padding import padded_right
 
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised examples; batches are padded to their own longest."""
+    """Tokenised examples; batches are padded to their own longest, on the right."""
 
     rows: list[dict[str, list[int]]]
-    labels: list[int]
+    labels: Sequence[float]
     tokenizer: Any
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """What the tokenizer made of one example, and its label."""
+        return {**self.rows[index], "labels": self.labels[index]}
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
+        """A batch of items as `__getitem__` gives them: [B, T]; labels [B] where there are any.
+
+        Labels that are whole numbers are classes; others are float32 targets of a regression.
+        """
+        rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
+        batch = padded_right(self.tokenizer.pad(rows, return_tensors="pt"))
+        if all("labels" in item for item in items):
+            batch["labels"] = torch.tensor([item["labels"] for item in items])
+        return batch
+
     def batch(self, indices: list[int]) -> Batch:
         """input_ids, attention_mask (and what else the tokenizer gives) [B, T]; labels [B]."""
-        padded = self.tokenizer.pad([self.rows[i] for i in indices], return_tensors="pt")
-        return {**padded, "labels": torch.tensor([self.labels[i] for i in indices])}
+        return self.collate([self[i] for i in indices])
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Batches of `size` examples in the order given; the last may be smaller."""
         for start in range(0, len(self.rows), size):
             yield self.batch(list(range(start, min(start + size, len(self.rows)))))
+
+    def by_length(self) -> Encoded:
+        """The same examples, shortest first: batches in order then hold little padding."""
+        order = sorted(range(len(self)), key=lambda i: len(self.rows[i]["input_ids"]))
+        return Encoded(
+            [self.rows[i] for i in order], [self.labels[i] for i in order], self.tokenizer
+        )
 
     def shuffled(self, size: int, seed: int) -> Iterator[Batch]:
         """Endless batches of `size`, each epoch in a new order that `seed` decides.

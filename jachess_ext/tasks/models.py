@@ -1,4 +1,4 @@
-"""Loading the model to fine-tune: the encoder shipped with the demo, or any classifier by name."""
+"""Loading the model to fine-tune: any classifier or regressor, by name or path."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 import torch
 
 from ..evaluation.extras import require
-from .data import DataError
-
-ASSETS = Path(__file__).parent / "assets"
-"""Folder of the encoder that `examples/pretrain_demo_encoder.py` made."""
+from .examples import DataError
 
 
 def load_tokenizer(source: str | Path) -> Any:
@@ -33,8 +30,14 @@ def load_tokenizer(source: str | Path) -> Any:
     return tokenizer
 
 
-def load_model(source: str | Path, classes: int, tokenizer: Any, seed: int) -> Any:
-    """A sequence classifier in fp32 with a fresh head of `classes` outputs drawn from `seed`.
+def load_model(
+    source: str | Path, outputs: int, tokenizer: Any, seed: int, *, regression: bool = False
+) -> Any:
+    """A sequence classifier in fp32; a head it lacks is drawn from `seed`.
+
+    Args:
+        outputs: classes, or numbers to predict.
+        regression: whether its loss is the squared error.
 
     Raises:
         DataError: it cannot be loaded (no such path, no network, no safetensors, …).
@@ -48,7 +51,8 @@ def load_model(source: str | Path, classes: int, tokenizer: Any, seed: int) -> A
     try:
         model = transformers.AutoModelForSequenceClassification.from_pretrained(
             source,
-            num_labels=classes,
+            num_labels=outputs,
+            problem_type="regression" if regression else "single_label_classification",
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
             use_safetensors=True,

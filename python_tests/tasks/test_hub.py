@@ -7,9 +7,9 @@ from typing import Any
 import datasets
 import pytest
 
-from jachess_ext.demo.data import DataError, Task
-from jachess_ext.demo.data_files import Columns
-from jachess_ext.demo.data_hub import hub_task
+from jachess_ext.tasks.examples import DataError, Task
+from jachess_ext.tasks.files import Columns
+from jachess_ext.tasks.hub import hub_task
 
 
 def made(**splits: dict[str, list[Any]]) -> datasets.DatasetDict:
@@ -64,8 +64,8 @@ def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) 
         ),
         (
             made(
-                train={"text": ["a", "b"], "label": [0.5, 0.1]},
-                validation={"text": ["a"], "label": [0.5]},
+                train={"text": ["a", "b"], "label": [1, 1]},
+                validation={"text": ["a"], "label": [1]},
             ),
             "two or more classes",
         ),

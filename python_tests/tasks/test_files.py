@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from jachess_ext.demo.data import DataError
-from jachess_ext.demo.data_files import Columns, file_task
+from jachess_ext.tasks.examples import DataError
+from jachess_ext.tasks.files import Columns, file_task, folder_task
 
 CSV = "text,label\ngood one,yes\nbad one,no\n"
 
@@ -70,6 +72,8 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
         ("d.csv", "text,label\na,1\nb,1\n", "every label is '1'"),
         ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
         ("d.txt", CSV, "must end in .csv, .tsv or .jsonl"),
+        ("d.csv.gz", CSV, "is not a whole gzip file"),
+        ("d.csv.gz", gzip.compress(CSV.encode())[:-9], "is not a whole gzip file"),
     ],
 )
 def test_each_fault_is_one_sentence(
@@ -95,3 +99,63 @@ def test_unknown_dev_label(tmp_path: Path) -> None:
     dev = write(tmp_path, "b.csv", "text,label\na,maybe\n")
     with pytest.raises(DataError, match="record 1 has the label 'maybe'"):
         file_task(train, dev, Columns())
+
+
+@pytest.mark.parametrize("name", ["d.csv.gz", "d.tsv.gz"])
+def test_compressed_files(tmp_path: Path, name: str) -> None:
+    text = CSV.replace(",", "\t") if "tsv" in name else CSV
+    path = write(tmp_path, name, gzip.compress(text.encode()))
+    task = file_task(path, path, Columns())
+    assert task.train.texts == ["good one", "bad one"] and task.name == "d"
+
+
+def test_regression_labels_are_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.csv", "text,label\na,0.5\nb,-2\n")
+    task = file_task(path, path, Columns(regression=True))
+    assert task.regression and task.outputs == 1
+    assert list(task.train.labels) == [0.5, -2.0] and task.metric.name == "Spearman correlation"
+    bad = write(tmp_path, "e.csv", "text,label\na,0.5\nb,nan\n")
+    with pytest.raises(DataError, match="record 2 has the label 'nan'; expected a number"):
+        file_task(bad, bad, Columns(regression=True))
+
+
+def folder(tmp_path: Path, name: str, classes: object = None) -> Path:
+    made = tmp_path / name
+    made.mkdir()
+    for stem in ("train", "dev"):
+        lines = "".join(json.dumps({"text": "t", "label": n}) + "\n" for n in (0, 1))
+        (made / f"{stem}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    if classes is not None:
+        (made / "labels.json").write_text(json.dumps(classes))
+    return made
+
+
+def test_folders(tmp_path: Path) -> None:
+    task = folder_task(folder(tmp_path, "cola", ["0 = bad", "1 = good"]), Columns())
+    assert (task.name, task.classes, task.metric.name) == (
+        "cola",
+        ("bad", "good"),
+        "Matthews correlation",
+    )
+    other = folder_task(folder(tmp_path, "mine", ["no", "yes"]), Columns())
+    assert other.classes == ("no", "yes") and other.metric.name == "accuracy"
+    assert folder_task(folder(tmp_path, "bare"), Columns()).classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"), [(["a"], "names all 2 classes"), ({"a": 1}, "must be a list")]
+)
+def test_bad_class_names(tmp_path: Path, classes: object, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        folder_task(folder(tmp_path, "x", classes), Columns())
+
+
+def test_folders_without_the_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder"):
+        folder_task(tmp_path / "no", Columns())
+    with pytest.raises(DataError, match=r"expected exactly one of train\.jsonl.*it has none"):
+        folder_task(tmp_path, Columns())
+    made = folder(tmp_path, "two")
+    (made / "train.csv").write_text(CSV)
+    with pytest.raises(DataError, match=r"it has train\.jsonl\.gz, train\.csv"):
+        folder_task(made, Columns())

@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..evaluation.extras import require
-from ..evaluation.metrics import ACCURACY, GLUE
-from .data import DataError, Examples, Task
-from .data_files import Columns
+from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN
+from .examples import DataError, Examples, Task
+from .files import Columns
 
 
 def hub_task(name: str, columns: Columns) -> Task:
     """A task of the `datasets` library: `glue/cola`, or `owner/name` with splits train and dev.
 
+    Labels that are fractions make it a regression task (`glue/stsb`), judged by rank correlation.
+
     Raises:
-        DataError: it cannot be loaded, is no classification task, or lacks columns or splits.
+        DataError: it cannot be loaded, has one class only, or lacks columns or splits.
         MissingExtra: `datasets` is not installed.
     """
     datasets = require("datasets")
     group, _, subset = name.partition("/")
-    if group == "glue" and subset == "stsb":
-        raise DataError("glue/stsb is a regression task; the demo compares classifiers")
+    if group == "glue" and subset not in _GLUE_COLUMNS:
+        raise DataError(f"unknown GLUE task {subset!r}; known are {', '.join(_GLUE_COLUMNS)}")
     try:
         loaded = datasets.load_dataset(*(("glue", subset) if group == "glue" else (name,)))
     except Exception as error:  # the library raises many kinds; to the user they are one
@@ -37,6 +39,7 @@ _GLUE_COLUMNS = {
     "qqp": ("question1", "question2"),
     "qnli": ("question", "sentence"),
     "mnli": ("premise", "hypothesis"),
+    "stsb": ("sentence1", "sentence2"),
 }
 
 
@@ -59,29 +62,31 @@ def _from_splits(name: str, glue: str, loaded: Any, columns: Columns) -> Task:
                 f"it has {', '.join(split['train'].column_names)}"
             )
     values = sorted(set(split["train"][columns.label]))
-    if len(values) < 2 or any(isinstance(value, float) for value in values):
+    regression = columns.regression or any(isinstance(value, float) for value in values)
+    if len(values) < 2:
         raise DataError(
             f"data set {name!r}: column {columns.label!r} must hold two or more classes"
         )
-    index = {value: i for i, value in enumerate(values)}
     feature = split["train"].features.get(columns.label)
     titles = getattr(feature, "names", None) or [str(value) for value in values]
+    index = {value: i for i, value in enumerate(values)}
     examples = {}
     for key, rows in split.items():
-        unknown = set(rows[columns.label]) - set(values)
+        found = rows[columns.label]
+        unknown = set() if regression else set(found) - set(values)
         if unknown:
             raise DataError(
-                f"data set {name!r}: its dev split has labels that train lacks: {sorted(unknown)}"
+                f"data set {name!r}: its {key} split has labels that train lacks: {sorted(unknown)}"
             )
         pairs = list(rows[columns.pair]) if columns.pair else None
-        labels = [index[value] for value in rows[columns.label]]
+        labels = [float(value) if regression else index[value] for value in found]
         examples[key] = Examples(list(rows[columns.text]), pairs, labels)
     return Task(
-        name=name,
+        name=glue or name,
         description=f"data set {name}, judged on its {dev_name} split",
-        classes=tuple(titles),
+        classes=() if regression else tuple(titles),
         train=examples["train"],
         unlabelled=examples["train"],
         dev=examples["dev"],
-        metric=GLUE.get(glue, ACCURACY),
+        metric=SPEARMAN if regression else GLUE.get(glue, ACCURACY),
     )

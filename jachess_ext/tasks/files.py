@@ -1,0 +1,235 @@
+"""Tasks from the user's own files: csv, tsv or jsonl (also .gz) with named columns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN, Metric
+from .examples import DataError, Examples, Task
+
+_PAIR = "text_pair"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of a file's columns; without `pair`, the training file's `text_pair` if it has one.
+
+    With `regression` labels are numbers to predict, not classes.
+    """
+
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    regression: bool = False
+
+
+def folder_task(folder: Path, columns: Columns) -> Task:
+    """A task from a folder with files named train and dev, and perhaps ``labels.json``.
+
+    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative").
+    The metric is that of the GLUE task the folder is named after, if any.
+
+    Raises:
+        DataError: no such folder or files in it, or as `file_task`.
+    """
+    train, dev = (_file_named(folder, stem) for stem in ("train", "dev"))
+    task = file_task(train, dev, columns)
+    classes = task.classes
+    if (folder / "labels.json").is_file() and classes:
+        classes = _class_names(folder / "labels.json", task.classes)
+    return replace(
+        task,
+        name=folder.name,
+        description=f"{folder.name}, judged on its {dev.name}",
+        classes=classes,
+        metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
+    )
+
+
+def _file_named(folder: Path, stem: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; expected one with the files train and dev")
+    names = [stem + ending for ending in _ENDINGS]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if len(found) != 1:
+        have = ", ".join(path.name for path in found) or "none of them"
+        raise DataError(f"{folder}: expected exactly one of {', '.join(names)}; it has {have}")
+    return found[0]
+
+
+def _class_names(path: Path, found: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable JSON list of class names") from error
+    if not isinstance(names, list) or len(names) < len(found):
+        raise DataError(f"{path} must be a list that names all {len(found)} classes")
+    titles = [str(name).partition(" = ")[2] or str(name) for name in names]
+    try:
+        return tuple(titles[int(label)] for label in found)
+    except (ValueError, IndexError):
+        raise DataError(
+            f"{path} names classes 0 to {len(titles) - 1}, but the labels are {', '.join(found)}"
+        ) from None
+
+
+def file_task(train: Path, dev: Path, columns: Columns) -> Task:
+    """A task from two files of one of the formats csv, tsv, jsonl; classes are those of `train`.
+
+    Raises:
+        DataError: a file is missing, empty, of another format, without the named columns, with an
+            unreadable label, or with one class only.
+    """
+    records = {path: list(_records(path)) for path in (train, dev)}
+    if columns.pair is None and records[train] and _PAIR in records[train][0]:
+        columns = replace(columns, pair=_PAIR)
+    rows = {path: list(_rows(path, found, columns)) for path, found in records.items()}
+    if columns.regression:
+        numbers = {
+            path: [_number(path, i, row[2]) for i, row in enumerate(found, start=1)]
+            for path, found in rows.items()
+        }
+        examples = {path: _examples(rows[path], numbers[path]) for path in rows}
+        return _task(train, dev, (), examples, SPEARMAN)
+    names = sorted({label for _, _, label in rows[train]}, key=_natural)
+    if len(names) < 2:
+        raise DataError(
+            f"{train}: every label is {names[0]!r}; a classifier needs at least two classes"
+        )
+    index = {name: i for i, name in enumerate(names)}
+    for number, (_, _, label) in enumerate(rows[dev], start=1):
+        if label not in index:
+            raise DataError(
+                f"{dev}: record {number} has the label {label!r}, which {train} does not have; "
+                f"known labels are {', '.join(names[:10])}"
+            )
+    examples = {
+        path: _examples(found, [index[label] for _, _, label in found])
+        for path, found in rows.items()
+    }
+    return _task(train, dev, tuple(names), examples, ACCURACY)
+
+
+def _task(
+    train: Path, dev: Path, classes: tuple[str, ...], examples: dict[Path, Examples], metric: Metric
+) -> Task:
+    what = f"{len(classes)} classes" if classes else "numbers"
+    return Task(
+        name=train.name.partition(".")[0],
+        description=f"{what} from {train.name}, judged on {dev.name}",
+        classes=classes,
+        train=examples[train],
+        unlabelled=examples[train],
+        dev=examples[dev],
+        metric=metric,
+    )
+
+
+Row = tuple[str, str | None, str]
+
+
+def _rows(path: Path, records: Iterable[dict[str, Any]], columns: Columns) -> Iterator[Row]:
+    """(text, pair, label) of each record, checked."""
+    wanted = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
+    number = 0
+    for number, record in enumerate(records, start=1):
+        for column in wanted:
+            if column not in record:
+                raise DataError(
+                    f"{path}: record {number} has no column {column!r}; it has "
+                    f"{', '.join(map(repr, filter(None, record))) or 'none'} "
+                    "(choose with --text-column, --pair-column, --label-column)"
+                )
+        text = record[columns.text]
+        pair = None if columns.pair is None else record[columns.pair]
+        for cell, value in ((columns.text, text), (columns.pair, pair)):
+            if cell is not None and not isinstance(value, str):
+                raise DataError(f"{path}: record {number} has no text in column {cell!r}")
+        yield text, pair, _label(path, number, columns, record[columns.label])
+    if number == 0:
+        raise DataError(f"{path} is empty: it has no records; a task needs some in train and dev")
+
+
+def _label(path: Path, number: int, columns: Columns, value: Any) -> str:
+    kinds = (str, int, float) if columns.regression else (str, int)
+    if isinstance(value, kinds) and str(value).strip():
+        return str(value).strip()
+    raise DataError(
+        f"{path}: record {number} has an unreadable label in column {columns.label!r}: {value!r}; "
+        f"expected a {'number' if columns.regression else 'word or a whole number'}"
+    )
+
+
+def _number(path: Path, number: int, label: str) -> float:
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}: record {number} has the label {label!r}; expected a number")
+    return value
+
+
+_ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    name = path.name.lower()
+    ending = next((e for e in _ENDINGS if name.endswith(e)), None)
+    if ending is None:
+        raise DataError(
+            f"{path}: the name must end in .csv, .tsv or .jsonl, perhaps with .gz after it, which "
+            "says its format"
+        )
+    reader = _json_lines if ".jsonl" in ending else _delimited
+    opened = gzip.open if ending.endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield from reader(path, file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is not well-formed: {error}") from error
+
+
+def _delimited(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
+    tabs = ".tsv" in path.name.lower()
+    yield from csv.DictReader(file, dialect="excel-tab" if tabs else "excel")
+
+
+def _json_lines(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error.msg})") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object with named columns")
+        yield record
+
+
+def _natural(label: str) -> tuple[int, int, str]:
+    """Sort key: whole numbers by value, before words."""
+    try:
+        return (0, int(label), label)
+    except ValueError:
+        return (1, 0, label)
+
+
+def _examples(rows: list[Row], labels: list[float] | list[int]) -> Examples:
+    pairs = [pair for _, pair, _ in rows if pair is not None]
+    return Examples([text for text, _, _ in rows], pairs or None, labels)

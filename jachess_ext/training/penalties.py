@@ -1,0 +1,110 @@
+"""Penalties that need no derivatives with respect to the embeddings: L2 and R3F."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..smoothness.model_pass import unwrapped
+
+
+def half_square_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """½ Σ θ² over the trained matrices, in float32 or wider; biases and norm weights are left out.
+
+    Raises:
+        ValueError: no parameter with two or more dimensions requires a gradient.
+    """
+    squares = [
+        p.to(torch.promote_types(p.dtype, torch.float32)).square().sum()
+        for p in parameters
+        if p.requires_grad and p.ndim > 1
+    ]
+    if not squares:
+        raise ValueError("L2 acts on trained matrices, and the model has none")
+    return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
+
+
+def symmetric_divergence(first: Tensor, second: Tensor, regression: bool = False) -> Tensor:
+    """KL(p‖q) + KL(q‖p) per row of logits ``[..., C]``; of a regression, the squared difference.
+
+    As Σ (p − q)(log p − log q), whose terms are all positive: with noise of 1e-5 the difference of
+    two KL sums would be rounding error.
+    """
+    wide = torch.promote_types(first.dtype, torch.float32)
+    first, second = first.to(wide), second.to(wide)
+    if regression:
+        return (first - second).square().sum(-1)
+    log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+
+
+def r3f_penalty(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    logits: Tensor,
+    *,
+    noise: float,
+    distribution: str,
+    generator: torch.Generator,
+    regression: bool,
+) -> Tensor:
+    """Mean over rows (of a language model: over real tokens) of the divergence under noise.
+
+    R3F, Aghajanyan et al. 2021: f(x) against f(x + z), z ~ U(−ε, ε) or N(0, ε²) on every token
+    embedding. The second pass draws dropout masks of its own. Noise of 1e-5 is lost in the
+    roundings of bfloat16, so under autocast both passes are made in full precision.
+
+    Args:
+        batch: without labels.
+        logits: f(x) of the same batch, ``[B, C]`` or ``[B, T, C]``.
+        generator: of z, on the CPU, so that a seed means the same on every device.
+    """
+    device = logits.device.type
+    run = model
+    with ExitStack() as contexts:
+        if mixed_precision(model, device):
+            # accelerate wraps forward in autocast and keeps the plain one under this name
+            run = getattr(model, "_original_forward", model)
+            contexts.enter_context(torch.autocast(device, enabled=False))
+            logits = run(**batch).logits
+        contexts.enter_context(_noisy_embeddings(model, noise, distribution, generator))
+        moved = run(**batch).logits
+    apart = symmetric_divergence(logits, moved, regression)
+    mask = batch.get("attention_mask")
+    if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
+        return (apart * mask).sum() / mask.sum()
+    return apart.mean()
+
+
+def mixed_precision(model: nn.Module, device: str) -> bool:
+    """Whether a call of the model runs under autocast, around it or within its forward."""
+    return torch.is_autocast_enabled(device) or hasattr(model, "_original_forward")
+
+
+def draw_noise(
+    shape: torch.Size, size: float, distribution: str, generator: torch.Generator
+) -> Tensor:
+    """z of the embeddings' shape ``[B, T, d]``, float32 on the CPU."""
+    z = torch.empty(shape, dtype=torch.float32)
+    if distribution == "uniform":
+        return z.uniform_(-size, size, generator=generator)
+    return z.normal_(0.0, size, generator=generator)
+
+
+@contextmanager
+def _noisy_embeddings(
+    model: nn.Module, size: float, distribution: str, generator: torch.Generator
+) -> Iterator[None]:
+    def add(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        return output + draw_noise(output.shape, size, distribution, generator).to(output)
+
+    embeddings: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+    handle = embeddings.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()

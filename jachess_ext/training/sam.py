@@ -1,0 +1,66 @@
+"""Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
+
+Written here: the implementations on the index (pytorch-optimizer among them) are optimisers that
+wrap another and want both passes from the caller, which the Trainer, with its gradient
+accumulation and its clipping, does not offer.  This one leaves the optimiser alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class RandomState:
+    """torch's generators (CPU and CUDA) as they are now, to draw the same dropout masks again."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+def sharpness_aware_gradient(
+    parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
+) -> float:
+    """Replaces the gradients g at θ by those at θ + ρ g/‖g‖; θ stays exactly as it was.
+
+    The scale of g cancels, so clipping and loss scaling before it change nothing.  A gradient of
+    zero (or one that is not finite, which loss scaling will skip) is left alone.
+
+    Args:
+        parameters: with gradients g of the whole batch.
+        backward: computes the same batch's loss and adds its gradients to ``.grad``.
+
+    Returns:
+        ‖g‖.
+    """
+    found = [p for p in parameters if p.grad is not None]
+    norm = torch.stack([_square(p.grad) for p in found]).sum().sqrt().item() if found else 0.0
+    if not 0 < norm < float("inf"):
+        return norm
+    kept = [p.detach().clone() for p in found]
+    with torch.no_grad():
+        for p in found:
+            assert p.grad is not None
+            p.add_(p.grad.to(p.dtype), alpha=rho / norm)
+            p.grad = None
+    try:
+        backward()
+    finally:
+        with torch.no_grad():
+            for p, before in zip(found, kept, strict=True):
+                p.copy_(before)
+    return norm
+
+
+def _square(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.double().square().sum().cpu()

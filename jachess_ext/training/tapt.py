@@ -1,0 +1,131 @@
+"""Task-adaptive pretraining: a language model around a classifier's own backbone (Gururangan et al.
+2020, *Don't Stop Pretraining*)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import transformers
+from torch import nn
+from torch.utils.data import Dataset
+
+from ..smoothness.model_pass import backbone_of, unwrapped
+from .method_arguments import MethodArguments
+
+
+def is_masked(config: Any) -> bool:
+    """Whether the model family is trained on masked tokens (encoders), not on the next one.
+
+    Raises:
+        ValueError: transformers knows no language model of this family.
+    """
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        config, "is_decoder", False
+    ):
+        return True
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    raise ValueError(
+        f"method='tapt' needs a language model of the family {config.model_type!r}, and "
+        "transformers has none"
+    )
+
+
+def language_model(model: nn.Module) -> Any:
+    """A language model whose backbone *is* that of ``model``: training one trains the other.
+
+    The head comes from the checkpoint that ``model`` was loaded from where it has one; else it is
+    new, but tied to the token embeddings in most families.
+    """
+    inner: Any = unwrapped(model)
+    config = inner.config
+    kind: Any = (
+        transformers.AutoModelForMaskedLM
+        if is_masked(config)
+        else transformers.AutoModelForCausalLM
+    )
+    source = getattr(config, "_name_or_path", "")
+    made = kind.from_pretrained(source) if source else kind.from_config(config)
+    backbone = backbone_of(model)
+    parameter = next(backbone.parameters())
+    made.to(device=parameter.device, dtype=parameter.dtype)
+    setattr(made, made.base_model_prefix, backbone)
+    made.tie_weights()
+    return made
+
+
+@contextmanager
+def whole_backbone_trained(model: nn.Module) -> Iterator[None]:
+    """Within it all of the backbone requires gradients, save LoRA's matrices (zero in effect)."""
+    backbone = backbone_of(model)
+    before = {p: p.requires_grad for p in backbone.parameters()}
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_("lora_" not in name)
+    try:
+        yield
+    finally:
+        for parameter, wanted in before.items():
+            parameter.requires_grad_(wanted)
+            parameter.grad = None
+
+
+class UnlabelledRows(Dataset):
+    """Rows without their labels, so that the language model's are made from the tokens alone."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        kept = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
+        return {name: value for name, value in self._rows[index].items() if name in kept}
+
+
+def collator(tokenizer: Any, masked: bool, method: MethodArguments, seed: int) -> Any:
+    """Pads, masks tokens (encoders) and makes the labels.
+
+    Raises:
+        ValueError: an encoder's tokenizer without a mask token.
+    """
+    if masked and tokenizer.mask_token is None:
+        raise ValueError(
+            "method='tapt' masks tokens, and the tokenizer has no mask token; set "
+            "tokenizer.mask_token"
+        )
+    return transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm=masked, mlm_probability=method.tapt_masked if masked else None, seed=seed
+    )
+
+
+def training_arguments(args: Any, method: MethodArguments) -> transformers.TrainingArguments:
+    """Those of the task's fine-tuning, with TAPT's learning rate and length; nothing is saved."""
+    settings: dict[str, Any] = (
+        {"gradient_checkpointing": True} if args.gradient_checkpointing else {}
+    )
+    for name in (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_grad_norm",
+        "train_sampling_strategy",
+        "bf16",
+        "fp16",
+        "use_cpu",
+        "seed",
+    ):
+        settings[name] = getattr(args, name)
+    return transformers.TrainingArguments(
+        output_dir=args.output_dir,
+        learning_rate=method.tapt_lr,
+        num_train_epochs=method.tapt_epochs,
+        warmup_steps=0.06,
+        weight_decay=0.01,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )

@@ -1,0 +1,282 @@
+"""What must not change a method: padding side, micro-batches, mixed precision, checkpointing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+from jachess_ext.tasks.batches import Encoded
+from jachess_ext.training import METHODS, MethodArguments, MethodTrainer, with_lora
+from python_tests.smoothness.tiny_models import LABELS, classifier
+
+from .method_runs import SETTINGS, first_figures, method_trainer
+from .runs import assert_same_parameters, examples, furthest, trainer
+from .test_accumulation import mean_loss
+
+PLAIN = [name for name in SETTINGS if not name.endswith("-unlab")]
+
+
+@pytest.fixture
+def equal_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R3F's noise is the same for every row of every batch."""
+
+    def draw(shape: torch.Size, size: float, *_: Any) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(2)
+        return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
+
+    monkeypatch.setattr("jachess_ext.training.penalties.draw_noise", draw)
+
+
+class Padder:
+    """As a tokenizer pads, on either side."""
+
+    padding_side = "right"
+
+    def __init__(self, side: str) -> None:
+        self.side = side
+
+    def pad(self, rows: list[dict], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+        total = max(len(row["input_ids"]) for row in rows) + 1
+        batch = {}
+        for key in ("input_ids", "attention_mask"):
+            batch[key] = torch.zeros(len(rows), total, dtype=torch.long)
+            for number, row in enumerate(rows):
+                length = len(row[key])
+                place = slice(0, length) if self.side == "right" else slice(total - length, total)
+                batch[key][number, place] = torch.as_tensor(row[key])
+        return batch
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        batch = self.pad(rows)
+        if "labels" in rows[0]:
+            batch["labels"] = torch.tensor([int(row["labels"]) for row in rows])
+        return batch
+
+
+def ragged(labels: bool = True) -> list[dict]:
+    rows = [row for n in (2, 4, 3) for row in examples(4, n, seed=n, labels=labels)]
+    return rows[::2] + rows[1::2]
+
+
+GPT2 = [(name, "gpt2") for name in ("none", "r3f", "jachess-joint")]
+
+
+@pytest.mark.parametrize("name, family", [(name, "bert") for name in SETTINGS] + GPT2)
+def test_padding_side_changes_nothing(tmp_path: Path, name: str, family: str) -> None:
+    runs = []
+    for side in ("left", "right"):
+        made = method_trainer(
+            *(tmp_path, name),
+            model=classifier(family),
+            data=ragged(),
+            unlabelled=ragged(labels=False),
+            options={"data_collator": Padder(side)},
+            max_steps=2,
+        )
+        made.train()
+        runs.append(made)
+    assert first_figures(runs[0]) == pytest.approx(first_figures(runs[1]), rel=1e-9)
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-8, atol=1e-9)
+    predicted = [made.predict(ragged()).predictions for made in runs]
+    torch.testing.assert_close(*map(torch.as_tensor, predicted), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("equal_directions", "equal_noise")
+@pytest.mark.parametrize(
+    "name, own_loss", [(name, False) for name in PLAIN] + [("l2", True), ("r3f", True)]
+)
+def test_micro_batches_change_nothing(tmp_path: Path, name: str, own_loss: bool) -> None:
+    runs = []
+    for size, pieces in ((8, 1), (2, 4)):
+        model = classifier("bert")
+        model.accepts_loss_kwargs = False
+        made = method_trainer(
+            *(tmp_path, name),
+            model=model,
+            unlabelled=examples(1, seed=5, labels=False) * 8,
+            options={"compute_loss_func": mean_loss} if own_loss else {},
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=pieces,
+            max_steps=2,
+        )
+        made.train()
+        runs.append(made)
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-6, atol=1e-8)
+    figures = [first_figures(made) for made in runs]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-4)
+    if name != "none":
+        plain = method_trainer(tmp_path, "none", per_device_train_batch_size=8, max_steps=2)
+        plain.train()
+        assert furthest(plain.model, runs[0].model) > 1e-4, "the method moved nothing"
+
+
+@pytest.mark.usefixtures("equal_noise")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None:
+    figures = []
+    for bf16 in (False, True):
+        method = {"noise": 1e-4} if name == "r3f" else {}
+        made = method_trainer(
+            *(tmp_path, name),
+            model=classifier("bert", dtype=torch.float32),
+            method=method,
+            bf16=bf16,
+            max_steps=1,
+            learning_rate=1e-5,
+        )
+        made.train()
+        figures.append(first_figures(made))
+    assert set(figures[0]) == set(figures[1])
+    for key, value in figures[0].items():
+        assert figures[1][key] == pytest.approx(value, rel=0.05, abs=1e-9), key
+
+
+@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f", "cross-holder-train"])
+def test_checkpointing_changes_nothing(tmp_path: Path, name: str) -> None:
+    runs = []
+    for checkpointing in (False, True):
+        model = classifier("bert", dtype=torch.float32, dropout=0.2)
+        made = method_trainer(
+            *(tmp_path, name), model=model, gradient_checkpointing=checkpointing, max_steps=2
+        )
+        made.train()
+        runs.append(made)
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-4, atol=1e-6)
+
+
+def test_sam_has_the_same_dropout_in_both_passes(tmp_path: Path) -> None:
+    """With ρ → 0 it is the plain step, masks included; and later steps' masks are the same."""
+    runs = []
+    for name in ("none", "sam"):
+        made = method_trainer(
+            *(tmp_path, name),
+            model=classifier("bert", dropout=0.3),
+            method={"rho": 1e-9} if name == "sam" else {},
+            gradient_accumulation_steps=2,
+            max_steps=3,
+        )
+        made.train()
+        runs.append(made)
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["none", "sam", "jachess-train"])
+def test_none_is_the_plain_trainer(tmp_path: Path, name: str) -> None:
+    plain = trainer(tmp_path, kind=Trainer, optim="sgd", learning_rate=0.05, max_grad_norm=0.0)
+    plain.train()
+    method = {"strength": 0.0} if "-" in name else {"rho": 1e-9} if name == "sam" else {}
+    made = method_trainer(
+        tmp_path, name, model=classifier("bert", dtype=torch.float32), method=method
+    )
+    made.train()
+    assert_same_parameters(plain.model, made.model, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["none", "sam", "r3f", "jacobian-train", "jachess-unlab"])
+def test_regression(tmp_path: Path, name: str) -> None:
+    model = classifier("bert")
+    model.config.num_labels, model.num_labels = 1, 1
+    model.config.problem_type = "regression"
+    model.classifier = torch.nn.Linear(12, 1).double()
+    data = [
+        row | {"labels": torch.tensor(float(n % 5), dtype=torch.float64)}
+        for n, row in enumerate(examples(16))
+    ]
+    made = method_trainer(tmp_path, name, model=model, data=data, max_steps=8, learning_rate=0.02)
+    made.train()
+    losses = [
+        e["jachess/task_loss"] if "jachess/task_loss" in e else e["loss"]
+        for e in made.state.log_history
+        if "loss" in e
+    ]
+    assert sum(losses[4:]) < sum(losses[:4])
+
+
+@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f", "jachess-train", "jacobian-joint"])
+@pytest.mark.parametrize("family", ["bert", "opt"])
+def test_lora(tmp_path: Path, name: str, family: str) -> None:
+    model = with_lora(classifier(family, dtype=torch.float32))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    made = method_trainer(tmp_path, name, model=model)
+    made.train()
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved and all("lora_" in n or "modules_to_save" in n for n in moved)
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (8, 16)
+
+
+def test_parse() -> None:
+    text = "jachess-unlab, strength=0.1, weights=0.5,1, hessian=no,layers=0,-1"
+    made = MethodArguments.parse(text)
+    assert (made.method, made.mode, made.strength) == ("jachess", "unlab", 0.1)
+    assert (made.weights, made.layers, made.hessian) == ("0.5,1", "0,-1", False)
+    assert (made.label, made.knob) == ("jachess-unlab", "unlab_lr_ratio")
+    assert MethodArguments.parse("cross-holder").label == "cross-holder-train"
+    assert MethodArguments.parse("jacobian-joint").regulariser(torch.nn.Linear(1, 1)).settings
+    assert MethodArguments.parse("jacobian,mode=joint").label == "jacobian-joint"
+    assert MethodArguments.parse("r3f").strength == 1.0
+    assert MethodArguments.parse("l2").knob == "strength"
+    for name in METHODS:
+        assert MethodArguments.parse(name).method == name
+    assert [MethodArguments.parse(n).knob for n in ("none", "tapt", "sam")] == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["jacobian", "cross-holder"])
+def test_presets_reach_the_regulariser(name: str) -> None:
+    settings = MethodArguments.parse(f"{name}-unlab").regulariser(torch.nn.Linear(1, 1)).settings
+    assert settings.layers == "logits" and settings.hessian is (name == "cross-holder")
+
+
+BAD = [
+    ("jachess-dual", "unknown method 'jachess-dual'; expected one of none, l2"),
+    ("sam-train", "unknown method 'sam-train'"),
+    ("sam,strength=1", "method 'sam' has no setting 'strength'; it has rho"),
+    ("none,rho=1", "method 'none' has no setting 'rho'; it has none"),
+    ("jachess-unlab,mode=train", "has no setting 'mode'"),
+    ("jacobian,layers=all", "has no setting 'layers'"),
+    ("sam,0.1", "'0.1' has no ="),
+    ("sam,rho=much", "rho is 'much'; expected a number"),
+    ("sam,rho=0", "rho is 0.0; expected a number above 0"),
+    ("jachess,hessian=perhaps", "hessian is 'perhaps'; expected yes or no"),
+    ("r3f,noise_distribution=cauchy", "expected uniform or normal"),
+    ("tapt,tapt_masked=1", "tapt_masked is 1.0; expected a share"),
+    ("jachess,strength=-1", "strength is -1.0"),
+]
+
+
+@pytest.mark.parametrize("text, sentence", BAD)
+def test_bad_methods(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        MethodArguments.parse(text)
+    assert sentence in str(caught.value)
+
+
+def test_tapt_needs_text_and_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="method='tapt' needs processing_class"):
+        method_trainer(tmp_path, "tapt")
+    made = MethodArguments(method="tapt")
+    with pytest.raises(ValueError, match="method='tapt' needs unlabelled_dataset"):
+        MethodTrainer(model=classifier("bert"), method=made, train_dataset=examples(4))
+
+
+def test_sam_and_loss_scaling(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"method='sam' .* not in fp16"):
+        method_trainer(tmp_path, "sam", fp16=True)
+
+
+def test_a_data_set_of_encoded_rows(tmp_path: Path) -> None:
+    """`Encoded` is a data set of the Trainer's, and its `collate` a collator."""
+    rows = [{k: row[k].tolist() for k in ("input_ids", "attention_mask")} for row in examples(8)]
+    data = Encoded(rows, [n % LABELS for n in range(8)], Padder("left"))
+    made = method_trainer(
+        *(tmp_path, "jachess-joint"),
+        data=data,
+        unlabelled=data,
+        options={"data_collator": data.collate},
+    )
+    made.train()
+    assert first_figures(made)["jachess/penalty"] > 0
