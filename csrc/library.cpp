@@ -39,6 +39,9 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       "jet_mean_squares_backward(Tensor gfirst, Tensor gsecond, Tensor x, Tensor? mask,"
       " Tensor? index, int q) -> Tensor");
   m.def(
+      "ntk_gram(Tensor inputs, Tensor[] cotangents, Tensor? other_inputs,"
+      " Tensor[] other_cotangents) -> Tensor");
+  m.def(
       "sample_directions(Tensor token, int q, int d, int seed, int offset, str distribution,"
       " ScalarType dtype) -> Tensor");
   m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");

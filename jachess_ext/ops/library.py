@@ -28,6 +28,7 @@ _OPERATORS = (
     "jet_norms_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
+    "ntk_gram",
     "rms_norm_jet",
     "rms_norm_jet_backward",
     "sample_directions",

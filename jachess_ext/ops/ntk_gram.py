@@ -5,18 +5,22 @@ With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers 
 
     K[c, n, c', m] = Σ_{t,t'} (a_{n,t}·a_{m,t'}) Σ_l (δ^l_{n,c,t}·δ^l_{m,c',t'}).
 
-This is the pure-torch twin; the fused operator `jachess::ntk_gram` will take its place where a
-compiled kernel serves the device.
+`jachess::ntk_gram` multiplies and sums the two while their tiles are in registers or cache; its
+face, its pure-torch twin and its fake kernel are here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_TILE_POSITIONS = 512  # positions a side of one tile: its Gram matrices stay in the cache
+from .checks import DTYPES
+from .library import available, loaded
+
+_TILE_POSITIONS = 512  # positions a side of one tile of the twin: its Gram matrices stay in cache
 
 
 def ntk_gram(
@@ -27,57 +31,71 @@ def ntk_gram(
 ) -> Tensor:
     """Form A, tile by tile; no [N T, M T'] matrix is ever whole.
 
+    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
+    whatever their inputs hold; on the CPU they cost nothing either.
+
     Args:
-        inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are computed in fp32).
-        cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs.
+        inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are summed in fp32); any
+            strides, any size including zero.
+        cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs; of a's dtype.
         other_inputs, other_cotangents: [M, T', d] and [C, M, T', e_l] of the right side; None:
             the left side itself, each pair computed once.
 
     Returns:
-        K, [C, N, C, M], fp64 where the inputs are, else fp32.
+        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
+        symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
+        no compiled kernel serves the device, the pure-torch twin is used.
 
     Raises:
-        ValueError: shapes that do not fit together; one side of the right given without the other.
+        ValueError: shapes or devices that do not fit together; one side of the right given without
+            the other.
+        TypeError: a dtype other than the four, or several.
     """
-    if (other_inputs is None) != (other_cotangents is None):
-        raise ValueError("ntk_gram: pass both other_inputs and other_cotangents, or neither.")
-    symmetric = other_inputs is None
-    right = inputs if other_inputs is None else other_inputs
-    right_cotangents = cotangents if other_cotangents is None else other_cotangents
-    _check(inputs, cotangents)
-    _check(right, right_cotangents)
-    if [d.shape[-1] for d in cotangents] != [d.shape[-1] for d in right_cotangents] or (
-        inputs.shape[-1] != right.shape[-1]
-    ):
-        raise ValueError("ntk_gram: left and right differ in their feature sizes.")
-    return ntk_gram_reference(inputs, cotangents, right, right_cotangents, symmetric)
+    _check(inputs, cotangents, other_inputs, other_cotangents)
+    operands = [inputs, *cotangents, *(other_cotangents or [])]
+    if other_inputs is not None:
+        operands.append(other_inputs)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    if differentiated or not available("ntk_gram", inputs.device):
+        return ntk_gram_reference(inputs, cotangents, other_inputs, other_cotangents)
+    return torch.ops.jachess.ntk_gram(
+        inputs, list(cotangents), other_inputs, list(other_cotangents or [])
+    )
 
 
 def ntk_gram_reference(
-    left: Tensor,
-    left_cotangents: Sequence[Tensor],
-    right: Tensor,
-    right_cotangents: Sequence[Tensor],
-    symmetric: bool,
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Pure-torch twin of `ntk_gram`; ``symmetric`` says that right is left."""
-    outputs, count, positions, _ = left_cotangents[0].shape
+    """Pure-torch twin of `ntk_gram`: any device, any number of backward passes.
+
+    Args, returns and raises: as `ntk_gram`.
+    """
+    _check(inputs, cotangents, other_inputs, other_cotangents)
+    symmetric = other_inputs is None
+    right = inputs if other_inputs is None else other_inputs
+    right_cotangents = cotangents if other_cotangents is None else other_cotangents
+    outputs, count, positions, _ = cotangents[0].shape
     other_count, other_positions = right.shape[:2]
-    dtype = torch.float64 if left.dtype == torch.float64 else torch.float32
-    kernel = left.new_zeros(outputs, count, outputs, other_count, dtype=dtype)
+    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    kernel = inputs.new_zeros(outputs, count, outputs, other_count, dtype=dtype)
     if not positions or not other_positions:
         return kernel
     step = max(1, _TILE_POSITIONS // positions)
     other_step = max(1, _TILE_POSITIONS // other_positions)
     for i in range(0, count, step):
         rows = slice(i, i + step)
-        a, deltas = _flat(left, left_cotangents, rows, dtype)
+        a, deltas = _flat(inputs, cotangents, rows, dtype)
         for j in range(i if symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
             b, others = _flat(right, right_cotangents, columns, dtype)
             tile = _tile(a, deltas, b, others, positions, other_positions)
+            if symmetric and i == j:
+                tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
             kernel[:, rows, :, columns] = tile
-            if symmetric:
+            if symmetric and i != j:
                 kernel[:, columns, :, rows] = tile.permute(2, 3, 0, 1)
     return kernel
 
@@ -95,13 +113,12 @@ def _tile(
     outputs = deltas[0].shape[0]
     shape = (a.shape[0] // positions, positions, b.shape[0] // other_positions, other_positions)
     tile = gram.new_empty(outputs, shape[0], outputs, shape[2])
-    product = torch.empty_like(gram)
     for c in range(outputs):
         for d in range(outputs):
-            torch.mm(deltas[0][c], others[0][d].T, out=product)
+            product = deltas[0][c] @ others[0][d].T
             for delta, other in zip(deltas[1:], others[1:], strict=True):
-                product.addmm_(delta[c], other[d].T)
-            tile[c, :, d] = product.mul_(gram).view(shape).sum(3).sum(1)
+                product = torch.addmm(product, delta[c], other[d].T)
+            tile[c, :, d] = (product * gram).view(shape).sum(3).sum(1)
     return tile
 
 
@@ -109,19 +126,82 @@ def _flat(
     inputs: Tensor, cotangents: Sequence[Tensor], rows: slice, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """Samples and positions as one dimension, of these rows."""
-    a = inputs[rows].to(dtype).flatten(0, 1)
-    return a, [delta[:, rows].to(dtype).flatten(1, 2) for delta in cotangents]
+    a, deltas = inputs[rows].to(dtype), [delta[:, rows].to(dtype) for delta in cotangents]
+    unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
+    a = a.masked_fill(unused[..., None] & ~a.isfinite(), 0)  # 0 · inf would be NaN
+    return a.flatten(0, 1), [delta.flatten(1, 2) for delta in deltas]
 
 
-def _check(inputs: Tensor, cotangents: Sequence[Tensor]) -> None:
+def _check(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: Sequence[Tensor] | None,
+) -> None:
+    if (other_inputs is None) != (other_cotangents is None):
+        raise ValueError("ntk_gram: pass both other_inputs and other_cotangents, or neither.")
+    _check_side(inputs, cotangents, inputs)
+    if other_inputs is None or other_cotangents is None:
+        return
+    _check_side(other_inputs, other_cotangents, inputs)
+    if [d.shape[::3] for d in cotangents] != [d.shape[::3] for d in other_cotangents] or (
+        inputs.shape[-1] != other_inputs.shape[-1]
+    ):
+        raise ValueError(
+            "ntk_gram: left and right differ in their feature sizes, or in their numbers of "
+            "outputs or layers: give the cotangents of the same layers in the same order."
+        )
+
+
+def _check_side(inputs: Tensor, cotangents: Sequence[Tensor], like: Tensor) -> None:
     if inputs.dim() != 3 or not cotangents:
         raise ValueError(
             f"ntk_gram: inputs have shape {list(inputs.shape)} and there are {len(cotangents)} "
             "cotangents; expected [N, T, d] and at least one [C, N, T, e]."
         )
     for delta in cotangents:
-        if delta.dim() != 4 or delta.shape[1:3] != inputs.shape[:2]:
+        outputs = cotangents[0].shape[0] if cotangents[0].dim() else 0
+        if delta.dim() != 4 or delta.shape[:3] != (outputs, *inputs.shape[:2]):
             raise ValueError(
                 f"ntk_gram: a cotangent has shape {list(delta.shape)}; expected "
-                f"[C, {inputs.shape[0]}, {inputs.shape[1]}, e]."
+                f"[C, {inputs.shape[0]}, {inputs.shape[1]}, e], with the same C for every layer."
             )
+    for name, tensor in (("inputs", inputs), *(("a cotangent", delta) for delta in cotangents)):
+        if tensor.dtype not in DTYPES or tensor.dtype != like.dtype:
+            raise TypeError(
+                f"ntk_gram: {name} has dtype {tensor.dtype}; expected float64, float32, bfloat16 "
+                f"or float16, the same for all (the first inputs are {like.dtype}): convert it "
+                "with .to()."
+            )
+        if tensor.device != like.device:
+            raise ValueError(
+                f"ntk_gram: {name} is on {tensor.device} but the first inputs are on "
+                f"{like.device}: move it with .to(inputs.device)."
+            )
+
+
+# ---- registrations: fake kernel, and a sentence in place of a derivative ---------------------
+
+
+def _fake(
+    inputs: Tensor,
+    cotangents: list[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: list[Tensor],
+) -> Tensor:
+    outputs, count = cotangents[0].shape[:2]
+    other_count = count if other_inputs is None else other_inputs.shape[0]
+    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    return inputs.new_empty(outputs, count, outputs, other_count, dtype=dtype)
+
+
+def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
+    raise RuntimeError(
+        "torch.ops.jachess.ntk_gram has no derivative: call jachess_ext.ops.ntk_gram, which "
+        "takes its pure-torch twin where a gradient is asked for."
+    )
+
+
+if loaded():
+    torch.library.register_fake("jachess::ntk_gram", _fake)
+    torch.library.register_autograd("jachess::ntk_gram", _no_derivative)

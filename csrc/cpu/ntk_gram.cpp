@@ -1,0 +1,63 @@
+// jachess::ntk_gram on the CPU: arguments, which positions count, and the choice of the kernel.
+#include <torch/csrc/stable/library.h>
+
+#include "../ntk_gram_arguments.h"
+#include "ntk_gram_kernels.h"
+#include "tensors.h"
+
+namespace jachess {
+namespace {
+
+GramKernel choose_kernel() {
+#if JACHESS_HAS_CLONES
+  if (__builtin_cpu_supports("x86-64-v4")) return ntk_gram_v4;
+  if (__builtin_cpu_supports("x86-64-v3")) return ntk_gram_v3;
+#endif
+  return ntk_gram_baseline;
+}
+
+// Positions without any cotangent add nothing, so they are left out before anything is multiplied:
+// padding, and all that a classifier does not read.
+GramPlan plan_of(const GramProblem& p, const GramSide& side) {
+  std::vector<uint8_t> used(static_cast<size_t>(side.samples * side.positions));
+  torch::stable::parallel_for(0, side.samples, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t t = 0; t < side.positions; ++t)
+        used[static_cast<size_t>(n * side.positions + t)] = is_used(p, side, n, t);
+  });
+  return plan_gram(used.data(), side.samples, side.positions);
+}
+
+Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
+                const std::optional<Tensor>& other_inputs,
+                const std::vector<Tensor>& other_cotangents) {
+  check_gram("ntk_gram", inputs, cotangents, other_inputs, other_cotangents);
+  const bool symmetric = !other_inputs.has_value();
+  const Tensor& right_inputs = symmetric ? inputs : *other_inputs;
+  Tensor result = new_gram_result(inputs, cotangents.front().size(0), right_inputs.size(0));
+  const GramOperands left = gram_operands(inputs, cotangents);
+  const GramOperands right =
+      symmetric ? left : gram_operands(right_inputs, other_cotangents);
+  if (left.is_empty() || right.is_empty()) return result;
+  const GramProblem p = {storage_of(inputs.scalar_type()),
+                         cotangents.front().size(0),
+                         static_cast<int64_t>(cotangents.size()),
+                         symmetric,
+                         left.side(),
+                         right.side()};
+  const GramPlan rows = plan_of(p, p.left);
+  const GramPlan columns = symmetric ? rows : plan_of(p, p.right);
+  const GramKernel kernel = choose_kernel();
+  void* out = data<void>(result);
+  const GramWork down = rows.work(), across = columns.work();
+  const int64_t pairs = gram_pairs(symmetric, down.group_count, across.group_count);
+  torch::stable::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
+    kernel(p, down, across, begin, end, out);
+  });
+  return result;
+}
+
+}  // namespace
+}  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) { m.impl("ntk_gram", TORCH_BOX(&jachess::ntk_gram)); }

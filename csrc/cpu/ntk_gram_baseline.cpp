@@ -1,0 +1,15 @@
+// The kernel of jachess::ntk_gram for any processor.
+#include "ntk_gram_kernels.h"
+
+#define JACHESS_ISA ntk_gram_isa_baseline
+#define JACHESS_VECTOR_BYTES 16
+#include "ntk_gram_isa.h"
+
+namespace jachess {
+
+void ntk_gram_baseline(const GramProblem& p, GramWork left, GramWork right, int64_t begin, int64_t end,
+                 void* result) {
+  ntk_gram_isa_baseline::run_gram(p, left, right, begin, end, result);
+}
+
+}  // namespace jachess

@@ -1,0 +1,22 @@
+// The kernel of jachess::ntk_gram for x86-64-v3 (AVX2).
+#include "ntk_gram_kernels.h"
+
+#if JACHESS_HAS_CLONES
+
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+#define JACHESS_ISA ntk_gram_isa_v3
+#define JACHESS_VECTOR_BYTES 32
+#include "ntk_gram_isa.h"
+#pragma GCC pop_options
+
+namespace jachess {
+
+void ntk_gram_v3(const GramProblem& p, GramWork left, GramWork right, int64_t begin, int64_t end,
+                 void* result) {
+  ntk_gram_isa_v3::run_gram(p, left, right, begin, end, result);
+}
+
+}  // namespace jachess
+
+#endif

@@ -1,0 +1,90 @@
+// From the tensors of jachess::ntk_gram to a GramProblem, checked; shared by the CPU and CUDA faces.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "attention_arguments.h"  // storage_of
+#include "checks.h"
+#include "norm_arguments.h"  // new_wide_zeros
+#include "ntk_gram_problem.h"
+
+namespace jachess {
+
+// One side's tensors, rows dense, and the views that a GramSide points to.
+struct GramOperands {
+  std::vector<Tensor> tensors;
+  std::vector<GramRows> views;  // the inputs', then each layer's cotangents
+
+  GramSide side() const {
+    const Tensor& inputs = tensors.front();
+    return {inputs.size(0), inputs.size(1), views.front(), views.data() + 1};
+  }
+  // Whether every sum is empty.
+  bool is_empty() const {
+    int64_t cotangents = 0;
+    for (size_t l = 1; l < tensors.size(); ++l) cotangents += tensors[l].numel();
+    return tensors.front().numel() == 0 || cotangents == 0;
+  }
+};
+
+inline void check_gram_side(const char* op, const char* name, const Tensor& inputs,
+                            const std::vector<Tensor>& cotangents) {
+  check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "jachess::", op, ": ", name,
+        " is ", torch::headeronly::toString(inputs.scalar_type()), shape_of(inputs),
+        "; expected [N, T, d] of Double, Float, BFloat16 or Half: reshape or convert it.");
+  check(!cotangents.empty(), "jachess::", op, ": there is no cotangent for ", name,
+        "; expected at least one, [C, N, T, e].");
+  for (const Tensor& delta : cotangents) {
+    check(delta.dim() == 4 && delta.size(0) == cotangents.front().size(0) &&
+              delta.size(1) == inputs.size(0) && delta.size(2) == inputs.size(1),
+          "jachess::", op, ": a cotangent has shape ", shape_of(delta), " for ", name, " ",
+          shape_of(inputs), "; expected [C, N, T, e] with the same C for every layer.");
+    check(delta.scalar_type() == inputs.scalar_type() && delta.device() == inputs.device(),
+          "jachess::", op, ": a cotangent has another dtype or device than ", name,
+          ": convert it with .to(inputs).");
+  }
+}
+
+inline void check_gram(const char* op, const Tensor& inputs, const std::vector<Tensor>& cotangents,
+                       const std::optional<Tensor>& other,
+                       const std::vector<Tensor>& other_cotangents) {
+  check_gram_side(op, "inputs", inputs, cotangents);
+  check(other.has_value() == !other_cotangents.empty(), "jachess::", op,
+        ": one of other_inputs and other_cotangents is missing: give both, or neither.");
+  if (!other.has_value()) return;
+  check_gram_side(op, "other_inputs", *other, other_cotangents);
+  check(other->scalar_type() == inputs.scalar_type() && other->device() == inputs.device(),
+        "jachess::", op,
+        ": other_inputs has another dtype or device than inputs: convert it with .to(inputs).");
+  bool same = other->size(2) == inputs.size(2) && cotangents.size() == other_cotangents.size();
+  for (size_t l = 0; same && l < cotangents.size(); ++l)
+    same = cotangents[l].size(0) == other_cotangents[l].size(0) &&
+           cotangents[l].size(3) == other_cotangents[l].size(3);
+  check(same, "jachess::", op, ": left and right differ in their numbers of layers or outputs, or ",
+        "in their feature sizes: give the cotangents of the same layers in the same order.");
+}
+
+inline GramOperands gram_operands(const Tensor& inputs, const std::vector<Tensor>& cotangents) {
+  GramOperands operands;
+  const auto add = [&](const Tensor& t) {
+    const int64_t last = t.dim() - 1;
+    const bool dense = t.size(last) <= 1 || t.stride(last) == 1;
+    const Tensor& kept = operands.tensors.emplace_back(dense ? t : torch::stable::contiguous(t));
+    operands.views.push_back({kept.const_data_ptr(), last == 3 ? kept.stride(0) : 0,
+                              kept.stride(last - 2), kept.stride(last - 1), kept.size(last)});
+  };
+  add(inputs);
+  for (const Tensor& delta : cotangents) add(delta);
+  return operands;
+}
+
+// [C, N, C, M] zeros in the accumulation dtype.
+inline Tensor new_gram_result(const Tensor& inputs, int64_t outputs, int64_t right_samples) {
+  return new_wide_zeros(inputs, {outputs, inputs.size(0), outputs, right_samples});
+}
+
+}  // namespace jachess
