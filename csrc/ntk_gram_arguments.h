@@ -1,4 +1,5 @@
-// From the tensors of jachess::ntk_gram to a GramProblem, checked; shared by the CPU and CUDA faces.
+// From the tensors of jachess::ntk_gram to a GramProblem, checked; shared by the CPU and CUDA
+// faces.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -107,15 +107,15 @@ struct ZipOf<double> {
   static JACHESS_HD V high(V a, V b) { return __builtin_shuffle(a, b, M{2, 6, 3, 7}); }
 };
 
-// A square of 32-byte rows: log2(lanes) perfect shuffles of its rows transpose it.
+// A square of 32-byte rows, `stride` apart: log2(lanes) perfect shuffles of its rows transpose it.
 template <typename T>
-JACHESS_HD void transpose_square(const T* from, T* to) {
+JACHESS_HD void transpose_square(const T* from, int64_t stride, T* to) {
   using Zip = ZipOf<T>;
   using V = typename Zip::V;
   constexpr int n = Zip::lanes;
   V rows[n], next[n];
   JACHESS_UNROLL
-  for (int r = 0; r < n; ++r) rows[r] = *reinterpret_cast<const V*>(from + r * kPanel<T>);
+  for (int r = 0; r < n; ++r) rows[r] = *reinterpret_cast<const V*>(from + r * stride);
   JACHESS_UNROLL
   for (int step = 1; step < n; step *= 2) {
     JACHESS_UNROLL
@@ -141,7 +141,8 @@ JACHESS_ONCE void transpose_panels(Panels<T> from, int streams, int64_t rows, in
         T *in = from.at(s, c / kPanel<T>, r), *out = to.at(s, r / kPanel<T>, c);
         for (int i = 0; i < 2; ++i) {
           for (int j = 0; j < 2; ++j)
-            transpose_square(in + half * (i * kPanel<T> + j), out + half * (j * kPanel<T> + i));
+            transpose_square(in + half * (i * kPanel<T> + j), kPanel<T>,
+                             out + half * (j * kPanel<T> + i));
         }
       }
     }

@@ -18,14 +18,14 @@ GramKernel choose_kernel() {
 
 // Positions without any cotangent add nothing, so they are left out before anything is multiplied:
 // padding, and all that a classifier does not read.
-GramPlan plan_of(const GramProblem& p, const GramSide& side) {
+std::vector<GramRow> rows_of(const GramProblem& p, const GramSide& side) {
   std::vector<uint8_t> used(static_cast<size_t>(side.samples * side.positions));
   torch::stable::parallel_for(0, side.samples, 16, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       for (int64_t t = 0; t < side.positions; ++t)
         used[static_cast<size_t>(n * side.positions + t)] = is_used(p, side, n, t);
   });
-  return plan_gram(used.data(), side.samples, side.positions);
+  return gram_rows(used, side.positions);
 }
 
 Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
@@ -36,8 +36,7 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
   const Tensor& right_inputs = symmetric ? inputs : *other_inputs;
   Tensor result = new_gram_result(inputs, cotangents.front().size(0), right_inputs.size(0));
   const GramOperands left = gram_operands(inputs, cotangents);
-  const GramOperands right =
-      symmetric ? left : gram_operands(right_inputs, other_cotangents);
+  const GramOperands right = symmetric ? left : gram_operands(right_inputs, other_cotangents);
   if (left.is_empty() || right.is_empty()) return result;
   const GramProblem p = {storage_of(inputs.scalar_type()),
                          cotangents.front().size(0),
@@ -45,15 +44,15 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                          symmetric,
                          left.side(),
                          right.side()};
-  const GramPlan rows = plan_of(p, p.left);
-  const GramPlan columns = symmetric ? rows : plan_of(p, p.right);
+  const std::vector<GramRow> rows = rows_of(p, p.left);
+  const std::vector<GramRow> columns = symmetric ? rows : rows_of(p, p.right);
+  const std::vector<GramPair> pairs = gram_pairs(rows, columns, symmetric);
+  const GramWork work = {rows.data(), columns.data(), pairs.data()};
   const GramKernel kernel = choose_kernel();
   void* out = data<void>(result);
-  const GramWork down = rows.work(), across = columns.work();
-  const int64_t pairs = gram_pairs(symmetric, down.group_count, across.group_count);
-  torch::stable::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
-    kernel(p, down, across, begin, end, out);
-  });
+  torch::stable::parallel_for(
+      0, static_cast<int64_t>(pairs.size()), 1,
+      [&](int64_t begin, int64_t end) { kernel(p, work, begin, end, out); });
   return result;
 }
 

@@ -7,9 +7,9 @@
 
 namespace jachess {
 
-void ntk_gram_baseline(const GramProblem& p, GramWork left, GramWork right, int64_t begin, int64_t end,
-                 void* result) {
-  ntk_gram_isa_baseline::run_gram(p, left, right, begin, end, result);
+void ntk_gram_baseline(const GramProblem& p, const GramWork& work, int64_t begin, int64_t end,
+                       void* result) {
+  ntk_gram_isa_baseline::run_gram(p, work, begin, end, result);
 }
 
 }  // namespace jachess

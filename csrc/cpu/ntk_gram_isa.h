@@ -14,6 +14,7 @@ namespace jachess {
 namespace JACHESS_ISA {
 
 constexpr int64_t kGramDepth = 256;  // features packed at a time
+constexpr int64_t kGramAhead = 4;    // rows that are asked for ahead
 constexpr int64_t kGramOutputs = 2;  // outputs a side that are packed at a time
 
 // Consecutive rows of a plan.
@@ -30,16 +31,23 @@ const Stored* gram_row(const GramRows& from, int64_t output, const GramRow& row,
          row.position * from.position + k;
 }
 
-// n numbers of a row, converted; zeros up to `padded`.
+// Asks for n numbers of a row that will be read soon: rows lie too far apart, and are too short,
+// for the processor to foresee them.
+template <typename Stored>
+JACHESS_HD void prefetch_row(const GramRows& from, int64_t output, GramBlock block, int64_t r,
+                             int64_t k, int64_t n) {
+  if (r >= block.count) return;
+  const Stored* row = gram_row<Stored>(from, output, block.rows[r], k);
+  for (int64_t l = 0; l < n; l += 64 / static_cast<int64_t>(sizeof(Stored)))
+    __builtin_prefetch(row + l);
+}
+
+// n numbers of a row, converted, and zeros up to the next panel.
 template <typename T, typename Stored>
-JACHESS_HD void copy_row(const Stored* from, int64_t n, int64_t padded, T* to) {
-  if (n == padded && padded == kPanel<T>) {
+JACHESS_HD void copy_row(const Stored* from, int64_t n, T* to) {
 #pragma omp simd
-    for (int64_t l = 0; l < kPanel<T>; ++l) convert(from[l], to[l]);
-    return;
-  }
   for (int64_t l = 0; l < n; ++l) convert(from[l], to[l]);
-  for (int64_t l = n; l < padded; ++l) to[l] = T(0);
+  for (int64_t l = n; l < round_up(n, kPanel<T>); ++l) to[l] = T(0);
 }
 
 // Features [k, k + n) of the block's rows, as [rows / kRows][n / kPanel][kRows][kPanel].
@@ -48,41 +56,50 @@ JACHESS_ONCE void pack_left(const GramRows& from, Storage storage, int64_t outpu
                             int64_t k, int64_t n, T* to) {
   dispatch_storage<T>(storage, [&](auto* typed) {
     using Stored = std::remove_pointer_t<decltype(typed)>;
-    const int64_t tile = round_up(n, kPanel<T>) * kRows;
+    const int64_t tile = round_up(n, kPanel<T>) * kRows, whole = n - n % kPanel<T>;
     for (int64_t r = 0; r < round_up(block.count, kRows); ++r) {
-      const bool real = r < block.count;
-      const Stored* row = real ? gram_row<Stored>(from, output, block.rows[r], k) : nullptr;
       T* out = to + r / kRows * tile + r % kRows * kPanel<T>;
-      for (int64_t at = 0; at < n; at += kPanel<T>)
-        copy_row<T, Stored>(row + at, real ? (n - at < kPanel<T> ? n - at : kPanel<T>) : 0,
-                            kPanel<T>, out + at * kRows);
+      if (r >= block.count) {
+        for (int64_t at = 0; at < n; at += kPanel<T>)
+          for (int64_t l = 0; l < kPanel<T>; ++l) out[at * kRows + l] = T(0);
+        continue;
+      }
+      prefetch_row<Stored>(from, output, block, r + kGramAhead, k, n);
+      const Stored* row = gram_row<Stored>(from, output, block.rows[r], k);
+      for (int64_t at = 0; at < whole; at += kPanel<T>)
+        copy_row<T, Stored>(row + at, kPanel<T>, out + at * kRows);
+      if (whole < n) copy_row<T, Stored>(row + whole, n - whole, out + whole * kRows);
     }
   });
 }
 
-// The same transposed, as panels [rows / kPanel][n][kPanel]; every panel has kGramDepth features.
+// Where rows that are to be transposed lie apart, so that they fall into different cache sets.
+template <typename T>
+constexpr int64_t kGramStride = kGramDepth + kPanel<T>;
+
+// The same transposed, as panels [rows / kPanel][kGramDepth][kPanel]; lines: room for one panel's
+// rows.
 template <typename T>
 JACHESS_ONCE void pack_right(const GramRows& from, Storage storage, int64_t output, GramBlock block,
-                             int64_t k, int64_t n, T* to) {
-  constexpr int half = ZipOf<T>::lanes;
+                             int64_t k, int64_t n, T* lines, T* to) {
+  constexpr int64_t half = ZipOf<T>::lanes;
   dispatch_storage<T>(storage, [&](auto* typed) {
     using Stored = std::remove_pointer_t<decltype(typed)>;
-    alignas(64) T square[kPanel<T> * kPanel<T>];
     for (int64_t r = 0; r < block.count; r += kPanel<T>) {
+      for (int64_t i = 0; i < kPanel<T>; ++i) {
+        T* line = lines + i * kGramStride<T>;
+        if (r + i < block.count) {
+          prefetch_row<Stored>(from, output, block, r + i + kGramAhead, k, n);
+          copy_row<T, Stored>(gram_row<Stored>(from, output, block.rows[r + i], k), n, line);
+        } else {
+          for (int64_t l = 0; l < round_up(n, kPanel<T>); ++l) line[l] = T(0);
+        }
+      }
       T* panel = to + r * kGramDepth;
-      for (int64_t at = 0; at < n; at += kPanel<T>) {
-        const int64_t features = n - at < kPanel<T> ? n - at : kPanel<T>;
-        for (int64_t i = 0; i < kPanel<T>; ++i) {
-          const bool real = r + i < block.count;
-          const Stored* row =
-              real ? gram_row<Stored>(from, output, block.rows[r + i], k + at) : nullptr;
-          copy_row<T, Stored>(row, real ? features : 0, kPanel<T>, square + i * kPanel<T>);
-        }
-        for (int i = 0; i < 2; ++i) {
-          for (int j = 0; j < 2; ++j)
-            transpose_square(square + half * (i * kPanel<T> + j),
-                             panel + at * kPanel<T> + half * (j * kPanel<T> + i));
-        }
+      for (int64_t at = 0; at < n; at += half) {
+        transpose_square(lines + at, kGramStride<T>, panel + at * kPanel<T>);
+        transpose_square(lines + half * kGramStride<T> + at, kGramStride<T>,
+                         panel + at * kPanel<T> + half);
       }
     }
   });
@@ -163,7 +180,8 @@ JACHESS_ONCE void multiply_rows(const GramSegment& rows, int64_t first, int64_t 
                   vector_at(const_cast<T*>(product.row(r, panel)), v);
     }
     JACHESS_UNROLL
-    for (int v = 0; v < TileVector<T>::per_panel; ++v) vector_at(line + panel * kPanel<T>, v) = sum[v];
+    for (int v = 0; v < TileVector<T>::per_panel; ++v)
+      vector_at(line + panel * kPanel<T>, v) = sum[v];
   }
 }
 
@@ -176,7 +194,7 @@ void sum_by_sample(const GramTile& tile, GramSums<T> gram, GramSums<T> product, 
     r = rows.end;
     int64_t first = 0;
     if (tile.upper)
-      while (tile.columns.rows[first].sample < rows.sample) ++first;
+      while (first < tile.columns.count && tile.columns.rows[first].sample < rows.sample) ++first;
     multiply_rows(rows, first, tile.columns.count, gram, product, line);
     for (int64_t c = first; c < tile.columns.count;) {
       const GramSegment columns = segment_at(tile.columns, c);
@@ -208,63 +226,75 @@ struct GramResult {
 template <typename T>
 class GramPairs {
  public:
-  GramPairs(const GramProblem& p, const GramRow* left, const GramRow* right, T* result)
+  // rows, columns: the largest tile's, multiples of kRows and kPanel.
+  GramPairs(const GramProblem& p, const GramWork& work, T* result, int64_t rows, int64_t columns)
       : p_(p),
-        left_rows_(left),
-        right_rows_(right),
+        work_(work),
         result_{p, result},
-        left_(kGramOutputs * kGramBlock * kGramDepth),
-        right_(kGramOutputs * kGramBlock * kGramDepth),
-        gram_(kGramBlock * kGramBlock),
-        products_(kGramOutputs * kGramOutputs * kGramBlock * kGramBlock),
-        line_(kGramBlock) {}
+        left_pack_(rows * kGramDepth),
+        right_pack_(columns * kGramDepth),
+        tile_(rows * columns),
+        left_(kGramOutputs * left_pack_),
+        right_(kGramOutputs * right_pack_),
+        lines_(kPanel<T> * kGramStride<T>),
+        gram_(tile_),
+        products_(kGramOutputs * kGramOutputs * tile_),
+        line_(columns) {}
 
-  // diagonal: both groups are the same one.
-  void run(GramGroup left, GramGroup right, bool diagonal) {
-    const int64_t down = block_rows(left), across = block_rows(right);
-    if (down >= left.end - left.begin && across >= right.end - right.begin) {
-      const GramTile tile = {block(left_rows_, left, left.begin, down),
-                             block(right_rows_, right, right.begin, across), diagonal};
-      return run_tile(tile, [this](int64_t c, int64_t d) {
-        return [this, c, d](int64_t n, int64_t m, double sum) { result_.write(c, n, d, m, sum); };
-      });
-    }
-    run_tiles(left, right, down, across);
+  // Groups larger than a tile are cut evenly.
+  static int64_t tile_rows(const GramGroup& group) { return cut(group.size(), kGramLeft, kRows); }
+  static int64_t tile_columns(const GramGroup& group) {
+    return cut(group.size(), kGramRight, kPanel<T>);
+  }
+
+  void run(const GramPair& pair) {
+    const int64_t down = tile_rows(pair.left), across = tile_columns(pair.right);
+    if (down < pair.left.size() || across < pair.right.size()) return run_tiles(pair, down, across);
+    run_tile(tile_of(pair, pair.left.begin, down, pair.right.begin, across), [this](int64_t c,
+                                                                                    int64_t d) {
+      return [this, c, d](int64_t n, int64_t m, double sum) { result_.write(c, n, d, m, sum); };
+    });
   }
 
  private:
-  // Groups larger than a block are cut evenly.
-  static int64_t block_rows(GramGroup group) {
-    const int64_t rows = group.end - group.begin, blocks = (rows + kGramBlock - 1) / kGramBlock;
-    return round_up((rows + blocks - 1) / blocks, kRows);
+  static int64_t cut(int64_t size, int64_t most, int64_t multiple) {
+    const int64_t pieces = (size + most - 1) / most;
+    return round_up((size + pieces - 1) / pieces, multiple);
   }
-  static GramBlock block(const GramRow* rows, GramGroup group, int64_t begin, int64_t size) {
-    return {rows + begin, group.end - begin < size ? group.end - begin : size};
+  GramTile tile_of(const GramPair& pair, int64_t row, int64_t down, int64_t column,
+                   int64_t across) const {
+    const int64_t rows = pair.left.end - row, columns = pair.right.end - column;
+    return {{work_.left + row, rows < down ? rows : down},
+            {work_.right + column, columns < across ? columns : across},
+            pair.upper};
   }
 
-  // One of the groups takes several blocks, so it is one sample: sums over tiles are kept for the
+  // One of the groups takes several tiles, so it is one sample: sums over tiles are kept for the
   // samples of the other.
-  void run_tiles(GramGroup left, GramGroup right, int64_t down, int64_t across) {
-    const int64_t n0 = left_rows_[left.begin].sample, m0 = right_rows_[right.begin].sample;
-    const int64_t width = right_rows_[right.end - 1].sample - m0 + 1;
-    const int64_t samples = (left_rows_[left.end - 1].sample - n0 + 1) * width;
+  void run_tiles(const GramPair& pair, int64_t down, int64_t across) {
+    const GramGroup &left = pair.left, &right = pair.right;
+    const int64_t n0 = work_.left[left.begin].sample, m0 = work_.right[right.begin].sample;
+    const int64_t width = work_.right[right.end - 1].sample - m0 + 1;
+    const int64_t samples = (work_.left[left.end - 1].sample - n0 + 1) * width;
     const AlignedBuffer<double> sums(p_.outputs * p_.outputs * samples);
     const auto of = [&](int64_t c, int64_t d) { return sums + (c * p_.outputs + d) * samples; };
     for (int64_t i = 0; i < p_.outputs * p_.outputs * samples; ++i) sums[i] = 0;
     for (int64_t row = left.begin; row < left.end; row += down) {
       for (int64_t column = right.begin; column < right.end; column += across) {
-        const GramTile tile = {block(left_rows_, left, row, down),
-                               block(right_rows_, right, column, across), false};
-        run_tile(tile, [&](int64_t c, int64_t d) {
+        run_tile(tile_of(pair, row, down, column, across), [&](int64_t c, int64_t d) {
           double* to = of(c, d);
           return [=](int64_t n, int64_t m, double sum) { to[(n - n0) * width + m - m0] += sum; };
         });
       }
     }
-    for (int64_t c = 0; c < p_.outputs; ++c)
-      for (int64_t d = 0; d < p_.outputs; ++d)
-        for (int64_t i = 0; i < samples; ++i)
-          result_.write(c, n0 + i / width, d, m0 + i % width, of(c, d)[i]);
+    for (int64_t c = 0; c < p_.outputs; ++c) {
+      for (int64_t d = 0; d < p_.outputs; ++d) {
+        for (int64_t i = 0; i < samples; ++i) {
+          const int64_t n = n0 + i / width, m = m0 + i % width;
+          if (!pair.upper || n <= m) result_.write(c, n, d, m, of(c, d)[i]);
+        }
+      }
+    }
   }
 
   // sink_of(c, d) takes the sums of one pair of outputs.
@@ -276,7 +306,7 @@ class GramPairs {
     for (int64_t k = 0; k < a.size; k += kGramDepth) {
       const int64_t n = a.size - k < kGramDepth ? a.size - k : kGramDepth;
       pack_left<T>(a, p_.storage, 0, tile.rows, k, n, left_);
-      pack_right<T>(b, p_.storage, 0, tile.columns, k, n, right_);
+      pack_right<T>(b, p_.storage, 0, tile.columns, k, n, lines_, right_);
       multiply_packed<T>(tile, left_, right_, n, k > 0, gram);
     }
     for (int64_t c = 0; c < p_.outputs; c += kGramOutputs) {
@@ -293,24 +323,23 @@ class GramPairs {
     return p_.outputs - c < kGramOutputs ? p_.outputs - c : kGramOutputs;
   }
   GramSums<T> product(int64_t i, int64_t j, int64_t panels) const {
-    return {products_ + (i * kGramOutputs + j) * kGramBlock * kGramBlock, panels};
+    return {products_ + (i * kGramOutputs + j) * tile_, panels};
   }
 
   // The cotangents' Gram matrices of outputs c.. and d.., all layers added up.
   void multiply_outputs(const GramTile& tile, int64_t c, int64_t d, int64_t panels) {
-    constexpr int64_t pack = kGramBlock * kGramDepth;
     bool add = false;
     for (int64_t l = 0; l < p_.layers; ++l) {
       const GramRows &a = p_.left.cotangents[l], &b = p_.right.cotangents[l];
       for (int64_t k = 0; k < a.size; k += kGramDepth) {
         const int64_t n = a.size - k < kGramDepth ? a.size - k : kGramDepth;
         for (int64_t i = 0; i < outputs_from(c); ++i)
-          pack_left<T>(a, p_.storage, c + i, tile.rows, k, n, left_ + i * pack);
+          pack_left<T>(a, p_.storage, c + i, tile.rows, k, n, left_ + i * left_pack_);
         for (int64_t j = 0; j < outputs_from(d); ++j)
-          pack_right<T>(b, p_.storage, d + j, tile.columns, k, n, right_ + j * pack);
+          pack_right<T>(b, p_.storage, d + j, tile.columns, k, n, lines_, right_ + j * right_pack_);
         for (int64_t i = 0; i < outputs_from(c); ++i)
           for (int64_t j = 0; j < outputs_from(d); ++j)
-            multiply_packed<T>(tile, left_ + i * pack, right_ + j * pack, n, add,
+            multiply_packed<T>(tile, left_ + i * left_pack_, right_ + j * right_pack_, n, add,
                                product(i, j, panels));
         add = true;
       }
@@ -318,33 +347,32 @@ class GramPairs {
   }
 
   const GramProblem& p_;
-  const GramRow *left_rows_, *right_rows_;
+  const GramWork& work_;
   const GramResult<T> result_;
-  const AlignedBuffer<T> left_, right_, gram_, products_, line_;
+  const int64_t left_pack_, right_pack_, tile_;  // numbers of one
+  const AlignedBuffer<T> left_, right_, lines_, gram_, products_, line_;
 };
 
 template <typename T>
-void run_gram_typed(const GramProblem& p, GramWork left, GramWork right, int64_t begin,
-                    int64_t end, void* result) {
-  GramPairs<T> pairs(p, left.rows, right.rows, static_cast<T*>(result));
-  const int64_t across = right.group_count;
-  int64_t i = 0, row_begin = 0;  // number of the first pair of row i
-  for (int64_t at = begin; at < end; ++at) {
-    while (at >= row_begin + (p.symmetric ? across - i : across)) {
-      row_begin += p.symmetric ? across - i : across;
-      ++i;
-    }
-    const int64_t j = at - row_begin + (p.symmetric ? i : 0);
-    pairs.run(left.groups[i], right.groups[j], p.symmetric && i == j);
+void run_gram_typed(const GramProblem& p, const GramWork& work, int64_t begin, int64_t end,
+                    void* result) {
+  int64_t rows = 0, columns = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t down = GramPairs<T>::tile_rows(work.pairs[i].left);
+    const int64_t across = GramPairs<T>::tile_columns(work.pairs[i].right);
+    rows = down > rows ? down : rows;
+    columns = across > columns ? across : columns;
   }
+  GramPairs<T> pairs(p, work, static_cast<T*>(result), rows, columns);
+  for (int64_t i = begin; i < end; ++i) pairs.run(work.pairs[i]);
 }
 
-inline void run_gram(const GramProblem& p, GramWork left, GramWork right, int64_t begin,
-                     int64_t end, void* result) {
+inline void run_gram(const GramProblem& p, const GramWork& work, int64_t begin, int64_t end,
+                     void* result) {
   if (p.storage == Storage::f64) {
-    run_gram_typed<double>(p, left, right, begin, end, result);
+    run_gram_typed<double>(p, work, begin, end, result);
   } else {
-    run_gram_typed<float>(p, left, right, begin, end, result);
+    run_gram_typed<float>(p, work, begin, end, result);
   }
 }
 

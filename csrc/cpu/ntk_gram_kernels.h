@@ -12,17 +12,12 @@
 
 namespace jachess {
 
-// Pairs of groups are numbered, row by row; of a symmetric problem those with right >= left.
-inline int64_t gram_pairs(bool symmetric, int64_t left, int64_t right) {
-  return symmetric ? left * (left + 1) / 2 : left * right;
-}
-
 // Computes pairs [begin, end) into the result, which holds zeros, in the accumulation type.
-using GramKernel = void (*)(const GramProblem&, GramWork left, GramWork right, int64_t begin,
-                            int64_t end, void* result);
+using GramKernel = void (*)(const GramProblem&, const GramWork&, int64_t begin, int64_t end,
+                            void* result);
 
-void ntk_gram_baseline(const GramProblem&, GramWork, GramWork, int64_t, int64_t, void*);
-void ntk_gram_v3(const GramProblem&, GramWork, GramWork, int64_t, int64_t, void*);
-void ntk_gram_v4(const GramProblem&, GramWork, GramWork, int64_t, int64_t, void*);
+void ntk_gram_baseline(const GramProblem&, const GramWork&, int64_t, int64_t, void*);
+void ntk_gram_v3(const GramProblem&, const GramWork&, int64_t, int64_t, void*);
+void ntk_gram_v4(const GramProblem&, const GramWork&, int64_t, int64_t, void*);
 
 }  // namespace jachess

@@ -10,59 +10,82 @@
 
 namespace jachess {
 
-// Most positions a side of a tile: with 256 features of two outputs, packed, they stay in L2.
-constexpr int64_t kGramBlock = 128;
+// Most positions of a tile, left and right. The right side is transposed when it is packed, which
+// costs more, and is packed once per tile: a tile is higher than wide.
+constexpr int64_t kGramLeft = 256;
+constexpr int64_t kGramRight = 128;
 
 struct GramRow {
   int64_t sample, position;
 };
 
-// Rows [begin, end) of whole samples: of several, or of one that may take several blocks.
+// Rows [begin, end) of whole samples: of several, or of one that may take several tiles.
 struct GramGroup {
   int64_t begin, end;
+  int64_t size() const { return end - begin; }
 };
 
-// A plan as the kernels see it.
-struct GramWork {
-  const GramRow* rows;
-  const GramGroup* groups;
-  int64_t group_count;
+// upper: some samples of the right lie before some of the left, and a symmetric problem wants only
+// pairs of samples with the right one not before the left one.
+struct GramPair {
+  GramGroup left, right;
+  bool upper;
 };
 
-struct GramPlan {
-  std::vector<GramRow> rows;
-  std::vector<GramGroup> groups;
-
-  GramWork work() const {
-    return {rows.data(), groups.data(), static_cast<int64_t>(groups.size())};
-  }
-};
-
-// Few positions are cut finer, so that several threads find work.
-inline int64_t gram_block(int64_t rows) { return rows >= 1024 ? kGramBlock : rows >= 256 ? 64 : 32; }
-
+// The positions that count, sample by sample.
 // used: [samples, positions], not 0 where a position has a cotangent that is not 0.
-inline GramPlan plan_gram(const uint8_t* used, int64_t samples, int64_t positions) {
-  GramPlan plan;
-  std::vector<int64_t> first;  // row of each sample, and the end
-  for (int64_t n = 0; n < samples; ++n) {
-    first.push_back(static_cast<int64_t>(plan.rows.size()));
-    for (int64_t t = 0; t < positions; ++t)
-      if (used[n * positions + t]) plan.rows.push_back({n, t});
+inline std::vector<GramRow> gram_rows(const std::vector<uint8_t>& used, int64_t positions) {
+  std::vector<GramRow> rows;
+  for (size_t i = 0; i < used.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i);
+    if (used[i]) rows.push_back({at / positions, at % positions});
   }
-  first.push_back(static_cast<int64_t>(plan.rows.size()));
-  const int64_t block = gram_block(first.back());
-  for (int64_t n = 0; n < samples; ++n) {
-    const int64_t begin = first[static_cast<size_t>(n)], end = first[static_cast<size_t>(n) + 1];
-    if (begin == end) continue;
-    if (!plan.groups.empty() && end - plan.groups.back().begin <= block) {
-      plan.groups.back().end = end;
+  return rows;
+}
+
+// Whole samples together, as many as fit `most` rows. Few rows are cut finer, so that several
+// threads find work.
+inline std::vector<GramGroup> gram_groups(const std::vector<GramRow>& rows, int64_t most) {
+  const int64_t count = static_cast<int64_t>(rows.size());
+  const int64_t block = count >= 512 ? most : count >= 128 ? most / 2 : most / 4;
+  std::vector<GramGroup> groups;
+  for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+    const int64_t sample = rows[static_cast<size_t>(begin)].sample;
+    while (end < count && rows[static_cast<size_t>(end)].sample == sample) ++end;
+    if (!groups.empty() && end - groups.back().begin <= block) {
+      groups.back().end = end;
     } else {
-      plan.groups.push_back({begin, end});
+      groups.push_back({begin, end});
     }
   }
-  return plan;
+  return groups;
 }
+
+inline std::vector<GramPair> gram_pairs(const std::vector<GramRow>& left,
+                                        const std::vector<GramRow>& right, bool symmetric) {
+  const std::vector<GramGroup> down = gram_groups(left, kGramLeft);
+  const std::vector<GramGroup> across = gram_groups(right, kGramRight);
+  const auto first = [](const std::vector<GramRow>& rows, const GramGroup& group) {
+    return rows[static_cast<size_t>(group.begin)].sample;
+  };
+  const auto last = [](const std::vector<GramRow>& rows, const GramGroup& group) {
+    return rows[static_cast<size_t>(group.end) - 1].sample;
+  };
+  std::vector<GramPair> pairs;
+  for (const GramGroup& i : down) {
+    for (const GramGroup& j : across) {
+      if (symmetric && last(right, j) < first(left, i)) continue;
+      pairs.push_back({i, j, symmetric && first(right, j) < last(left, i)});
+    }
+  }
+  return pairs;
+}
+
+// What the kernels are told.
+struct GramWork {
+  const GramRow *left, *right;
+  const GramPair* pairs;
+};
 
 // Whether a row of 16-, 32- or 64-bit floats has an element that is neither 0 nor -0.
 template <typename Bits>

@@ -12,9 +12,9 @@
 
 namespace jachess {
 
-void ntk_gram_v3(const GramProblem& p, GramWork left, GramWork right, int64_t begin, int64_t end,
+void ntk_gram_v3(const GramProblem& p, const GramWork& work, int64_t begin, int64_t end,
                  void* result) {
-  ntk_gram_isa_v3::run_gram(p, left, right, begin, end, result);
+  ntk_gram_isa_v3::run_gram(p, work, begin, end, result);
 }
 
 }  // namespace jachess

@@ -150,8 +150,7 @@ def _linear(
     if choice.form == "C":
         return _sketched(choice, mine, theirs, symmetric, settings)
     if choice.form == "A":
-        other = (None, None) if symmetric else (theirs[0].inputs, [p.cotangents for p in theirs])
-        return choice, ntk_gram(mine[0].inputs, [part.cotangents for part in mine], *other)
+        return choice, _gram(mine, None if symmetric else theirs, settings.dtype)
     kernels = [
         contract_materialised(a, b, symmetric, settings.workspace, settings.dtype)
         for a, b in zip(mine, theirs, strict=True)
@@ -173,6 +172,17 @@ def _sketched(
     ]
     kernel = torch.stack([kernel for kernel, _ in found]).sum(0)
     return replace(choice, squared_error=sum(error for _, error in found)), kernel
+
+
+def _gram(mine: list[Factors], theirs: list[Factors] | None, dtype: torch.dtype) -> Tensor:
+    """Form A; operands of several dtypes, or narrower than a float64 result's, are converted."""
+    sides = [[part[0].inputs, *(p.cotangents for p in part)] for part in (mine, theirs) if part]
+    found = {operand.dtype for side in sides for operand in side}
+    if len(found) > 1 or (dtype == torch.float64 and found != {dtype}):
+        sides = [[operand.to(dtype) for operand in side] for side in sides]
+    if len(sides) == 1:
+        return ntk_gram(sides[0][0], sides[0][1:])
+    return ntk_gram(sides[0][0], sides[0][1:], sides[1][0], sides[1][1:])
 
 
 def _single(
