@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
-#include "attention_arguments.h"  // storage_of
 #include "checks.h"
 #include "norm_arguments.h"  // new_wide_zeros
 #include "ntk_gram_problem.h"
+#include "tensor_kinds.h"
 
 namespace jachess {
 
