@@ -2,7 +2,7 @@
 
 The three products of a linear layer at S = 4 streams (forward, gradient of the input, gradient of
 the weight), each by torch (MKL on x86) and by oneDNN, interleaved in one run.
-`jachess_ext/jet/rules/gemm.py` follows what this shows.
+`jachess_ext/ops/gemm.py` follows what this shows.
 """
 
 from __future__ import annotations

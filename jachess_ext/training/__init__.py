@@ -1,5 +1,5 @@
-"""JacHess in transformers' Trainer, and the alternating schedule by itself (spec 01, "How it is
-trained")."""
+"""JacHess in transformers' Trainer, the alternating schedule by itself (spec 01, "How it is
+trained"), and the kernel's drift as a callback."""
 
 try:
     import transformers  # noqa: F401
@@ -17,10 +17,12 @@ from .lora import with_lora
 from .method_arguments import METHODS, MethodArguments
 from .methods import MethodMixin, MethodTrainer
 from .mixin import JacHessMixin
+from .ntk_drift import DriftPoint, NTKDrift
 from .trainer import JacHessTrainer
 
 __all__ = [
     "METHODS",
+    "DriftPoint",
     "DualSchedule",
     "JacHessArguments",
     "JacHessMixin",
@@ -28,6 +30,7 @@ __all__ = [
     "MethodArguments",
     "MethodMixin",
     "MethodTrainer",
+    "NTKDrift",
     "PassSummary",
     "with_lora",
 ]

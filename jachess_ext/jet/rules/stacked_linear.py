@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gemm import rows_times
+from ...ops.gemm import rows_times
 
 
 class _StackedLinear(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Which library multiplies the stacks of linear layers on the CPU.
+"""Which library multiplies matrices on the CPU: the stacks of linear layers, and the NTK's blocks.
 
 torch sends float32 products to MKL. On processors that are not Intel's, oneDNN, which torch ships
 too, was 10 to 15 % faster for ``x Wᵀ`` and ``g W`` at thousands of rows (AMD Zen 4: 212 against
@@ -41,8 +41,11 @@ def _is_intel() -> bool:
         return True  # unknown: torch's own choice
 
 
-def rows_times(x: Tensor, weight: Tensor) -> Tensor:
+def rows_times(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> Tensor:
     """``x @ weight.mT`` for x ``[..., k]`` and weight ``[n, k]``; not differentiable by itself.
+
+    Args:
+        least_rows: of x, from which oneDNN is worth its call; fewer where k is long.
 
     A caller that needs a derivative of the result must use torch's functions where gradients are
     enabled (`stacked_linear`).
@@ -50,7 +53,7 @@ def rows_times(x: Tensor, weight: Tensor) -> Tensor:
     fits = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     if (
         fits
-        and x.numel() >= _MINIMUM_ROWS * x.shape[-1]
+        and x.numel() >= least_rows * x.shape[-1]
         and weight.numel()
         and not torch.compiler.is_compiling()
         and onednn_preferred()
