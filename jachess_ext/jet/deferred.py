@@ -56,7 +56,7 @@ class Deferred:
         """The streams, made under the gradient mode of the place where the jet was deferred.
 
         Raises:
-            RuntimeError: a source was written into in between.
+            RuntimeError: a source was written into or freed in between.
         """
         self.check_sources()
         with torch.set_grad_enabled(self.grad_enabled):
@@ -64,8 +64,14 @@ class Deferred:
 
     def check_sources(self) -> None:
         """Raises:
-        RuntimeError: a source was written into since the jet was deferred.
+        RuntimeError: a source was written into, or freed, since the jet was deferred.
         """
+        if any(_is_freed(source) for source, _ in self._sources):
+            raise RuntimeError(
+                "a weight was freed (FSDP?) before a jet that was computed from it was looked at; "
+                "use jachess_ext.jet.composed_rules() around the pass, or jx.JacHess, which knows "
+                "of FSDP"
+            )
         if any(_version(source) != version for source, version in self._sources):
             raise RuntimeError(
                 "a tensor was changed in place outside torch's function table after a jet was "
@@ -76,6 +82,11 @@ class Deferred:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """FSDP frees a gathered weight by resizing its storage to nothing."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 class _Pending(threading.local):

@@ -40,8 +40,7 @@ class DrawCounter:
     Attributes:
         seed: any 64-bit integer.
         step: counts training steps, or calibration batches.
-        rank: of a process that draws for other rows of the batch than its neighbours do; 0 until
-            training runs on several.
+        rank: of a process that draws for other rows of the batch than its neighbours do.
         drawn: how many draws were made in this step.
     """
 

@@ -154,7 +154,7 @@ class JetTensor(torch.Tensor):
         if kwargs and kwargs.get("out") is not None:
             raise missing_rule(func, "a result cannot be written into out=")
         if not torch.is_grad_enabled():
-            _refuse_reentrant_checkpoint()
+            _refuse_opaque_functions()
         return rule(*args, **(kwargs or {}))
 
     @classmethod
@@ -165,17 +165,26 @@ class JetTensor(torch.Tensor):
         raise missing_rule(func)
 
 
-def _refuse_reentrant_checkpoint() -> None:
-    """Reentrant checkpointing runs a block without gradients and asks autograd to run it again;
-    autograd never sees the streams inside a jet, so the block's gradients would be lost."""
-    code = CheckpointFunction.forward.__code__
-    frame = sys._getframe(1)
+_CHECKPOINT = CheckpointFunction.forward.__code__
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _refuse_opaque_functions() -> None:
+    """An autograd Function runs its forward without gradients and asks autograd for its backward;
+    autograd never sees the stack inside a jet, so all gradients through it would be lost."""
+    frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is code:
+        if frame.f_code is _CHECKPOINT:
             raise RuntimeError(
                 "a jet went into reentrant gradient checkpointing, which would lose its gradients; "
                 "use gradient_checkpointing_enable(gradient_checkpointing_kwargs="
                 '{"use_reentrant": False}), or checkpoint(..., use_reentrant=False)'
+            )
+        if frame.f_code is _APPLY:
+            raise RuntimeError(
+                "a jet went into a torch.autograd.Function, which would lose its gradients: write "
+                "what the Function computes with torch's own functions; if it is one of FSDP's, "
+                "call the model through jx.JacHess or jx.smoothness"
             )
         frame = frame.f_back  # type: ignore[assignment]
 

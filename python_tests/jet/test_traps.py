@@ -175,3 +175,43 @@ def test_without_gradients(mode: Any) -> None:
 def _assign(y: Any) -> Any:
     y[0] = y[1]
     return y
+
+
+class _Doubled(torch.autograd.Function):
+    """A Function of somebody's own; with a context, and in torch's newer form."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class _Passed(torch.autograd.Function):
+    """Returns what it is given, as FSDP2's does to be told when gradients are there."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@pytest.mark.parametrize("function", [_Doubled, _Passed])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_autograd_functions_are_refused(function: type, gradients: bool) -> None:
+    """Autograd does not see the stack in a jet: what a Function returns would have no gradient."""
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    with (
+        torch.set_grad_enabled(gradients),
+        pytest.raises(RuntimeError, match=r"autograd\.Function"),
+    ):
+        jx.jet(function.apply, x, torch.randn(2, 3, dtype=torch.float64))
