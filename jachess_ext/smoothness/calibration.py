@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .estimate import measure_tokens
+from .parallel import ranks_of
 from .settings import Randomness, Settings
 
 
@@ -49,22 +50,26 @@ def measure_base(
     settings: Settings,
     seed: int | None,
 ) -> BaseNorms:
-    """Norms of ``model`` in eval mode, averaged over the tokens of all batches.
+    """Norms of ``model`` in eval mode, averaged over the tokens of all batches of all ranks.
 
     Raises:
         ValueError: there is no batch, or a layer's norm is zero or not finite.
     """
+    ranks = ranks_of(model)
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            sums, count = _sums(model, batches, settings, seed)
+            sums, count = _sums(model, batches, settings, seed, ranks.rank)
     finally:
         for module, mode in training.items():
             module.training = mode
-    if count == 0:
-        raise ValueError("calibrate got no batches; expected at least one")
-    means = [None if total is None else (total / count).cpu().double() for total in sums]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if ranks.max(torch.tensor(int(count == 0), device=device)):
+        where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
+        raise ValueError(f"calibrate got no batches{where}; expected at least one")
+    count = int(ranks.sum(torch.tensor(count, device=device)))
+    means = [None if total is None else (ranks.sum(total) / count).cpu().double() for total in sums]
     for name, mean in zip(("Jacobian", "Hessian"), means, strict=True):
         if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
             raise ValueError(
@@ -77,13 +82,17 @@ def measure_base(
 
 
 def _sums(
-    model: nn.Module, batches: Iterable[Mapping[str, Any]], settings: Settings, seed: int | None
-) -> tuple[tuple[Tensor | None, Tensor | None], int]:
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    settings: Settings,
+    seed: int | None,
+    rank: int,
+) -> tuple[tuple[Any, Any], int]:
     jacobian: Any = 0
     hessian: Any = 0
     count = 0
     for number, batch in enumerate(batches):
-        random = Randomness.from_seed(seed, number, calibrating=True)
+        random = Randomness.from_seed(seed, number, rank=rank, calibrating=True)
         norms = measure_tokens(model, batch, settings, random)
         jacobian = jacobian + norms.jacobian.sum((-1, -2))
         if norms.hessian is not None:

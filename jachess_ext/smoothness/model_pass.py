@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..jet.api import map_tensors
 from ..jet.tensor import primal_of
+from .parallel import jets_through_fsdp
 
 Enter = Callable[[Tensor], Tensor]
 _NO_HIDDEN_STATES = (
@@ -112,6 +113,7 @@ def run_model(
             hooks.enter_context(_hooked_embeddings(model, replace))
         if not through_head:
             hooks.enter_context(_head_on_primals(model, collected))
+        hooks.enter_context(jets_through_fsdp(model))
         output = model(**arguments)
     if not seen:
         if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,13 @@ from torch import Tensor, nn
 from ..jet.directions import Distribution
 from .calibration import BaseNorms, measure_base
 from .estimate import Smoothness, measure_tokens, reduced
+from .parallel import Ranks, has_tokens, ranks_of, stand_in
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings
 from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile
+
+OnNonfinite = Literal["raise", "skip"]
+_LOG = logging.getLogger("jachess_ext")
 
 
 @dataclass
@@ -28,6 +34,12 @@ class JacHessOutput:
         model_output: the model's own output for the batch, plain tensors, with its task loss
             where the batch had labels; on the same graph.
         smoothness: per-token norms too.
+        skipped: the layer (of those chosen) whose norm was not finite, so that this step teaches
+            nothing: ``loss`` and ``total`` are a zero without any parameter's gradient.  None as
+            a rule.
+        empty: this rank of a data-parallel model had no real token.  It computed on a single
+            token in its place, to take part in the others' collectives: ``loss`` and ``total``
+            are zero with zero gradients, and the norms are that token's.
     """
 
     loss: Tensor
@@ -35,6 +47,8 @@ class JacHessOutput:
     hessian: Tensor | None
     model_output: Any
     smoothness: Smoothness
+    skipped: int | None = None
+    empty: bool = False
 
     @property
     def total(self) -> Tensor:
@@ -43,6 +57,8 @@ class JacHessOutput:
         Raises:
             ValueError: the model computed no task loss.
         """
+        if self.skipped is not None or self.empty:
+            return self.loss
         task = getattr(self.model_output, "loss", None)
         if task is None:
             raise ValueError(
@@ -80,6 +96,17 @@ class JacHess:
             seed from torch's global CPU generator.
         normalize: see above; needs `calibrate`.
         temperature: of the softmax weighting.
+        on_nonfinite: what to do where R is not finite: "raise", or "skip" the step (see
+            `JacHessOutput.skipped`), log it and count it in ``skipped``.
+
+    Attributes:
+        step: number of the next step.
+        skipped: how often each layer was the first without a finite norm.
+
+    A model in DistributedDataParallel or under ``fully_shard`` is called as it is.  Its ranks draw
+    different directions and the same D, agree on skipping a step, and average the base norms of
+    `calibrate`, which every rank has to call; a rank without real tokens takes part with a zero
+    loss, which lowers the mean over the ranks as any zero does.
 
     Raises:
         ValueError: bad arguments, or a call that needs `calibrate` before it was called.
@@ -104,6 +131,7 @@ class JacHess:
         distribution: Distribution = "gaussian",
         normalize: bool = False,
         temperature: float = 1.0,
+        on_nonfinite: OnNonfinite = "raise",
     ) -> None:
         self.model = model
         self.settings = Settings(
@@ -117,12 +145,16 @@ class JacHess:
             )
         if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
             raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
+        self.on_nonfinite = on_nonfinite
         self.weights = weights if isinstance(weights, str) else given_profile(weights)
         self.strength = float(strength)
         self.seed = seed
         self.normalize = normalize
         self.temperature = temperature
         self.step = 0
+        self.skipped: Counter[int] = Counter()
         self.base: BaseNorms | None = None
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> BaseNorms:
@@ -131,7 +163,8 @@ class JacHess:
         The model runs in eval mode and without gradients, and is left as it was.
 
         Args:
-            batches: one batch or more, for example a few from the training loader.
+            batches: one batch or more, for example a few from the training loader; on every
+                rank of a data-parallel model.
 
         Returns:
             The mean norms per token of every layer, kept as ``self.base``.
@@ -176,14 +209,40 @@ class JacHess:
         """
         if self.needs_base:
             self._require_base("normalize=True" if self.normalize else f"weights={self.weights!r}")
-        random = Randomness.from_seed(self.seed, self.step)
-        norms = measure_tokens(self.model, batch, self.settings, random)
+        ranks = ranks_of(self.model)
+        empty = ranks.size > 1 and not has_tokens(batch)
+        random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
+        norms = measure_tokens(
+            self.model, stand_in(batch) if empty else batch, self.settings, random
+        )
         result = reduced(norms)
         terms = self._layer_terms(result)
         loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
-        _check_finite(terms, loss)
+        layer = nonfinite_layer(terms, loss, ranks)
+        if layer is not None:
+            self._note_nonfinite(layer)
+            loss = torch.zeros_like(loss.detach(), requires_grad=True)
         self.step += 1
-        return JacHessOutput(loss, result.jacobian, result.hessian, norms.model_pass.output, result)
+        out = JacHessOutput(
+            loss, result.jacobian, result.hessian, norms.model_pass.output, result, layer
+        )
+        if empty and layer is None:
+            task = getattr(out.model_output, "loss", None)
+            out.loss, out.empty = (loss if task is None else loss + task) * 0, True
+        return out
+
+    def _note_nonfinite(self, layer: int) -> None:
+        """Raises:
+        FloatingPointError: unless such steps are to be skipped.
+        """
+        trouble = f"step {self.step}: layer {layer} (of those chosen) has a non-finite norm"
+        if self.on_nonfinite == "raise":
+            raise FloatingPointError(
+                f"{trouble}, and so the penalty; lower the learning rate, use a wider dtype, or "
+                "on_nonfinite='skip'"
+            )
+        self.skipped[layer] += 1
+        _LOG.warning("%s; the step is skipped, %d so far", trouble, self.skipped.total())
 
     def _layer_terms(self, result: Smoothness) -> Tensor:
         """``[K]``: Jacobian plus Hessian term of R per layer, before λ."""
@@ -210,7 +269,8 @@ class JacHess:
         Without a seed the directions come from torch's global generator, whose state is not here.
         """
         base = None if self.base is None else self.base.state_dict()
-        return {"step": self.step, "seed": self.seed, "base": base}
+        skipped = {str(layer): count for layer, count in self.skipped.items()}
+        return {"step": self.step, "seed": self.seed, "base": base, "skipped": skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
@@ -219,6 +279,8 @@ class JacHess:
             raise ValueError(f"the regulariser's state lacks {sorted(missing)}")
         self.step, self.seed = int(state["step"]), state["seed"]
         self.base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
+        skipped = state.get("skipped", {})
+        self.skipped = Counter({int(layer): int(count) for layer, count in skipped.items()})
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
@@ -226,11 +288,11 @@ def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
     return (tokens.sum(-1) / counts).mean(-1)
 
 
-def _check_finite(terms: Tensor, loss: Tensor) -> None:
-    if torch.isfinite(loss):
-        return
-    layer = int((~torch.isfinite(terms)).float().argmax())
-    raise FloatingPointError(
-        f"the penalty is {loss.item()}: layer {layer} (of those chosen) has a non-finite norm; "
-        "lower the learning rate, or use a wider dtype"
-    )
+def nonfinite_layer(terms: Tensor, loss: Tensor, ranks: Ranks) -> int | None:
+    """The first layer whose term is not finite on any rank, or None; a collective."""
+    bad = ~torch.isfinite(terms.detach())
+    bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
+    count = len(terms)
+    from_the_end = torch.arange(count, 0, -1, device=terms.device)
+    worst = int(ranks.max((bad * from_the_end).max()))
+    return count - worst if worst else None

@@ -71,12 +71,15 @@ class Randomness:
     dimensions: DrawCounter
 
     @classmethod
-    def from_seed(cls, seed: int | None, step: int = 0, *, calibrating: bool = False) -> Randomness:
+    def from_seed(
+        cls, seed: int | None, step: int = 0, *, rank: int = 0, calibrating: bool = False
+    ) -> Randomness:
         """The same numbers for the same arguments, on every device.
 
         Args:
             seed: None draws a fresh one from torch's global CPU generator.
             step: other numbers in every training step or calibration batch.
+            rank: other directions on every rank of a data-parallel model; D is the same.
             calibrating: other numbers than the training steps have.
         """
         seed = fresh_seed() if seed is None else seed
@@ -84,7 +87,7 @@ class Randomness:
             uses: tuple[Use, Use] = ("calibration directions", "calibration dimensions")
         else:
             uses = ("directions", "dimensions")
-        return cls(DrawCounter(seed, uses[0], step), DrawCounter(seed, uses[1], step))
+        return cls(DrawCounter(seed, uses[0], step, rank), DrawCounter(seed, uses[1], step))
 
 
 @dataclass

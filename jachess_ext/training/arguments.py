@@ -51,6 +51,9 @@ class JacHessArguments:
     layers: str = _help("all, logits, or block numbers: '0,3,-1'", default="all")
     scope: str = _help("tokens: all, first or last", default="all")
     squared: bool = _help("squares in place of norms", default=False)
+    on_nonfinite: str = _help(
+        "where a norm is not finite: raise, or skip the step", default="raise"
+    )
     seed: int | None = _help("of directions; default: the training arguments'", default=None)
     calibration_batches: int = _help("batches the base norms are measured on", default=8)
     unlab_every: int | None = _help(
@@ -102,6 +105,7 @@ class JacHessArguments:
             distribution=self.distribution,  # type: ignore[arg-type]
             normalize=self.normalize,
             temperature=self.temperature,
+            on_nonfinite=self.on_nonfinite,  # type: ignore[arg-type]
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
-from ..smoothness import JacHess
+from ..smoothness import JacHess, JacHessOutput
 from . import checkpoint
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary, without_labels
@@ -39,9 +39,10 @@ class JacHessMixin(_Base):
     Checkpoints hold the regulariser's state; after resuming, unlabelled data starts from its
     beginning.
 
-    Logged beside the loss, as means since the last entry: ``jachess/task_loss``,
+    Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss``,
     ``jachess/penalty``, ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch means per
-    chosen layer k); in mode unlab without the task loss, as an entry after each pass.
+    chosen layer k), and ``jachess/skipped``, the share of steps skipped, where there were any; in
+    mode unlab without the task loss, as an entry after each pass.
 
     Args:
         jachess: see `JacHessArguments`.
@@ -120,14 +121,24 @@ class JacHessMixin(_Base):
             called, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         out = called.result if train else self.regulariser(self._next_unlabelled())
+        loss = self._step_loss(task, out, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _step_loss(self, task: Tensor, out: JacHessOutput, num_items_in_batch: Any) -> Tensor:
+        """Task loss + penalty; a step to be skipped has none that reaches a parameter."""
+        self._step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
+        if out.skipped is not None:
+            # fp16's loss scaling wants gradients to look at, and skips the step at a NaN
+            return task * float("nan") if self.args.fp16 else out.loss
+        if out.empty:
+            return out.loss
         self._step_log.add(
             task_loss=task * self._share(num_items_in_batch, invert=True),
             penalty=out.loss,
             jacobian=out.jacobian,
             hessian=out.hessian,
         )
-        loss = task + out.loss * self._share(num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
+        return task + out.loss * self._share(num_items_in_batch)
 
     def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
         """What a mean over the micro-batch has to be multiplied by, so that micro-batches add up.
@@ -238,7 +249,7 @@ class JacHessMixin(_Base):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the means since the last entry to every entry that has the training loss."""
         if "loss" in logs:
-            logs = {**logs, **self._step_log.take()}
+            logs = {**logs, **self._step_log.take(self.args.world_size)}
         super().log(logs, *args, **kwargs)
 
     # Checkpoints --------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 PREFIX = "jachess/"
@@ -14,7 +16,7 @@ class StepLog:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._counts: dict[str, int] = {}
 
     def add(self, **figures: Tensor | None) -> None:
         """Scalars, or ``[K]`` per layer; None is left out."""
@@ -22,13 +24,37 @@ class StepLog:
             if value is not None:
                 value = value.detach().double()
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._count += 1
+                self._counts[name] = self._counts.get(name, 0) + 1
 
-    def take(self) -> dict[str, float]:
-        """The means since the last call, by `flat` names; empty where nothing was added."""
-        means = {name: total / self._count for name, total in self._sums.items()}
-        self._sums, self._count = {}, 0
+    def take(self, world_size: int = 1) -> dict[str, float]:
+        """The means since the last call, by `flat` names; empty where nothing was added.
+
+        Args:
+            world_size: with more than one, the means are over all ranks' steps, and every rank has
+                to call this (a collective).
+        """
+        mine = {name: (total.tolist(), self._counts[name]) for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        means = _means(_of_all_ranks(mine) if world_size > 1 else [mine])
+        if means.get("skipped") == 0:
+            del means["skipped"]
         return flat(means)
+
+
+def _of_all_ranks(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    # As objects: a rank whose shards were empty knows neither the names nor the number of layers.
+    from accelerate.utils import gather_object
+
+    return gather_object([mine])
+
+
+def _means(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    means = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        found = [rank[name] for rank in ranks if name in rank]
+        total = torch.tensor([total for total, _ in found], dtype=torch.float64).sum(0)
+        means[name] = total / sum(count for _, count in found)
+    return means
 
 
 def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:

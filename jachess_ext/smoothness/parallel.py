@@ -1,0 +1,176 @@
+"""Data-parallel models: which rank this is, and what FSDP needs to know of jets.
+
+A model says itself whether it is data-parallel: it is wrapped in DistributedDataParallel, or
+`fully_shard` has made its parameters DTensors.  A job that merely has several ranks (a search with
+a model of its own on each) is none, and no collective is ever called for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..jet.api import map_tensors
+from ..jet.layout import JetLayout
+from ..jet.tensor import JetTensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share a model's batches.
+
+    Attributes:
+        rank: this process's number among them.
+        size: how many there are.
+        groups: process groups; reducing over one after the other reduces over all processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+    groups: tuple[Any, ...] = ()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of ``value`` over the ranks, on each of them; a collective."""
+        return self._reduce(value, dist.ReduceOp.SUM)
+
+    def max(self, value: Tensor) -> Tensor:
+        """The largest over the ranks; a collective."""
+        return self._reduce(value, dist.ReduceOp.MAX)
+
+    def _reduce(self, value: Tensor, operation: Any) -> Tensor:
+        if self.size > 1:
+            value = value.detach().clone()
+            for group in self.groups:
+                dist.all_reduce(value, operation, group=group)
+        return value
+
+
+def ranks_of(model: nn.Module) -> Ranks:
+    """The ranks a model's batches are spread over; one where it is not data-parallel."""
+    if not dist.is_available() or not dist.is_initialized():
+        return Ranks()
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            group = model.process_group
+            return Ranks(dist.get_rank(group), dist.get_world_size(group), (group,))
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            return _sharded_ranks(model)
+        model = inner
+
+
+def _sharded_ranks(model: nn.Module) -> Ranks:
+    """Of `fully_shard`: its mesh has one dimension, or two (replicas of shards)."""
+    mesh = next((p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")), None)
+    if mesh is None or not _sharded_modules(model):
+        return Ranks()
+    rank = 0
+    for place, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
+        rank = rank * size + place
+    return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
+
+
+def _sharded_modules(model: nn.Module) -> list[nn.Module]:
+    if not dist.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def jets_through_fsdp(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the hooks of `fully_shard` get the stacks of jets, as plain tensors.
+
+    They hang the gathering and freeing of weights on the gradients of a module's inputs and
+    outputs, and free weights after its forward.  Of a jet autograd knows only the stack; and one
+    that is deferred (jet/deferred.py) reads weights when its stack is made.
+    """
+    changed: list[tuple[dict, int, Any]] = []
+    for module in _sharded_modules(model):
+        for hooks, handing in (
+            (module._forward_pre_hooks, _stacks_to_pre_hook),
+            (module._forward_hooks, _stacks_to_hook),
+        ):
+            for number, hook in hooks.items():
+                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                    changed.append((hooks, number, hook))
+                    hooks[number] = handing(hook)
+    try:
+        yield
+    finally:
+        for hooks, number, hook in changed:
+            hooks[number] = hook
+
+
+def _stacks_to_pre_hook(hook: Callable) -> Callable:
+    def handed(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        stacks, layouts = _opened((args, kwargs))
+        changed = hook(module, *stacks)
+        return _closed(stacks if changed is None else changed, layouts)
+
+    return handed
+
+
+def _stacks_to_hook(hook: Callable) -> Callable:
+    def handed(module: nn.Module, args: Any, output: Any) -> Any:
+        stacks, layouts = _opened(output)
+        changed = hook(module, args, stacks)
+        return _closed(stacks if changed is None else changed, layouts)
+
+    return handed
+
+
+def _opened(value: Any) -> tuple[Any, list[JetLayout | None]]:
+    """``value`` with stacks for jets, and the layouts of its tensors; None of a plain one."""
+    layouts: list[JetLayout | None] = []
+
+    def open_one(tensor: Tensor) -> Tensor:
+        layouts.append(tensor.jet_layout if isinstance(tensor, JetTensor) else None)
+        return tensor.streams if isinstance(tensor, JetTensor) else tensor
+
+    return map_tensors(value, open_one), layouts
+
+
+def _closed(value: Any, layouts: list[JetLayout | None]) -> Any:
+    remaining = iter(layouts)
+
+    def close_one(tensor: Tensor) -> Tensor:
+        layout = next(remaining)
+        return tensor if layout is None else JetTensor(tensor, layout)
+
+    return map_tensors(value, close_one)
+
+
+def has_tokens(batch: Mapping[str, Any]) -> bool:
+    """Whether a batch has a row, and a row a real token."""
+    mask = batch.get("attention_mask")
+    shown = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
+    if any(isinstance(value, Tensor) and value.numel() == 0 for value in shown):
+        return False
+    return not isinstance(mask, Tensor) or bool(mask.any())
+
+
+def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of one real token, in the form of ``batch``: what a rank without data computes on,
+    so that it takes part in the others' collectives."""
+    given = batch.get("input_ids")
+    given = batch["inputs_embeds"] if given is None else given
+    rows, tokens = given.shape[:2]
+
+    def shrunk(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
+            return value
+        per_token = value.ndim > 1 and value.shape[1] == tokens
+        shape = (1, 1, *value.shape[2:]) if per_token else (1, *value.shape[1:])
+        return torch.full(
+            shape, int(name == "attention_mask"), dtype=value.dtype, device=value.device
+        )
+
+    return {name: shrunk(name, value) for name, value in batch.items()}

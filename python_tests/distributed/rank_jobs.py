@@ -1,0 +1,195 @@
+"""What each rank of a distributed test runs: `python -m python_tests.distributed.rank_jobs FOLDER`,
+under torchrun's environment.  Rank 0 leaves the results in FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import jachess_ext as jx
+from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
+
+ROWS, TOKENS = 2, 5
+SETTINGS: dict[str, Any] = {"dimensions": 4, "weights": "uniform", "strength": 1e-3, "seed": 11}
+
+
+def shard(step: int, rank: int) -> dict[str, Tensor]:
+    """A rank's rows of one (micro-)batch: padding on some, another amount on every rank."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    ids = torch.randint(3, VOCABULARY, (ROWS, TOKENS), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, TOKENS - rank % 3 :] = 0
+    labels = torch.randint(0, LABELS, (ROWS,), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def plain(model: nn.Module) -> nn.Module:
+    return model
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def fsdp(model: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.bert.encoder.layer:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+ENGINES: dict[str, Callable[[Any], Any]] = {"ddp": ddp, "fsdp": fsdp}
+
+
+def train(
+    model: nn.Module,
+    regulariser: jx.JacHess,
+    batches: Callable[[int], dict[str, Tensor]],
+    *,
+    steps: int = 20,
+    micro: int = 1,
+) -> list[jx.smoothness.JacHessOutput]:
+    """`steps` updates by AdamW, each of `micro` micro-batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+    outputs = []
+    for step in range(steps):
+        for number in range(micro):
+            last = number == micro - 1
+            synchronise(model, last)
+            out = regulariser(batches(step * micro + number))
+            (out.total / micro).backward()
+            outputs.append(out)
+        optimizer.step()
+        optimizer.zero_grad()
+    return outputs
+
+
+def synchronise(model: Any, wanted: bool) -> None:
+    """Gradients are reduced after the last micro-batch alone."""
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = wanted  # what no_sync() sets
+    elif hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(wanted)
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Whole, on every rank, by the names of the bare model."""
+    found = {}
+    for name, value in model.named_parameters():
+        value = value.detach()
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found[name.removeprefix("module.")] = whole.clone()
+    return found
+
+
+def equal_to_one_process(engine: str, micro: int, checkpointing: bool) -> dict[str, Any]:
+    model: Any = classifier("bert")
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    wrapped = ENGINES[engine](model)
+    regulariser = jx.JacHess(wrapped, **SETTINGS)
+    train(wrapped, regulariser, lambda step: shard(step, dist.get_rank()), micro=micro)
+    return {"parameters": parameters(wrapped)}
+
+
+def empty_shards(engine: str) -> dict[str, Any]:
+    """The last rank has only padding in step 1, and no row at all in step 2."""
+
+    def batch(step: int) -> dict[str, Tensor]:
+        given = shard(step, dist.get_rank())
+        if dist.get_rank() == dist.get_world_size() - 1 and step == 1:
+            given["attention_mask"].zero_()
+        if dist.get_rank() == dist.get_world_size() - 1 and step == 2:
+            given = {name: value[:0] for name, value in given.items()}
+        return given
+
+    wrapped = ENGINES[engine](classifier("bert"))
+    outputs = train(wrapped, jx.JacHess(wrapped, **SETTINGS), batch, steps=4)
+    return {"parameters": parameters(wrapped), "empty": [out.empty for out in outputs]}
+
+
+def non_finite(engine: str) -> dict[str, Any]:
+    """Rank 1 alone has a norm that is not finite, in layer 1 at step 2: all ranks skip the step."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    regulariser = jx.JacHess(wrapped, on_nonfinite="skip", **SETTINGS)
+    terms = regulariser._layer_terms
+
+    def broken(result: Any) -> Tensor:
+        found = terms(result)
+        if dist.get_rank() == 1 and regulariser.step == 2:
+            found = found * torch.tensor([1.0, float("nan")], dtype=found.dtype)
+        return found
+
+    regulariser._layer_terms = broken  # type: ignore[method-assign]
+    outputs = train(wrapped, regulariser, lambda step: shard(step, dist.get_rank()), steps=4)
+    return {
+        "parameters": parameters(wrapped),
+        "skipped": [out.skipped for out in outputs],
+        "state": regulariser.state_dict(),
+    }
+
+
+def raising(engine: str) -> dict[str, Any]:
+    """With on_nonfinite="raise" every rank raises, so none waits for the others."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    regulariser = jx.JacHess(wrapped, **SETTINGS)
+    terms = regulariser._layer_terms
+    broken = float("inf") if dist.get_rank() == 1 else 1.0
+    regulariser._layer_terms = lambda result: terms(result) * broken  # type: ignore[method-assign]
+    try:
+        regulariser(shard(0, dist.get_rank()))
+    except FloatingPointError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def calibration(engine: str) -> dict[str, Any]:
+    """Ranks with unequal numbers of tokens."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    regulariser = jx.JacHess(wrapped, **SETTINGS | {"weights": "softmax"})
+    base = regulariser.calibrate([shard(0, dist.get_rank())])
+    return {"base": base.state_dict()}
+
+
+def directions_differ(engine: str) -> dict[str, Any]:
+    """The norms of one and the same batch on every rank."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    mine = jx.JacHess(wrapped, **SETTINGS)(shard(0, 0)).jacobian.detach()
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return {"jacobian": torch.stack(found)}
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for engine in ENGINES:
+        for micro in (1, 2):
+            name = f"{engine} {micro}"
+            results[name] = equal_to_one_process(engine, micro, checkpointing=False)
+        results[f"{engine} checkpointing"] = equal_to_one_process(engine, 1, checkpointing=True)
+        for job in (empty_shards, non_finite, raising, calibration, directions_differ):
+            results[f"{engine} {job.__name__}"] = job(engine)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, results)
+    if dist.get_rank() == 0:
+        partial = folder / "results.partial"
+        torch.save(every, partial)
+        os.replace(partial, folder / "results.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

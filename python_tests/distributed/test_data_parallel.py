@@ -1,0 +1,160 @@
+"""DistributedDataParallel and FSDP2 (gloo) against one process on the joined batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+from jachess_ext.jet.directions import DrawCounter, draw_directions
+from jachess_ext.smoothness import forward
+from python_tests.distributed.rank_jobs import ENGINES, ROWS, SETTINGS, shard, train
+from python_tests.smoothness.tiny_models import classifier
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 300
+WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@cache
+def results(world: int) -> list[dict[str, Any]]:
+    """Every rank's results; the job runs once per world size."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        command = [sys.executable, *launch, "-m", "python_tests.distributed.rank_jobs", folder]
+        run = subprocess.run(
+            command, cwd=ROOT, timeout=TIMEOUT, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+        return torch.load(Path(folder) / "results.pt", weights_only=False)
+
+
+def joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in shards]) for name in shards[0]}
+
+
+@pytest.fixture
+def joined_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process draws for each block of rows what the rank that has them draws."""
+
+    def draw(like: Tensor, count: int, *, mask: Tensor, counter: DrawCounter, **named: Any) -> Any:
+        parts = []
+        for rank, (x, real) in enumerate(
+            zip(like.split(ROWS), mask.split(ROWS), strict=True),
+        ):
+            own = DrawCounter(counter.seed, counter.use, counter.step, rank, counter.drawn)
+            parts.append(draw_directions(x, count, mask=real, counter=own, **named))
+        counter.drawn += 1
+        return torch.cat(parts, 1)
+
+    monkeypatch.setattr(forward, "draw_directions", draw)
+
+
+def one_process(batches: Any, **settings: Any) -> Any:
+    model = classifier("bert")
+    outputs = train(model, jx.JacHess(model, **SETTINGS), batches, **settings)
+    return dict(model.named_parameters()), outputs
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value.detach(), rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["1", "2", "checkpointing"])
+def test_twenty_steps(world: int, engine: str, kind: str, joined_directions: None) -> None:
+    """The same parameters as one process, to 1e-6, and they have moved by far more."""
+    micro = 2 if kind == "2" else 1
+    expected, _ = one_process(
+        lambda step: joined([shard(step, rank) for rank in range(world)]), micro=micro
+    )
+    start = dict(classifier("bert").named_parameters())
+    moved = [(expected[name] - p).detach().abs().max() for name, p in start.items()]
+    assert max(moved) > 1e-2
+    for rank in results(world):
+        assert_same(rank[f"{engine} {kind}"]["parameters"], expected)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rank_without_tokens(world: int, engine: str, joined_directions: None) -> None:
+    """Steps 1 and 2: the gradient is the mean over the ranks with the last one's counted zero."""
+    model = classifier("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+    regulariser = jx.JacHess(model, **SETTINGS)
+    for step in range(4):
+        some = world - 1 if step in (1, 2) else world
+        total = regulariser(joined([shard(step, rank) for rank in range(some)])).total
+        (total * some / world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = results(world)
+    assert found[-1][f"{engine} empty_shards"]["empty"] == [False, True, True, False]
+    assert not any(found[0][f"{engine} empty_shards"]["empty"])
+    for rank in found:
+        assert_same(rank[f"{engine} empty_shards"]["parameters"], dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_ranks_skip_a_step(world: int, engine: str, joined_directions: None) -> None:
+    """As one process that makes no update in step 2."""
+    model = classifier("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+    regulariser = jx.JacHess(model, **SETTINGS)
+    for step in range(4):
+        total = regulariser(joined([shard(step, rank) for rank in range(world)])).total
+        if step != 2:
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for rank in results(world):
+        found = rank[f"{engine} non_finite"]
+        assert found["skipped"] == [None, None, 1, None]
+        assert found["state"]["skipped"] == {"1": 1}
+        assert_same(found["parameters"], dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_ranks_raise(world: int, engine: str) -> None:
+    for rank in results(world):
+        assert "step 0: layer 0" in rank[f"{engine} raising"]["error"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_base_norms_are_over_all_ranks(world: int, engine: str, joined_directions: None) -> None:
+    regulariser = jx.JacHess(classifier("bert"), **SETTINGS | {"weights": "softmax"})
+    base = regulariser.calibrate([joined([shard(0, rank) for rank in range(world)])])
+    for rank in results(world):
+        found = rank[f"{engine} calibration"]["base"]
+        assert found["tokens"] == base.tokens
+        assert found["jacobian"] == pytest.approx(base.jacobian.tolist(), rel=1e-12)
+        assert found["hessian"] == pytest.approx(base.hessian.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_draw_other_directions(engine: str) -> None:
+    found = results(2)[0][f"{engine} directions_differ"]["jacobian"]
+    assert not torch.allclose(found[0], found[1], rtol=1e-3)
+
+
+def test_a_job_of_independent_models_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several ranks, but a model of its own on each: no collective, rank 0's directions."""
+    from jachess_ext.smoothness import parallel
+
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
+    assert parallel.ranks_of(classifier("bert")) == parallel.Ranks(0, 1, ())
