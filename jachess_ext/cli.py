@@ -55,6 +55,26 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_ntk_options(parser: argparse.ArgumentParser) -> None:
+    from .commands import ntk_arguments
+
+    ntk_arguments.add_options(parser)
+
+
+def _ntk(options: argparse.Namespace) -> int:
+    from .commands.ntk_arguments import NTKOptions
+    from .evaluation.extras import MissingExtra
+    from .tasks.examples import DataError
+
+    try:
+        from .commands.ntk import run
+
+        run(NTKOptions.of(options))
+    except (DataError, MissingExtra, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
 def _doctor(_options: argparse.Namespace) -> int:
     from .doctor import main as doctor
 
@@ -67,5 +87,6 @@ def _no_options(_parser: argparse.ArgumentParser) -> None:
 
 _COMMANDS = {
     "demo": (_demo, _add_demo_options, "fine-tune on real text with and without JacHess"),
+    "ntk": (_ntk, _add_ntk_options, "the neural tangent kernel of a model on a file of texts"),
     "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
 }

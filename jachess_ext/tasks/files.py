@@ -88,7 +88,7 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
         DataError: a file is missing, empty, of another format, without the named columns, with an
             unreadable label, or with one class only.
     """
-    records = {path: list(_records(path)) for path in (train, dev)}
+    records = {path: list(read_records(path)) for path in (train, dev)}
     if columns.pair is None and records[train] and _PAIR in records[train][0]:
         columns = replace(columns, pair=_PAIR)
     rows = {path: list(_rows(path, found, columns)) for path, found in records.items()}
@@ -181,7 +181,12 @@ def _number(path: Path, number: int, label: str) -> float:
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a csv, tsv or jsonl file, perhaps with .gz after it.
+
+    Raises:
+        DataError: another name, or a file that cannot be read or is not well-formed.
+    """
     name = path.name.lower()
     ending = next((e for e in _ENDINGS if name.endswith(e)), None)
     if ending is None:

@@ -10,6 +10,12 @@ import torch
 from ..evaluation.extras import require
 from .examples import DataError
 
+_LANGUAGE_MODELS = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+
 
 def load_tokenizer(source: str | Path) -> Any:
     """The model's tokenizer, with a padding token.
@@ -43,20 +49,42 @@ def load_model(
         DataError: it cannot be loaded (no such path, no network, no safetensors, …).
         MissingExtra: transformers is not installed.
     """
+    return _load(
+        "AutoModelForSequenceClassification",
+        source,
+        tokenizer,
+        seed,
+        num_labels=outputs,
+        problem_type="regression" if regression else "single_label_classification",
+        ignore_mismatched_sizes=True,
+    )
+
+
+def load_head_model(source: str | Path, head: str, tokenizer: Any, seed: int) -> Any:
+    """A language model in fp32.
+
+    Args:
+        head: "causal", "masked" or "seq2seq".
+
+    Raises:
+        DataError, MissingExtra: as `load_model`.
+    """
+    return _load(_LANGUAGE_MODELS[head], source, tokenizer, seed)
+
+
+def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: Any) -> Any:
     transformers = require("transformers")
     torch.manual_seed(seed)
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        model = getattr(transformers, kind).from_pretrained(
             source,
-            num_labels=outputs,
-            problem_type="regression" if regression else "single_label_classification",
-            ignore_mismatched_sizes=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
+            **settings,
         )
     except Exception as error:
         raise DataError(_cannot("model", source, error)) from error

@@ -1,0 +1,1 @@
+"""Commands of `jachess` that are no package of their own: one file of options, one that runs."""

@@ -1,0 +1,166 @@
+"""Model and batch of `jachess ntk`."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..evaluation.extras import require
+from ..tasks.examples import DataError
+from ..tasks.files import read_records
+from ..tasks.models import load_head_model, load_model, load_tokenizer
+from .ntk_arguments import NTKOptions
+
+_IGNORED = -100
+# How an architecture's name ends, and what it is.
+_ENDINGS = {
+    "ForSequenceClassification": "classifier",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForMaskedLM": "masked",
+    "ForConditionalGeneration": "seq2seq",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A record: its text, perhaps a second one, perhaps a label (a class number or name)."""
+
+    text: str
+    pair: str | None
+    label: int | str | None
+
+
+def read_samples(options: NTKOptions) -> list[Sample]:
+    """The first samples of the file.
+
+    Raises:
+        DataError: the file is missing, empty, of another format, or without the named columns.
+    """
+    name = options.file.name.lower()
+    plain = name.endswith((".txt", ".txt.gz"))
+    found = _samples_of_lines(options.file) if plain else _samples_of_records(options)
+    samples = list(islice(found, options.samples))
+    if not samples:
+        raise DataError(f"{options.file} is empty; expected at least one text")
+    return samples
+
+
+def _samples_of_lines(path: Path) -> Iterator[Sample]:
+    """One of each line that is not blank."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            yield from (Sample(line.strip(), None, None) for line in file if line.strip())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+
+
+def _samples_of_records(options: NTKOptions) -> Iterator[Sample]:
+    for number, record in enumerate(read_records(options.file), start=1):
+        texts = [record.get(options.text_column)]
+        if options.pair_column is not None:
+            texts.append(record.get(options.pair_column))
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(
+                f"{options.file}: record {number} has no text in column "
+                f"{options.text_column!r}"
+                + (f" or {options.pair_column!r}" if options.pair_column else "")
+                + "; choose with --text-column and --pair-column"
+            )
+        label = record.get(options.label_column)
+        known = isinstance(label, (int, str)) and not isinstance(label, bool)
+        pair = texts[1] if len(texts) == 2 else None
+        yield Sample(str(texts[0]), pair, label if known else None)
+
+
+def class_numbers(samples: list[Sample]) -> list[int] | None:
+    """Labels as class numbers, names in sorted order; None where a sample has none."""
+    labels = [sample.label for sample in samples]
+    if any(label is None for label in labels):
+        return None
+    if all(isinstance(label, int) or str(label).lstrip("-").isdigit() for label in labels):
+        return [int(label) for label in labels if label is not None]
+    order = {name: i for i, name in enumerate(sorted(set(map(str, labels))))}
+    return [order[str(label)] for label in labels]
+
+
+def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any, str]:
+    """(model in evaluation mode, tokenizer, what it is: a key of HEADS).
+
+    Raises:
+        DataError: it cannot be loaded, or is none of the kinds of HEADS.
+    """
+    tokenizer = load_tokenizer(options.model)
+    config = _config(options.model)
+    own = _own_head(config)
+    head = options.head if options.head != "auto" else own or "classifier"
+    if head == "classifier":
+        keep = own == "classifier" and options.classes is None
+        classes = config.num_labels if keep else options.classes or _classes(labels)
+        model = load_model(options.model, classes, tokenizer, options.seed)
+    else:
+        model = load_head_model(options.model, head, tokenizer, options.seed)
+    dtype = getattr(torch, options.dtype)
+    try:
+        model = model.to(device=options.device, dtype=dtype)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"--device {options.device} cannot be used: {reason}") from error
+    return model.eval(), tokenizer, head
+
+
+def _config(source: str) -> Any:
+    transformers = require("transformers")
+    try:
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # the library raises many kinds; to the user they are one
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"the model {source!r} could not be loaded: {reason}") from error
+
+
+def _own_head(config: Any) -> str | None:
+    for name in getattr(config, "architectures", None) or ():
+        for ending, head in _ENDINGS.items():
+            if name.endswith(ending):
+                return head
+    return None
+
+
+def _classes(labels: list[int] | None) -> int:
+    return max(2, max(labels) + 1) if labels else 2
+
+
+def make_batch(
+    samples: list[Sample], labels: list[int] | None, tokenizer: Any, head: str, options: NTKOptions
+) -> dict[str, Tensor]:
+    """What `jx.ntk` takes; of language models the labels are the tokens themselves."""
+    texts: list[Any] = [[sample.text for sample in samples]]
+    if options.pair_column is not None:
+        texts.append([sample.pair for sample in samples])
+    length = min(options.max_length, tokenizer.model_max_length)
+    if hasattr(tokenizer, "padding_side"):
+        tokenizer.padding_side = "right"
+    encoded = tokenizer(
+        *texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+    )
+    batch = {name: value.to(options.device) for name, value in encoded.items()}
+    if head == "classifier":
+        if labels is not None:
+            batch["labels"] = torch.tensor(labels, device=options.device)
+    else:
+        real = batch["attention_mask"] != 0
+        batch["labels"] = batch["input_ids"].masked_fill(~real, _IGNORED)
+    return batch
