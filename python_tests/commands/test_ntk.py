@@ -128,7 +128,7 @@ def test_a_language_model_as_safetensors(
 @pytest.mark.parametrize("options, words", [
     (["--method", "explain", "--parameters", "attention"], "GFLOP A"),
     (["--method", "sketch", "--sketch-size", "4"], "sketched: relative error about"),
-    (["--memory", "40K", "--outputs", "sum"], "6 pairs of blocks"),
+    (["--memory", "32K", "--outputs", "sum"], "6 pairs of blocks"),
     (["--outputs", "3", "--classes", "4", "--seed", "2"], "5 samples, 3 outputs"),
 ])  # fmt: skip
 def test_options(
