@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .arrays import Array, Mask
 from .laws import Law, Points
 from .loglinear import Line
-from .predictive import Predictive, Student, check_level
+from .predictive import Student, check_level
 
 Values = Array | float
 
@@ -45,8 +45,13 @@ class FittedLaw(ABC):
     def params(self) -> dict[str, Values]:
         """Parameters by name, [n]."""
 
+    @property
     @abstractmethod
-    def predictive(self, size: float) -> Predictive:
+    def has_width(self) -> bool:
+        """Whether degrees of freedom are left, so that `predictive` and `interval` are defined."""
+
+    @abstractmethod
+    def predictive(self, size: float) -> Student:
         """The distribution of ln L that a measurement at `size` would give, one a curve.
 
         Raises:
@@ -164,8 +169,12 @@ class FittedCurve(FittedLaw):
         """Kaplan's law for a model of N parameters: what `predict` is then about."""
         return FittedCurve(**{**vars(self), "model_sizes": np.full(1, float(parameters))})
 
+    @property
+    def has_width(self) -> bool:
+        return bool((self.dof >= 1).all())
+
     def predictive(self, size: float) -> Student:
-        if (self.dof < 1).any():
+        if not self.has_width:
             raise ValueError(
                 f"the {self.law} law has as many free parameters as there are sizes, so nothing "
                 "tells the noise; fix a parameter or give more sizes"
@@ -223,8 +232,12 @@ class FittedLine(FittedLaw):
         }
         return {name: self._row(column) for name, column in columns.items()}
 
+    @property
+    def has_width(self) -> bool:
+        return bool((self.line.count > 2).all())
+
     def predictive(self, size: float) -> Student:
-        if (self.line.count < 3).any():
+        if not self.has_width:
             raise ValueError(
                 "a line through two sizes leaves nothing to tell the noise from; give 3 or more"
             )

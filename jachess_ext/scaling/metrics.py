@@ -1,0 +1,68 @@
+"""How a selection is judged once the true losses are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import Array
+
+
+def pear_corr(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
+    """Pearson's correlation of scores (lower is better) and true losses, in per cent.
+
+    NaN where one side is constant.
+
+    Raises:
+        ValueError: shapes other than [n] and [n], fewer than two, or a number that is not finite.
+    """
+    x, y = _pair(scores, losses)
+    x, y = x - x.mean(), y - y.mean()
+    norm = np.sqrt((x**2).sum() * (y**2).sum())
+    return float(100 * (x * y).sum() / norm) if norm > 0 else float("nan")
+
+
+def rel_acc(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
+    """(worst − chosen) / (worst − best) in per cent; the model chosen has the lowest score.
+
+    Raises:
+        ValueError: as `pear_corr`; or all losses equal, so that no choice is worse than another.
+    """
+    x, y = _pair(scores, losses)
+    if np.ptp(y) == 0:
+        raise ValueError("all true losses are equal: there is nothing to choose between")
+    return float(100 * (y.max() - y[x.argmin()]) / np.ptp(y))
+
+
+def log_rmse(predicted: npt.ArrayLike, losses: npt.ArrayLike) -> float:
+    """Root mean square of ln(predicted / true).
+
+    Raises:
+        ValueError: as `pear_corr`, or a value that is not positive.
+    """
+    x, y = _pair(predicted, losses)
+    if (x <= 0).any() or (y <= 0).any():
+        raise ValueError("predicted and true losses must be positive to compare their logarithms")
+    return float(np.sqrt(np.mean(np.log(x / y) ** 2)))
+
+
+def coverage(low: npt.ArrayLike, high: npt.ArrayLike, losses: npt.ArrayLike) -> float:
+    """Share of true losses inside their intervals, in per cent.
+
+    Raises:
+        ValueError: as `pear_corr`.
+    """
+    a, y = _pair(low, losses)
+    b, _ = _pair(high, losses)
+    return float(100 * np.mean((a <= y) & (y <= b)))
+
+
+def _pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Array]:
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
+        raise ValueError(
+            f"expected two arrays of one shape [n], n ≥ 2; got {list(x.shape)} and {list(y.shape)}"
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("expected finite numbers; some are NaN or infinite")
+    return x, y

@@ -1,0 +1,119 @@
+"""`select`: which model will be best at the target, from losses up to a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .calibration import calibrated
+from .cost import Cost
+from .methods import METHODS, Forecast, Settings
+from .selection import Selection
+from .table import LossTable, TableError, read_table
+
+
+def select(
+    table: Any,
+    budget: float,
+    target: float,
+    method: str = "bayes",
+    *,
+    references: Sequence[str] = (),
+    gamma: int = 3,
+    tau: float = 5.0,
+    weights: Mapping[str, Any] | None = None,
+    tokens: float = 1.0,
+    epochs: float = 1.0,
+) -> Selection:
+    """Rank models by the loss they will have at the target.
+
+    Only losses at sizes up to the budget are read, and those of the references at the target.
+
+    Args:
+        table: csv path, pandas DataFrame or `LossTable`, one row a model; see `read_table`.
+        budget: training examples a model may be trained on; up to the table's largest size.
+        target: training examples to predict for, above the budget.
+        method: bayes, lensllm, rectified, power, ats, subtuning, zeroshot, modelsize, nlpmetrics.
+            lensllm and rectified read a column 0 where there is one, and zeroshot needs it;
+            modelsize needs the column `size`.
+        references: names of models (three or more) whose loss at the target is in the table and may
+            be read: predictions, intervals and probabilities are calibrated on the errors made for
+            them.  They stay among the candidates.
+        gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
+        weights: for nlpmetrics, {name: state dict or weight matrices}.
+        tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
+
+    Returns:
+        A Selection.
+
+    Raises:
+        TableError: the table, or what of it the method needs, cannot be used.
+        ValueError: an unknown method, a target not above the budget, or too few sizes.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    for name, value in (("budget", budget), ("target", target)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}; expected a positive number of training examples")
+    if target <= budget:
+        raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
+    cost = Cost(tokens, epochs)
+    losses = read_table(table)
+    known = losses.up_to(budget)
+    settings = Settings(gamma, tau, weights or {})
+    forecast = METHODS[method](known, float(target), settings)
+    if references:
+        forecast = _calibrated(forecast, losses, float(target), references, method)
+    return Selection(method, float(known.sizes[-1]), float(target), known, forecast, cost)
+
+
+def _calibrated(
+    forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
+) -> Forecast:
+    if forecast.predictive is None:
+        raise ValueError(f"{method} gives no distribution here that references could calibrate")
+    unknown = [name for name in references if name not in losses.names]
+    if unknown:
+        raise TableError(f"the reference {unknown[0]!r} is not in the table")
+    rows = np.array([place for place, name in enumerate(losses.names) if name in references])
+    truth = losses.rows(rows).losses_at(target)
+    predictive = calibrated(forecast.predictive, rows, truth)
+    predicted = np.exp(predictive.location)
+    return Forecast(predicted, predicted, predictive, forecast.trained)
+
+
+def sufficient_budget(
+    table: Any, target: float, confidence: float, method: str = "bayes", **settings: Any
+) -> Selection | None:
+    """The selection at the smallest budget whose best model is best with the wanted probability.
+
+    Args:
+        table, target, method, settings: as for `select`.
+        confidence: in (0, 1).
+
+    Returns:
+        None where no size of the table below the target suffices.
+
+    Raises:
+        TableError, ValueError: as `select`; a method without probabilities.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
+    losses: LossTable = read_table(table)
+    budgets = [float(size) for size in losses.trained if size < target]
+    if not budgets:
+        raise TableError(f"the table has no size below the target {target:g}")
+    largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
+    largest.best_probabilities  # noqa: B018 - raises where the method has none
+    for budget in budgets:
+        try:
+            found = select(losses, budget, target, method, **settings)
+        except TableError:
+            raise
+        except ValueError:
+            continue  # too few sizes yet: the largest budget was fine
+        if found.has_intervals and found.best_probabilities.max() >= confidence:
+            return found
+    return None

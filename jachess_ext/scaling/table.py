@@ -1,0 +1,217 @@
+"""Losses of several models over sizes: a csv file or a DataFrame, checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, Index, Mask
+from .input_checks import check_losses, check_sizes
+
+NAME_COLUMNS = ("name", "model", "config name")
+SIZE_COLUMN = "size"
+
+
+class TableError(ValueError):
+    """A table that cannot be used: what is wrong, and what was expected."""
+
+
+@dataclass(frozen=True)
+class LossTable:
+    """One row a model.
+
+    Attributes:
+        names: the models, [n], all different.
+        sizes: training examples, increasing, [m]; the first may be 0.
+        losses: [n, m]; NaN where the table has no number.
+        parameters: N of every model, [n]; NaN where unknown, None without the column.
+    """
+
+    names: tuple[str, ...]
+    sizes: Array
+    losses: Array
+    parameters: Array | None
+
+    def up_to(self, budget: float) -> LossTable:
+        """The columns of sizes up to the budget, every loss checked.
+
+        Raises:
+            TableError: a budget below the first size or above the last one, or a loss up to it
+                that is missing or not positive.
+        """
+        kept = self.sizes <= budget
+        if not (kept & (self.sizes > 0)).any():
+            raise TableError(
+                f"the budget {budget:g} is below the smallest subset, {self.trained[0]:g}"
+            )
+        if budget > self.sizes[-1]:
+            raise TableError(
+                f"the budget {budget:g} is above the data: the largest size of the table is "
+                f"{self.sizes[-1]:g}"
+            )
+        self._check(kept)
+        return LossTable(self.names, self.sizes[kept], self.losses[:, kept], self.parameters)
+
+    def rows(self, places: Index) -> LossTable:
+        """The models at these rows."""
+        names = tuple(self.names[place] for place in places)
+        parameters = None if self.parameters is None else self.parameters[places]
+        return LossTable(names, self.sizes, self.losses[places], parameters)
+
+    def losses_at(self, size: float) -> Array:
+        """The losses of one size, [n].
+
+        Raises:
+            TableError: no such column, or a loss in it that is missing or not positive.
+        """
+        kept = self.sizes == size
+        if not kept.any():
+            raise TableError(f"the table has no column {size:g}; it has {_listed(self.sizes)}")
+        self._check(kept)
+        return self.losses[:, kept][:, 0]
+
+    @property
+    def trained(self) -> Array:
+        """The sizes above 0."""
+        return self.sizes[self.sizes > 0]
+
+    @property
+    def trained_losses(self) -> Array:
+        """[n, number of sizes above 0]."""
+        return self.losses[:, self.sizes > 0]
+
+    def known_parameters(self) -> Array:
+        """N of every model, [n].
+
+        Raises:
+            TableError: the column is missing, or a number in it.
+        """
+        if self.parameters is None:
+            raise TableError(
+                f"the table has no column '{SIZE_COLUMN}' with the models' numbers of parameters, "
+                "which this needs"
+            )
+        bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
+        if len(bad):
+            raise TableError(
+                f"the number of parameters of {self.names[bad[0]]!r} is "
+                f"{self.parameters[bad[0]]:g}; expected a positive number"
+            )
+        return self.parameters
+
+    def _check(self, kept: Mask) -> None:
+        try:
+            check_losses(self.losses[:, kept], self.sizes[kept], names=self.names)
+        except ValueError as error:
+            raise TableError(str(error)) from None
+
+
+def read_table(source: Any) -> LossTable:
+    """A table from a csv file, a DataFrame, or a LossTable as it is.
+
+    Columns whose name is a whole number are sizes; `size` holds numbers of parameters; others are
+    ignored.  Models are named by the index of a DataFrame or by the first column of a csv file
+    (a column called name, model or "config name" goes before both).
+
+    Args:
+        source: path, pandas DataFrame, or LossTable.
+
+    Raises:
+        TableError: not readable, no size column, sizes that do not increase, fewer than two models,
+            one named twice, a cell that is no number, or a line cut short.
+    """
+    if isinstance(source, LossTable):
+        return source
+    if isinstance(source, (str, PathLike)):
+        return _from_csv(Path(source))
+    if hasattr(source, "columns") and hasattr(source, "index"):
+        return _from_frame(source)
+    raise TableError(
+        f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
+    )
+
+
+def _from_csv(path: Path) -> LossTable:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"{path} cannot be read ({error}); expected a csv file in UTF-8") from None
+    rows = list(csv.reader(io.StringIO(text)))
+    if not rows:
+        raise TableError(f"{path} is empty; expected a header and one line a model")
+    header, lines = [cell.strip() for cell in rows[0]], rows[1:]
+    for number, line in enumerate(lines, start=2):
+        if line and len(line) != len(header):
+            raise TableError(
+                f"line {number} of {path} has {len(line)} cells where the header has "
+                f"{len(header)}; the file may be half written"
+            )
+    if text[-1] not in "\r\n":
+        raise TableError(
+            f"{path} ends without a newline, so its last number may be cut short; end the file "
+            "with a newline if it is whole"
+        )
+    columns = list(zip(*[line for line in lines if line], strict=True)) or [()] * len(header)
+    names = columns[_name_column(header) or 0]
+    return _build(str(path), header, columns, names)
+
+
+def _from_frame(frame: Any) -> LossTable:
+    header = [str(column).strip() for column in frame.columns]
+    columns = [tuple(frame.iloc[:, place]) for place in range(len(header))]
+    place = _name_column(header)
+    names = tuple(frame.index) if place is None else columns[place]
+    return _build("the table", header, columns, names)
+
+
+def _name_column(header: list[str]) -> int | None:
+    found = [place for place, name in enumerate(header) if name.lower() in NAME_COLUMNS]
+    return found[0] if found else None
+
+
+def _build(what: str, header: list[str], columns: list[Any], names: Any) -> LossTable:
+    names = tuple(str(name).strip() for name in names)
+    if len(names) < 2:
+        raise TableError(f"{what} has {len(names)} models; expected two or more to choose from")
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise TableError(f"{what} has the model {twice[0]!r} twice; expected one row a model")
+    places = [place for place, name in enumerate(header) if name.isdecimal()]
+    if not places:
+        raise TableError(
+            f"{what} has no column named by a number of training examples; it has "
+            f"{', '.join(map(repr, header))}"
+        )
+    sizes = np.array([float(header[place]) for place in places])
+    try:
+        check_sizes(sizes)
+    except ValueError as error:
+        raise TableError(f"in the header of {what}, {error}") from None
+    losses = np.stack([_numbers(columns[place], header[place], names) for place in places], -1)
+    parameters = None
+    if SIZE_COLUMN in header:
+        parameters = _numbers(columns[header.index(SIZE_COLUMN)], SIZE_COLUMN, names)
+    return LossTable(names, sizes, losses, parameters)
+
+
+def _numbers(cells: Any, column: str, names: tuple[str, ...]) -> Array:
+    """Cells as numbers; empty ones as NaN."""
+    values = []
+    for cell, name in zip(cells, names, strict=True):
+        text = cell.strip() if isinstance(cell, str) else cell
+        try:
+            values.append(math.nan if text is None or text == "" else float(text))
+        except (TypeError, ValueError):
+            raise TableError(f"{cell!r} in column {column!r} of {name!r} is no number") from None
+    return np.array(values)
+
+
+def _listed(sizes: Array) -> str:
+    return ", ".join(f"{size:.0f}" for size in sizes)

@@ -1,0 +1,121 @@
+"""Metrics and the stop rule, against numpy, scipy and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import linregress, pearsonr, t
+
+from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc
+from jachess_ext.scaling.heavy_tail import mean_exponent, tail_exponent
+from jachess_ext.scaling.loglinear import accept_then_stop
+
+
+def test_metrics() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(1, 3, 9), generator.uniform(1, 3, 9)
+    assert pear_corr(x, y) == pytest.approx(100 * pearsonr(x, y).statistic)
+    assert np.isnan(pear_corr(np.ones(3), [1.0, 2.0, 3.0]))
+    assert rel_acc([3.0, 1.0, 2.0], [1.0, 1.5, 3.0]) == pytest.approx(75.0)
+    assert log_rmse([1.0, 2.0], [np.e, 2.0]) == pytest.approx(np.sqrt(0.5))
+    assert coverage([0, 0, 0, 2], [1, 1, 1, 3], [0.5, 1.0, 1.5, 2.5]) == 75.0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: pear_corr([1.0], [1.0]), "n ≥ 2"),
+        (lambda: rel_acc([1.0, np.nan], [1.0, 2.0]), "finite"),
+        (lambda: rel_acc([1.0, 2.0], [1.0, 1.0]), "nothing to choose"),
+        (lambda: log_rmse([0.0, 1.0], [1.0, 1.0]), "positive"),
+    ],
+)
+def test_bad_metrics(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def walk(x: np.ndarray, y: np.ndarray, gamma: int, tau: float) -> int:
+    """How many points are accepted, one curve and one step at a time."""
+    count = gamma
+    if len(x) <= gamma:
+        return len(x)
+    while count < len(x):
+        line = linregress(x[-count:], y[-count:])
+        residual = y[-count:] - line.intercept - line.slope * x[-count:]
+        following = len(x) - count - 1
+        away = abs(y[following] - line.intercept - line.slope * x[following])
+        if away > tau * residual.std() or count == len(x) - 1:
+            return count
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(("gamma", "tau"), [(3, 5.0), (3, 1.0), (4, 2.0), (5, 0.5)])
+def test_the_walk_and_its_line(gamma: int, tau: float) -> None:
+    generator = np.random.default_rng(0)
+    x = np.log(200.0 * 2.0 ** np.arange(10))
+    y = -0.1 * x + 0.05 * np.minimum(x - 8, 0) ** 2 + 0.003 * generator.standard_normal((40, 10))
+    found = accept_then_stop(x, y, gamma, tau)
+    assert len(set(found.count)) > 1
+    at = np.log([1e6])
+    for row in range(40):
+        count = walk(x, y[row], gamma, tau)
+        assert found.count[row] == count
+        line = linregress(x[-count:], y[row, -count:])
+        assert found.slope[row] == pytest.approx(line.slope)
+        assert found.predict(at)[row, 0] == pytest.approx(line.intercept + line.slope * at[0])
+        design = np.stack([np.ones(count), x[-count:]], -1)
+        residual = y[row, -count:] - design @ [line.intercept, line.slope]
+        one = np.array([1.0, at[0]])
+        leverage = one @ np.linalg.inv(design.T @ design) @ one
+        error = np.sqrt(residual @ residual / (count - 2) * (1 + leverage))
+        assert found.standard_error(at)[row, 0] == pytest.approx(error)
+
+
+def test_few_points_are_all_used() -> None:
+    y = np.array([[1.0, 0.8, 0.5]])
+    assert accept_then_stop(np.arange(3.0), y).count[0] == 3
+    assert accept_then_stop(np.arange(3.0), y).visited[0] == 3
+    two = accept_then_stop(np.arange(2.0), y[:, :2])
+    assert np.isnan(two.variance[0]) and two.slope[0] == pytest.approx(-0.2)
+
+
+def test_line_intervals_cover() -> None:
+    """Straight lines with Gaussian noise: exact Student intervals, 2,000 curves."""
+    generator = np.random.default_rng(0)
+    x = np.arange(8.0)
+    y = -0.1 * np.arange(10.0) + 0.01 * generator.standard_normal((2000, 10))
+    found = accept_then_stop(x, y[:, :8], tau=1e9)
+    away = np.abs(y[:, 9] - found.predict([9.0])[:, 0]) / found.standard_error([9.0])[:, 0]
+    inside = away < t.ppf(0.95, found.count - 2)
+    assert inside.mean() == pytest.approx(0.9, abs=0.03)
+
+
+def test_tail_exponent_of_a_pareto_sample() -> None:
+    """Eigenvalues drawn from λ^−α: the estimate's standard error is (α − 1)/√n."""
+    generator = np.random.default_rng(0)
+    for alpha in (2.0, 3.5):
+        values = np.sort((1 - generator.uniform(size=4000)) ** (-1 / (alpha - 1)))
+        assert tail_exponent(values) == pytest.approx(alpha, rel=0.1)
+
+
+def test_tail_starts_where_the_power_law_does() -> None:
+    generator = np.random.default_rng(1)
+    tail = (1 - generator.uniform(size=3000)) ** (-1 / 1.5)
+    body = generator.uniform(0.2, 1.0, 3000)
+    assert tail_exponent(np.sort(np.append(tail, body))) == pytest.approx(2.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([torch.ones(4, 4)], "no weight matrix"),
+        ({"a": torch.ones(20), "b": torch.full((20, 20), torch.nan)}, "NaN"),
+        ([torch.eye(20)], "that differ"),
+    ],
+)
+def test_bad_weights(weights, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        mean_exponent(weights)

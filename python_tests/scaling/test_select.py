@@ -1,0 +1,227 @@
+"""`select` from a table: every method, what comes out, cost, and bad tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import norm
+
+from jachess_ext.scaling import LossTable, TableError, read_table, select, sufficient_budget
+from python_tests.scaling import tables
+
+TABLE, CLEAN = tables.population(0)
+BUDGET, TARGET = 51200, 1638400
+WITH_DISTRIBUTION = ["bayes", "lensllm", "rectified", "power", "ats"]
+
+
+def frame(table: LossTable = TABLE) -> pd.DataFrame:
+    result = pd.DataFrame(table.losses, list(table.names), [int(size) for size in table.sizes])
+    result["size"] = table.parameters
+    result["family"] = "x"
+    return result
+
+
+@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
+def test_methods_that_predict(method: str) -> None:
+    found = select(TABLE, BUDGET, TARGET, method)
+    assert sorted(found.ranking) == sorted(TABLE.names)
+    assert found.predicted[found.ranking[0]] == found.predicted.min()
+    interval = found.interval(0.8)
+    assert (interval.low < found.predicted).all() and (found.predicted < interval.high).all()
+    wider = found.interval(0.95)
+    assert (wider.low < interval.low).all() and (interval.high < wider.high).all()
+    assert found.prob_best.sum() == pytest.approx(1.0)
+    assert found.prob_best.idxmax() in found.ranking[:5]
+    rows = found.rows()
+    assert [row["rank"] for row in rows] == list(range(1, 21))
+    assert {"name", "predicted", "low", "high", "prob_best"} < set(rows[0])
+
+
+def test_methods_that_only_rank() -> None:
+    table = TABLE
+    assert (
+        select(table, BUDGET, TARGET, "subtuning").ranking[0]
+        == table.names[int(table.losses_at(BUDGET).argmin())]
+    )
+    zero = select(table, BUDGET, TARGET, "zeroshot")
+    assert zero.ranking[0] == table.names[int(table.losses[:, 0].argmin())]
+    size = select(table, BUDGET, TARGET, "modelsize")
+    assert size.ranking[0] == table.names[int(table.parameters.argmax())]
+    for found in (zero, size):
+        with pytest.raises(ValueError, match="gives no distribution"):
+            found.interval()
+    with pytest.raises(ValueError, match="predicts no loss"):
+        _ = size.predicted
+    assert "score" in size.rows()[0]
+
+
+def test_nlpmetrics_ranks_by_heavy_tails() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for place, name in enumerate(TABLE.names):
+        left, _ = torch.linalg.qr(torch.randn(80, 80, generator=generator))
+        right, _ = torch.linalg.qr(torch.randn(80, 80, generator=generator))
+        # Singular values whose squares have the tail exponent 2 + place / 10.
+        values = (torch.arange(1, 81) / 81.0) ** (-0.5 / (1 + place / 10))
+        weights[name] = {"layer.weight": left @ torch.diag(values) @ right, "bias": torch.ones(80)}
+    found = select(TABLE, BUDGET, TARGET, "nlpmetrics", weights=weights)
+    assert found.ranking == list(TABLE.names)
+    np.testing.assert_allclose(found.scores, 2 + np.arange(20) / 10, rtol=0.06)
+    with pytest.raises(TableError, match="none for 'model-0'"):
+        select(TABLE, BUDGET, TARGET, "nlpmetrics")
+
+
+def test_only_the_budget_is_read() -> None:
+    losses = TABLE.losses.copy()
+    losses[:, TABLE.sizes > BUDGET] = np.nan
+    hidden = LossTable(TABLE.names, TABLE.sizes, losses, TABLE.parameters)
+    for method in ("bayes", "ats", "lensllm", "power"):
+        np.testing.assert_array_equal(
+            select(hidden, BUDGET, TARGET, method).predicted_losses,
+            select(TABLE, BUDGET, TARGET, method).predicted_losses,
+        )
+
+
+def test_frames_and_files_agree(tmp_path: Path) -> None:
+    path = tables.write_csv(tmp_path / "t.csv", TABLE)
+    expected = select(TABLE, BUDGET, TARGET, "ats").predicted_losses
+    for source in (frame(), str(path), path, pd.read_csv(path)):
+        found = select(source, BUDGET, TARGET, "ats")
+        assert found.names == TABLE.names
+        np.testing.assert_allclose(found.predicted_losses, expected, rtol=1e-12)
+        assert found.flops > 0
+
+
+def test_cost_of_every_method() -> None:
+    n = TABLE.parameters
+    sizes = TABLE.trained[TABLE.trained <= BUDGET]
+    everything = 6 * n.sum() * sizes.sum()
+    for method in ("bayes", "lensllm", "rectified", "power"):
+        assert select(TABLE, BUDGET, TARGET, method).flops == pytest.approx(everything)
+    sub = select(TABLE, BUDGET, TARGET, "subtuning", tokens=100, epochs=3)
+    assert sub.flops == pytest.approx(300 * 6 * n.sum() * BUDGET)
+    assert sub.full_flops == pytest.approx(300 * 6 * n.sum() * TARGET)
+    assert select(TABLE, BUDGET, TARGET, "zeroshot").flops == 0
+    # Algorithm 1 halves from the budget down and stops: never more than everything.
+    early = select(TABLE, BUDGET, TARGET, "ats", tau=1e-9)
+    four = sizes[-4:].sum()  # three accepted unseen, the fourth refused
+    assert early.flops == pytest.approx(6 * n.sum() * four)
+    assert select(TABLE, BUDGET, TARGET, "ats", tau=1e9).flops == pytest.approx(everything)
+    bare = LossTable(TABLE.names, TABLE.sizes, TABLE.losses, None)
+    with pytest.raises(TableError, match="no column 'size'"):
+        _ = select(bare, BUDGET, TARGET, "ats").flops
+
+
+def test_prob_best_against_drawing() -> None:
+    found = select(TABLE, BUDGET, TARGET)
+    low, high = (np.log(end) for end in found.interval_ends(0.9))
+    location, scale = (low + high) / 2, (high - low) / 2 / norm.ppf(0.95)
+    draws = location + scale * np.random.default_rng(0).standard_normal((200_000, 20))
+    share = np.bincount(draws.argmin(1), minlength=20) / 200_000
+    np.testing.assert_allclose(found.best_probabilities, share, atol=0.005)
+
+
+def test_references_mend_bias_and_width() -> None:
+    plain = select(TABLE, 3200, TARGET)
+    helped = select(TABLE, 3200, TARGET, references=TABLE.names[:10])
+    truth = np.log(TABLE.losses_at(TARGET))
+    for found in (plain, helped):
+        assert found.predicted_losses.shape == (20,)
+    z = (truth - np.log(plain.predicted_losses))[:10]
+    plain_low, plain_high = plain.interval_ends(0.9)
+    scale = np.log(plain_high / plain_low) / 2 / norm.ppf(0.95)
+    expected = np.log(plain.predicted_losses) + scale * (z / scale[:10]).mean()
+    np.testing.assert_allclose(np.log(helped.predicted_losses), expected, rtol=1e-9)
+
+
+def test_sufficient_budget() -> None:
+    strict = sufficient_budget(TABLE, TARGET, 0.2, "rectified")
+    loose = sufficient_budget(TABLE, TARGET, 0.1, "rectified")
+    assert strict is not None and loose is not None
+    assert loose.budget <= strict.budget and strict.best_probabilities.max() >= 0.2
+    assert strict.share == strict.budget / TARGET
+    assert sufficient_budget(TABLE, TARGET, 1 - 1e-12, "rectified") is None
+    with pytest.raises(ValueError, match="no distribution"):
+        sufficient_budget(TABLE, TARGET, 0.5, "subtuning")
+
+
+CALLS = [
+    ({"method": "magic"}, "unknown method 'magic'"),
+    ({"budget": -1}, "budget is -1"),
+    ({"target": 51200}, "is not above the budget"),
+    ({"budget": 2e6, "target": 3e6}, "above the data"),
+    ({"budget": 100}, "below the smallest subset"),
+    ({"budget": 200, "method": "lensllm"}, "4 free parameters and there are 2"),
+    ({"budget": 400, "method": "bayes"}, "bayes needs 3 sizes"),
+    ({"budget": 200, "method": "ats"}, "needs 2 sizes"),
+    ({"tokens": 0}, "tokens is 0"),
+    ({"references": ["nobody"] * 3}, "'nobody' is not in the table"),
+    ({"references": ["model-1"]}, "too few to calibrate"),
+    ({"references": ["model-1"] * 3, "method": "subtuning"}, "gives no distribution"),
+    ({"method": "ats", "gamma": 1}, "gamma is 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CALLS)
+def test_bad_calls(change: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        select(**({"table": TABLE, "budget": BUDGET, "target": TARGET} | change))
+
+
+FRAMES = [
+    (lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]), "no column named by"),
+    (lambda f: f[[400, 200, 800, "size"]], "400 is followed by 200"),
+    (lambda f: pd.concat([f, f[[400]]], axis=1), "is followed by"),
+    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' twice"),
+    (lambda f: f.iloc[:1], "has 1 models"),
+    (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
+    (lambda f: f.rename(columns={200: "x", 0: "y", 400: "z"}).iloc[:, :2], "no column named by"),
+    (lambda f: f.drop(columns=[0]), "needs a column 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), FRAMES)
+def test_bad_frames(change, words: str) -> None:  # type: ignore[no-untyped-def]
+    method = "modelsize" if "of 'model-0' is 0" in words else "zeroshot"
+    with pytest.raises(TableError, match=words):
+        select(change(frame()), BUDGET, TARGET, method)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(np.nan, "size 800 is nan"), (-1.0, "size 800 is -1"), (0.0, "is 0;")]
+)
+def test_bad_losses(value: float, words: str) -> None:
+    bad = frame()
+    bad.loc["model-3", 800] = value
+    with pytest.raises(TableError, match=f"'model-3' at {words}" if "size" in words else words):
+        select(bad, BUDGET, TARGET)
+    assert select(bad, 400, TARGET, "ats").ranking  # what is not read cannot hurt
+
+
+FILES = [
+    ("", "is empty"),
+    ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
+    ("name,200,400\na,1,2\nb,1,1.5", "without a newline"),
+    ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
+    ("name,200,200\na,1,2\nb,1,1\n", "200 is followed by 200"),
+    ("name,200,400\n", "0 models"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), FILES)
+def test_bad_files(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+    with pytest.raises(TableError, match=words):
+        read_table(path)
+
+
+def test_no_file_and_no_table(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="cannot be read"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(TableError, match="the table is list"):
+        read_table([1, 2])
