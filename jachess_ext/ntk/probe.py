@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .capture import Watched, contributions_of, evaluating, watched_forward
-from .contributions import Contribution, Factors
+from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .outputs import OutputMap
 from .recorder import Layout
 from .samples import Samples
@@ -100,7 +100,7 @@ def _compare(
     parts: Mapping[str, Contribution],
     noise: float,
 ) -> None:
-    norms = {name: float(g.double().norm()) for name, g in gradients.items()}
+    norms = {name: norm_of(g) for name, g in gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
         raise ValueError(
@@ -112,16 +112,40 @@ def _compare(
         if name in watched.fallback:
             continue
         part = parts.get(name)
-        mine = 0.0 if part is None else part.materialise(gradient.shape)[0].sum(0)
-        missing = float((gradient.flatten().double() - mine).norm())
+        missing = norms[name] if part is None else norm_of(left_over(gradient, part))
         # What is below √eps of the whole gradient changes the kernel by less than eps.
         negligible = _SMALL * torch.finfo(gradient.dtype).eps ** 0.5 * whole
         if missing > max(tolerance(gradient.dtype) * norms[name], negligible, noise):
             watched.fallback[name] = _NOT_WHOLE
 
 
+def left_over(gradient: Tensor, part: Contribution) -> Tensor:
+    """gradient − Σ_n G_n, n over the samples, for contributions of one output."""
+    if isinstance(part, Tied):
+        return left_over(left_over(gradient, part.factors), part.matches)
+    if isinstance(part, Dense):
+        return gradient - part.gradients[0].sum(0).view(gradient.shape)
+    if isinstance(part, Matches):
+        rest = gradient.clone()
+        rows = rest.view(rest.shape[0], -1)
+        rows.index_add_(0, part.ids, part.gradients[0].to(rows), alpha=-1)
+        return rest
+    delta, a = part.cotangents[0].flatten(0, 1), part.inputs.flatten(0, 1)
+    left, right = (a, delta) if part.transposed else (delta, a)
+    return torch.addmm(gradient, left.T.to(gradient), right.to(gradient), alpha=-1)
+
+
+def norm_of(values: Tensor) -> float:
+    """‖values‖, in double only where it is needed: gradients are as many as parameters."""
+    if values.dtype in (torch.float32, torch.float64):
+        norm = float(torch.linalg.vector_norm(values))
+        if norm < float("inf"):
+            return norm
+    return float(values.double().norm())  # squares beyond float32 are no infinite gradient
+
+
 def _noise(cotangent: Tensor) -> float:
-    return _SMALL * torch.finfo(cotangent.dtype).eps ** 0.5 * float(cotangent.double().norm())
+    return _SMALL * torch.finfo(cotangent.dtype).eps ** 0.5 * norm_of(cotangent)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -146,10 +170,7 @@ def check_kernel(
     block = theta[left.rows][:, :, right.rows].double()
     value = torch.einsum("nc,ncmd,md->", left.signs.double(), block, right.signs.double())
     expected = sum(_product(name, left, right, sketch) for name in left.gradients)
-    sizes = [
-        sum(float(g.double().square().sum()) for g in side.gradients.values()) ** 0.5
-        for side in (left, right)
-    ]
+    sizes = [sum(norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)]
     scale = max(sizes[0] * sizes[1], float(block.abs().max()), left.noise * right.noise)
     difference = abs(float(value) - expected) / scale if scale else 0.0
     if not difference <= tolerance(dtype):
@@ -165,10 +186,16 @@ def _product(name: str, left: Probe, right: Probe, sketch: Sketch | None) -> flo
     """g_θ · g'_θ, of one parameter."""
     x, y = left.gradients[name], right.gradients[name]
     if sketch is None or name not in (sketch.names or ()):
-        return float((x.double() * y.double()).sum())
+        return _dot(x.flatten(), y.flatten())
     part = left.contributions[name]
     assert isinstance(part, Factors)
     return sketch.product(name, x, y, part.transposed)
+
+
+def _dot(x: Tensor, y: Tensor) -> float:
+    if x.dtype in (torch.float32, torch.float64):
+        return float(torch.dot(x, y))
+    return float((x.double() * y.double()).sum())
 
 
 class _Meter:

@@ -27,11 +27,13 @@ from transformers import (
     MixtralConfig,
     MixtralForSequenceClassification,
     ModernBertConfig,
+    ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     OPTConfig,
     OPTForCausalLM,
     OPTForSequenceClassification,
     RobertaConfig,
+    RobertaForMaskedLM,
     RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
@@ -102,16 +104,15 @@ _BART = {
 }
 
 
-def _modern_bert() -> ModernBertForSequenceClassification:
-    config = ModernBertConfig(
-        **{**_SIZES, "num_hidden_layers": 3},
-        **_SPECIAL,
-        cls_token_id=1,
-        sep_token_id=2,
-        local_attention=4,
-        global_attn_every_n_layers=2,
-    )
-    return ModernBertForSequenceClassification(config)
+_MODERN_BERT = {
+    **_SIZES,
+    **_SPECIAL,
+    "num_hidden_layers": 3,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+}
 
 
 def _mixtral() -> MixtralForSequenceClassification:
@@ -124,7 +125,7 @@ def _mixtral() -> MixtralForSequenceClassification:
 CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: BertForSequenceClassification(BertConfig(**_SIZES)),
     "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**_SIZES)),
-    "modernbert": _modern_bert,
+    "modernbert": lambda: ModernBertForSequenceClassification(ModernBertConfig(**_MODERN_BERT)),
     "albert": lambda: AlbertForSequenceClassification(AlbertConfig(**_SIZES, embedding_size=8)),
     "opt": lambda: OPTForSequenceClassification(OPTConfig(**_OPT)),
     "gpt2": lambda: GPT2ForSequenceClassification(GPT2Config(**_GPT2)),
@@ -136,6 +137,10 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
 }
 LANGUAGE_MODELS: dict[str, Callable[[bool], nn.Module]] = {
     "bert": lambda tied: BertForMaskedLM(BertConfig(**_SIZES, tie_word_embeddings=tied)),
+    "roberta": lambda tied: RobertaForMaskedLM(RobertaConfig(**_SIZES, tie_word_embeddings=tied)),
+    "modernbert": lambda tied: ModernBertForMaskedLM(
+        ModernBertConfig(**_MODERN_BERT, tie_word_embeddings=tied)
+    ),
     "gpt2": lambda tied: GPT2LMHeadModel(GPT2Config(**_GPT2, tie_word_embeddings=tied)),
     "opt": lambda tied: OPTForCausalLM(OPTConfig(**_OPT, tie_word_embeddings=tied)),
     "llama": lambda tied: LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=tied)),

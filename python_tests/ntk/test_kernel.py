@@ -26,9 +26,8 @@ def _measured(name: str, dtype: torch.dtype, lengths: list[int], method: str) ->
     return model, samples, measure_ntk(model, samples, method=method)
 
 
-@pytest.mark.parametrize(
-    "name, padding", [*((name, "padded") for name in CLASSIFIERS), ("bert", "full"), ("t5", "full")]
-)
+@pytest.mark.parametrize("padding", LENGTHS)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_float64(name: str, padding: str) -> None:
     model, samples, found = _measured(name, torch.float64, LENGTHS[padding], "auto")
     expected = kernel(model, samples)
@@ -39,10 +38,11 @@ def test_float64(name: str, padding: str) -> None:
     assert all(FALLBACK.get(name, "none") in lost for lost in found.report.fallback)
 
 
+@pytest.mark.parametrize("padding", LENGTHS)
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_float32(name: str) -> None:
-    expected = kernel(classifier(name), batch(LENGTHS["padded"]))
-    _, _, found = _measured(name, torch.float32, LENGTHS["padded"], "auto")
+def test_float32(name: str, padding: str) -> None:
+    expected = kernel(classifier(name), batch(LENGTHS[padding]))
+    _, _, found = _measured(name, torch.float32, LENGTHS[padding], "auto")
     assert found.theta.dtype == torch.float32
     assert error(found.theta, expected) < 1e-5
 

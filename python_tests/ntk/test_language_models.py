@@ -15,6 +15,7 @@ from .models import LANGUAGE_MODELS, VOCABULARY, language_batch, language_model
 from .oracles import Function, error, kernel
 
 LENGTHS = [7, 4, 5]
+FULL = [5, 5]
 CAUSAL = ("gpt2", "opt", "llama")
 SEQUENCE_TO_SEQUENCE = ("t5", "bart")
 
@@ -76,11 +77,13 @@ def test_whole_logits(name: str, tied: bool) -> None:
     assert ("tied" in {choice.form for choice in found.report.choices}) == tied
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_label_float32(name: str) -> None:
-    exact, samples = language_model(name, True), language_batch(LENGTHS)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_label_without_padding_and_in_float32(name: str, tied: bool) -> None:
+    exact, samples = language_model(name, tied), language_batch(FULL)
     expected = kernel(exact, samples, f=_label_logit(exact, name))
-    theta = jx.ntk(language_model(name, True, torch.float32), samples, outputs="label")
+    assert error(jx.ntk(exact, samples, outputs="label"), expected) < 1e-10
+    theta = jx.ntk(language_model(name, tied, torch.float32), samples, outputs="label")
     assert error(theta, expected) < 1e-5
 
 
