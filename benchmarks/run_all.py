@@ -28,6 +28,7 @@ SCRIPTS = (
     "train_mode",
     "memory",
     "attention_operator",
+    "law_fits",
 )
 
 

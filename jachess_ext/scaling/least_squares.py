@@ -166,16 +166,31 @@ def _step(
 
 
 def _bounded_step(state: _State, lower: Array, upper: Array) -> Array:
-    """−(A + λ diag A)⁻¹ g over the coordinates that are free to move."""
+    """−(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
+
+    Where that step leaves the box, the coordinates that would are put on their bounds and the
+    others are solved for again, given those.
+    """
     g = state.gradient
     held = ((state.u <= lower) & (g >= 0)) | ((state.u >= upper) & (g <= 0))
-    free = ~held
-    matrix = state.curvature * (free[:, :, None] & free[:, None, :])
+    matrix = state.curvature.copy()
     diagonal = np.einsum("nii->ni", matrix)  # a view: writing to it writes to the matrix
     floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
     diagonal += state.damping[:, None] * diagonal + floor
-    diagonal[held] = 1.0
-    return np.linalg.solve(matrix, np.where(held, 0.0, -g)[..., None])[..., 0]
+    step = _solve_free(matrix, g, ~held, np.zeros_like(g))
+    room = np.clip(step, lower - state.u, upper - state.u)
+    out = (room != step).any(-1)
+    if out.any():
+        stopped = held[out] | (room[out] != step[out])
+        step[out] = _solve_free(matrix[out], g[out], ~stopped, np.where(stopped, room[out], 0.0))
+    return step
+
+
+def _solve_free(matrix: Array, g: Array, free: Mask, given: Array) -> Array:
+    """M s = −g in the free coordinates, with the others at `given`."""
+    right = np.where(free, -g - (matrix @ given[..., None])[..., 0], given)
+    reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
+    return np.linalg.solve(reduced, right[..., None])[..., 0]
 
 
 def _damp(state: _State, better: Mask, fall: Array, predicted: Array) -> None:

@@ -7,6 +7,10 @@ import numpy as np
 from ..arrays import Array
 from .base import Law, Parameter, Points, grid, lowest, weighted_mean
 
+_SLOPES = (0.05, 0.1, 0.2, 0.4, 0.8)
+_FLOORS = (0.0, 0.4, 0.8)
+_ALPHAS = (0.12, 0.35, 1.0, 3.0)
+
 
 class Power(Law):
     """L = (B / D^β + E)^α for D > 0.
@@ -37,7 +41,9 @@ class Power(Law):
         return value, np.stack((share, -share * beta * logs, alpha / base, value), -1)
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
-        beta, share, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), (0.0, 0.4, 0.8), (0.3, 1.0, 3.0)).T
+        # α β is the slope in ln L: grids of both, so that every α meets every slope.
+        slope, share, alpha = grid(_SLOPES, _FLOORS, _ALPHAS).T
+        beta = np.clip(slope / alpha, 0.01, 3.0)
         floor = share * lowest(log_losses, weights)[:, None] ** (1 / alpha)
         result = np.empty((*floor.shape, 4))
         result[..., 1], result[..., 2], result[..., 3] = np.log(beta), floor, np.log(alpha)
