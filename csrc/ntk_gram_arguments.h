@@ -83,6 +83,18 @@ inline GramOperands gram_operands(const Tensor& inputs, const std::vector<Tensor
   return operands;
 }
 
+// Points into the operands, which must outlive it.
+inline GramProblem gram_problem(const GramOperands& left, const GramOperands& right,
+                                bool symmetric) {
+  const Tensor &inputs = left.tensors[0], &delta = left.tensors[1];
+  return {storage_of(inputs.scalar_type()),
+          delta.size(0),
+          static_cast<int64_t>(left.tensors.size()) - 1,
+          symmetric,
+          left.side(),
+          right.side()};
+}
+
 // [C, N, C, M] zeros in the accumulation dtype.
 inline Tensor new_gram_result(const Tensor& inputs, int64_t outputs, int64_t right_samples) {
   return new_wide_zeros(inputs, {outputs, inputs.size(0), outputs, right_samples});

@@ -34,6 +34,7 @@ HOT = re.compile(r"<(float|BFloat16), (.+, )?2, 1[,>]")
 HOT_OF: dict[str, re.Pattern[str]] = {
     # the number of streams is no template argument of these
     "jet_norms.cu": re.compile(r"<(float|BFloat16), "),
+    "ntk_gram.cu": re.compile(r"<(float|BFloat16)>"),
     "sample_directions.cu": re.compile(r"<(float|BFloat16), "),
 }
 MEND = "run `make ptxas` and commit csrc/cuda/ptxas.csv with the kernels"

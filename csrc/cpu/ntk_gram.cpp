@@ -38,12 +38,7 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
   const GramOperands left = gram_operands(inputs, cotangents);
   const GramOperands right = symmetric ? left : gram_operands(right_inputs, other_cotangents);
   if (left.is_empty() || right.is_empty()) return result;
-  const GramProblem p = {storage_of(inputs.scalar_type()),
-                         cotangents.front().size(0),
-                         static_cast<int64_t>(cotangents.size()),
-                         symmetric,
-                         left.side(),
-                         right.side()};
+  const GramProblem p = gram_problem(left, right, symmetric);
   const std::vector<GramRow> rows = rows_of(p, p.left);
   const std::vector<GramRow> columns = symmetric ? rows : rows_of(p, p.right);
   const std::vector<GramPair> pairs = gram_pairs(rows, columns, symmetric);

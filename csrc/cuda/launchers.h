@@ -7,6 +7,7 @@
 #include "../attention_problem.h"
 #include "../dtypes.h"
 #include "../jet_math.h"
+#include "../ntk_gram_problem.h"
 
 namespace jachess {
 
@@ -125,6 +126,17 @@ int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats,
 int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
                                 const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
                                 JetHeads gvalue, Queue queue);
+
+// Numbers, in the accumulation type, that ntk_gram_cuda needs as scratch; and the blocks of its
+// launch, which must fit 31 bits.
+struct GramScratch {
+  int64_t numbers, blocks;
+};
+GramScratch ntk_gram_scratch(const GramProblem& problem);
+
+// result: [C, N, C, M] in the accumulation type. The problem's views are of device memory, the
+// array of them is the host's; no dimension is 0.
+int ntk_gram_cuda(const GramProblem& problem, void* scratch, void* result, Queue queue);
 
 // What an error code of a launcher means.
 const char* launch_error(int error);

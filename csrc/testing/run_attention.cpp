@@ -6,54 +6,14 @@
 // A tensor's value is its number of elements and its strides, as N,STREAM,BATCH,HEAD,ROW (of the
 // mask: N,KIND,BATCH,HEAD,QUERY,KEY); INPUT holds the elements one tensor after the other. Without
 // `gy` the forward runs and writes y and stats; with it the backward, which also reads both and
-// writes the three gradients. Every buffer is an allocation of its exact size, so that the address
-// sanitizer sees its ends.
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <map>
-#include <sstream>
-#include <string>
-#include <vector>
-
+// writes the three gradients.
 #include "../cuda/launchers.h"
-#include "cuda_shim.h"
+#include "options.h"
 
 namespace {
 
 using namespace jachess;
-using Buffer = std::vector<char>;
-
-std::ifstream input;
-std::ofstream output;
-std::map<std::string, std::string> options;
-
-double number(const std::string& name) { return std::atof(options.at(name).c_str()); }
-int integer(const std::string& name) { return std::atoi(options.at(name).c_str()); }
-
-std::vector<int64_t> integers(const std::string& name) {
-  std::vector<int64_t> values;
-  std::istringstream text(options.at(name));
-  for (std::string part; std::getline(text, part, ',');) values.push_back(std::atoll(part.c_str()));
-  return values;
-}
-
-Buffer read(int64_t bytes) {
-  Buffer buffer(static_cast<size_t>(bytes));
-  if (!input.read(buffer.data(), bytes)) {
-    std::fprintf(stderr, "run_attention: the input ends too early\n");
-    std::exit(2);
-  }
-  return buffer;
-}
-
-void write(const Buffer& buffer) {
-  output.write(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-}
-
-int64_t element_bytes(Storage storage) {
-  return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
-}
+using namespace jachess::shim;
 
 struct Heads {
   Buffer buffer;
@@ -100,28 +60,10 @@ AttentionProblem read_problem() {
   return problem;
 }
 
-int check(int error) {
-  if (error != 0) std::fprintf(stderr, "run_attention: the launcher returned %d\n", error);
-  return error == 0 ? 0 : 3;
-}
-
 }  // namespace
 
 int main(int count, char** argument) {
-  if (count < 3) {
-    std::fprintf(stderr, "run_attention: expected INPUT OUTPUT NAME=VALUE...\n");
-    return 2;
-  }
-  input.open(argument[1], std::ios::binary);
-  output.open(argument[2], std::ios::binary);
-  for (int i = 3; i < count; ++i) {
-    const std::string option = argument[i];
-    const size_t middle = option.find('=');
-    options[option.substr(0, middle)] = option.substr(middle + 1);
-  }
-  shim::backwards = integer("backwards") != 0;
-  shim::shared_limit = static_cast<size_t>(integer("shared_limit"));
-
+  parse_options(count, argument);
   AttentionProblem problem = read_problem();
   const Queue queue = {nullptr, 0};
   const int64_t element = element_bytes(problem.storage);
@@ -147,7 +89,7 @@ int main(int count, char** argument) {
     const int error = attention_jet_cuda(problem, y.view, stats.data(), queue);
     write(y.buffer);
     write(stats);
-    return check(error);
+    return exit_status(error);
   }
   Heads gy = read_heads("gy", element), y = read_heads("y", element);
   stats = read(static_cast<int64_t>(stats.size()));
@@ -161,5 +103,5 @@ int main(int count, char** argument) {
   write(gquery.buffer);
   write(gkey.buffer);
   write(gvalue.buffer);
-  return check(error);
+  return exit_status(error);
 }

@@ -40,11 +40,13 @@ DTYPES = [
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shim compiled with all kernels but attention's, which have a test of their own."""
+    """The shim compiled with all kernels but those of attention and of the NTK, which have tests of
+    their own."""
     sanitizer = sanitized.SANITIZERS["address"]
     kernels = sorted(CSRC.glob("cuda/*.cu"))
     # launch_error: the CUDA runtime's own words
-    left_out = [k for k in kernels if k.stem == "launch_error" or k.stem.startswith("attention")]
+    apart = ("launch_error", "attention", "ntk_gram")
+    left_out = [k for k in kernels if k.stem.startswith(apart)]
     sources = [CSRC / "testing" / "run_kernel.cpp", *(k for k in kernels if k not in left_out)]
     cache = sanitized.CACHE / f"shim_{sanitizer.name}"
     objects = sanitized.compile_objects(sources, [*FLAGS, *sanitizer.flags], cache)
