@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +75,40 @@ def _ntk(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_fit_options(parser: argparse.ArgumentParser) -> None:
+    from .commands import scaling_arguments
+
+    scaling_arguments.add_fit_options(parser)
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from .commands.fit import run
+
+    return _scaling(run, options)
+
+
+def _add_select_options(parser: argparse.ArgumentParser) -> None:
+    from .commands import scaling_arguments
+
+    scaling_arguments.add_select_options(parser)
+
+
+def _select(options: argparse.Namespace) -> int:
+    from .commands.select import run
+
+    return _scaling(run, options)
+
+
+def _scaling(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    from .evaluation.extras import MissingExtra
+
+    try:
+        run(options)
+    except (MissingExtra, OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
 def _doctor(_options: argparse.Namespace) -> int:
     from .doctor import main as doctor
 
@@ -88,5 +122,7 @@ def _no_options(_parser: argparse.ArgumentParser) -> None:
 _COMMANDS = {
     "demo": (_demo, _add_demo_options, "fine-tune on real text with and without JacHess"),
     "ntk": (_ntk, _add_ntk_options, "the neural tangent kernel of a model on a file of texts"),
+    "fit": (_fit, _add_fit_options, "a scaling law through every row of a table of losses"),
+    "select": (_select, _add_select_options, "which model to fine-tune, from small subsets"),
     "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
 }

@@ -113,7 +113,7 @@ class LossTable:
             raise TableError(str(error)) from None
 
 
-def read_table(source: Any) -> LossTable:
+def read_table(source: Any, fewest: int = 2) -> LossTable:
     """A table from a csv file, a DataFrame, or a LossTable as it is.
 
     Columns whose name is a whole number are sizes; `size` holds numbers of parameters; others are
@@ -122,23 +122,24 @@ def read_table(source: Any) -> LossTable:
 
     Args:
         source: path, pandas DataFrame, or LossTable.
+        fewest: models there must be.
 
     Raises:
-        TableError: not readable, no size column, sizes that do not increase, fewer than two models,
+        TableError: not readable, no size column, sizes that do not increase, too few models,
             one named twice, a cell that is no number, or a line cut short.
     """
     if isinstance(source, LossTable):
         return source
     if isinstance(source, (str, PathLike)):
-        return _from_csv(Path(source))
+        return _from_csv(Path(source), fewest)
     if hasattr(source, "columns") and hasattr(source, "index"):
-        return _from_frame(source)
+        return _from_frame(source, fewest)
     raise TableError(
         f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
     )
 
 
-def _from_csv(path: Path) -> LossTable:
+def _from_csv(path: Path, fewest: int) -> LossTable:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -160,15 +161,15 @@ def _from_csv(path: Path) -> LossTable:
         )
     columns = list(zip(*[line for line in lines if line], strict=True)) or [()] * len(header)
     names = columns[_name_column(header) or 0]
-    return _build(str(path), header, columns, names)
+    return _build(str(path), header, columns, names, fewest)
 
 
-def _from_frame(frame: Any) -> LossTable:
+def _from_frame(frame: Any, fewest: int) -> LossTable:
     header = [str(column).strip() for column in frame.columns]
     columns = [tuple(frame.iloc[:, place]) for place in range(len(header))]
     place = _name_column(header)
     names = tuple(frame.index) if place is None else columns[place]
-    return _build("the table", header, columns, names)
+    return _build("the table", header, columns, names, fewest)
 
 
 def _name_column(header: list[str]) -> int | None:
@@ -176,10 +177,10 @@ def _name_column(header: list[str]) -> int | None:
     return found[0] if found else None
 
 
-def _build(what: str, header: list[str], columns: list[Any], names: Any) -> LossTable:
+def _build(what: str, header: list[str], columns: list[Any], names: Any, fewest: int) -> LossTable:
     names = tuple(str(name).strip() for name in names)
-    if len(names) < 2:
-        raise TableError(f"{what} has {len(names)} models; expected two or more to choose from")
+    if len(names) < fewest:
+        raise TableError(f"{what} has {len(names)} models; expected {fewest} or more")
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
         raise TableError(f"{what} has the model {twice[0]!r} twice; expected one row a model")

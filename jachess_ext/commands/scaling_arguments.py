@@ -1,0 +1,102 @@
+"""The options of `jachess fit` and `jachess select`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .records import out_path
+
+LAWS = ("lensllm", "rectified", "power", "ats", "kaplan")
+METHODS = (
+    "bayes",
+    "lensllm",
+    "rectified",
+    "power",
+    "ats",
+    "subtuning",
+    "zeroshot",
+    "modelsize",
+)
+
+
+def add_fit_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `jachess fit`."""
+    _add_table(parser)
+    parser.add_argument("--law", choices=LAWS, default="lensllm", help="default %(default)s")
+    parser.add_argument(
+        "--budget", type=_positive, metavar="D", help="largest size to fit to (default: all)"
+    )
+    parser.add_argument(
+        "--target", type=_positive, nargs="+", default=[], metavar="D", help="sizes to predict"
+    )
+    parser.add_argument(
+        "--no-zero", action="store_true", help="leave a column 0 out (losses before fine-tuning)"
+    )
+    _add_rest(parser)
+
+
+def add_select_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `jachess select`."""
+    _add_table(parser)
+    parser.add_argument(
+        "--target", type=_positive, required=True, metavar="D", help="size of the full data"
+    )
+    parser.add_argument("--method", choices=METHODS, default="bayes", help="default %(default)s")
+    how_far = parser.add_mutually_exclusive_group()
+    how_far.add_argument(
+        "--budget", type=_positive, metavar="D", help="default: the table's largest below --target"
+    )
+    how_far.add_argument(
+        "--confidence",
+        type=_probability,
+        metavar="P",
+        help="the smallest budget at which one model is best with this probability",
+    )
+    parser.add_argument(
+        "--reference",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="models whose loss at --target is in the table: intervals are calibrated on them",
+    )
+    parser.add_argument("--tokens", type=_positive, default=1.0, help="an example, for the FLOPs")
+    parser.add_argument("--epochs", type=_positive, default=1.0, help="over every subset")
+    _add_rest(parser)
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "table",
+        type=Path,
+        metavar="FILE",
+        help="csv: a row a model, columns named by sizes, `size` for numbers of parameters",
+    )
+
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gamma", type=int, default=3, help="ats: points accepted unseen")
+    parser.add_argument("--tau", type=_positive, default=5.0, help="ats: deviations that stop it")
+    parser.add_argument("--level", type=_probability, default=0.9, help="of the intervals")
+    parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

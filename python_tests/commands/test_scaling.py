@@ -1,0 +1,136 @@
+"""`jachess fit` and `jachess select` as a user meets them: a table out, or one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from jachess_ext.cli import main
+from jachess_ext.scaling import LossTable, fit, select
+from python_tests.scaling import tables
+
+
+@pytest.fixture(scope="module")
+def table() -> LossTable:
+    return tables.population(0, models=6)[0]
+
+
+@pytest.fixture
+def path(table: LossTable, tmp_path: Path) -> Path:
+    return tables.write_csv(tmp_path / "losses.csv", table)
+
+
+def test_select_prints_and_writes(
+    table: LossTable, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out" / "ranking.csv"
+    given = ["--budget", "51200", "--target", "1638400", "--out", str(out)]
+    assert main(["select", str(path), *given]) == 0
+    expected = select(table, 51200, 1638400)
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == expected.ranking
+    low, _ = expected.interval_ends(0.9)
+    place = table.names.index(rows[0]["name"])
+    assert float(rows[0]["low"]) == pytest.approx(low[place])
+    printed = capsys.readouterr().out
+    assert printed.index(expected.ranking[0]) < printed.index(expected.ranking[-1])
+    assert "% of training all models" in printed and "3.12 % of the target" in printed
+
+
+def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    given = ["--target", "1638400", "--method", "subtuning", "--out", str(out)]
+    assert main(["select", str(path), *given]) == 0
+    found = json.loads(out.read_text())
+    assert found["budget"] == 819200 and found["method"] == "subtuning"
+    assert found["flops"] == pytest.approx(found["full_flops"] / 2)
+    assert set(found["rows"][0]) == {"rank", "name", "predicted"}
+
+
+def test_select_until_decided(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--target", "1638400"]
+    assert main(["select", str(path), *given, "--confidence", "0.3"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["select", str(path), *given, "--confidence", "0.9999999"]) == 0
+    captured = capsys.readouterr()
+    assert "the largest is used" in captured.err
+    assert "losses up to 819200" in captured.out
+
+
+def test_fit_prints_and_writes(
+    table: LossTable, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "fits.csv"
+    given = ["--law", "rectified", "--budget", "204800", "--target", "819200", "1638400"]
+    assert main(["fit", str(path), *given, "--out", str(out)]) == 0
+    known = table.up_to(204800)
+    fitted = fit(known.sizes, known.losses, "rectified")
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    for place, row in enumerate(rows):
+        assert row["name"] == table.names[place]
+        assert float(row["beta"]) == pytest.approx(fitted.params["beta"][place])
+        assert float(row["at 819200"]) == pytest.approx(fitted.predict(819200)[place])
+        assert float(row["high 1.6384e+06"]) == pytest.approx(fitted.interval(1638400)[1][place])
+        assert float(row["D*"]) == pytest.approx(fitted.transition.size[place])
+    assert "rectified law, 11 sizes up to 204800" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("law", ["lensllm", "power", "ats", "kaplan"])
+def test_every_law_fits_from_the_command_line(law: str, path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.json"
+    given = ["--law", law, "--target", "3276800", "--out", str(out)]
+    assert main(["fit", str(path), *given]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 6 and all(row["at 3.2768e+06"] > 0 for row in rows)
+
+
+def test_one_curve_is_enough_to_fit(tmp_path: Path) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("name,100,200,400,800,1600\na,3,2.5,2.1,1.8,1.6\n")
+    assert main(["fit", str(path)]) == 0
+
+
+BAD = [
+    (["select", "{}", "--target", "3276800", "--budget", "9999999"], "is not above the budget"),
+    (["select", "{}", "--target", "99999999", "--budget", "9999999"], "above the data"),
+    (["select", "{}", "--target", "100"], "no size below the target"),
+    (["select", "{}.none", "--target", "100"], "cannot be read"),
+    (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
+    (["fit", "{}", "--budget", "400"], "free parameters"),
+    (["fit", "{}", "--law", "ats", "--gamma", "2"], "gamma is 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD)
+def test_bad_input_is_one_sentence_and_no_file(
+    arguments: list[str], words: str, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    code = main([*(part.format(path) for part in arguments), "--out", str(out)])
+    error = capfd.readouterr().err
+    assert code == 2 and words in error and "Traceback" not in error
+    assert error.startswith(f"jachess {arguments[0]}: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fit"],
+        ["select", "t.csv"],
+        ["select", "t.csv", "--target", "-1"],
+        ["select", "t.csv", "--target", "9", "--confidence", "2"],
+        ["fit", "t.csv", "--out", "x.txt"],
+        ["fit", "t.csv", "--law", "cubic"],
+    ],
+)
+def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "Traceback" not in capfd.readouterr().err
