@@ -51,14 +51,23 @@ def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
     assert set(found["rows"][0]) == {"rank", "name", "predicted"}
 
 
-def test_select_until_decided(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--target", "1638400"]
-    assert main(["select", str(path), *given, "--confidence", "0.3"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["select", str(path), *given, "--confidence", "0.9999999"]) == 0
+def test_select_until_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    level = [3.0, 2.7, 2.4, 2.2, 2.05, 1.95]
+    rows = ["name,100,200,400,800,1600,3200"]
+    rows += [f"{name}," + ",".join(str(factor * x) for x in level) for name, factor in PAIR]
+    path = tmp_path / "pair.csv"
+    path.write_text("\n".join(rows) + "\n")
+    given = ["select", str(path), "--target", "12800"]
+    assert main([*given, "--confidence", "0.6"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and "FLOPs" not in captured.out
+    assert main([*given, "--confidence", "0.9999999"]) == 0
     captured = capsys.readouterr()
     assert "the largest is used" in captured.err
-    assert "losses up to 819200" in captured.out
+    assert "losses up to 3200" in captured.out
+
+
+PAIR = (("a", 1.0), ("b", 1.03))
 
 
 def test_fit_prints_and_writes(
