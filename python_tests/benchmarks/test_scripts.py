@@ -15,6 +15,7 @@ from benchmarks import (
     engine_vs_func,
     equal_spread,
     memory,
+    ntk_methods,
     operators,
     profile_step,
     step_vs_plain,
@@ -69,6 +70,35 @@ def test_equal_spread_reports_what_the_ratio_is_made_of() -> None:
     rows = equal_spread.main([*QUICK, "--scopes", "first", "--draws", "2"])
     assert [row.figure.split(":")[0] for row in rows] == list(equal_spread.OURS)
     assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
+
+
+def test_ntk_methods_agree_and_are_compared(tmp_path: Path) -> None:
+    """The script itself refuses a method that computes another kernel."""
+    rows = ntk_methods.main([*QUICK, "--parts", "time", "rate", "--results", str(tmp_path)])
+    assert [row.baseline for row in rows] == [
+        "jacobian",
+        "vmap-grad",
+        "ntk-vector",
+        "jx.ntk",
+        "GEMM",
+    ]
+    assert all(row.p50 > 0 and math.isfinite(row.ratio) and row.ratio > 0 for row in rows)
+    assert (tmp_path / "ntk_methods.csv").is_file()
+
+
+def test_ntk_methods_refuses_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ntk_methods.METHODS["jacobian"]
+    wrong = lambda m, b: type(right(m, b))(lambda: 1.001 * right(m, b).step())  # noqa: E731
+    monkeypatch.setitem(ntk_methods.METHODS, "jacobian", wrong)
+    with pytest.raises(RuntimeError, match=r"jacobian disagrees with jx\.ntk"):
+        ntk_methods.main([*QUICK, "--parts", "time", "--methods", "jacobian"])
+
+
+@pytest.mark.slow
+def test_ntk_memory_is_measured_in_processes_of_their_own() -> None:
+    rows = ntk_methods.main([*QUICK, "--parts", "memory", "--methods", "jacobian"])
+    assert [row.baseline for row in rows] == ["jacobian"]
+    assert rows[0].unit == "MiB" and rows[0].p50 >= 0
 
 
 @pytest.mark.slow
