@@ -109,6 +109,25 @@ def _scaling(run: Callable[[argparse.Namespace], None], options: argparse.Namesp
     return 0
 
 
+def _add_bound_options(parser: argparse.ArgumentParser) -> None:
+    from .commands import bound_arguments
+
+    bound_arguments.add_options(parser)
+
+
+def _bound(options: argparse.Namespace) -> int:
+    from .evaluation.extras import MissingExtra
+    from .tasks.examples import DataError
+
+    try:
+        from .commands.bound import run
+
+        run(options)
+    except (DataError, MissingExtra, OSError, ValueError, RuntimeError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
 def _doctor(_options: argparse.Namespace) -> int:
     from .doctor import main as doctor
 
@@ -124,5 +143,6 @@ _COMMANDS = {
     "ntk": (_ntk, _add_ntk_options, "the neural tangent kernel of a model on a file of texts"),
     "fit": (_fit, _add_fit_options, "a scaling law through every row of a table of losses"),
     "select": (_select, _add_select_options, "which model to fine-tune, from small subsets"),
+    "bound": (_bound, _add_bound_options, "how far fine-tuning went, in the loss's curvature"),
     "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
 }

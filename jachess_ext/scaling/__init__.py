@@ -1,5 +1,6 @@
 """Scaling laws of fine-tuning, and choosing a model to fine-tune from small subsets."""
 
+from .bound import Bound, pac_bayes
 from .fitted import FittedLaw, Transition
 from .fitting import fit
 from .metrics import coverage, log_rmse, pear_corr, rel_acc
@@ -8,6 +9,7 @@ from .selection import Selection
 from .table import LossTable, TableError, read_table
 
 __all__ = [
+    "Bound",
     "FittedLaw",
     "LossTable",
     "Selection",
@@ -16,6 +18,7 @@ __all__ = [
     "coverage",
     "fit",
     "log_rmse",
+    "pac_bayes",
     "pear_corr",
     "read_table",
     "rel_acc",
