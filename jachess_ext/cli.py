@@ -128,6 +128,31 @@ def _bound(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_finetune_options(parser: argparse.ArgumentParser) -> None:
+    from .experiment.arguments import add_finetune_options
+
+    add_finetune_options(parser)
+
+
+def _add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    from .experiment.arguments import add_evaluate_options
+
+    add_evaluate_options(parser)
+
+
+def _experiment(options: argparse.Namespace) -> int:
+    from .evaluation.extras import MissingExtra
+    from .jet import MissingJetRule
+    from .tasks.examples import DataError
+
+    try:
+        from .experiment import commands
+
+        return getattr(commands, options.command)(options)
+    except (DataError, MissingExtra, MissingJetRule, ImportError) as error:
+        raise UserError(str(error)) from error
+
+
 def _doctor(_options: argparse.Namespace) -> int:
     from .doctor import main as doctor
 
@@ -144,5 +169,15 @@ _COMMANDS = {
     "fit": (_fit, _add_fit_options, "a scaling law through every row of a table of losses"),
     "select": (_select, _add_select_options, "which model to fine-tune, from small subsets"),
     "bound": (_bound, _add_bound_options, "how far fine-tuning went, in the loss's curvature"),
+    "finetune": (
+        _experiment,
+        _add_finetune_options,
+        "compare methods over tasks and seeds; goes on where it was stopped",
+    ),
+    "evaluate": (
+        _experiment,
+        _add_evaluate_options,
+        "draw a comparison's tables and report again, or judge a fine-tuned model",
+    ),
     "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
 }

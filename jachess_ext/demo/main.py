@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..progress import BarProgress
 from .run import Options, run
-from .terminal import BarProgress, print_table
+from .terminal import print_table
 from .write import check_folder, write_outcome
 
 

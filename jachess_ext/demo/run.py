@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from ..evaluation.extras import require
 from ..evaluation.judge import judge, layer_norms
 from ..evaluation.robustness import embedding_scale
+from ..progress import Progress
 from ..tasks.batches import Encoded, encode
 from ..tasks.examples import DataError, Task
 from ..tasks.files import Columns, file_task
@@ -156,18 +155,3 @@ def _setting(
         "threads": torch.get_num_threads(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-class Progress:
-    """Receives how far a run has come; this one keeps quiet, `terminal.BarProgress` draws bars."""
-
-    def total(self, count: int) -> None:
-        """How many times `advance` will be called."""
-
-    def advance(self) -> None:
-        """One step or judgement is done."""
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """What is being done meanwhile."""
-        yield

@@ -48,12 +48,19 @@ def score_over_noise_figure(
         score_name: label of the vertical axis.
         unit: what δ is measured in.
     """
+    return score_curves_figure(deltas, scores, f"δ ({unit})", score_name)
+
+
+def score_curves_figure(
+    places: Sequence[float], scores: Mapping[str, npt.ArrayLike], across: str, up: str
+) -> bytes:
+    """Scores of every method [seeds, D] over `places` [D]: mean over seeds, with its spread."""
     figure, (panel,) = _figure(1, height=3.4, width=5.2)
     for index, (name, values) in enumerate(scores.items()):
         runs = np.asarray(values, dtype=np.float64)
         spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
         panel.errorbar(
-            deltas,
+            places,
             runs.mean(axis=0),
             yerr=spread,
             label=name,
@@ -63,8 +70,8 @@ def score_over_noise_figure(
             capsize=2,
             linewidth=1.5,
         )
-    panel.set(xlabel=f"δ ({unit})", ylabel=score_name)
-    panel.legend(frameon=False)
+    panel.set(xlabel=across, ylabel=up)
+    panel.legend(frameon=False, fontsize="small")
     return _png(figure)
 
 

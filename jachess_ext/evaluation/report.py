@@ -80,17 +80,18 @@ def write_json(path: Path, content: Any) -> None:
     Raises:
         TypeError: something JSON cannot hold; the file is not touched.
     """
-    text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, text + "\n")
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """Plain JSON values: arrays as lists, NaN and infinities as None."""
     if isinstance(content, dict):
-        return {str(key): _finite(value) for key, value in content.items()}
+        return {str(key): finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     if hasattr(content, "tolist"):  # numpy arrays and scalars, torch tensors
-        return _finite(content.tolist())
+        return finite(content.tolist())
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content

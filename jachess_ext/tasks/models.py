@@ -36,6 +36,19 @@ def load_tokenizer(source: str | Path) -> Any:
     return tokenizer
 
 
+def load_config(source: str | Path) -> Any:
+    """The model's configuration.
+
+    Raises:
+        DataError: it cannot be loaded.
+        MissingExtra: transformers is not installed.
+    """
+    try:
+        return require("transformers").AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:
+        raise DataError(_cannot("model", source, error)) from error
+
+
 def load_model(
     source: str | Path, outputs: int, tokenizer: Any, seed: int, *, regression: bool = False
 ) -> Any:
@@ -93,6 +106,42 @@ def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
         transformers.utils.logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
+
+
+def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
+    """A model as it was fine-tuned, head included; LoRA adapters are applied.
+
+    Raises:
+        DataError: it cannot be loaded, was saved without a head, or has another number of outputs.
+        MissingExtra: transformers (or, for adapters, peft) is not installed.
+    """
+    adapters = (Path(source) / "adapter_config.json").is_file()
+    kind = require("peft" if adapters else "transformers")
+    auto = (
+        kind.AutoPeftModelForSequenceClassification
+        if adapters
+        else kind.AutoModelForSequenceClassification
+    )
+    settings = {"num_labels": outputs} if adapters else {"output_loading_info": True}
+    try:
+        found = auto.from_pretrained(
+            source, trust_remote_code=False, dtype=torch.float32, **settings
+        )
+    except Exception as error:
+        raise DataError(_cannot("model", source, error)) from error
+    model, report = (found, {}) if adapters else found
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise DataError(
+            f"the model {str(source)!r} has no trained head (its checkpoint lacks {missing[0]}); "
+            "give a fine-tuned one"
+        )
+    if model.config.num_labels != outputs:
+        raise DataError(
+            f"the model {str(source)!r} has {model.config.num_labels} outputs, the task {outputs}"
+        )
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval()
 
 
 def _cannot(what: str, source: str | Path, error: Exception) -> str:

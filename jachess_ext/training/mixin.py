@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
 from . import checkpoint
@@ -171,10 +172,17 @@ class JacHessMixin(_Base):
         streamed = isinstance(dataset, IterableDataset)
         generator = torch.Generator().manual_seed(self.args.seed + seed_offset)
         size = self.jachess.unlab_batch_size or self.args.per_device_train_batch_size
+        if dataset is not self.unlabelled_dataset:
+            size = self.args.train_batch_size
+        grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
+        sampler = None
+        if grouped:
+            sampler = LengthGroupedSampler(size, dataset, generator=generator)
         return DataLoader(
             dataset,
-            batch_size=size if dataset is self.unlabelled_dataset else self.args.train_batch_size,
-            shuffle=not streamed,
+            batch_size=size,
+            sampler=sampler,
+            shuffle=not (streamed or grouped),
             generator=generator,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )

@@ -17,7 +17,17 @@ from .method_runs import SETTINGS, first_figures, method_trainer
 from .runs import assert_same_parameters, examples, furthest, trainer
 from .test_accumulation import mean_loss
 
-PLAIN = [name for name in SETTINGS if not name.endswith("-unlab")]
+FAST = ("none", "l2", "sam", "r3f", "jacobian-joint", "cross-holder-unlab", "jachess-train")
+"""Every method once and every mode once; the other pairs are slow tests."""
+
+
+def methods(*without: str) -> list[Any]:
+    """The names of `SETTINGS` that do not end in one of `without`."""
+    return [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        for name in SETTINGS
+        if not name.endswith(without)
+    ]
 
 
 @pytest.fixture
@@ -62,10 +72,13 @@ def ragged(labels: bool = True) -> list[dict]:
     return rows[::2] + rows[1::2]
 
 
-GPT2 = [(name, "gpt2") for name in ("none", "r3f", "jachess-joint")]
+GPT2 = [("none", "gpt2"), ("jachess-joint", "gpt2")]
 
 
-@pytest.mark.parametrize("name, family", [(name, "bert") for name in SETTINGS] + GPT2)
+@pytest.mark.parametrize(
+    "name, family",
+    [pytest.param(*p.values, "bert", marks=p.marks) for p in methods()] + GPT2,
+)
 def test_padding_side_changes_nothing(tmp_path: Path, name: str, family: str) -> None:
     runs = []
     for side in ("left", "right"):
@@ -87,7 +100,9 @@ def test_padding_side_changes_nothing(tmp_path: Path, name: str, family: str) ->
 
 @pytest.mark.usefixtures("equal_directions", "equal_noise")
 @pytest.mark.parametrize(
-    "name, own_loss", [(name, False) for name in PLAIN] + [("l2", True), ("r3f", True)]
+    "name, own_loss",
+    [pytest.param(*p.values, False, marks=p.marks) for p in methods("-unlab")]
+    + [("l2", True), ("r3f", True)],
 )
 def test_micro_batches_change_nothing(tmp_path: Path, name: str, own_loss: bool) -> None:
     runs = []
@@ -115,7 +130,7 @@ def test_micro_batches_change_nothing(tmp_path: Path, name: str, own_loss: bool)
 
 
 @pytest.mark.usefixtures("equal_noise")
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", methods())
 def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None:
     figures = []
     for bf16 in (False, True):
@@ -196,8 +211,10 @@ def test_regression(tmp_path: Path, name: str) -> None:
     assert sum(losses[4:]) < sum(losses[:4])
 
 
-@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f", "jachess-train", "jacobian-joint"])
-@pytest.mark.parametrize("family", ["bert", "opt"])
+@pytest.mark.parametrize(
+    "family, name",
+    [("bert", "jachess-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")],
+)
 def test_lora(tmp_path: Path, name: str, family: str) -> None:
     model = with_lora(classifier(family, dtype=torch.float32))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}

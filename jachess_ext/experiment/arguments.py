@@ -1,0 +1,130 @@
+"""The options of `jachess finetune` and `jachess evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .grid import Grid, make_grid, quick, read_grid
+
+
+def add_finetune_options(parser: argparse.ArgumentParser) -> None:
+    """Options given replace those of --grid; nothing is imported that the package does not need."""
+    what = parser.add_argument_group("what to compare")
+    what.add_argument("--grid", type=Path, metavar="FILE", help="JSON with these settings by name")
+    what.add_argument("--model", metavar="PATH_OR_HUB_ID")
+    what.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help="glue/cola, hub:owner/name, folder, train:dev"
+    )
+    what.add_argument(
+        "--methods", nargs="+", metavar="METHOD", help="like none or jachess-unlab,weights=norm"
+    )
+    what.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default 0 1 2 3 4")
+    what.add_argument(
+        "--shift", nargs="+", metavar="TASK=TARGET", help="judge models of a task on a target too"
+    )
+    add_data_options(parser)
+    size = parser.add_argument_group("rows (default: all, and 1000 unlabelled)")
+    size.add_argument("--train-size", type=int, metavar="N")
+    size.add_argument("--unlabelled-size", type=int, metavar="N")
+    how = parser.add_argument_group("how to train, the same for all methods")
+    how.add_argument("--epochs", type=float)
+    how.add_argument("--batch-size", type=int)
+    how.add_argument("--lr", type=float, help="default 2e-5, with --lora 1e-4")
+    how.add_argument("--lora", action="store_true", default=None, help="peft, r 8, alpha 16")
+    how.add_argument("--bf16", action="store_true", default=None)
+    how.add_argument("--torch-compile", action="store_true", default=None)
+    tune = parser.add_argument_group("strengths to choose from, on training rows alone")
+    tune.add_argument("--strengths", nargs="+", type=float, metavar="X")
+    tune.add_argument("--unlab-rates", nargs="+", type=float, metavar="X", help="mode unlab")
+    tune.add_argument("--validation", type=float, metavar="SHARE")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--out", type=Path, default=Path("jachess-finetune"), metavar="FOLDER")
+    run.add_argument("--processes", type=int, default=1, metavar="N")
+    run.add_argument("--threads", type=int, default=1, metavar="N", help="of each process")
+    run.add_argument("--save-models", action="store_true", help="below <out>/models")
+    run.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
+    run.add_argument("--quick", action="store_true", help="one seed, few rows: does it run?")
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Columns and lengths, of both commands."""
+    data = parser.add_argument_group("data")
+    data.add_argument("--text-column", metavar="NAME")
+    data.add_argument("--pair-column", metavar="NAME")
+    data.add_argument("--label-column", metavar="NAME")
+    data.add_argument("--regression", action="store_true", default=None, help="labels are numbers")
+    data.add_argument("--dev-size", type=int, metavar="N")
+    data.add_argument("--max-length", type=int, metavar="TOKENS")
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """A results folder to draw again, or a model to judge."""
+    parser.add_argument(
+        "results", nargs="?", type=Path, help="folder or results.jsonl of jachess finetune"
+    )
+    parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="a fine-tuned model to judge")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="as for jachess finetune")
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="of the report, or of the figures as JSON"
+    )
+    add_data_options(parser)
+
+
+_PLACES = {
+    "columns": {
+        "text_column": "text",
+        "pair_column": "pair",
+        "label_column": "label",
+        "regression": "regression",
+    },
+    "recipe": {
+        "epochs": "epochs",
+        "batch_size": "batch_size",
+        "lr": "lr",
+        "lora": "lora",
+        "bf16": "bf16",
+        "torch_compile": "torch_compile",
+        "max_length": "max_length",
+    },
+    "tuning": {
+        "strengths": "strength",
+        "unlab_rates": "unlab_lr_ratio",
+        "validation": "validation",
+    },
+}
+_TOP = (
+    *("model", "tasks", "methods", "seeds"),
+    *("train_size", "unlabelled_size", "dev_size"),
+)
+
+
+def grid_from(given: argparse.Namespace) -> Grid:
+    """The grid of --grid with the options given in place of its settings.
+
+    Raises:
+        DataError: a setting that is missing, unknown or out of range.
+    """
+    content: dict[str, Any] = read_grid(given.grid) if getattr(given, "grid", None) else {}
+    for name in _TOP:
+        if getattr(given, name, None) is not None:
+            content[name] = getattr(given, name)
+    for part, names in _PLACES.items():
+        values = {
+            field: getattr(given, option)
+            for option, field in names.items()
+            if getattr(given, option, None) is not None
+        }
+        if values:
+            content[part] = {**content.get(part, {}), **values}
+    if getattr(given, "shift", None):
+        shift: dict[str, list[str]] = {}
+        for pair in given.shift:
+            task, _, target = pair.partition("=")
+            shift.setdefault(task, []).append(target)
+        content["shift"] = shift
+    content = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    grid = make_grid(content)
+    return quick(grid) if getattr(given, "quick", False) else grid

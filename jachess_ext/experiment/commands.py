@@ -1,0 +1,105 @@
+"""`jachess finetune` and `jachess evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from ..evaluation.judge import judge
+from ..evaluation.report import write_json
+from ..evaluation.robustness import embedding_scale
+from ..progress import BarProgress
+from ..tasks.batches import encode
+from ..tasks.examples import DataError
+from ..tasks.models import load_fine_tuned, load_tokenizer
+from ..tasks.spec import load_task, selected
+from .arguments import grid_from
+from .estimate import estimate, print_estimate
+from .grid import Grid
+from .jobs import Record
+from .one_run import figures_of
+from .report import print_report, write_report
+from .run import run_grid
+from .store import RESULTS, read_results
+from .workers import prepare
+
+
+def finetune(options: argparse.Namespace) -> int:
+    """Runs the grid, prints its tables and writes the report; 1 where a run has failed.
+
+    Raises:
+        DataError: what was given cannot be used; nothing has been trained.
+    """
+    grid = grid_from(options)
+    for name in ("processes", "threads"):
+        if getattr(options, name) < 1:
+            raise DataError(f"--{name} is {getattr(options, name)}; expected at least 1")
+    size = {"processes": options.processes, "threads": options.threads}
+    if options.estimate:
+        with BarProgress() as progress:
+            found = estimate(grid, **size, progress=progress)
+        print_estimate(found)
+        return 0
+    with BarProgress() as progress:
+        records = run_grid(
+            grid, options.out, **size, save_models=options.save_models, progress=progress
+        )
+    print_report(records)
+    write_report(options.out / "report.html", records)
+    print(f"Report: {options.out / 'report.html'}, from {RESULTS} beside it")
+    return int(any(record["error"] for record in records))
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Draws a results file again, or judges a fine-tuned model.
+
+    Raises:
+        DataError: what was given cannot be used.
+    """
+    if (options.results is None) == (options.model is None):
+        raise DataError("give either a results folder or --model with --tasks")
+    if options.results is not None:
+        records = read_results(options.results)
+        folder = options.results if options.results.is_dir() else options.results.parent
+        print_report(records)
+        path = options.out or folder / "report.html"
+        write_report(path, records)
+        print(f"Report: {path}")
+        return 0
+    options.methods = ["none"]
+    grid = grid_from(options)
+    prepare(options.threads)
+    figures = [_judged(grid, spec) for spec in grid.tasks]
+    for found in figures:
+        _print(found)
+    if options.out is not None:
+        write_json(Path(options.out), figures)
+    return 0
+
+
+def _judged(grid: Grid, spec: str) -> Record:
+    task = selected(load_task(spec, grid.columns), None, 1, grid.dev_size, grid.data_seed)
+    tokenizer = load_tokenizer(grid.model)
+    model = load_fine_tuned(grid.model, task.outputs, tokenizer)
+    found = judge(
+        model,
+        encode(task.dev, tokenizer, grid.recipe.max_length),
+        task.metric,
+        embedding_scale(model),
+        grid.conditions,
+        regression=task.regression,
+    )
+    head = {"task": task.name, "model": grid.model, "metric": task.metric.name}
+    return head | {"conditions": asdict(grid.conditions)} | figures_of(found, grid.conditions)
+
+
+def _print(found: Record) -> None:
+    lines = [f"{found['task']}: {found['metric']} {found['score']:.3f}"]
+    if found["brier"] is not None:
+        lines.append(f"  Brier {found['brier']:.3f}, ECE {found['ece']:.3f}")
+    lines += [f"  {float(s):.0%} tokens unknown: {v:.3f}" for s, v in found["corrupted"].items()]
+    lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in found["noisy"].items()]
+    if found["jacobian"]:
+        lines.append(f"  Σ‖J‖ {sum(found['jacobian']):,.0f}, Σ‖H‖ {sum(found['hessian']):,.0f}")
+    print("\n".join(lines))

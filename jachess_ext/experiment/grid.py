@@ -1,0 +1,162 @@
+"""`Grid`: what a comparison runs, from the command line or a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..evaluation.judge import Conditions
+from ..tasks.examples import DataError
+from ..tasks.files import Columns
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every method fine-tunes, the same for all.
+
+    `lr` None: 2e-5, with LoRA 1e-4 (the paper's). `warmup`: share of the steps.
+    """
+
+    epochs: float = 5.0
+    batch_size: int = 16
+    lr: float | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    max_length: int = 128
+    lora: bool = False
+    bf16: bool = False
+    gradient_accumulation: int = 1
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the paper's."""
+        return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "max_length", "gradient_accumulation"):
+            if not getattr(self, name) > 0:
+                raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise DataError(f"lr is {self.lr}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a method's knob (`MethodArguments.knob`) is chosen, on training rows alone.
+
+    For each task and method, models trained on the rest of the training rows are judged on the
+    `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
+    better calibrated, then the smaller). Without values for a knob it stays as the method has it.
+    """
+
+    strength: tuple[float, ...] = ()
+    unlab_lr_ratio: tuple[float, ...] = ()
+    validation: float = 0.25
+    seeds: tuple[int, ...] = (1000,)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
+
+    def values(self, knob: str | None) -> tuple[float, ...]:
+        """The values to try for a knob."""
+        return () if knob is None else tuple(sorted(getattr(self, knob)))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Methods × tasks × seeds of one model.
+
+    `tasks` are specifications of `tasks.spec.load_task`; `shift` maps a task's name to those of
+    tasks whose dev rows its models are judged on as well; `methods` are texts for
+    `MethodArguments.parse`. Sizes None: all rows.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    shift: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    train_size: int | None = None
+    unlabelled_size: int | None = 1000
+    dev_size: int | None = None
+    data_seed: int = 0
+    columns: Columns = field(default_factory=Columns)
+    recipe: Recipe = field(default_factory=Recipe)
+    tuning: Tuning = field(default_factory=Tuning)
+    conditions: Conditions = field(default_factory=Conditions)
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "methods", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise DataError(f"{name} is {list(values)}; expected some, each of them once")
+
+
+_PARTS = {"columns": Columns, "recipe": Recipe, "tuning": Tuning, "conditions": Conditions}
+
+
+def read_grid(path: Path) -> dict[str, Any]:
+    """The fields of a grid file: JSON with the names of `Grid`'s fields.
+
+    Raises:
+        DataError: it cannot be read or is no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a JSON object with the names of settings")
+    return content
+
+
+def make_grid(content: Mapping[str, Any]) -> Grid:
+    """A `Grid` from plain values; lists become tuples, objects the grid's parts.
+
+    Raises:
+        DataError: a name that is not a setting, one that is missing, or a bad value.
+    """
+    content = dict(content)
+    for name, kind in _PARTS.items():
+        if name in content:
+            content[name] = _part(name, kind, content[name])
+    if "shift" in content:
+        content["shift"] = {
+            task: (targets,) if isinstance(targets, str) else tuple(targets)
+            for task, targets in content["shift"].items()
+        }
+    missing = [name for name in ("model", "tasks", "methods") if not content.get(name)]
+    if missing:
+        raise DataError(f"the grid has no {missing[0]}; it needs model, tasks and methods")
+    return _part("the grid", Grid, content)
+
+
+def _part(name: str, kind: Any, content: Any) -> Any:
+    if isinstance(content, kind):
+        return content
+    known = [f.name for f in fields(kind)]
+    unknown = sorted(set(content) - set(known)) if isinstance(content, Mapping) else [content]
+    if unknown:
+        raise DataError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    return kind(**values)
+
+
+def quick(grid: Grid) -> Grid:
+    """The same at a size that shows that everything runs: one seed, few rows, one epoch."""
+    return replace(
+        grid,
+        seeds=grid.seeds[:1],
+        train_size=min(grid.train_size or 64, 64),
+        unlabelled_size=min(grid.unlabelled_size or 32, 32),
+        dev_size=min(grid.dev_size or 64, 64),
+        recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
+    )

@@ -1,0 +1,162 @@
+"""The runs of a grid, in order: first those that choose strengths, then those that count."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from ..evaluation.judge import Conditions
+from ..tasks.examples import DataError, Task
+from ..tasks.spec import check_shift, digest, held_out, load_task, selected
+from ..training import MethodArguments
+from .checks import check_methods, check_model
+from .grid import Grid, Recipe
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fine-tuning and its judgement; everything its result depends on.
+
+    Attributes:
+        method: as it stands in the grid, which is its name in tables.
+        value: of the method's knob; None: as the method has it.
+        shift: tasks on whose dev rows the model is judged as well.
+    """
+
+    kind: Literal["tuning", "final"]
+    model: str
+    task: Task
+    method: str
+    value: float | None
+    seed: int
+    recipe: Recipe
+    conditions: Conditions
+    shift: tuple[Task, ...] = ()
+
+    @property
+    def arguments(self) -> MethodArguments:
+        """The method with the knob at `value`."""
+        made = MethodArguments.parse(self.method)
+        if self.value is not None and made.knob is not None:
+            settings: dict[str, Any] = {made.knob: self.value}
+            made = replace(made, **settings)
+        return made
+
+    @cached_property
+    def name(self) -> str:
+        """Readable, and with a digest of all the run depends on; serves as a file name."""
+        content = [
+            *(self.kind, self.model, digest(self.task), self.method, self.value, self.seed),
+            *(asdict(self.recipe), asdict(self.conditions), [digest(t) for t in self.shift]),
+        ]
+        key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
+        return f"{self.kind}-{words}-s{self.seed}-{key}"
+
+
+@dataclass(frozen=True)
+class LoadedGrid:
+    """A grid and its tasks, checked: nothing that follows can fail for what the user gave."""
+
+    grid: Grid
+    tasks: tuple[Task, ...]
+    shift: Mapping[str, tuple[Task, ...]]
+
+
+def load(grid: Grid) -> LoadedGrid:
+    """Loads all data and checks methods, model and shifts, before any training starts.
+
+    Raises:
+        DataError: a task, method, size or shift that cannot be used.
+    """
+    methods = check_methods(grid.methods)
+    check_model(grid, methods)
+    tasks = tuple(
+        selected(
+            load_task(spec, grid.columns),
+            *(grid.train_size, grid.unlabelled_size, grid.dev_size, grid.data_seed),
+        )
+        for spec in grid.tasks
+    )
+    names = [task.name for task in tasks]
+    if len(set(names)) != len(names):
+        raise DataError(
+            f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
+        )
+    unknown = sorted(set(grid.shift) - set(names))
+    if unknown:
+        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
+    shift = {}
+    for task in tasks:
+        targets = [load_task(spec, grid.columns) for spec in grid.shift.get(task.name, ())]
+        for target in targets:
+            check_shift(task, target)
+        shift[task.name] = tuple(_judged_only(target, grid) for target in targets)
+    if any(tuned(method, grid) for method in grid.methods):
+        for task in tasks:
+            held_out(task, grid.tuning.validation)
+    return LoadedGrid(grid, tasks, shift)
+
+
+def _judged_only(target: Task, grid: Grid) -> Task:
+    """A task of which only the dev rows are needed: the others are not carried about."""
+    drawn = selected(target, None, 1, grid.dev_size, grid.data_seed)
+    return replace(drawn, train=drawn.train.first(1))
+
+
+def tuned(method: str, grid: Grid) -> tuple[float, ...]:
+    """The values to try for a method: none where its text sets the knob, or it has none."""
+    knob = MethodArguments.parse(method).knob
+    return () if knob is None or f"{knob}=" in method else grid.tuning.values(knob)
+
+
+def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
+    """Every method with values to try, on every task; judged by the clean score alone."""
+    grid = loaded.grid
+    bare = replace(grid.conditions, corruption=(), deltas=(), sequences=0)
+    return [
+        Job("tuning", grid.model, part, method, value, seed, grid.recipe, bare)
+        for task in loaded.tasks
+        for method in grid.methods
+        if (values := tuned(method, grid))
+        for part in [held_out(task, grid.tuning.validation)]
+        for value in values
+        for seed in grid.tuning.seeds
+    ]
+
+
+def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> list[Job]:
+    """Every method on every task from every seed, knobs as `chosen`."""
+    grid = loaded.grid
+    return [
+        Job(
+            *("final", grid.model, task, method, chosen.get((task.name, method)), seed),
+            *(grid.recipe, grid.conditions, loaded.shift[task.name]),
+        )
+        for task in loaded.tasks
+        for method in grid.methods
+        for seed in grid.seeds
+    ]
+
+
+def choose(records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """(task, method) → the value of the knob, from the records of tuning runs; see `Tuning`."""
+    found: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
+    for record in records:
+        by_value = found.setdefault((record["task"], record["method"]), {})
+        score = -np.inf if record["score"] is None else record["score"]
+        brier = 0.0 if record["brier"] is None else record["brier"]
+        by_value.setdefault(record["value"], []).append((score, -brier))
+    return {
+        key: max(sorted(by_value), key=lambda value: tuple(np.mean(by_value[value], axis=0)))
+        for key, by_value in found.items()
+    }

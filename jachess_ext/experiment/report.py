@@ -1,0 +1,176 @@
+"""The report of a results file: tables on a terminal, and one HTML page with figures inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..evaluation.calibration import Reliability
+from ..evaluation.extras import require
+from ..evaluation.figures import reliability_figure, score_curves_figure
+from ..evaluation.report import Picture, Section, Table, write_html
+from .jobs import Record
+from .tables import (
+    NOTE,
+    Figure,
+    Results,
+    ablation_tables,
+    calibration_tables,
+    chosen_table,
+    corruption_tables,
+    failed_table,
+    score_table,
+    shift_table,
+    smoothness_table,
+)
+
+_PANELS = 3  # side by side in one picture: more could not be read on a phone
+
+
+def write_report(path: Path, records: Sequence[Record]) -> None:
+    """Writes the page, whole or not at all."""
+    write_html(path, "Comparison of regularisation methods", sections(records))
+
+
+def sections(records: Sequence[Record]) -> list[Section]:
+    """What the page holds, in the paper's order; sections without content are left out."""
+    results = Results.of(records)
+    made = [
+        Section("Scores", _what_was_run(results), [score_table(results)]),
+        Section(
+            "Token corruption",
+            tables=corruption_tables(results),
+            pictures=_curves(results, "corrupted", "share of tokens replaced"),
+        ),
+        Section("Domain shift", tables=_some(shift_table(results))),
+        Section(
+            "Calibration",
+            tables=calibration_tables(results),
+            pictures=_reliability_pictures(results),
+        ),
+        Section(
+            "Embedding noise",
+            pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)"),
+        ),
+        Section("Smoothness", tables=_some(smoothness_table(results))),
+        Section("Ablations", tables=ablation_tables(results)),
+        Section("Chosen strengths", tables=_some(chosen_table(results))),
+        Section("Failures", tables=_some(failed_table(results))),
+        Section("Settings", literal=[_settings(results)]),
+    ]
+    return [s for s in made if s.tables or s.pictures or s.literal]
+
+
+def _some(table: Table | None) -> list[Table]:
+    return [] if table is None else [table]
+
+
+def _what_was_run(results: Results) -> list[str]:
+    first = results.records[0]
+    seeds = sorted({r["seed"] for r in results.records})
+    rows = {
+        r["task"]: "{} training, {} unlabelled, {} judged".format(*r["rows"])
+        for r in results.records
+    }
+    return [
+        f"Model: {first['model']}. Seeds: {', '.join(map(str, seeds))}. "
+        + "; ".join(f"{task}: {text}" for task, text in rows.items())
+        + ".",
+        "All methods start from the same weights and see the same labelled rows in the same order; "
+        "epochs and learning rate are the same for all.",
+    ]
+
+
+def _settings(results: Results) -> str:
+    methods = {r["method"]: r["settings"] for r in results.records}
+    content = {"recipe": results.records[0]["recipe"], "methods": methods}
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def _curves(results: Results, name: str, across: str) -> list[Picture]:
+    """One picture a task: scores over the places of `name`, clean ones first."""
+    pictures = []
+    for task in results.tasks:
+        places = sorted(
+            {float(k) for r in results.records if r["task"] == task for k in (r.get(name) or {})}
+            | {0.0}
+        )
+        if len(places) < 2:
+            continue
+        scores = {}
+        for method in results.methods:
+            columns = [results.by_seed(method, task, _at(name, place)) for place in places]
+            seeds = sorted(set.intersection(*map(set, columns)))
+            if seeds:
+                scores[method] = np.array([[c[seed] for c in columns] for seed in seeds])
+        caption = f"{task}: {results.metric(task)}, mean and spread over seeds."
+        png = score_curves_figure(places, scores, across, results.metric(task))
+        pictures.append(Picture(caption, png))
+    return pictures
+
+
+def _at(name: str, place: float) -> Figure:
+    def figure(record: Record) -> float | None:
+        found = {float(key): value for key, value in (record.get(name) or {}).items()}
+        return found.get(place, record["score"] if place == 0 else None)
+
+    return figure
+
+
+def _reliability_pictures(results: Results) -> list[Picture]:
+    diagrams = {}
+    for method in results.methods:
+        found = [
+            r["reliability"]
+            for r in results.records
+            if r["method"] == method and r.get("reliability")
+        ]
+        if found:
+            diagrams[method] = pooled(found)
+    names = list(diagrams)
+    return [
+        Picture(
+            "Reliability, all tasks and seeds together: accuracy of the predicted class over its "
+            "confidence in 8 bins; on the dashed line a model is as sure as it is right. Bars: "
+            "share of examples.",
+            reliability_figure({name: diagrams[name] for name in names[i : i + _PANELS]}),
+        )
+        for i in range(0, len(names), _PANELS)
+    ]
+
+
+def pooled(found: Sequence[Record]) -> Reliability:
+    """One diagram of the examples of several, all with the same bins."""
+    counts = np.array([d["counts"] for d in found])
+
+    def mean(name: str) -> np.ndarray:
+        values = np.array([d[name] for d in found], dtype=np.float64)
+        total = np.where(counts > 0, counts * values, 0.0).sum(0)
+        with np.errstate(invalid="ignore"):
+            return total / counts.sum(0)
+
+    return Reliability(
+        np.array(found[0]["edges"], dtype=np.float64),
+        mean("confidence"),
+        mean("accuracy"),
+        counts.sum(0),
+    )
+
+
+def print_report(records: Sequence[Record], width: int | None = None) -> None:
+    """Prints every table, with rich."""
+    console = require("rich.console").Console(width=width)
+    rich_table, text = require("rich.table").Table, require("rich.text").Text
+    for section in sections(records):
+        for table in section.tables:
+            console.print(text(f"\n{section.title}", style="bold"))
+            drawn = rich_table(caption=text(table.caption.removesuffix(NOTE).strip()))
+            for index, title in enumerate(table.header):
+                drawn.add_column(text(title), justify="right" if index else "left")
+            for row in table.rows:
+                drawn.add_row(*map(text, row))
+            console.print(drawn)
+    console.print(text(NOTE))

@@ -1,0 +1,320 @@
+"""The paper's tables from the records of a results file: no model is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..evaluation.report import Table
+from ..evaluation.statistics import Summary, holm_bonferroni, mann_whitney, summarise
+from .jobs import Record
+
+REFERENCE = "none"
+LEVEL = 0.05
+MARK = "†"
+Figure = Callable[[Record], float | None]
+
+NOTE = (
+    f"Mean ± sample standard deviation over seeds. {MARK}: differs from the unregularised model "
+    f"(two-sided Mann–Whitney U, p < {LEVEL} after Holm–Bonferroni over the methods of a column). "
+    "With n seeds a side no p is below 2 / C(2n, n): 0.008 for five, 0.1 for three."
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The final runs of a results file, by method and task in the order they stand there."""
+
+    records: tuple[Record, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Results:
+        """Those of `records` that count, tuning runs left out."""
+        return cls(tuple(r for r in records if r["kind"] == "final"))
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the file."""
+        return list(dict.fromkeys(r["method"] for r in self.records))
+
+    @property
+    def tasks(self) -> list[str]:
+        """In the order of the file."""
+        return list(dict.fromkeys(r["task"] for r in self.records))
+
+    def metric(self, task: str) -> str:
+        """The name of a task's score."""
+        return next(r["metric"] for r in self.records if r["task"] == task)
+
+    def by_seed(self, method: str, task: str, figure: Figure) -> dict[int, float]:
+        """seed → figure, of the runs that have it."""
+        found = {
+            r["seed"]: figure(r)
+            for r in self.records
+            if r["method"] == method and r["task"] == task and r["score"] is not None
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def average_by_seed(
+        self, method: str, tasks: Sequence[str], figure: Figure
+    ) -> dict[int, float]:
+        """seed → mean over `tasks`, of the seeds that have all of them."""
+        each = [self.by_seed(method, task, figure) for task in tasks]
+        seeds = set.intersection(*map(set, each)) if each else set()
+        return {seed: float(np.mean([found[seed] for found in each])) for seed in sorted(seeds)}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: method → its figures over seeds."""
+
+    title: str
+    values: dict[str, list[float]]
+
+    def p_values(self) -> dict[str, float]:
+        """Method → Holm-adjusted p against `REFERENCE`, for methods with figures on both sides."""
+        plain = self.values.get(REFERENCE, [])
+        compared = [m for m, v in self.values.items() if m != REFERENCE and v and plain]
+        raw = [mann_whitney(self.values[m], plain) for m in compared]
+        return dict(zip(compared, holm_bonferroni(raw), strict=True))
+
+
+def table_of(caption: str, columns: Sequence[Column], *, scale: float, digits: int) -> Table:
+    """Methods in rows; cells are mean ± spread times `scale`, marked where significant."""
+    methods = list(dict.fromkeys(m for column in columns for m in column.values))
+    p = [column.p_values() for column in columns]
+    rows = []
+    for method in methods:
+        cells = [
+            cell(column.values.get(method, []), scale, digits)
+            + MARK * (found.get(method, 1.0) < LEVEL)
+            for column, found in zip(columns, p, strict=True)
+        ]
+        rows.append([method, *cells])
+    return Table(caption, ["method", *(column.title for column in columns)], rows)
+
+
+def cell(values: Sequence[float], scale: float, digits: int) -> str:
+    """Mean ± spread, or a dash without any run."""
+    if not values:
+        return "–"
+    found: Summary = summarise([scale * value for value in values])
+    spread = "" if math.isnan(found.spread) else f" ± {found.spread:.{digits}f}"
+    return f"{found.mean:.{digits}f}{spread}"
+
+
+def _columns(
+    results: Results, tasks: Sequence[str], figure: Figure, title: Callable[[str], str]
+) -> list[Column]:
+    """One column per task, then the average where there are several."""
+
+    def values(of: Callable[[str], dict[int, float]]) -> dict[str, list[float]]:
+        return {method: list(of(method).values()) for method in results.methods}
+
+    columns = [
+        Column(title(task), values(lambda m, t=task: results.by_seed(m, t, figure)))  # type: ignore[misc]
+        for task in tasks
+    ]
+    if len(tasks) > 1:
+        columns.append(
+            Column("average", values(lambda m: results.average_by_seed(m, tasks, figure)))
+        )
+    return columns
+
+
+def score_table(results: Results) -> Table:
+    """Scores ×100 per task and on average."""
+    columns = _columns(
+        *(results, results.tasks, lambda r: r["score"]),
+        lambda task: f"{task} ({results.metric(task)})",
+    )
+    return table_of(f"Scores × 100. {NOTE}", columns, scale=100, digits=1)
+
+
+def calibration_tables(results: Results) -> list[Table]:
+    """Brier score and expected calibration error; none for regression tasks."""
+    classified = [t for t in results.tasks if _has(results, t, "brier")]
+    if not classified:
+        return []
+    names = {"brier": "Brier score", "ece": "Expected calibration error, 8 bins"}
+    return [
+        table_of(
+            f"{title}: lower is better.",
+            _columns(results, classified, lambda r, key=name: r[key], str),  # type: ignore[misc]
+            scale=1,
+            digits=3,
+        )
+        for name, title in names.items()
+    ]
+
+
+def _has(results: Results, task: str, key: str) -> bool:
+    return any(r["task"] == task and r[key] is not None for r in results.records)
+
+
+def corruption_tables(results: Results) -> list[Table]:
+    """Score × 100 over the share of corrupted tokens, per task and on average; and the drop."""
+    shares = _keys(results, "corrupted")
+    if not shares:
+        return []
+    groups = [(task, [task]) for task in results.tasks]
+    if len(groups) > 1:
+        groups.append(("average over tasks", results.tasks))
+    return [_corruption_table(results, name, tasks, shares) for name, tasks in groups]
+
+
+def _corruption_table(
+    results: Results, name: str, tasks: Sequence[str], shares: Sequence[str]
+) -> Table:
+    def column(title: str, figure: Figure) -> Column:
+        found = {
+            m: list(results.average_by_seed(m, tasks, figure).values()) for m in results.methods
+        }
+        return Column(title, found)
+
+    last = shares[-1]
+    columns = [
+        column("clean", lambda r: r["score"]),
+        *(
+            column(f"{float(share):.0%}", lambda r, s=share: r["corrupted"].get(s))  # type: ignore[misc]
+            for share in shares
+        ),
+        column(
+            f"drop at {float(last):.0%}",
+            lambda r: r["score"] - r["corrupted"][last] if last in r["corrupted"] else None,
+        ),
+    ]
+    caption = f"{name}: score × 100 with that share of tokens replaced by the unknown token."
+    return table_of(caption, columns, scale=100, digits=1)
+
+
+def _keys(results: Results, name: str) -> list[str]:
+    found = {key for r in results.records for key in (r.get(name) or {})}
+    return sorted(found, key=float)
+
+
+def shift_table(results: Results) -> Table | None:
+    """Score × 100 on other domains; labelled and unlabelled data are of the task only."""
+    pairs = list(
+        dict.fromkeys((r["task"], t) for r in results.records for t in (r.get("shift") or {}))
+    )
+    if not pairs:
+        return None
+
+    def figure(target: str) -> Figure:
+        return lambda r: (r.get("shift") or {}).get(target, {}).get("score")
+
+    columns = [
+        Column(
+            f"{task} → {target}",
+            {m: list(results.by_seed(m, task, figure(target)).values()) for m in results.methods},
+        )
+        for task, target in pairs
+    ]
+    caption = "Domain shift: score × 100 on the target's dev rows; nothing of the target is used."
+    return table_of(caption, columns, scale=100, digits=1)
+
+
+def smoothness_table(results: Results) -> Table | None:
+    """Σ over layers of ‖J‖ and ‖H‖ after fine-tuning, average over tasks."""
+    if not any(r.get("jacobian") for r in results.records):
+        return None
+    columns = [
+        Column(
+            title,
+            {
+                m: list(
+                    results.average_by_seed(
+                        *(m, results.tasks),
+                        lambda r, k=key: sum(r[k]) if r.get(k) else None,  # type: ignore[misc]
+                    ).values()
+                )
+                for m in results.methods
+            },
+        )
+        for key, title in (("jacobian", "Σ‖J‖"), ("hessian", "Σ‖H‖"))
+    ]
+    return table_of("Smoothness after fine-tuning, all layers.", columns, scale=1, digits=0)
+
+
+ABLATIONS = {"weights": "layer weighting (strategy)", "dimensions": "output dimensions |D|"}
+
+
+def ablation_tables(results: Results) -> list[Table]:
+    """Average score × 100 over a setting, for methods that differ in nothing else."""
+    found = []
+    for field, title in ABLATIONS.items():
+        groups: dict[str, dict[str, str]] = {}
+        for method in results.methods:
+            settings: dict[str, Any] = next(
+                r["settings"] for r in results.records if r["method"] == method
+            )
+            if settings["method"] != "jachess":
+                continue
+            rest = {k: v for k, v in settings.items() if k != field and k not in _TUNED}
+            groups.setdefault(str(sorted(rest.items())), {})[str(settings[field])] = method
+        for members in groups.values():
+            if len(members) > 1:
+                found.append(_ablation_table(results, title, members))
+    return found
+
+
+_TUNED = ("strength", "unlab_lr_ratio")
+
+
+def _ablation_table(results: Results, title: str, members: dict[str, str]) -> Table:
+    rows = []
+    for value, method in members.items():
+        each = [
+            list(results.by_seed(method, task, lambda r: r["score"]).values())
+            for task in results.tasks
+        ]
+        average = results.average_by_seed(method, results.tasks, lambda r: r["score"])
+        cells = [cell(values, 100, 1) for values in [*each, list(average.values())]]
+        rows.append([value, *cells])
+    mode = next(
+        f"{r['settings']['method']}-{r['settings']['mode']}"
+        for r in results.records
+        if r["method"] == next(iter(members.values()))
+    )
+    header = [title, *results.tasks, "average"]
+    return Table(f"{mode}: score × 100 over the {title}.", header, rows)
+
+
+def chosen_table(results: Results) -> Table | None:
+    """Which value of its knob each method was given on each task."""
+    if all(r["value"] is None for r in results.records):
+        return None
+    rows = []
+    for method in results.methods:
+        values = [
+            {r["value"] for r in results.records if r["method"] == method and r["task"] == task}
+            for task in results.tasks
+        ]
+        shown = [
+            " ".join("as given" if v is None else f"{v:g}" for v in sorted(found, key=str))
+            for found in values
+        ]
+        if any(shown):
+            rows.append([method, *shown])
+    caption = (
+        "Strength (mode unlab: learning-rate ratio of the pass) chosen on a validation share of "
+        "the training rows."
+    )
+    return Table(caption, ["method", *results.tasks], rows)
+
+
+def failed_table(results: Results) -> Table | None:
+    """Runs without figures, and why."""
+    rows = [
+        [r["method"], r["task"], str(r["seed"]), r["error"]]
+        for r in results.records
+        if r.get("error")
+    ]
+    if not rows:
+        return None
+    return Table("Runs that failed", ["method", "task", "seed", "why"], rows, frozenset({3}))

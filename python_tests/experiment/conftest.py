@@ -1,0 +1,45 @@
+"""A tiny model and sentences, and grids of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jachess_ext.experiment.grid import Grid, make_grid
+from python_tests.demo.conftest import sentiment, tiny_model  # noqa: F401  fixtures
+
+RECIPE = {"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16}
+CONDITIONS = {"corruption": (0.2,), "deltas": (0.0, 1.0), "sequences": 4}
+MakeGrid = Callable[..., Grid]
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def grid(tiny_model: Path, sentiment: Path) -> MakeGrid:  # noqa: F811
+    """Grids of the tiny model on the sentences, one epoch; settings replace the defaults."""
+    task = f"{sentiment}:{sentiment}"
+
+    def make(**settings: Any) -> Grid:
+        defaults: dict[str, Any] = {
+            "model": str(tiny_model),
+            "tasks": (f"a={task}",),
+            "methods": ("none", "jachess-train"),
+            "seeds": (0, 1),
+            "unlabelled_size": 16,
+            "recipe": RECIPE,
+            "conditions": CONDITIONS,
+        }
+        return make_grid(defaults | settings)
+
+    return make

@@ -1,0 +1,235 @@
+"""`jachess finetune` and `jachess evaluate` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from jachess_ext.cli import main
+from jachess_ext.experiment import one_run
+from jachess_ext.experiment.report import write_report
+
+from .records import record
+
+SMALL = ("--epochs", "1", "--batch-size", "8", "--lr", "5e-3", "--max-length", "16")
+
+
+def command(model: Path, data: Path, out: Path, *more: str) -> list[str]:
+    tasks = ("--tasks", f"a={data}:{data}")
+    return ["finetune", "--model", str(model), *tasks, "--out", str(out), *SMALL, *more]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_finetune_then_evaluate(
+    tiny_model: Path,
+    sentiment: Path,
+    tmp_path: Path,
+    lora: bool,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    more = ("--methods", "none", "jachess-unlab", "--seeds", "0", "--save-models")
+    assert main(command(tiny_model, sentiment, out, *more, *(["--lora"] if lora else []))) == 0
+    shown = capfd.readouterr()
+    assert "jachess-unlab" in shown.out and str(out / "report.html") in shown.out
+    records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    page = (out / "report.html").read_bytes()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("evaluate trained a model")
+
+    monkeypatch.setattr(one_run, "run", refuse)
+    (out / "report.html").unlink()
+    assert main(["evaluate", str(out)]) == 0
+    assert (out / "report.html").read_bytes() == page, "the figures are redrawn as they were"
+    models = sorted((out / "models").iterdir())
+    assert [m.name.split("-")[2] for m in models] == ["jachess", "none"]
+    capfd.readouterr()
+    given = ["--model", str(models[1]), "--tasks", f"{sentiment}:{sentiment}"]
+    judged = ["--max-length", "16", "--out", str(tmp_path / "f.json")]
+    assert main(["evaluate", *given, *judged]) == 0
+    assert "accuracy" in capfd.readouterr().out
+    (figures,) = json.loads((tmp_path / "f.json").read_text())
+    for name in ("score", "brier", "ece"):
+        assert figures[name] == pytest.approx(records[0][name], rel=1e-6), name
+
+
+def test_a_grid_file_with_options_in_its_place(
+    tiny_model: Path, sentiment: Path, tmp_path: Path
+) -> None:
+    content = {
+        "model": str(tiny_model),
+        "tasks": [f"a={sentiment}:{sentiment}"],
+        "methods": ["none", "sam"],
+        "seeds": [3, 4],
+        "conditions": {"corruption": [], "deltas": [], "sequences": 0},
+    }
+    (tmp_path / "grid.json").write_text(json.dumps(content))
+    given = ["--grid", str(tmp_path / "grid.json"), "--methods", "none", "--quick"]
+    assert main(["finetune", *given, "--out", str(tmp_path / "out"), "--train-size", "24"]) == 0
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    (found,) = map(json.loads, lines)
+    assert (found["seed"], found["rows"][0], found["recipe"]["epochs"]) == (3, 24, 1.0)
+
+
+def test_estimate_writes_nothing(
+    tiny_model: Path, sentiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--methods", "none", "--seeds", "0", "--estimate")
+    assert main(command(tiny_model, sentiment, tmp_path / "out", *more)) == 0
+    assert "the whole grid: about" in capfd.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def refused(code: int, capfd: pytest.CaptureFixture[str], words: str, name: str) -> None:
+    error = capfd.readouterr().err
+    sentences = [line for line in error.splitlines() if line.startswith(f"jachess {name}: ")]
+    assert code == 2 and len(sentences) == 1 and words in sentences[0], error
+    assert "Traceback" not in error
+
+
+BAD_DATA = [
+    ("text,label\n", "is empty"),
+    ("", "is empty"),
+    ("text,label\na,1\nb,1\n", "at least two classes"),
+    ("sentence,label\na,1\n", "no column 'text'"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_DATA)
+def test_bad_data(
+    tiny_model: Path, tmp_path: Path, content: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.csv").write_text(content)
+    given = command(tiny_model, tmp_path / "d.csv", tmp_path / "out", "--methods", "none")
+    refused(main(given), capfd, words, "finetune")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_outside_the_range(
+    tiny_model: Path, sentiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dev.csv").write_text("text,label\na,awful\n")
+    given = command(tiny_model, sentiment, tmp_path / "out", "--methods", "none")
+    given[given.index("--tasks") + 1] = f"{sentiment}:{tmp_path / 'dev.csv'}"
+    refused(main(given), capfd, "record 1 has the label 'awful'", "finetune")
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (["sgd"], "unknown method 'sgd'"),
+        (["jachess-train,layers=7"], "layers is [7], but the model has blocks 0 to 1"),
+        (["jachess-train,weights=1,2,3"], "has 3 weights for 2 layers"),
+        (["sam,rho=-1"], "rho is -1.0"),
+    ],
+)
+def test_bad_methods(
+    tiny_model: Path,
+    sentiment: Path,
+    tmp_path: Path,
+    methods: list[str],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = command(tiny_model, sentiment, tmp_path / "out", "--methods", *methods)
+    refused(main(given), capfd, words, "finetune")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "method", "words"),
+    [
+        (("mask_token",), "tapt", "the tokenizer has no mask token"),
+        (("pad_token", "unk_token", "mask_token"), "none", "no token to pad with"),
+    ],
+)
+def test_tokenizers_that_lack_a_token(
+    tiny_model: Path,
+    sentiment: Path,
+    tmp_path: Path,
+    missing: tuple[str, ...],
+    method: str,
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for name in missing:
+        setattr(tokenizer, name, None)
+    tokenizer.save_pretrained(model)
+    given = command(model, sentiment, tmp_path / "out", "--methods", method)
+    refused(main(given), capfd, words, "finetune")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["evaluate"], "give either a results folder or --model"),
+        (["evaluate", "x", "--model", "y"], "give either a results folder or --model"),
+        (["evaluate", "/nowhere/at/all"], "cannot be read"),
+        (["evaluate", "--model", "m"], "the grid has no tasks"),
+        (["finetune", "--model", "m", "--tasks", "t"], "the grid has no methods"),
+        (["finetune", "--grid", "/nowhere.json"], "cannot be read"),
+    ],
+)
+def test_bad_commands(given: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    refused(main(given), capfd, words, given[0])
+
+
+def test_a_model_that_was_not_fine_tuned(
+    tiny_model: Path, sentiment: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = ["evaluate", "--model", str(tiny_model), "--tasks", f"{sentiment}:{sentiment}"]
+    refused(main(given), capfd, "has no trained head", "evaluate")
+
+
+SIZES = """<script>window.addEventListener('load', () => {
+  const sizes = [...document.images].map(i => i.naturalWidth);
+  const wide = document.documentElement.scrollWidth > window.innerWidth;
+  document.body.setAttribute('data-sizes', JSON.stringify([sizes, wide]));
+});</script>"""
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """Headless Chromium, as wide as a phone and without a network: every figure, no error."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    methods = ("none", "sam", "jachess-train", "jachess-unlab")
+    write_report(
+        tmp_path / "r.html",
+        [record(m, t, s, 0.5) for m in methods for t in ("a", "b") for s in range(3)],
+    )
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    (tmp_path / "with_sizes.html").write_text(page.replace("</body>", SIZES + "</body>"))
+    run = subprocess.run(
+        [
+            *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900"),
+            *("--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"),
+            (tmp_path / "with_sizes.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'data-sizes="([^"]*)"', run.stdout)
+    assert found is not None, run.stderr[-2000:]
+    sizes, wide = json.loads(found[1].replace("&quot;", '"'))
+    assert len(sizes) == page.count("<img") > 0 and min(sizes) > 100
+    assert not wide, "the page is wider than the screen"
+    assert "CONSOLE" not in run.stderr

@@ -1,0 +1,267 @@
+"""Grids: what is run, what is chosen, and that a killed grid ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from jachess_ext.evaluation.report import write_json
+from jachess_ext.experiment import one_run
+from jachess_ext.experiment.grid import Grid, make_grid
+from jachess_ext.experiment.jobs import choose, final_jobs, load, tuning_jobs
+from jachess_ext.experiment.run import run_grid
+from jachess_ext.experiment.store import RESULTS, Store
+from jachess_ext.tasks.examples import DataError
+
+from .conftest import MakeGrid
+
+TUNING = {"strength": (0.01, 0.1), "unlab_lr_ratio": (0.5,), "validation": 0.25, "seeds": (7,)}
+
+
+def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Path) -> None:
+    made = grid(
+        methods=("none", "jachess-train", "jachess-unlab"),
+        tuning=TUNING,
+        shift={"a": (f"{sentiment}:{sentiment}",)},
+    )
+    records = run_grid(made, tmp_path)
+    kinds = [(r["kind"], r["method"], r["seed"], r["value"]) for r in records]
+    assert kinds[:3] == [
+        ("tuning", "jachess-train", 7, 0.01),
+        ("tuning", "jachess-train", 7, 0.1),
+        ("tuning", "jachess-unlab", 7, 0.5),
+    ]
+    assert [k[:3] for k in kinds[3:]] == [
+        ("final", method, seed) for method in made.methods for seed in (0, 1)
+    ]
+    chosen = choose(records[:3])["a", "jachess-train"]
+    assert {r["value"] for r in records if r["kind"] == "final"} == {None, 0.5, chosen}
+    by_method = {r["method"]: r for r in records if r["kind"] == "final"}
+    assert by_method["jachess-train"]["settings"]["strength"] == chosen
+    assert by_method["jachess-unlab"]["settings"]["unlab_lr_ratio"] == 0.5
+    last = records[-1]
+    assert set(last["corrupted"]) == {"0.2"} and set(last["noisy"]) == {"0.0", "1.0"}
+    assert last["shift"]["sentiment"]["score"] == last["score"], "the same rows"
+    assert len(last["jacobian"]) == 2 and sum(last["reliability"]["counts"]) == 32
+    lines = (tmp_path / RESULTS).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == records
+    assert json.loads((tmp_path / "grid.json").read_text())["seeds"] == [0, 1]
+
+
+def test_finished_runs_are_not_made_again(
+    grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_grid(grid(), tmp_path)
+    before = (tmp_path / RESULTS).read_bytes()
+    made: list[str] = []
+    original = one_run.run
+    monkeypatch.setattr(one_run, "run", lambda job, *a: made.append(job.name) or original(job, *a))
+    run_grid(grid(), tmp_path)
+    assert made == [] and (tmp_path / RESULTS).read_bytes() == before
+    run_grid(grid(seeds=(0, 1, 2), methods=("none",)), tmp_path)
+    assert len(made) == 1 and "none-s2" in made[0]
+    assert len((tmp_path / RESULTS).read_text().splitlines()) == 3
+    changed = grid(recipe={"epochs": 1.0, "batch_size": 8, "lr": 4e-3, "max_length": 16})
+    run_grid(changed, tmp_path)
+    assert len(made) == 1 + 4, "another recipe is another run"
+
+
+def test_a_run_does_not_depend_on_those_before_it(grid: MakeGrid, tmp_path: Path) -> None:
+    jobs = final_jobs(load(grid(methods=("none", "jachess-unlab"), seeds=(0,))), {})
+    together = [one_run.run(job)[0] for job in jobs]
+    for job, record in reversed(list(zip(jobs, together, strict=True))):
+        assert one_run.run(job)[0] == record
+
+
+def _run_quietly(made: Grid, out: Path) -> None:
+    os.close(1)
+    os.open(os.devnull, os.O_WRONLY)
+    run_grid(made, out)
+
+
+def test_killed_grids_go_on(grid: MakeGrid, tmp_path: Path) -> None:
+    """Three kills at random moments; the slow test has ten, in processes started anew."""
+    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)})
+    start = time.monotonic()
+    run_grid(made, tmp_path / "whole")
+    whole = time.monotonic() - start
+    context = multiprocessing.get_context("fork")
+    kills = 0
+    for number in range(3):
+        process = context.Process(target=_run_quietly, args=(made, tmp_path / "killed"))
+        process.start()
+        process.join(timeout=random.Random(number).uniform(0.05, 0.5) * whole)
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+    assert kills, "every run ended before it was killed"
+    run_grid(made, tmp_path / "killed")
+    assert same_results(tmp_path / "killed", tmp_path / "whole")
+
+
+def same_results(first: Path, second: Path) -> bool:
+    return (first / RESULTS).read_bytes() == (second / RESULTS).read_bytes()
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments(grid: MakeGrid, tmp_path: Path) -> None:
+    """Two worker processes under `jachess finetune`, killed with -9, against one undisturbed."""
+    made = grid(
+        methods=("none", "tapt", "sam", "r3f", "jacobian-unlab", "jachess-train"),
+        tuning={"strength": (0.01, 0.1), "seeds": (7,)},
+        seeds=(0, 1, 2),
+    )
+    write_json(tmp_path / "given.json", asdict(made))
+    command = [
+        *(sys.executable, "-m", "jachess_ext", "finetune", "--processes", "2"),
+        *("--grid", str(tmp_path / "given.json"), "--out"),
+    ]
+    draws = random.Random(0)
+    for _ in range(10):
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "killed")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(draws.uniform(4, 12))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    last = subprocess.run([*command, str(tmp_path / "killed")], capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr[-3000:] + last.stdout[-3000:]
+    run_grid(made, tmp_path / "whole")
+    assert same_results(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_what_is_left_of_a_killed_write_is_ignored(grid: MakeGrid, tmp_path: Path) -> None:
+    made = grid(seeds=(0,), methods=("none",))
+    run_grid(made, tmp_path)
+    (tmp_path / "runs" / ".final-a.json.x1").write_text('{"record": {"sco')
+    (tmp_path / RESULTS).write_text("{half")
+    records = run_grid(made, tmp_path)
+    assert len(records) == 1 and len((tmp_path / RESULTS).read_text().splitlines()) == 1
+
+
+def test_two_grids_do_not_write_to_one_folder(grid: MakeGrid, tmp_path: Path) -> None:
+    with Store(tmp_path).locked(), pytest.raises(DataError, match="is in use by another"):
+        run_grid(grid(), tmp_path)
+
+
+def test_a_diverged_run_is_recorded_and_the_grid_goes_on(grid: MakeGrid, tmp_path: Path) -> None:
+    made = grid(
+        recipe={"epochs": 3.0, "batch_size": 8, "lr": 1e30, "max_length": 16},
+        seeds=(0,),
+        methods=("none", "jachess-train"),
+    )
+    records = run_grid(made, tmp_path)
+    assert len(records) == 2
+    for record in records:
+        assert (record["score"] is None and "not finite" in record["error"]) or "non-finite" in (
+            record["error"]
+        )
+
+
+def test_tuning_reads_training_rows_only(grid: MakeGrid) -> None:
+    """The judged rows of tuning are training rows that are not trained on; dev is never seen."""
+    loaded = load(grid(tuning=TUNING, train_size=24))
+    final, tuning = final_jobs(loaded, {})[0], tuning_jobs(loaded)[0]
+    rows = list(zip(final.task.train.texts, final.task.train.labels, strict=True))
+    trained = list(zip(tuning.task.train.texts, tuning.task.train.labels, strict=True))
+    judged = list(zip(tuning.task.dev.texts, tuning.task.dev.labels, strict=True))
+    assert (len(trained), len(judged)) == (18, 6)
+    assert trained + judged == rows
+    assert tuning.conditions.corruption == () and tuning.shift == ()
+
+
+def record(value: float, score: float | None, brier: float) -> dict:
+    return {"task": "a", "method": "m", "value": value, "score": score, "brier": brier}
+
+
+@pytest.mark.parametrize(
+    ("records", "value"),
+    [
+        ([record(0.1, 0.5, 0.2), record(1.0, 0.6, 0.9)], 1.0),
+        ([record(0.1, 0.5, 0.3), record(1.0, 0.5, 0.2)], 1.0),
+        ([record(1.0, 0.5, 0.2), record(0.1, 0.5, 0.2)], 0.1),
+        ([record(1.0, None, 0.2), record(0.1, 0.0, 0.2)], 0.1),
+        ([record(1, 0.4, 0), record(1, 0.8, 0), record(2, 0.7, 0), record(2, 0.4, 0)], 1),
+    ],
+)
+def test_choice(records: list[dict], value: float) -> None:
+    assert choose(records) == {("a", "m"): value}
+
+
+def test_a_value_in_the_methods_text_is_not_tuned(grid: MakeGrid) -> None:
+    loaded = load(grid(methods=("jachess-train,strength=0.3", "none", "tapt"), tuning=TUNING))
+    assert tuning_jobs(loaded) == []
+    assert final_jobs(loaded, {})[0].arguments.strength == 0.3
+
+
+def test_estimates_do_not_write(grid: MakeGrid, tmp_path: Path) -> None:
+    from jachess_ext.experiment.estimate import estimate
+
+    made = grid(tuning=TUNING)
+    found = estimate(made)
+    assert set(found.runs) == {("a", "none"), ("a", "jachess-train")}
+    assert all(seconds > 0 for seconds in found.runs.values())
+    assert found.total > 2 * sum(found.runs.values()), "two seeds, and tuning"
+
+
+BAD_GRIDS = [
+    ({"methods": ("none", "sgd")}, "unknown method 'sgd'"),
+    ({"methods": ("none", "none")}, "methods is .* each of them once"),
+    ({"seeds": ()}, "seeds is"),
+    ({"tasks": ("nothing",)}, "unknown task 'nothing'; expected glue/"),
+    ({"train_size": 1000}, "1000 training rows were asked for, and it has 32"),
+    ({"train_size": 1}, "all of one class"),
+    ({"shift": {"b": ()}}, "shift names the task 'b'; the tasks are a"),
+    ({"recipe": {"rate": 1}}, "recipe has no setting 'rate'; it has epochs"),
+    ({"recipe": {"epochs": 0}}, "epochs is 0"),
+    ({"recipe": {"lr": -1.0}}, "lr is -1.0"),
+    ({"tuning": {"validation": 1.5}}, "validation is 1.5"),
+    ({"seed": 3}, "the grid has no setting 'seed'"),
+    ({"model": ""}, "the grid has no model"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD_GRIDS)
+def test_bad_grids_are_refused_before_any_training(
+    grid: MakeGrid, settings: dict, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=words):
+        run_grid(grid(**settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shift_to_other_classes(grid: MakeGrid, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\na,1\nb,2\nc,3\n")
+    with pytest.raises(DataError, match=r"shift a → other: 2 outputs against 3"):
+        load(grid(shift={"a": (f"{other}:{other}",)}))
+    other.write_text("text,label\na,yes\nb,no\n")
+    with pytest.raises(DataError, match=r"the classes are bad, good against no, yes"):
+        load(grid(shift={"a": (f"{other}:{other}",)}))
+
+
+def test_names_follow_what_a_run_depends_on(grid: MakeGrid) -> None:
+    job = final_jobs(load(grid()), {})[0]
+    task = replace(job.task, dev=job.task.dev.first(3))
+    others = [
+        replace(job, seed=5),
+        replace(job, value=0.5),
+        replace(job, task=task),
+        replace(job, recipe=replace(job.recipe, epochs=2.0)),
+        replace(job, shift=(task,)),
+    ]
+    assert len({job.name, *(other.name for other in others)}) == 6
+    assert replace(job).name == job.name
+    assert make_grid(asdict(grid())) == grid()
