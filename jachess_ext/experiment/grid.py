@@ -52,20 +52,24 @@ class Tuning:
     For each task and method, models trained on the rest of the training rows are judged on the
     `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
     better calibrated, then the smaller). Without values for a knob it stays as the method has it.
+    `methods` gives values to try for one method, by its text in the grid, in place of its knob's.
     """
 
     strength: tuple[float, ...] = ()
     unlab_lr_ratio: tuple[float, ...] = ()
     validation: float = 0.25
     seeds: tuple[int, ...] = (1000,)
+    methods: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.validation < 1:
             raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
 
-    def values(self, knob: str | None) -> tuple[float, ...]:
-        """The values to try for a knob."""
-        return () if knob is None else tuple(sorted(getattr(self, knob)))
+    def values(self, method: str, knob: str | None) -> tuple[float, ...]:
+        """The values to try for the knob of a method."""
+        if knob is None:
+            return ()
+        return tuple(sorted(self.methods.get(method, getattr(self, knob))))
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,14 @@ def _part(name: str, kind: Any, content: Any) -> Any:
     unknown = sorted(set(content) - set(known)) if isinstance(content, Mapping) else [content]
     if unknown:
         raise DataError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-    return kind(**values)
+    return kind(**{name: _frozen(value) for name, value in content.items()})
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, also within objects."""
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def quick(grid: Grid) -> Grid:

@@ -92,6 +92,9 @@ def load(grid: Grid) -> LoadedGrid:
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
+    untried = sorted(set(grid.tuning.methods) - set(grid.methods))
+    if untried:
+        raise DataError(f"tuning names the method {untried[0]!r}, which the grid does not have")
     unknown = sorted(set(grid.shift) - set(names))
     if unknown:
         raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
@@ -116,7 +119,7 @@ def _judged_only(target: Task, grid: Grid) -> Task:
 def tuned(method: str, grid: Grid) -> tuple[float, ...]:
     """The values to try for a method: none where its text sets the knob, or it has none."""
     knob = MethodArguments.parse(method).knob
-    return () if knob is None or f"{knob}=" in method else grid.tuning.values(knob)
+    return () if knob is None or f"{knob}=" in method else grid.tuning.values(method, knob)
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:

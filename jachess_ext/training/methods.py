@@ -163,9 +163,7 @@ class MethodMixin(JacHessMixin):
             stage = MethodTrainer(
                 model=made,
                 args=tapt.training_arguments(self.args, self.method),
-                data_collator=tapt.collator(
-                    self.processing_class, masked, self.method, self.args.seed
-                ),
+                data_collator=tapt.collator(self.processing_class, masked, self.method),
                 train_dataset=tapt.UnlabelledRows(self._adaptation_text),
                 processing_class=self.processing_class,
             )

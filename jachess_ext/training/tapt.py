@@ -85,8 +85,8 @@ class UnlabelledRows(Dataset):
         return {name: value for name, value in self._rows[index].items() if name in kept}
 
 
-def collator(tokenizer: Any, masked: bool, method: MethodArguments, seed: int) -> Any:
-    """Pads, masks tokens (encoders) and makes the labels.
+def collator(tokenizer: Any, masked: bool, method: MethodArguments) -> Any:
+    """Pads, masks tokens (encoders; from torch's global generator) and makes the labels.
 
     Raises:
         ValueError: an encoder's tokenizer without a mask token.
@@ -97,7 +97,7 @@ def collator(tokenizer: Any, masked: bool, method: MethodArguments, seed: int) -
             "tokenizer.mask_token"
         )
     return transformers.DataCollatorForLanguageModeling(
-        tokenizer, mlm=masked, mlm_probability=method.tapt_masked if masked else None, seed=seed
+        tokenizer, mlm=masked, mlm_probability=method.tapt_masked if masked else None
     )
 
 

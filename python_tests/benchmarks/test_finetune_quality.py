@@ -1,0 +1,60 @@
+"""The comparison on real data, run on made-up data at a tiny size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import finetune_quality
+from jachess_ext.evaluation.report import Table
+from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
+
+
+def write_folders(data: Path) -> None:
+    for name in ("cola", "sst2", "mrpc", "imdb", "movie_sentences", "product_sentences"):
+        (data / name).mkdir(parents=True)
+        rows = []
+        for number in range(80):
+            row = {"text": f"the film was {('good', 'bad')[number % 2]}", "label": number % 2}
+            rows.append(row | ({"text_pair": "the book"} if name == "mrpc" else {}))
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        for part in ("train", "dev"):
+            (data / name / f"{part}.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+
+
+def test_the_grids_are_as_the_issue_has_them(tmp_path: Path) -> None:
+    for path in finetune_quality.GRIDS.values():
+        content = json.loads(path.read_text())
+        assert (content["train_size"], content["unlabelled_size"]) == (1000, 1000)
+        assert content["seeds"] == [0, 1, 2, 3, 4] and content["methods"][0] == "none"
+
+
+@pytest.mark.slow
+def test_both_grids_run(
+    tiny_model: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_folders(tmp_path / "data")
+    given = ["--model", str(tiny_model), "--data", str(tmp_path / "data"), "--processes", "1"]
+    places = ["--out", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
+    assert finetune_quality.main([*given, *places, "--quick"]) == 0
+    shown = capsys.readouterr().out
+    assert "sst2 → imdb" in shown and "movie_sentences → product_sentences" in shown
+    assert "cola (Matthews correlation)" in shown and "mrpc (F1)" in shown
+    assert not (tmp_path / "results").exists()
+    assert (tmp_path / "out" / "main" / "report.html").is_file()
+
+
+def test_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no")]
+    assert finetune_quality.main(given) == 2
+    assert capsys.readouterr().err.count("finetune_quality: ") == 1
+
+
+def test_markdown() -> None:
+    table = Table("caption", ["a", "b"], [["1", "2"]])
+    assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
