@@ -1,4 +1,4 @@
-# make build | test | test-all | demo | check | sanitize | ptxas | clean
+# make build | test | test-all | demo | examples | check | sanitize | ptxas | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -12,7 +12,7 @@ SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo check sanitize ptxas clean
+.PHONY: build test test-all demo examples check sanitize ptxas clean
 
 build:
 	@$(PREPARE) build
@@ -29,6 +29,11 @@ test-all:
 demo:
 	@$(PREPARE) demo
 	@$(RUN) -m jachess_ext demo $(ARGS)
+
+# Each example for a few steps; those whose library is missing are named.
+examples:
+	@$(PREPARE) demo
+	@OMP_NUM_THREADS=1 PYTHONPATH=. $(RUN) examples/run_all.py $(ARGS)
 
 check:
 	@$(PREPARE) check

@@ -1,0 +1,36 @@
+"""What the short examples train on: the demo's encoder and sentences, no network needed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from jachess_ext.demo.data import ASSETS, docstring_task
+from jachess_ext.tasks.batches import Encoded, encode
+from jachess_ext.tasks.models import load_model, load_tokenizer
+
+
+def parse(summary: str | None) -> argparse.Namespace:
+    """``--tiny``, and the strength of the penalty."""
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--tiny", action="store_true", help="a few steps: does it run?")
+    parser.add_argument("--strength", type=float, default=0.01)
+    return parser.parse_args()
+
+
+def load(tiny: bool, seed: int = 0) -> tuple[Any, Encoded, Encoded, Encoded]:
+    """(model, labelled rows, unlabelled rows, dev rows): which package is a sentence from?"""
+    size = 48 if tiny else 600
+    task = docstring_task(size, size, 48 if tiny else 480)
+    tokenizer = load_tokenizer(ASSETS)
+    model = load_model(ASSETS, task.outputs, tokenizer, seed)
+    parts = [encode(part, tokenizer, 48) for part in (task.train, task.unlabelled, task.dev)]
+    return model, parts[0], parts[1], parts[2]
+
+
+def accuracy(model: Any, data: Encoded) -> float:
+    """Share of the rows whose class the model predicts."""
+    from jachess_ext.evaluation.judge import model_outputs
+
+    found = model_outputs(model, data.in_order(32), regression=False).argmax(1)
+    return float((found == data.labels).mean())
