@@ -1,0 +1,324 @@
+"""Random calls of every operator, from a kept seed: shapes, strides, dtypes, values, settings.
+
+    python -m python_tests.ops.random_calls --calls 10000 --seed 0 [--table docs/hardening.md]
+
+A call with ordinary values is compared, result and gradients, with the pure-torch twin in float64.
+One with a NaN, an infinity or huge numbers in one entry of the first dimension behind the streams
+must leave every other entry as it is without them, to the bit, and hand a NaN on to its own entry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jachess_ext import ops
+from python_tests.ops import bad_calls
+
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+HUGE = {torch.float64: 1e200, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
+TINY = {torch.float64: 1e-300, torch.float32: 1e-38, torch.bfloat16: 1e-38, torch.float16: 1e-7}
+SPECIAL = {"nan": lambda dtype: float("nan"), "inf": lambda dtype: float("inf"), "huge": HUGE.get}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: ``run(operator, *tensors)``.
+
+    Attributes:
+        jets: differentiable tensors with streams in front; entries of dimension 1 do not mix.
+        others: parameters, masks and indices, or None.
+        run: calls a function with the operator's signature.
+        scale: size of the terms that may cancel to nothing: errors are relative to it at least.
+    """
+
+    name: str
+    jets: list[Tensor]
+    others: list[Tensor | None]
+    run: Callable[..., Any]
+    scale: float = 0.0
+
+    def result(self, function: Any, jets: Sequence[Tensor], others: Sequence[Any]) -> list[Tensor]:
+        found = self.run(function, *jets, *others)
+        return list(found) if isinstance(found, tuple) else [found]
+
+
+class Maker:
+    """Random pieces of a call."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = self.choose.choice(list(BOUNDS))
+        self.q = self.choose.randint(1, 4)
+        pairs = self.q * (self.q - 1) // 2
+        self.streams = 1 + self.q + self.choose.choice([0, pairs])
+
+    def size(self, largest: int) -> int:
+        """Often small, at times zero or one."""
+        return self.choose.choice([0, 1, 2, self.choose.randint(1, largest)])
+
+    def shape(self, dimensions: int, largest: int = 9, last: int = 70) -> list[int]:
+        return [*(self.size(largest) for _ in range(dimensions - 1)), self.size(last)]
+
+    def numbers(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        values = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return values.to(dtype or self.dtype)
+
+    def jet(self, shape: Sequence[int]) -> Tensor:
+        """[S, *shape] with any strides."""
+        return self.strided(self.numbers([self.streams, *shape]))
+
+    def strided(self, x: Tensor) -> Tensor:
+        kind = self.choose.choice(["dense", "dense", "transposed", "sliced", "shifted"])
+        if kind == "transposed" and x.ndim > 2:
+            order = list(range(x.ndim))
+            self.choose.shuffle(order)
+            back = [order.index(d) for d in range(x.ndim)]
+            return x.permute(order).contiguous().permute(back)
+        if kind == "sliced":
+            wide = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1])
+            wide[..., ::2] = x
+            return wide[..., ::2]
+        if kind == "shifted":
+            flat = x.new_zeros(x.numel() + 1)
+            flat[1:] = x.flatten()
+            return flat[1:].view(x.shape)
+        return x
+
+    def maybe(self, value: Tensor) -> Tensor | None:
+        return self.choose.choice([value, value, None])
+
+    def channels(self, n: int) -> Tensor | None:
+        dtype = self.choose.choice([self.dtype, torch.float32])
+        return self.maybe(self.numbers([n], dtype))
+
+
+def _activation(m: Maker) -> Call:
+    kind, q = m.choose.choice(ops.ACTIVATION_KINDS), m.q
+    x = m.jet(m.shape(m.choose.randint(1, 3)))
+    return Call("activation_jet", [x], [], lambda f, x: f(x, kind, q))
+
+
+def _gated_activation(m: Maker) -> Call:
+    kind, q, shape = m.choose.choice(ops.ACTIVATION_KINDS), m.q, m.shape(m.choose.randint(1, 3))
+    if m.choose.random() < 0.3 and shape[-1]:
+        both = m.numbers([m.streams, *shape[:-1], 2 * shape[-1]])
+        jets = list(both.chunk(2, -1))
+    else:
+        jets = [m.jet(shape), m.jet(shape)]
+    return Call("gated_activation_jet", jets, [], lambda f, g, u: f(g, u, kind, q))
+
+
+def _norm(name: str, bias: bool, residual: bool) -> Callable[[Maker], Call]:
+    def make(m: Maker) -> Call:
+        shape, q, eps = m.shape(m.choose.randint(2, 3)), m.q, 10.0 ** -m.choose.randint(2, 8)
+        jets = [m.jet(shape) for _ in range(1 + residual)]
+        others = [m.channels(shape[-1]) for _ in range(1 + bias)]
+        # a single channel has no spread: what is left is sqrt(eps), and gradients cancel
+        scale = eps**-0.5 if shape[-1] == 1 else 0.0
+        return Call(name, jets, others, lambda f, *tensors: f(*tensors, eps, q), scale)
+
+    return make
+
+
+def _softmax(m: Maker) -> Call:
+    q, masked = m.q, m.choose.random() < 0.3
+    x = m.jet(m.shape(m.choose.randint(2, 3)))
+    if masked and x.numel():
+        x = x.clone()
+        x[0].masked_fill_(torch.rand(x[0].shape, generator=m.generator) < 0.2, -torch.inf)
+    return Call("softmax_jet", [x], [], lambda f, x: f(x, q, masked))
+
+
+def _attention(m: Maker) -> Call:
+    batch, group, key_heads = m.size(3), m.choose.randint(1, 3), m.choose.randint(1, 2)
+    queries, keys, size, value_size = m.size(40), m.size(70), m.size(40), m.size(24)
+    q = m.q
+    settings = {
+        "causal": m.choose.random() < 0.4,
+        "window": m.choose.choice([(-1, -1), (m.choose.randint(0, 9), m.choose.randint(-1, 9))]),
+        "softcap": m.choose.choice([0.0, 0.0, 5.0]),
+        "scale": m.choose.choice([None, 0.3]),
+    }
+    jets = [
+        m.jet([batch, group * key_heads, queries, size]),
+        m.jet([batch, key_heads, keys, size]),
+        m.jet([batch, key_heads, keys, value_size]),
+    ]
+    shape = [m.choose.choice([1, batch]), 1, m.choose.choice([1, queries]), keys]
+    kind = m.choose.choice(["none", "none", "boolean", "additive"])
+    mask = None
+    if kind == "boolean":
+        mask = torch.rand(shape, generator=m.generator) < 0.8
+    elif kind == "additive":
+        mask = m.numbers(shape)
+    # gradients of weights that sum to one cancel: wholly, where there is one key
+    return Call(
+        "attention_jet", jets, [mask], lambda f, *tensors: f(*tensors, q=q, **settings), 1.0
+    )
+
+
+def _jet_norms(m: Maker) -> Call:
+    q, shape = m.q, m.shape(m.choose.randint(2, 3))
+    mask = m.maybe(torch.rand(shape[:-1], generator=m.generator) < 0.7)
+    return Call("jet_norms", [m.jet(shape)], [mask], lambda f, x, mask: f(x, q, mask))
+
+
+def _jet_mean_squares(m: Maker) -> Call:
+    q, shape = m.q, m.shape(m.choose.randint(2, 3))
+    mask = m.maybe(torch.rand(shape[:-1], generator=m.generator) < 0.7)
+    order = torch.randperm(shape[-1], generator=m.generator)
+    index = m.maybe(order[: m.choose.randint(0, shape[-1])])
+    return Call(
+        "jet_mean_squares", [m.jet(shape)], [mask, index], lambda f, x, *rest: f(x, q, *rest)
+    )
+
+
+MAKERS: dict[str, Callable[[Maker], Call]] = {
+    "activation_jet": _activation,
+    "gated_activation_jet": _gated_activation,
+    "layer_norm_jet": _norm("layer_norm_jet", bias=True, residual=False),
+    "add_layer_norm_jet": _norm("add_layer_norm_jet", bias=True, residual=True),
+    "rms_norm_jet": _norm("rms_norm_jet", bias=False, residual=False),
+    "add_rms_norm_jet": _norm("add_rms_norm_jet", bias=False, residual=True),
+    "softmax_jet": _softmax,
+    "attention_jet": _attention,
+    "jet_norms": _jet_norms,
+    "jet_mean_squares": _jet_mean_squares,
+}
+
+
+def random_call(seed: int) -> tuple[Call, str]:
+    """The call of this seed, and what its values are like."""
+    maker = Maker(seed)
+    call = MAKERS[maker.choose.choice(list(MAKERS))](maker)
+    values = maker.choose.choice(["ordinary"] * 6 + ["tiny", *SPECIAL])
+    if values == "tiny":
+        call = replace(call, jets=[jet * TINY[jet.dtype] for jet in call.jets])
+    return call, values
+
+
+def check(call: Call, values: str) -> None:
+    """Raises:
+    AssertionError: the operator's answer is wrong.
+    """
+    if values in SPECIAL:
+        check_containment(call, values)
+    else:
+        check_against_twin(call, ordinary=values == "ordinary")
+
+
+def check_against_twin(call: Call, ordinary: bool = True) -> None:
+    """Result and gradients.  Where a call is ill-conditioned (the variance of two channels), the
+    error may be of the size of the twin's own in that dtype (in float64: of the twin's in float32,
+    in proportion), whose sums have another order."""
+    dtype = call.jets[0].dtype
+    reference = getattr(ops, f"{call.name}_reference")
+    found = _with_gradients(call, getattr(ops, call.name), dtype)
+    wide = dtype == torch.float64
+    twin = _with_gradients(call, reference, torch.float32 if wide else dtype)
+    allowed = 16 * 2.0**-29 if wide else 16
+    exact = _with_gradients(call, reference, torch.float64)
+    for number, (one, same, right) in enumerate(zip(found, twin, exact, strict=True)):
+        assert one.shape == right.shape and (wide or one.dtype == same.dtype), number
+        if not right.numel() or not ordinary:
+            continue
+        bound = max(BOUNDS[dtype], allowed * error_of(same, right, call.scale))
+        error = error_of(one, right, call.scale)
+        assert error <= bound, f"tensor {number}: error {error:.2e}, allowed {bound:.2e}"
+
+
+def error_of(found: Tensor, right: Tensor, scale: float) -> float:
+    """The worst stream's largest error, over its largest number or over ``scale``."""
+    rows = len(right)
+    difference = (found.double() - right.double()).abs().reshape(rows, -1).amax(1)
+    size = right.double().abs().reshape(rows, -1).amax(1).clamp_min(max(scale, 1e-12))
+    return float((difference / size).max())
+
+
+def _with_gradients(call: Call, function: Any, dtype: torch.dtype) -> list[Tensor]:
+    """Results, then gradients of the jets."""
+    convert = dtype != call.jets[0].dtype
+    jets = [(jet.to(dtype) if convert else jet).detach().requires_grad_() for jet in call.jets]
+    others = [
+        other.to(dtype) if convert and other is not None and other.is_floating_point() else other
+        for other in call.others
+    ]
+    results = call.result(function, jets, others)
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(r.shape, generator=generator, dtype=torch.float64) for r in results]
+    pairs = [(r, c.to(r.dtype)) for r, c in zip(results, cotangents, strict=True)]
+    gradients = torch.autograd.grad(
+        [r for r, _ in pairs], jets, [c for _, c in pairs], allow_unused=True
+    )
+    given = [torch.zeros_like(j) if g is None else g for g, j in zip(gradients, jets, strict=True)]
+    return [*(r.detach() for r in results), *given]
+
+
+def check_containment(call: Call, values: str) -> None:
+    """Entry 0 of the first jet is spoilt, in its primal."""
+    jet = call.jets[0]
+    if jet.ndim < 3 or not jet.numel():
+        return
+    spoilt = jet.clone(memory_format=torch.contiguous_format)
+    spoilt[0, 0].view(-1)[0] = SPECIAL[values](jet.dtype)
+    function = getattr(ops, call.name)
+    clean = call.result(function, [jet, *call.jets[1:]], call.others)
+    dirty = call.result(function, [spoilt, *call.jets[1:]], call.others)
+    for one, other in zip(clean, dirty, strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        axis = 0 if call.name == "jet_mean_squares" else 1
+        rest = [x.narrow(axis, 1, x.shape[axis] - 1) for x in (one, other)]
+        assert torch.equal(*(x.nan_to_num(7.0) for x in rest)), "another entry has changed"
+    if values == "nan" and call.name not in ("jet_norms", "jet_mean_squares", "attention_jet"):
+        assert dirty[0][0, 0].isnan().any(), "the NaN is lost"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--calls", type=int, default=10_000)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--table", type=Path, help="write the counts into this file")
+    given = options.parse_args()
+    counts: Counter[tuple[str, str]] = Counter()
+    for seed in range(given.seed, given.seed + given.calls):
+        call, values = random_call(seed)
+        try:
+            check(call, values)
+        except Exception as error:
+            shapes = [list(jet.shape) for jet in call.jets]
+            raise AssertionError(
+                f"seed {seed}: {call.name}, {values}, {call.jets[0].dtype}, {shapes}"
+            ) from error
+        counts[call.name, values] += 1
+    answers = bad_calls.try_all()
+    text = table(counts, given.seed) + "\n" + bad_calls.table(answers)
+    print(text)
+    if given.table:
+        given.table.write_text(text)
+
+
+def table(counts: Counter[tuple[str, str]], seed: int) -> str:
+    kinds = ["ordinary", "tiny", *SPECIAL]
+    lines = [
+        f"{counts.total()} random calls from seed {seed}: no crash, none wrong.",
+        "",
+        "| operator | " + " | ".join(kinds) + " |",
+        "|---" * (1 + len(kinds)) + "|",
+    ]
+    for name in MAKERS:
+        lines.append(f"| {name} | " + " | ".join(str(counts[name, k]) for k in kinds) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A sample of the random and the wrong calls; all ten thousand: `python -m
+python_tests.ops.random_calls` (docs/hardening.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from python_tests.ops import bad_calls, random_calls
+
+CALLS = 600
+
+
+@pytest.mark.parametrize("start", range(0, CALLS, 100))
+def test_random_calls(start: int) -> None:
+    for seed in range(start, start + 100):
+        call, values = random_calls.random_call(seed)
+        try:
+            random_calls.check(call, values)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {call.name}, {values} values") from error
+
+
+def test_the_sample_has_everything() -> None:
+    """Every operator with every kind of values, every dtype and q, empty and strided tensors."""
+    seen: Counter = Counter()
+    for seed in range(CALLS):
+        call, values = random_calls.random_call(seed)
+        jet = call.jets[0]
+        seen.update([(call.name, values == "ordinary"), values, jet.dtype])
+        seen.update(["empty"] * (not jet.numel()) + ["strided"] * (not jet.is_contiguous()))
+    assert len(seen) == 2 * len(random_calls.MAKERS) + 5 + 4 + 2
+    assert min(seen.values()) >= 10
+
+
+ANSWERS = bad_calls.try_all()
+
+
+@pytest.mark.parametrize(("operator", "way", "what"), ANSWERS)
+def test_wrong_calls_get_a_sentence(operator: str, way: str, what: str) -> None:
+    """It names the operator (a norm with a residual is the norm's) and says what is expected."""
+    error = ANSWERS[operator, way, what]
+    # what only the numbers in an index tell, the C++ operator alone looks at
+    kinds = (RuntimeError, *((ValueError, TypeError) if way == "face" else ()))
+    assert isinstance(error, kinds), error
+    sentence = str(error).splitlines()[0]
+    assert operator.removeprefix("add_") in sentence
+    assert "expected" in sentence or ":" in sentence.split(operator.removeprefix("add_"), 1)[1]
