@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from jachess_ext.scaling import Selection, log_rmse, select
+from jachess_ext.scaling import Selection, fit, log_rmse, select
 from jachess_ext.scaling.bayes import forecast, hierarchy
 from jachess_ext.scaling.bayes.posterior import Posterior, _Model, posterior
 from jachess_ext.scaling.bayes.residuals import Kriging
@@ -128,6 +128,29 @@ def test_shared_prior_finds_the_population() -> None:
     mean = np.exp(logs) @ theta
     assert mean[:, 1].mean() == pytest.approx(theta[chosen, 1].mean(), abs=0.1)
     assert np.exp(logs[0])[theta[:, 1] < np.log(0.3)].sum() < 0.2  # the vague start has 0.5
+
+
+def test_floors_are_shared_as_losses() -> None:
+    """Two models of one floor and other losses: equal third features, E / median L(D_n)."""
+    theta = np.array([[1.0, 2.0, 0.6], [3.0, 4.0, 0.3]])
+    y = np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]])
+    found = hierarchy.features(theta, y)
+    assert found[0, 0, 2] == pytest.approx(0.6 * 2 / 3)
+    assert found[1, 1, 2] == pytest.approx(found[0, 0, 2])
+    np.testing.assert_array_equal(found[:, :, :2], np.repeat(theta[None, :, :2], 3, axis=0))
+
+
+def test_forecast_blends_and_widens() -> None:
+    table, _ = tables.population(3, models=6)
+    d, losses = table.trained[:7], table.trained_losses[:, :7]
+    found = forecast(d, losses, 102400.0)
+    mixture = posterior(np.log(losses), d, 102400.0)
+    line = fit(d, losses, "ats", tau=1.0).predict(102400.0)
+    location = (mixture.mean + np.log(line)) / 2
+    np.testing.assert_allclose(found.location, location, rtol=1e-12)
+    spread = mixture.variance + (mixture.mean - location) ** 2
+    np.testing.assert_allclose(found.scale, np.sqrt(spread), rtol=1e-12)
+    assert np.isinf(found.dof).all()
 
 
 def test_a_common_factor_changes_nothing_but_itself() -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select, sufficient_budget
 from python_tests.scaling import tables
@@ -128,14 +129,16 @@ def test_prob_best_against_drawing() -> None:
 def test_references_mend_bias_and_width() -> None:
     plain = select(TABLE, 3200, TARGET)
     helped = select(TABLE, 3200, TARGET, references=TABLE.names[:10])
-    truth = np.log(TABLE.losses_at(TARGET))
-    for found in (plain, helped):
-        assert found.predicted_losses.shape == (20,)
-    z = (truth - np.log(plain.predicted_losses))[:10]
-    plain_low, plain_high = plain.interval_ends(0.9)
-    scale = np.log(plain_high / plain_low) / 2 / norm.ppf(0.95)
-    expected = np.log(plain.predicted_losses) + scale * (z / scale[:10]).mean()
-    np.testing.assert_allclose(np.log(helped.predicted_losses), expected, rtol=1e-9)
+    low, high = plain.interval_ends(0.9)
+    scale = np.log(high / low) / 2 / norm.ppf(0.95)
+    location = np.log(plain.predicted_losses)
+    z = (np.log(TABLE.losses_at(TARGET)) - location)[:10] / scale[:10]
+    shifted = location + scale * z.mean()
+    np.testing.assert_allclose(np.log(helped.predicted_losses), shifted, rtol=1e-9)
+    low, high = helped.interval_ends(0.9)
+    width = student.ppf(0.95, 9) * scale * z.std(ddof=1) * np.sqrt(1.1)
+    np.testing.assert_allclose(np.log(high), shifted + width, rtol=1e-9)
+    np.testing.assert_allclose(np.log(low), shifted - width, rtol=1e-9)
 
 
 def test_sufficient_budget() -> None:
