@@ -153,6 +153,21 @@ def _experiment(options: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
 
 
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    from .commands import bench
+
+    bench.add_options(parser)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .commands.bench import NoBenchmarks, run
+
+    try:
+        return run(options)
+    except NoBenchmarks as error:
+        raise UserError(str(error)) from error
+
+
 def _doctor(_options: argparse.Namespace) -> int:
     from .doctor import main as doctor
 
@@ -179,5 +194,6 @@ _COMMANDS = {
         _add_evaluate_options,
         "draw a comparison's tables and report again, or judge a fine-tuned model",
     ),
+    "bench": (_bench, _add_bench_options, "how fast it is here: the benchmark set and its tables"),
     "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
 }

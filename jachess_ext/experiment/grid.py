@@ -169,4 +169,15 @@ def quick(grid: Grid) -> Grid:
         unlabelled_size=min(grid.unlabelled_size or 32, 32),
         dev_size=min(grid.dev_size or 64, 64),
         recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
+        tuning=_one_value_each(grid.tuning),
+    )
+
+
+def _one_value_each(tuning: Tuning) -> Tuning:
+    return replace(
+        tuning,
+        strength=tuning.strength[:1],
+        unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
+        seeds=tuning.seeds[:1],
+        methods={method: values[:1] for method, values in tuning.methods.items()},
     )

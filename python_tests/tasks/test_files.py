@@ -37,6 +37,16 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
     assert task.train.pairs is None
 
 
+def test_strings_with_raw_line_breaks(tmp_path: Path) -> None:
+    lines = (
+        '{"text": "a\n\nb", "label": 1}\n\n{"text": "c", "label": 0}\n'
+        '{"text": "d\re", "label": 1}\n'
+    )
+    path = write(tmp_path, "d.jsonl", lines)
+    task = file_task(path, path, Columns())
+    assert task.train.texts == ["a\n\nb", "c", "d\re"] and task.train.labels == [1, 0, 1]
+
+
 def test_numeric_labels_keep_their_order_and_json_numbers_work(tmp_path: Path) -> None:
     lines = "".join(f'{{"text": "t", "label": {n}}}\n' for n in (10, 9, 0))
     path = write(tmp_path, "d.jsonl", lines)
@@ -69,6 +79,8 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
         ("d.jsonl", '{"text": "a"}\n', "no column 'label'"),
         ("d.jsonl", "{text: a}\n", "line 1 is not JSON"),
         ("d.jsonl", "[1]\n", "not a JSON object"),
+        ("d.jsonl", '\n{"text": "a\n{"text": "b", "label": 1}\n', "line 2 is not JSON"),
+        ("d.jsonl", '{"text": "a", "label": 1}\n{"text": "b\n', "line 2 is not JSON (it has"),
         ("d.csv", "text,label\na,1\nb,1\n", "every label is '1'"),
         ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
         ("d.txt", CSV, "must end in .csv, .tsv or .jsonl"),

@@ -150,7 +150,7 @@ def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None
         assert figures[1][key] == pytest.approx(value, rel=0.05, abs=1e-9), key
 
 
-@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f", "cross-holder-train"])
+@pytest.mark.parametrize("name", ["sam", "r3f", "cross-holder-train"])
 def test_checkpointing_changes_nothing(tmp_path: Path, name: str) -> None:
     runs = []
     for checkpointing in (False, True):
@@ -191,7 +191,7 @@ def test_none_is_the_plain_trainer(tmp_path: Path, name: str) -> None:
     assert_same_parameters(plain.model, made.model, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["none", "sam", "r3f", "jacobian-train", "jachess-unlab"])
+@pytest.mark.parametrize("name", ["sam", "r3f", "jachess-unlab"])
 def test_regression(tmp_path: Path, name: str) -> None:
     model = classifier("bert")
     model.config.num_labels, model.num_labels = 1, 1
