@@ -3,21 +3,29 @@
 With NT positions on the left and MT' on the right, inputs of size d, cotangents of total size e
 (layers that share their inputs), C outputs:
 
-    A   2 NT·MT' (d + C² e) operations; the Gram matrices pass through the cache C² + 1 times
+    A   2 NT·MT' (d + C² e) operations; operands are packed anew for every tile of 256 × 128
+        positions, (1/256 + 1/128) NT·MT' (d + C² e) numbers
     B   2 (NT + MT') C d e to materialise, 2 NC·MC d e to multiply; [NC + MC, d e] written and read
 
 A symmetric block needs half the pairs in A and in B's product, and one side's materialising.
+
+The count is made by `_C.ntk_cost` (csrc/ntk_cost.h), or by its twin here where that is missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
+
+try:
+    from .._C import ntk_cost as _compiled
+except ImportError:  # not built, or an older build
+    _compiled = None
 
 Form = Literal["A", "B"]
 
-# Operations that take as long as moving one byte.  Measured on one x86 core, fp32: GEMM some
-# 60 GFLOP/s, elementwise passes over cache-resident tiles some 10 GB/s.
+_TILE = (256, 128)  # positions of the operator's tiles (csrc/cpu/ntk_gram_plan.h)
+# Operations that take as long as moving one byte.
 _OPERATIONS_PER_BYTE = 6.0
 
 
@@ -55,16 +63,22 @@ class Cost:
 
 def count_cost(size: Size) -> Cost:
     """Operations and bytes of forms A and B."""
+    return count_cost_reference(size) if _compiled is None else Cost(*_compiled(*astuple(size)))
+
+
+def count_cost_reference(size: Size) -> Cost:
+    """Twin of `count_cost` in Python."""
     rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
     pairs = size.samples * size.other_samples * size.outputs**2
-    squared = size.outputs**2
+    features = size.inputs + size.outputs**2 * size.cotangents
     weights = size.inputs * size.cotangents
     share = 0.5 if size.symmetric else 1.0
     sides = rows if size.symmetric else rows + columns
     vectors = size.samples if size.symmetric else size.samples + size.other_samples
+    packed = sum(1 / side for side in _TILE)
     return Cost(
-        gram_flops=share * 2 * rows * columns * (size.inputs + squared * size.cotangents),
-        gram_bytes=share * rows * columns * (1 + 3 * squared) * size.bytes_per_number,
+        gram_flops=share * 2 * rows * columns * features,
+        gram_bytes=share * rows * columns * packed * features * size.bytes_per_number,
         materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * share,
         materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 import torch
 from torch import Tensor
 
 from jachess_ext.ntk.contributions import Factors
-from jachess_ext.ntk.cost import Size, count_cost
+from jachess_ext.ntk.cost import Cost, Size, count_cost, count_cost_reference
 from jachess_ext.ntk.materialise import contract_materialised
 from jachess_ext.ops import ntk_gram
 
@@ -102,3 +104,30 @@ def test_counted_cost() -> None:
     assert (one_token.form, long.form) == ("A", "B")
     wide = count_cost(Size(8, 16, 8, 16, 1, 8192, 50000, symmetric=True))
     assert wide.form == "A"
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_compiled_cost_is_its_twin(symmetric: bool) -> None:
+    """`_C.ntk_cost` itself: where it is missing this fails, and takes no twin."""
+    from jachess_ext import _C
+
+    for numbers in (
+        (8, 16, 8, 16, 2, 384, 1536),
+        (3, 7, 11, 5, 4, 768, 50257),
+        (0, 1, 1, 1, 1, 1, 1),
+    ):
+        for width in (4, 8):
+            found = Cost(*_C.ntk_cost(*numbers, symmetric, width))
+            twin = count_cost_reference(Size(*numbers, symmetric, width))
+            assert astuple(found) == pytest.approx(astuple(twin), rel=1e-14)
+            assert count_cost(Size(*numbers, symmetric, width)) == found
+
+
+def test_bytes_of_the_forms() -> None:
+    """A packs each side's numbers once per tile of 256 x 128; B writes and reads each gradient."""
+    size = Size(32, 16, 32, 16, 2, 384, 768, symmetric=False)
+    tiles = (32 * 16 / 256) * (32 * 16 / 128)
+    per_tile = (256 + 128) * (384 + 4 * 768) * 4
+    cost = count_cost(size)
+    assert cost.gram_bytes == tiles * per_tile
+    assert cost.materialise_bytes == 2 * (32 + 32) * 2 * 384 * 768 * 4
