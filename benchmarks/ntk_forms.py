@@ -26,10 +26,10 @@ from jachess_ext.ntk.materialise import contract_materialised
 
 QUESTION = "ntk-forms"
 WORKSPACE = 128 * 2**20
-POSITIONS = (1, 4, 8, 16, 24, 32, 48)
+POSITIONS = (1, 8, 16, 24, 28, 32, 40, 48, 64)
 FEATURES = ((384, 384), (384, 1152), (384, 1536), (768, 768))
-OUTPUTS, SAMPLES = (1, 2), (8, 32)
-WEIGHTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+OUTPUTS, SAMPLES = (1, 2), (8, 48)
+WEIGHTS = (0.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def summary(cases: Sequence[Case], options: Options) -> Row:
 def main(argv: list[str] | None = None) -> list[Row]:
     """Measure, append to the CSV, print."""
     assert __doc__ is not None
-    options = parse(parser(__doc__, ["tiny"], ["tiny"], repeats=5), argv)
+    options = parse(parser(__doc__, ["tiny"], ["tiny"], repeats=3), argv)
     grid = itertools.product(POSITIONS, FEATURES, OUTPUTS, SAMPLES)
     if options.quick:
         grid = itertools.product((1, 32), ((32, 32),), (2,), (4,))

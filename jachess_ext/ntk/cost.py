@@ -14,9 +14,11 @@ The count is made by `_C.ntk_cost` (csrc/ntk_cost.h), or by its twin here where 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
+_compiled: Callable[..., Sequence[float]] | None
 try:
     from .._C import ntk_cost as _compiled
 except ImportError:  # not built, or an older build
@@ -25,8 +27,11 @@ except ImportError:  # not built, or an older build
 Form = Literal["A", "B"]
 
 _TILE = (256, 128)  # positions of the operator's tiles (csrc/cpu/ntk_gram_plan.h)
-# Operations that take as long as moving one byte.
-_OPERATIONS_PER_BYTE = 6.0
+# Operations that take as long as moving one byte. benchmarks/ntk_forms.py on one Zen 4 core, fp32:
+# of 160 layers (T 1 to 96, 8 to 48 samples, d and e 384 to 1536; B was faster in 33) it picks the
+# faster form of 153, and takes 1.1 % longer than always the faster one (geometric mean). From 16 to
+# 48 this hardly changes; a weight of 6 picks 147 and takes 2.1 % longer.
+_OPERATIONS_PER_BYTE = 24.0
 
 
 @dataclass(frozen=True)
