@@ -78,7 +78,7 @@ class Grid:
 
     `tasks` are specifications of `tasks.spec.load_task`; `shift` maps a task's name to those of
     tasks whose dev rows its models are judged on as well; `methods` are texts for
-    `MethodArguments.parse`. Sizes None: all rows.
+    `MethodArguments.parse`. Sizes None: all rows; `shift_size` is of the dev rows of targets.
     """
 
     model: str
@@ -89,6 +89,7 @@ class Grid:
     train_size: int | None = None
     unlabelled_size: int | None = 1000
     dev_size: int | None = None
+    shift_size: int | None = None
     data_seed: int = 0
     columns: Columns = field(default_factory=Columns)
     recipe: Recipe = field(default_factory=Recipe)
@@ -168,6 +169,7 @@ def quick(grid: Grid) -> Grid:
         train_size=min(grid.train_size or 64, 64),
         unlabelled_size=min(grid.unlabelled_size or 32, 32),
         dev_size=min(grid.dev_size or 64, 64),
+        shift_size=min(grid.shift_size or 64, 64),
         recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
         tuning=_one_value_each(grid.tuning),
     )

@@ -112,7 +112,7 @@ def load(grid: Grid) -> LoadedGrid:
 
 def _judged_only(target: Task, grid: Grid) -> Task:
     """A task of which only the dev rows are needed: the others are not carried about."""
-    drawn = selected(target, None, 1, grid.dev_size, grid.data_seed)
+    drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
     return replace(drawn, train=drawn.train.first(1))
 
 

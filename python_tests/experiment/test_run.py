@@ -33,6 +33,7 @@ def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Pat
         methods=("none", "jachess-train", "jachess-unlab"),
         tuning=TUNING,
         shift={"a": (f"{sentiment}:{sentiment}",)},
+        shift_size=32,
     )
     records = run_grid(made, tmp_path)
     kinds = [(r["kind"], r["method"], r["seed"], r["value"]) for r in records]
@@ -249,6 +250,12 @@ def test_bad_grids_are_refused_before_any_training(
     with pytest.raises(DataError, match=words):
         run_grid(grid(**settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_of_dev_and_shift_rows(grid: MakeGrid, sentiment: Path) -> None:
+    target = {"a": (f"{sentiment}:{sentiment}",)}
+    loaded = load(grid(dev_size=8, shift_size=4, shift=target))
+    assert [len(loaded.tasks[0].dev), len(loaded.shift["a"][0].dev)] == [8, 4]
 
 
 def test_shift_to_other_classes(grid: MakeGrid, tmp_path: Path) -> None:
