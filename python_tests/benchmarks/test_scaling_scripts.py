@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import law_fits, selection
+from benchmarks import law_fits, selection, selection_halves
 from jachess_ext.scaling import LossTable, pear_corr, select
 from python_tests.scaling import tables
 
@@ -56,3 +56,12 @@ def test_selection_writes_what_select_gives(table: LossTable, tmp_path: Path) ->
 def test_folds_partition_the_models(table: LossTable) -> None:
     folds = selection._folds(table)
     np.testing.assert_array_equal(np.sort(np.concatenate(folds)), np.arange(12))
+
+
+def test_halves_are_shares(table: LossTable, tmp_path: Path) -> None:
+    path = tables.write_csv(tmp_path / "t.csv", table)
+    arguments = ["--table", str(path), "--results", str(tmp_path), "--fractions", "128"]
+    one, mean = selection_halves.main([*arguments, "--halves", "2"])
+    assert one == mean
+    assert all(value in (0.0, 50.0, 100.0) for value in one[:5]) and 0 <= one[5] <= 100
+    assert one[2] + one[3] <= 100

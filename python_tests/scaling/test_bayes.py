@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
 from jachess_ext.scaling import Selection, fit, log_rmse, select
@@ -160,6 +162,16 @@ def test_a_common_factor_changes_nothing_but_itself() -> None:
     ten = forecast(table.trained[:7], 10 * losses, 204800.0)
     np.testing.assert_allclose(ten.location, one.location + np.log(10), atol=1e-9)
     np.testing.assert_allclose(ten.scale, one.scale, rtol=1e-9)
+
+
+@given(factor=st.floats(1e-2, 1e9))
+@settings(max_examples=5, deadline=None)
+def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
+    table, _ = tables.population(0, models=4)
+    d, losses = table.trained[:5], table.trained_losses[:, :5]
+    one, other = forecast(d, losses, 51200.0), forecast(factor * d, losses, factor * 51200.0)
+    np.testing.assert_allclose(other.location, one.location, atol=1e-8)
+    np.testing.assert_allclose(other.scale, one.scale, rtol=1e-6)
 
 
 def test_the_order_of_models_does_not_matter() -> None:
