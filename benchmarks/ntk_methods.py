@@ -17,6 +17,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +192,7 @@ def peak_here(method: str, options: Options, samples: int, tokens: int) -> float
 # ---- rate --------------------------------------------------------------------------------------
 
 
-def rate_row(options: Options, samples: int, tokens: int) -> Row:
+def rate_rows(options: Options, samples: int, tokens: int) -> list[Row]:
     """Counted operations of the chosen forms per second, against those of large products."""
     model, batch = _load(options, samples, tokens)
     contraction = contraction_rate(model, batch)
@@ -202,7 +204,10 @@ def rate_row(options: Options, samples: int, tokens: int) -> Row:
     ours = Spread.of(rates)
     row = _row(options, samples, tokens, "contraction", ours, "GEMM", highest, _RATE_TARGET)
     row.unit, row.ratio = "GFLOP/s", ours.p50 / highest
-    return row
+    return [row]
+
+
+PARTS = {"rate": rate_rows, "time": time_rows, "memory": memory_rows}
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
@@ -214,7 +219,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     arguments.add_argument("--samples", type=int, nargs="+")
     arguments.add_argument("--tokens", type=int, nargs="+")
     arguments.add_argument("--methods", nargs="*", choices=tuple(METHODS), default=list(METHODS))
-    arguments.add_argument("--parts", nargs="+", choices=("time", "memory", "rate"))
+    arguments.add_argument("--parts", nargs="+", choices=tuple(PARTS))
     arguments.add_argument("--worker", choices=(OURS, *METHODS), help="used by the script itself")
     options = parse(arguments, argv)
     quick = options.quick
@@ -223,16 +228,16 @@ def main(argv: list[str] | None = None) -> list[Row]:
     if options.extra.worker:
         print(peak_here(options.extra.worker, options, samples[0], tokens[0]))
         return []
-    parts = options.extra.parts or ["time", "memory", "rate"]
+    parts = options.extra.parts or list(PARTS)
     if not options.extra.model:
         print("no --model: random weights of the same shapes")
     rows: list[Row] = []
-    for n in samples:
-        for t in tokens:
-            rows += time_rows(options, n, t) if "time" in parts else []
-            rows += memory_rows(options, n, t) if "memory" in parts else []
-            rows += [rate_row(options, n, t)] if "rate" in parts else []
-    return finish(rows, "ntk_methods", options)
+    for n, t in product(samples, tokens):
+        for part in parts:  # written one by one: a later one may run out of memory
+            rows += finish(PARTS[part](options, n, t), "ntk_methods", options)
+    if options.extra.rows_to is not None:
+        options.extra.rows_to.write_text(json.dumps([asdict(row) for row in rows]))
+    return rows
 
 
 if __name__ == "__main__":
