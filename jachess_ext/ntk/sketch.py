@@ -71,11 +71,15 @@ class Sketch:
         Args:
             left, right: of the parameter's shape, [e, d], or [d, e] where ``transposed``.
         """
-        x, y = (g.double().T if transposed else g.double() for g in (left, right))
-        if x.shape[0] > x.shape[1]:
-            x, y = x.T, y.T
-        signs = self.signs(name, x.shape[1], x)
-        return float(((x @ signs) * (y @ signs)).sum()) / 2
+
+        def seen(gradient: Tensor) -> Tensor:
+            g = gradient.double() if gradient.itemsize != 4 else gradient
+            g = g.T if transposed else g
+            g = g.T if g.shape[0] > g.shape[1] else g
+            return (g @ self.signs(name, g.shape[1], g)).flatten()
+
+        x = seen(left)
+        return float(torch.dot(x, x if right is left else seen(right))) / 2
 
 
 def sketch_flops(size: Size, columns: int) -> float:
