@@ -65,6 +65,9 @@ class JacHessArguments:
     unlab_lr_ratio: float = _help(
         "mode unlab: learning rate of R's own AdamW over the trainer's current one", default=0.1
     )
+    dropout: bool = _help(
+        "modes joint and unlab: whether dropout acts in R's own pass", default=True
+    )
     unlab_batch_size: int | None = _help(
         "modes joint and unlab; default: per_device_train_batch_size", default=None
     )
@@ -79,6 +82,11 @@ class JacHessArguments:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is {value!r}; expected a whole number from 1 up")
+        if self.mode == "train" and not self.dropout:
+            raise ValueError(
+                "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
+                "losses; use mode='joint' or 'unlab'"
+            )
         if not self.unlab_lr_ratio > 0:
             raise ValueError(f"unlab_lr_ratio is {self.unlab_lr_ratio}; expected more than 0")
         self.regulariser(nn.Module())  # checks what is left, before any training starts

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness import JacHess, JacHessOutput
+from .modes import in_mode
 
 Batch = Mapping[str, Any]
 
@@ -54,6 +55,7 @@ class DualSchedule:
         steps: batches per pass, going on where the last pass ended; None: all of them.
         weight_decay: of the own AdamW; the task's optimiser has its own already.
         max_grad_norm: gradients are clipped to it; None: not at all.
+        dropout: False runs the passes in evaluation mode.
 
     Raises:
         ValueError: ``every`` or ``steps`` below 1, no trainable parameters, or no batches.
@@ -69,6 +71,7 @@ class DualSchedule:
         steps: int | None = None,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
+        dropout: bool = True,
     ) -> None:
         for name, value in (("every", every), ("steps", steps)):
             if value is not None and value < 1:
@@ -79,7 +82,7 @@ class DualSchedule:
         self.regulariser = regulariser
         self.batches = batches
         self.every, self.steps = every, steps
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm, self.dropout = max_grad_norm, dropout
         self.taken = 0
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
@@ -96,16 +99,12 @@ class DualSchedule:
         return self.run() if self.every is None else None
 
     def run(self) -> PassSummary:
-        """One pass of R alone, in training mode; modes and the task's gradients are kept."""
-        model = self.regulariser.model
-        modes = {module: module.training for module in model.modules()}
+        """One pass of R alone; modes and the task's gradients are kept."""
         kept = [p.grad for p in self._parameters]
-        model.train()
         try:
-            return _summary([_detached(self._step(batch)) for batch in self._pass()])
+            with in_mode(self.regulariser.model, self.dropout):
+                return _summary([_detached(self._step(batch)) for batch in self._pass()])
         finally:
-            for module, mode in modes.items():
-                module.training = mode
             for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
 

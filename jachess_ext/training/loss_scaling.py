@@ -15,19 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .modes import in_mode
+
 
 def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Whether the loss is the same for one item and for two; leaves the model as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            one, two = (
-                model(**batch, num_items_in_batch=torch.tensor(n)).get("loss") for n in (1, 2)
-            )
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.no_grad(), in_mode(model, training=False):
+        one, two = (model(**batch, num_items_in_batch=torch.tensor(n)).get("loss") for n in (1, 2))
     return one is not None and torch.equal(one, two)
 
 

@@ -16,6 +16,7 @@ from . import checkpoint
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary, without_labels
 from .loss_scaling import ignores_item_count, warn_of_ignored_item_count
+from .modes import in_mode
 from .one_pass import OnePass
 from .step_log import StepLog, flat
 
@@ -121,7 +122,11 @@ class JacHessMixin(_Base):
         task, outputs = super().compute_loss(
             called, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        out = called.result if train else self.regulariser(self._next_unlabelled())
+        if train:
+            out = called.result
+        else:
+            with in_mode(model, self.jachess.dropout):
+                out = self.regulariser(self._next_unlabelled())
         loss = self._step_loss(task, out, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -241,6 +246,7 @@ class JacHessMixin(_Base):
             every=self.jachess.unlab_every,
             steps=self.jachess.unlab_steps,
             max_grad_norm=self.args.max_grad_norm or None,
+            dropout=self.jachess.dropout,
         )
         if self._resumed is not None:
             schedule.load_state_dict(self._resumed)

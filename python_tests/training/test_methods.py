@@ -226,6 +226,27 @@ def test_lora(tmp_path: Path, name: str, family: str) -> None:
     assert (config.r, config.lora_alpha) == (8, 16)
 
 
+@pytest.mark.parametrize("mode", ["joint", "unlab"])
+def test_penalty_without_dropout(tmp_path: Path, mode: str) -> None:
+    """R of a model full of dropout is then R of the model without, and the task keeps its own."""
+    penalties, tasks = [], []
+    for rate, dropout in ((0.5, False), (0.0, True), (0.5, True)):
+        made = method_trainer(
+            *(tmp_path, f"jachess-{mode}"),
+            model=classifier("bert", dropout=rate),
+            method={"dropout": dropout, "normalize": False, "weights": "uniform"},
+            learning_rate=1e-12,
+            max_steps=1,
+        )
+        made.train()
+        figures = first_figures(made)
+        penalties.append(figures["jachess/penalty"])
+        tasks.append(figures.get("jachess/task_loss", figures["loss"]))
+    assert penalties[0] == pytest.approx(penalties[1], rel=1e-9)
+    assert abs(penalties[2] / penalties[1] - 1) > 1e-3
+    assert abs(tasks[0] / tasks[1] - 1) > 1e-3, "the task's own pass has its dropout"
+
+
 def test_parse() -> None:
     text = "jachess-unlab, strength=0.1, weights=0.5,1, hessian=no,layers=0,-1"
     made = MethodArguments.parse(text)
@@ -262,6 +283,7 @@ BAD = [
     ("r3f,noise_distribution=cauchy", "expected uniform or normal"),
     ("tapt,tapt_masked=1", "tapt_masked is 1.0; expected a share"),
     ("jachess,strength=-1", "strength is -1.0"),
+    ("jachess-train,dropout=no", "dropout=False needs a pass of R alone"),
 ]
 
 
