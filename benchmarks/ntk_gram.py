@@ -2,7 +2,7 @@
 
 Two baselines in plain torch, both of which write their Gram matrices:
 
-    batched   one T × T' product per pair of samples, of inputs and cotangents (torch.matmul)
+    batched   the T × T' Gram matrices of all pairs of samples and outputs at once (torch.einsum)
     flat      one [N T, M T'] product per pair of outputs, then multiplied and summed by sample
 
 Sides are unequal, so that every form does all the work, and once symmetric, where the operator
@@ -81,9 +81,9 @@ def operator(left: Side, right: Side) -> Tensor:
 
 
 def batched(left: Side, right: Side) -> Tensor:
-    """T × T' products, one per pair of samples and outputs."""
-    gram = left[0][:, None] @ right[0][None].mT
-    products = left[1][:, :, None, None] @ right[1][None, None].mT
+    """All Gram matrices at once; torch.matmul's broadcasting would copy the operands besides."""
+    gram = torch.einsum("ntk,msk->nmts", left[0], right[0])
+    products = torch.einsum("cnte,dmse->cndmts", left[1], right[1])
     return (products * gram[:, None]).sum((-1, -2))
 
 
