@@ -93,7 +93,7 @@ fi
 # Each script by itself, the most telling first: what the budget cuts off is at the end.
 COMMON=(--device cuda --dtype "$DTYPE" --results "$WORK")
 [ -n "${QUICK:-}" ] && COMMON+=(--quick)
-for name in step_vs_plain operators attention_operator train_mode engine_vs_func memory \
+for name in step_vs_plain operators attention_operator ntk_gram train_mode engine_vs_func memory \
   step_vs_published equal_spread; do
   [ -f "benchmarks/$name.py" ] && step "$name" 60 "$PYTHON" -m "benchmarks.$name" "${COMMON[@]}"
 done

@@ -28,6 +28,7 @@ SCRIPTS = (
     "train_mode",
     "memory",
     "attention_operator",
+    "ntk_gram",
     "law_fits",
 )
 
