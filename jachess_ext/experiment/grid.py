@@ -17,7 +17,9 @@ from ..tasks.files import Columns
 class Recipe:
     """How every method fine-tunes, the same for all.
 
-    `lr` None: 2e-5, with LoRA 1e-4 (the paper's). `warmup`: share of the steps.
+    `lr` None: 2e-5, with LoRA 1e-4 (the paper's). `warmup`: share of the steps. `scheduler` is
+    transformers' name of the learning rate's course; a pass of mode unlab takes the rate at its
+    moment, so with "linear" the pass after the last epoch has rate 0 and does nothing.
     """
 
     epochs: float = 5.0
@@ -25,6 +27,7 @@ class Recipe:
     lr: float | None = None
     weight_decay: float = 0.0
     warmup: float = 0.1
+    scheduler: str = "linear"
     max_length: int = 128
     lora: bool = False
     bf16: bool = False

@@ -90,6 +90,7 @@ def _train(job: Job, model: Any, tokenizer: Any, folder: str) -> None:
             learning_rate=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             warmup_steps=recipe.warmup,
+            lr_scheduler_type=recipe.scheduler,
             train_sampling_strategy="group_by_length",
             bf16=recipe.bf16,
             torch_compile=recipe.torch_compile,

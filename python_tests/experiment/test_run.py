@@ -252,6 +252,21 @@ def test_bad_grids_are_refused_before_any_training(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_scheduler_decides_whether_a_last_pass_acts(grid: MakeGrid) -> None:
+    """One epoch, so one pass of mode unlab, after the last step: linear decay has reached 0."""
+    recipe = {"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16}
+    norms = {}
+    for scheduler in ("linear", "constant_with_warmup"):
+        made = grid(
+            methods=("none", "jachess-unlab,unlab_lr_ratio=1"),
+            seeds=(0,),
+            recipe=recipe | {"scheduler": scheduler},
+        )
+        plain, unlab = (one_run.run(job)[0] for job in final_jobs(load(made), {}))
+        norms[scheduler] = sum(unlab["jacobian"]) / sum(plain["jacobian"])
+    assert norms["linear"] == 1.0 and norms["constant_with_warmup"] < 0.99
+
+
 def test_sizes_of_dev_and_shift_rows(grid: MakeGrid, sentiment: Path) -> None:
     target = {"a": (f"{sentiment}:{sentiment}",)}
     loaded = load(grid(dev_size=8, shift_size=4, shift=target))
