@@ -161,9 +161,11 @@ def _attention(m: Maker) -> Call:
         mask = torch.rand(shape, generator=m.generator) < 0.8
     elif kind == "additive":
         mask = m.numbers(shape)
-    # gradients of weights that sum to one cancel: wholly, where there is one key
+    # Gradients of weights that sum to one cancel, wholly where there is one key: every stream of
+    # the scores gets sums of value_size products from up to all streams.
+    scale = m.streams * max(1, value_size) ** 0.5
     return Call(
-        "attention_jet", jets, [mask], lambda f, *tensors: f(*tensors, q=q, **settings), 1.0
+        "attention_jet", jets, [mask], lambda f, *tensors: f(*tensors, q=q, **settings), scale
     )
 
 
