@@ -123,7 +123,7 @@ def _norm(name: str, bias: bool, residual: bool) -> Callable[[Maker], Call]:
         shape, q, eps = m.shape(m.choose.randint(2, 3)), m.q, 10.0 ** -m.choose.randint(2, 8)
         jets = [m.jet(shape) for _ in range(1 + residual)]
         others = [m.channels(shape[-1]) for _ in range(1 + bias)]
-        # Of a single channel x / sqrt(x^2 + eps) is left: terms of rstd^3 cancel in its derivatives.
+        # Of one channel x / sqrt(x^2 + eps) is left: terms of rstd^3 cancel in its derivatives.
         primal = sum(jet[0].double() for jet in jets)
         square = 0.0 if bias or not primal.numel() else float(primal.square().min())
         scale = (square + eps) ** -1.5 if shape[-1] == 1 else 0.0
