@@ -5,6 +5,7 @@
 // instance per stream count): kinds x stream counts would be too many instances.
 #include <torch/csrc/stable/library.h>
 
+#include "../text.h"
 #include "activation_derivatives.h"
 #include "blocks.h"
 #include "tensors.h"
@@ -91,7 +92,7 @@ void backward_range(const T* gy, const T* x, T* gx, int64_t stride, int64_t begi
   }
 }
 
-Tensor activation_jet(const Tensor& x, const std::string& kind, int64_t q) {
+Tensor activation_jet(const Tensor& x, const Text& kind, int64_t q) {
   const char* op = "activation_jet";
   const int P = check_jet(op, "x", x, q);
   const Activation activation = parse_activation(op, kind);
@@ -113,8 +114,7 @@ Tensor activation_jet(const Tensor& x, const std::string& kind, int64_t q) {
   return y;
 }
 
-Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const std::string& kind,
-                               int64_t q) {
+Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& kind, int64_t q) {
   const char* op = "activation_jet_backward";
   const int P = check_jet(op, "x", x, q);
   check_same(op, "gy", gy, x);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../row_layout.h"
+#include "../text.h"
 #include "activation_derivatives.h"
 #include "blocks.h"
 #include "tensors.h"
@@ -140,7 +141,7 @@ void backward_blocks(Rows<const T> gy, Rows<const T> g, Rows<const T> u, Rows<T>
   });
 }
 
-Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const std::string& kind, int64_t q) {
+Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
   const char* op = "gated_activation_jet";
   const int P = check_jet(op, "g", g, q);
   check_same(op, "u", u, g, "g");
@@ -164,7 +165,7 @@ Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const std::string&
 }
 
 std::tuple<Tensor, Tensor> gated_activation_jet_backward(const Tensor& gy, const Tensor& g,
-                                                         const Tensor& u, const std::string& kind,
+                                                         const Tensor& u, const Text& kind,
                                                          int64_t q) {
   const char* op = "gated_activation_jet_backward";
   const int P = check_jet(op, "g", g, q);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../direction_arguments.h"
+#include "../text.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -54,7 +55,7 @@ void fill_rows(const Draw& draw, T* out, int64_t begin, int64_t end) {
 }
 
 Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
-                         std::string distribution, ScalarType dtype) {
+                         const Text& distribution, ScalarType dtype) {
   const Distribution kind = parse_distribution(distribution);
   Tensor out = new_directions(token, q, d, offset, dtype);
   if (out.numel() == 0) return out;

@@ -1,12 +1,13 @@
 // jachess::activation_jet and its backward on CUDA: torch's side of activation_jet.cu.
 #include <torch/csrc/stable/library.h>
 
+#include "../text.h"
 #include "tensors.h"
 
 namespace jachess {
 namespace {
 
-Tensor activation_jet(const Tensor& x, const std::string& kind, int64_t q) {
+Tensor activation_jet(const Tensor& x, const Text& kind, int64_t q) {
   const char* op = "activation_jet";
   const int pairs = check_jet(op, "x", x, q);
   const Activation activation = parse_activation(op, kind);
@@ -19,8 +20,7 @@ Tensor activation_jet(const Tensor& x, const std::string& kind, int64_t q) {
   return y;
 }
 
-Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const std::string& kind,
-                               int64_t q) {
+Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& kind, int64_t q) {
   const char* op = "activation_jet_backward";
   const int pairs = check_jet(op, "x", x, q);
   check_same(op, "gy", gy, x);

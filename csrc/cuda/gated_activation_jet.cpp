@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../row_layout.h"
+#include "../text.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -16,7 +17,7 @@ GatedShape gated_shape(const JetRows& gate, const JetRows& up, int64_t q, int pa
           {up.stream_stride, up.row_stride}};
 }
 
-Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const std::string& kind, int64_t q) {
+Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
   const char* op = "gated_activation_jet";
   const int pairs = check_jet(op, "g", g, q);
   check_same(op, "u", u, g, "g");
@@ -32,7 +33,7 @@ Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const std::string&
 }
 
 std::tuple<Tensor, Tensor> gated_activation_jet_backward(const Tensor& gy, const Tensor& g,
-                                                         const Tensor& u, const std::string& kind,
+                                                         const Tensor& u, const Text& kind,
                                                          int64_t q) {
   const char* op = "gated_activation_jet_backward";
   const int pairs = check_jet(op, "g", g, q);

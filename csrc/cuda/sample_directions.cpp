@@ -2,13 +2,14 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../direction_arguments.h"
+#include "../text.h"
 #include "tensors.h"
 
 namespace jachess {
 namespace {
 
 Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
-                         std::string distribution, ScalarType dtype) {
+                         const Text& distribution, ScalarType dtype) {
   const bool gaussian = parse_distribution(distribution) == Distribution::gaussian;
   const torch::stable::accelerator::DeviceGuard guard(token.get_device());
   Tensor out = new_directions(token, q, d, offset, dtype);
