@@ -580,3 +580,19 @@ def test_compiles_to_one_graph(device: str) -> None:
     compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
     for a, b in zip(compiled, eager, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spoilt", [1, 2])
+def test_a_hidden_nan_is_a_nan_as_in_torch(device: str, spoilt: int) -> None:
+    """docs/hardening.md: of a hidden key or value; other batch entries stay as they are."""
+    leaves = [random_jet(4, 2, 1, tokens, 8, device=device) for tokens in (5, 6, 6)]
+    mask = torch.ones(5, 6, dtype=torch.bool, device=device)
+    mask[:, 5] = False
+    clean = ops.attention_jet(*leaves, mask, q=2)
+    leaves[spoilt] = leaves[spoilt].clone()
+    leaves[spoilt][0, 0, 0, 5, 0] = float("nan")
+    y = ops.attention_jet(*leaves, mask, q=2)
+    primal = F.scaled_dot_product_attention(*(leaf[0] for leaf in leaves), attn_mask=mask)
+    assert torch.equal(y[0].isnan().any(-1), primal.isnan().any(-1))
+    assert torch.equal(y[:, 1], clean[:, 1])
