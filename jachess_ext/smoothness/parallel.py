@@ -77,8 +77,8 @@ def _sharded_ranks(model: nn.Module) -> Ranks:
 
 
 def _sharded_modules(model: nn.Module) -> list[nn.Module]:
-    if not dist.is_available():
-        return []
+    if not dist.is_available() or not dist.is_initialized():
+        return []  # without a walk over the modules in every step
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
