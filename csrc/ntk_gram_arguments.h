@@ -95,9 +95,28 @@ inline GramProblem gram_problem(const GramOperands& left, const GramOperands& ri
           right.side()};
 }
 
+// Checked operands of both sides (one side twice where symmetric) and the result they will fill:
 // [C, N, C, M] zeros in the accumulation dtype.
-inline Tensor new_gram_result(const Tensor& inputs, int64_t outputs, int64_t right_samples) {
-  return new_wide_zeros(inputs, {outputs, inputs.size(0), outputs, right_samples});
+struct GramInputs {
+  GramOperands left, right;
+  Tensor result;
+  bool symmetric;
+  bool empty() const { return left.is_empty() || right.is_empty(); }
+  GramProblem problem() const { return gram_problem(left, right, symmetric); }
+};
+
+inline GramInputs prepare_gram(const char* op, const Tensor& inputs,
+                               const std::vector<Tensor>& cotangents,
+                               const std::optional<Tensor>& other_inputs,
+                               const std::vector<Tensor>& other_cotangents) {
+  check_gram(op, inputs, cotangents, other_inputs, other_cotangents);
+  const bool symmetric = !other_inputs.has_value();
+  const GramOperands left = gram_operands(inputs, cotangents);
+  const GramOperands right = symmetric ? left : gram_operands(*other_inputs, other_cotangents);
+  const int64_t outputs = cotangents.front().size(0);
+  const int64_t others = symmetric ? inputs.size(0) : other_inputs->size(0);
+  return {left, right, new_wide_zeros(inputs, {outputs, inputs.size(0), outputs, others}),
+          symmetric};
 }
 
 }  // namespace jachess

@@ -31,24 +31,20 @@ std::vector<GramRow> rows_of(const GramProblem& p, const GramSide& side) {
 Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                 const std::optional<Tensor>& other_inputs,
                 const std::vector<Tensor>& other_cotangents) {
-  check_gram("ntk_gram", inputs, cotangents, other_inputs, other_cotangents);
-  const bool symmetric = !other_inputs.has_value();
-  const Tensor& right_inputs = symmetric ? inputs : *other_inputs;
-  Tensor result = new_gram_result(inputs, cotangents.front().size(0), right_inputs.size(0));
-  const GramOperands left = gram_operands(inputs, cotangents);
-  const GramOperands right = symmetric ? left : gram_operands(right_inputs, other_cotangents);
-  if (left.is_empty() || right.is_empty()) return result;
-  const GramProblem p = gram_problem(left, right, symmetric);
+  const GramInputs prepared =
+      prepare_gram("ntk_gram", inputs, cotangents, other_inputs, other_cotangents);
+  if (prepared.empty()) return prepared.result;
+  const GramProblem p = prepared.problem();
   const std::vector<GramRow> rows = rows_of(p, p.left);
-  const std::vector<GramRow> columns = symmetric ? rows : rows_of(p, p.right);
-  const std::vector<GramPair> pairs = gram_pairs(rows, columns, symmetric);
+  const std::vector<GramRow> columns = prepared.symmetric ? rows : rows_of(p, p.right);
+  const std::vector<GramPair> pairs = gram_pairs(rows, columns, prepared.symmetric);
   const GramWork work = {rows.data(), columns.data(), pairs.data()};
   const GramKernel kernel = choose_kernel();
-  void* out = data<void>(result);
+  void* out = data<void>(prepared.result);
   torch::stable::parallel_for(
       0, static_cast<int64_t>(pairs.size()), 1,
       [&](int64_t begin, int64_t end) { kernel(p, work, begin, end, out); });
-  return result;
+  return prepared.result;
 }
 
 }  // namespace

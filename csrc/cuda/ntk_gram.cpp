@@ -13,15 +13,10 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                 const std::optional<Tensor>& other_inputs,
                 const std::vector<Tensor>& other_cotangents) {
   const char* op = "ntk_gram";
-  check_gram(op, inputs, cotangents, other_inputs, other_cotangents);
   const torch::stable::accelerator::DeviceGuard guard(inputs.get_device());
-  const bool symmetric = !other_inputs.has_value();
-  const Tensor& right_inputs = symmetric ? inputs : *other_inputs;
-  Tensor result = new_gram_result(inputs, cotangents.front().size(0), right_inputs.size(0));
-  const GramOperands left = gram_operands(inputs, cotangents);
-  const GramOperands right = symmetric ? left : gram_operands(right_inputs, other_cotangents);
-  if (left.is_empty() || right.is_empty()) return result;
-  const GramProblem p = gram_problem(left, right, symmetric);
+  const GramInputs prepared = prepare_gram(op, inputs, cotangents, other_inputs, other_cotangents);
+  if (prepared.empty()) return prepared.result;
+  const GramProblem p = prepared.problem();
   const GramScratch scratch = ntk_gram_scratch(p);
   check(scratch.blocks <= std::numeric_limits<int32_t>::max(), "jachess::", op, ": ",
         p.left.samples, " by ", p.right.samples, " samples of ", p.left.positions, " by ",
@@ -30,9 +25,9 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
   const std::vector<int64_t> numbers = {scratch.numbers};
   Tensor partial = torch::stable::new_empty(
       inputs, torch::headeronly::IntHeaderOnlyArrayRef(numbers), wide_dtype(inputs.scalar_type()));
-  check_launch(op, ntk_gram_cuda(p, partial.mutable_data_ptr(), result.mutable_data_ptr(),
+  check_launch(op, ntk_gram_cuda(p, partial.mutable_data_ptr(), prepared.result.mutable_data_ptr(),
                                  queue_of(inputs)));
-  return result;
+  return prepared.result;
 }
 
 }  // namespace
