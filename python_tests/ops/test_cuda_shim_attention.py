@@ -7,7 +7,6 @@ setting under the address, undefined-behaviour and thread sanitizers.
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from jachess_ext import ops
 from python_tests.ops.cases import random_jet, relative_error
+from python_tests.ops.shim import CSRC, Programs, programs_of
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
 STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 MASKS = [torch.bool, *STORAGE]
 BOUNDS = {
@@ -29,33 +28,16 @@ BOUNDS = {
 }
 # what a block may have of shared memory on sm_90; less makes the kernels cut heads into pieces
 LARGE, SMALL = 227 * 1024, 100 * 1024
-SANITIZERS = {
-    "none": [],
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "thread": ["-fsanitize=thread"],
-}
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
-Programs = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The compiled shim with the attention kernels, by sanitizer."""
-    built: dict[str, Path] = {}
-
-    def build(sanitizer: str) -> Path:
-        if sanitizer not in built:
-            target = tmp_path_factory.mktemp(sanitizer) / "run_attention"
-            sources = [CSRC / "testing/run_attention.cpp", *CSRC.glob("cuda/attention_jet_*.cu")]
-            command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
-            command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
-            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            built[sanitizer] = target
-        return built[sanitizer]
-
-    return build
+    return programs_of(
+        "run_attention", list(CSRC.glob("cuda/attention_jet_*.cu")), tmp_path_factory.mktemp
+    )
 
 
 def stored(tensor: Tensor) -> bytes:

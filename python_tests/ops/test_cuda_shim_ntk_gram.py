@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from python_tests.ops.shim import CSRC, Programs, programs_of
 from python_tests.ops.test_ntk_gram import Side, error, expected, make_side
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
 STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {
     torch.float64: 1e-12,
@@ -28,33 +27,14 @@ BOUNDS = {
 }
 # what a block may have of shared memory: on sm_90 three stages of operands fit, in SMALL two
 LARGE, SMALL = 227 * 1024, 76 * 1024
-SANITIZERS = {
-    "none": [],
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "thread": ["-fsanitize=thread"],
-}
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
-Programs = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The compiled shim with the NTK kernel, by sanitizer."""
-    built: dict[str, Path] = {}
-
-    def build(sanitizer: str) -> Path:
-        if sanitizer not in built:
-            target = tmp_path_factory.mktemp(sanitizer) / "run_ntk_gram"
-            sources = [CSRC / "testing/run_ntk_gram.cpp", CSRC / "cuda/ntk_gram.cu"]
-            command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
-            command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
-            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            built[sanitizer] = target
-        return built[sanitizer]
-
-    return build
+    return programs_of("run_ntk_gram", [CSRC / "cuda/ntk_gram.cu"], tmp_path_factory.mktemp)
 
 
 def stored(tensor: Tensor) -> bytes:
