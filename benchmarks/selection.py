@@ -167,17 +167,23 @@ def show(rows: list[Judged]) -> None:
             print(f"  {name:28s}" + "".join(f"{cell:>9s}" for cell in [*cells, mean]))
 
 
-def main(argv: list[str] | None = None) -> list[Judged]:
-    """Judge, print, write the CSV."""
-    assert __doc__ is not None
+def table_parser(description: str) -> argparse.ArgumentParser:
+    """What all scripts that judge selections on a table are told."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--table", type=Path, default=FLAN)
     parser.add_argument("--target", type=float, help="default: the table's largest size")
     parser.add_argument("--fractions", type=int, nargs="+", default=[2**k for k in range(3, 10)])
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> list[Judged]:
+    """Judge, print, write the CSV."""
+    assert __doc__ is not None
+    parser = table_parser(__doc__)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parser.parse_args(argv)
     table = read_table(options.table)
     target = options.target or float(table.sizes[-1])

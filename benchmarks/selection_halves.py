@@ -9,16 +9,14 @@ the mean coverage of its 90 % intervals.  Rows go to results/selection_halves.cs
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.report import RESULTS, commit
-from benchmarks.selection import FLAN
+from benchmarks.common.report import commit
+from benchmarks.selection import table_parser
 from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.scaling import (
     LossTable,
@@ -62,14 +60,8 @@ def compare(half: LossTable, budget: float, target: float) -> list[float]:
 def main(argv: list[str] | None = None) -> list[list[float]]:
     """Compare, print, write the CSV; the rows, one a budget and their mean last."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--table", type=Path, default=FLAN)
-    parser.add_argument("--target", type=float, help="default: the table's largest size")
-    parser.add_argument("--fractions", type=int, nargs="+", default=[2**k for k in range(3, 10)])
+    parser = table_parser(__doc__)
     parser.add_argument("--halves", type=int, default=20)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     table = read_table(options.table)
     target = options.target or float(table.sizes[-1])
