@@ -27,10 +27,10 @@ except ImportError:  # not built, or an older build
 Form = Literal["A", "B"]
 
 _TILE = (256, 128)  # positions of the operator's tiles (csrc/cpu/ntk_gram_plan.h)
-# Operations that take as long as moving one byte. benchmarks/ntk_forms.py on one Zen 4 core, fp32:
-# of 160 layers (T 1 to 96, 8 to 48 samples, d and e 384 to 1536; B was faster in 33) it picks the
-# faster form of 153, and takes 1.1 % longer than always the faster one (geometric mean). From 16 to
-# 48 this hardly changes; a weight of 6 picks 147 and takes 2.1 % longer.
+# Operations that take as long as moving one byte. Calibrated on one busy core on another grid than
+# benchmarks/ntk_forms.py has now. On that one, two idle cores, fp32, it picks the faster form of
+# 120 layers of 144 and takes 8 % longer than always the faster one (geometric mean); a weight of
+# 64 would take 7 %, always form A 1 %: the count for B is too kind. To be calibrated anew.
 _OPERATIONS_PER_BYTE = 24.0
 
 
