@@ -1,4 +1,4 @@
-"""A grid's folder: a file per finished run, the results file made of them, and a lock.
+"""A grid's folder: a `RunFolder` of its runs, and what was asked for.
 
 <out>/grid.json        what was asked for last
 <out>/runs/<name>.json one finished run; written whole or not at all, so a killed grid goes on
@@ -8,53 +8,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.files import write_atomically
-from ..evaluation.report import finite, write_json
-from ..tasks.examples import DataError
+from ..evaluation.report import write_json
 from .jobs import Job, Record
+from .run_folder import RunFolder, read_results_file
 
 RESULTS = "results.jsonl"
 
 
-class Store:
+class Store(RunFolder):
     """The files of one grid, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.runs = folder / "runs"
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Within it no other process writes here; a killed process holds nothing.
-
-        Raises:
-            DataError: another process does, or the folder cannot be made or written to.
-        """
-        try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise DataError(f"{self.folder} cannot be written to: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise DataError(
-                f"{self.folder} is in use by another jachess finetune; wait for it, or choose "
-                "another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            os.close(descriptor)
+        super().__init__(folder, RESULTS, "jachess finetune")
 
     def write_grid(self, content: Any) -> None:
         """Keeps what was asked for."""
@@ -62,24 +31,18 @@ class Store:
 
     def finished(self, job: Job) -> Record | None:
         """The record of a run, or None where it has not been made."""
-        path = self._path(job)
-        if not path.is_file():
-            return None
-        return json.loads(path.read_text(encoding="utf-8"))["record"]
+        content = self.read_run(job.name)
+        return None if content is None else content["record"]
 
     def add(self, job: Job, record: Record, seconds: dict[str, float]) -> None:
         """Keeps a finished run."""
-        write_json(self._path(job), {"record": record, "seconds": seconds})
+        self.write_run(job.name, {"record": record, "seconds": seconds})
 
     def assemble(self, jobs: Iterable[Job]) -> list[Record]:
         """Writes the results file anew from the finished ones among `jobs`; returns its records."""
         records = [record for job in jobs if (record := self.finished(job)) is not None]
-        lines = [json.dumps(finite(record), ensure_ascii=False) for record in records]
-        write_atomically(self.folder / RESULTS, "".join(line + "\n" for line in lines))
+        self.write_results(records)
         return records
-
-    def _path(self, job: Job) -> Path:
-        return self.runs / f"{job.name}.json"
 
 
 def read_results(path: Path) -> list[Record]:
@@ -89,19 +52,4 @@ def read_results(path: Path) -> list[Record]:
         DataError: there is none, or a line is not a record.
     """
     path = path / RESULTS if path.is_dir() else path
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error})") from error
-        if not isinstance(record, dict) or not {"kind", "task", "method", "score"} <= set(record):
-            raise DataError(f"{path}: line {number} is no record of a run")
-        records.append(record)
-    if not records:
-        raise DataError(f"{path} is empty: no run has finished yet")
-    return records
+    return read_results_file(path, {"kind", "task", "method", "score"})

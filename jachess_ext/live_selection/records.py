@@ -1,0 +1,147 @@
+"""What is kept of one finished fine-tuning: its losses, kernel, training time and cost."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock time of the parts of a run."""
+
+    training: float
+    judging: float
+    probe: float
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.training + self.judging + self.probe
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One model fine-tuned on one subset.
+
+    Losses and kernel are None where `error` says why the run has none.  Records of equal runs are
+    equal: the wall-clock time takes no part in the comparison.
+
+    Attributes:
+        run: its name, unique to all it depends on; the stem of its files.
+        model: the candidate, as it was given (path or hub id).
+        parameters: N, all of the model with its head.
+        size: training examples D; 0 is the model before fine-tuning, its head drawn from `seed`.
+        epochs: passes over the subset.
+        steps: optimiser steps.
+        seed: of head, order and dropout.
+        learning_rate: η, the highest rate of the schedule.
+        time: t = Σ_s η_s / η over the steps s, with η_s the step's learning rate: steps at the full
+            rate, so that η t = Σ_s η_s.  0 at size 0.
+        tokens: of one epoch, without padding.
+        dev_loss: mean negative log-likelihood (nats) of the dev rows' labels.
+        dev_score: the task's metric on the dev rows.
+        metric: its name.
+        train_loss: mean negative log-likelihood of the subset's first rows (`TRAIN_ROWS` at most)
+            after training, without dropout; None at size 0.
+        kernel_loss: F(Θ, t) = ‖exp(−η Θ t) r‖² (Eq. 9), Θ of the model as this run left it.
+        residual_square: ‖r‖², r = f0(X) − y on the probe before fine-tuning.
+        probe_square: ‖f(X) − y‖² after it: what Eq. 9 predicts, measured.
+        training_flops: 6 N × tokens × epochs.
+        probe_flops: of Θ: forward, one backward pass an output, and the contraction.
+        judging_flops: 2 N × tokens of the rows judged; all methods pay these, no cost has them.
+        kernel: name of the file of Θ, in the folder of kernels.
+        seconds: wall-clock time; None where the run failed.
+        error: why there are no losses.
+    """
+
+    run: str
+    model: str
+    parameters: int
+    size: int
+    epochs: float
+    steps: int
+    seed: int
+    learning_rate: float
+    time: float
+    tokens: int
+    metric: str
+    dev_loss: float | None = None
+    dev_score: float | None = None
+    train_loss: float | None = None
+    kernel_loss: float | None = None
+    residual_square: float | None = None
+    probe_square: float | None = None
+    training_flops: float = 0.0
+    probe_flops: float = 0.0
+    judging_flops: float = 0.0
+    kernel: str | None = None
+    seconds: Seconds | None = field(default=None, compare=False)
+    error: str | None = None
+
+    @property
+    def flops(self) -> float:
+        """What the run cost: training and probe."""
+        return self.training_flops + self.probe_flops
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> RunRecord:
+        """Back from `to_dict`.
+
+        Raises:
+            TypeError: fields missing or unknown.
+        """
+        seconds = content.get("seconds")
+        return cls(**{**content, "seconds": None if seconds is None else Seconds(**seconds)})
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The probe as a run left it: n examples, C outputs.
+
+    Attributes:
+        theta: Θ, [n, C, n, C], as `jx.ntk` gives it; float32.
+        residual: r = f0(X) − y, logits before fine-tuning minus one-hot labels, [n, C]; float64.
+        eigenvalues: of Θ, ascending, [n·C]; float64.
+        labels: [n].
+    """
+
+    theta: Floats
+    residual: Floats
+    eigenvalues: Floats
+    labels: Floats
+
+    def to_bytes(self) -> bytes:
+        """As an npz file."""
+        file = io.BytesIO()
+        np.savez(file, **vars(self))
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Kernel:
+        """Back from `to_bytes`.
+
+        Raises:
+            ValueError: it is no whole npz file of a kernel.
+        """
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                found = cls(**{name: arrays[name] for name in arrays.files})
+        except Exception as error:  # zipfile, numpy and the constructor raise many kinds
+            raise ValueError(f"no whole kernel file ({type(error).__name__})") from error
+        n, c = found.residual.shape
+        if found.theta.shape != (n, c, n, c) or found.eigenvalues.shape != (n * c,):
+            raise ValueError(
+                f"a kernel of shape {list(found.theta.shape)} for residuals [{n}, {c}]"
+            )
+        return found
