@@ -19,15 +19,14 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
-from tokenizers.trainers import WordPieceTrainer
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
 from jachess_ext.demo.docstrings import package_root, source_files
 from jachess_ext.demo.sentences import NAME
 from jachess_ext.demo.text import PACKAGES, file_sentences, is_dev_file
+from jachess_ext.tasks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
+from jachess_ext.tasks.vocabulary import train_wordpiece
 
 TEXT_PACKAGES = (
     *PACKAGES,
@@ -35,7 +34,6 @@ TEXT_PACKAGES = (
     *("accelerate", "peft", "pip", "setuptools", "hypothesis", "pydantic", "PIL", "joblib"),
     *("mpmath", "pyarrow", "psutil", "jinja2", "fsspec", "pygments", "rich", "regex", "pytest"),
 )
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
 MASKED_SHARE = 0.2
 
@@ -65,29 +63,6 @@ def corpus(packages: Iterable[str]) -> list[list[str]]:
         if fresh:
             unique.append(fresh)
     return unique
-
-
-def train_tokenizer(documents: list[list[str]], size: int) -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece vocabulary; the mask for names is one ordinary token of it."""
-    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    core.normalizer = normalizers.BertNormalizer(lowercase=True)
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    core.decoder = decoders.WordPiece()
-    core.add_tokens([AddedToken(NAME, normalized=False)])
-    trainer = WordPieceTrainer(vocab_size=size - 1, special_tokens=list(SPECIAL))
-    core.train_from_iterator((text for group in documents for text in group), trainer)
-    core.add_tokens([AddedToken(NAME, normalized=False)])
-    core.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
-    )
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        model_max_length=128,
-        **dict(zip(names, SPECIAL, strict=True)),
-    )
 
 
 def pairs(documents: list[list[list[int]]], longest: int, rng: random.Random) -> list[Pair]:
@@ -252,7 +227,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     documents = corpus(TEXT_PACKAGES)
-    tokenizer = train_tokenizer(documents, args.vocabulary)
+    texts = (text for group in documents for text in group)
+    tokenizer = train_wordpiece(texts, args.vocabulary, words=(NAME,))
     ids = [
         [tokenizer(text, add_special_tokens=False)["input_ids"] for text in group]
         for group in documents

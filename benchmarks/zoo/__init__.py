@@ -1,0 +1,1 @@
+"""Six small language models, made here, that `jachess select --models` can choose between."""
