@@ -177,11 +177,11 @@ inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64
   const int64_t row = heads * size, batch = tokens * row;
   const int64_t strides[] = {x.size(1) * batch, batch, size, row, 1};
   int32_t dtype = 0, device = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      5, shape, strides, dtype, device, static_cast<int32_t>(x.get_device()), &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(5, shape, strides, dtype, device,
+                                                  static_cast<int32_t>(x.get_device()), &made));
   return Tensor(made);
 }
 

@@ -23,10 +23,10 @@ struct ToImpl<jachess::Text> {
     const StringHandle handle = to<StringHandle>(value);
     size_t length = 0;
     const char* data = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
     jachess::Text text = {std::string(data, length)};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
     return text;
   }
 };
