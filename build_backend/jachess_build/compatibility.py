@@ -119,16 +119,22 @@ class Cell:
         """The cell's own interpreter."""
         return str(self.folder / "venv" / "bin" / "python")
 
-    def install(self) -> None:
-        """Clone, make the environment, install torch and then the package with its extras.
-
-        Raises:
-            StepFailed: torch could not be installed, or the package not built.
-        """
+    def clone(self) -> str:
+        """A clean clone of HEAD in a folder made anew; returns the commit."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         clone = self.folder / "clone"
         self._run("clone", ["git", "clone", "-q", str(ROOT), str(clone)])
+        command = ["git", "-C", str(clone), "rev-parse", "--short=10", "HEAD"]
+        return self._run("commit", command).strip()
+
+    def install(self) -> None:
+        """Make the environment, install torch and then the package with its extras.
+
+        Raises:
+            StepFailed: torch could not be installed, or the package not built.
+        """
+        clone = self.folder / "clone"
         own = interpreter(self.python)
         if own is None:
             raise StepFailed("python", f"error: no Python {self.python} was found")
@@ -226,12 +232,13 @@ def count_tests(report: Path, status: int, crash: str, total: Counts) -> None:
         total.first = total.first or crash
 
 
-def run_cell(cell: Cell, commit: str) -> list[Result]:
+def run_cell(cell: Cell) -> list[Result]:
     """Everything about one torch and Python: both transformers, and other cells' libraries."""
     start = time.monotonic()
+    now = datetime.now(timezone.utc).isoformat(timespec="minutes")
+    commit = cell.clone()
     empty = Result(
-        *(cell.torch, cell.python, NEWEST, cell.torch, "passed", "", 0, 0, 0, "", 0.0, commit),
-        datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        *(cell.torch, cell.python, NEWEST, cell.torch, "passed", "", 0, 0, 0, "", 0.0, commit, now)
     )
 
     def filled(result: Result, counts: Counts) -> Result:
@@ -283,10 +290,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"],
-        **{"capture_output": True, "text": True, "check": True},
-    ).stdout.strip()
     done = {(r.torch, r.python) for r in read(options.results)}
     for name in options.cells:
         torch, _, python = name.partition(":")
@@ -296,7 +299,7 @@ def main() -> None:
             continue
         print(f"torch {torch}, Python {python} ...", flush=True)
         cell = Cell(torch, python, options.work.resolve())
-        for result in (found := run_cell(cell, commit)):
+        for result in (found := run_cell(cell)):
             print(
                 f"  transformers {result.transformers}, built with {result.built_with}: "
                 f"{result.outcome}, {result.passed} passed, {result.failed} failed "
