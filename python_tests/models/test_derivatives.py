@@ -54,10 +54,13 @@ def test_what_transformers_refuses_is_right_where_another_release_takes_it(
     name: str, attention: str
 ) -> None:
     """Gemma 2 with sdpa, say: 5.20 takes it, 5.23 does not."""
+    refusal = ""
     try:
         build_case(name, attention)
     except ValueError as error:
-        assert "does not support an attention implementation" in str(error)
+        refusal = str(error)
+    if refusal:
+        assert "does not support an attention implementation" in refusal
         return
     for padding in _paddings(name):
         _check_derivatives(name, attention, padding)
