@@ -18,8 +18,8 @@ class Recipe:
     """How every method fine-tunes, the same for all.
 
     `lr` None: 2e-5, with LoRA 1e-4 (the paper's). `warmup`: share of the steps. `scheduler` is
-    transformers' name of the learning rate's course; a pass of mode unlab takes the rate at its
-    moment, so with "linear" the pass after the last epoch has rate 0 and does nothing.
+    transformers' name of the learning rate's course, which passes of mode unlab do not take part
+    in unless the method says ``unlab_schedule=follow``.
     """
 
     epochs: float = 5.0

@@ -63,7 +63,12 @@ class JacHessArguments:
         "mode unlab: batches per pass; default: all unlabelled data", default=None
     )
     unlab_lr_ratio: float = _help(
-        "mode unlab: learning rate of R's own AdamW over the trainer's current one", default=0.1
+        "mode unlab: learning rate of R's own AdamW over the trainer's", default=0.1
+    )
+    unlab_schedule: str = _help(
+        "mode unlab: constant, the ratio is to the trainer's highest learning rate; or follow, to "
+        "its current one, with which a pass after a decay to 0 does nothing",
+        default="constant",
     )
     dropout: bool = _help(
         "modes joint and unlab: whether dropout acts in R's own pass", default=True
@@ -86,6 +91,10 @@ class JacHessArguments:
             raise ValueError(
                 "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
                 "losses; use mode='joint' or 'unlab'"
+            )
+        if self.unlab_schedule not in ("constant", "follow"):
+            raise ValueError(
+                f"unlab_schedule is {self.unlab_schedule!r}; expected 'constant' or 'follow'"
             )
         if not self.unlab_lr_ratio > 0:
             raise ValueError(f"unlab_lr_ratio is {self.unlab_lr_ratio}; expected more than 0")

@@ -242,7 +242,7 @@ class JacHessMixin(_Base):
         schedule = DualSchedule(
             self.regulariser,
             _Again(self._unlabelled_batches),
-            lr=lambda: self.jachess.unlab_lr_ratio * self._get_learning_rate(),
+            lr=self._pass_rate,
             every=self.jachess.unlab_every,
             steps=self.jachess.unlab_steps,
             max_grad_norm=self.args.max_grad_norm or None,
@@ -252,6 +252,11 @@ class JacHessMixin(_Base):
             schedule.load_state_dict(self._resumed)
             self._resumed = None
         return schedule
+
+    def _pass_rate(self) -> float:
+        follows = self.jachess.unlab_schedule == "follow"
+        rate = self._get_learning_rate() if follows else self.args.learning_rate
+        return self.jachess.unlab_lr_ratio * rate
 
     def _log_pass(self, summary: PassSummary | None) -> None:
         if summary is not None:

@@ -260,6 +260,7 @@ BAD_ARGUMENTS = [
     ({"dimensions": "many"}, "dimensions is 'many'; expected 'all' or a whole number"),
     ({"directions": 0}, "directions is 0; expected"),
     ({"unlab_lr_ratio": 0.0}, "unlab_lr_ratio is 0.0; expected more than 0"),
+    ({"unlab_schedule": "cosine"}, "unlab_schedule is 'cosine'; expected 'constant' or 'follow'"),
     ({"unlab_every": 0}, "unlab_every is 0; expected a whole number from 1 up"),
     ({"calibration_batches": 0}, "calibration_batches is 0"),
     ({"engine": "forward"}, "engine is 'forward'; expected one of 'jet'"),
