@@ -7,6 +7,11 @@ extras (transformers, scikit-learn, matplotlib).
 from importlib import import_module
 from types import ModuleType
 
+from .torch_floor import require_torch as _require_torch
+
+_require_torch()  # before the rest, which would fail with an older torch in many ways
+
+# ruff: noqa: E402
 from .jet import Jet, JetTensor, MissingJetRule, jet
 from .ntk import ntk, ntk_loss
 from .smoothness import JacHess, Smoothness, smoothness

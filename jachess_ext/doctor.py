@@ -10,6 +10,7 @@ import torch
 
 from .ops import available, build_info
 from .ops.library import STATE
+from .torch_floor import TORCH_FLOOR, release
 
 # Extras a command needs, by distribution name, and the pip extra that brings them.
 _OPTIONAL = {
@@ -24,7 +25,7 @@ _OPTIONAL = {
     "scikit-learn": "demo",
     "scipy": "demo",
 }
-_FLOORS = {"torch": (2, 10), "transformers": (5, 0)}
+_FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 0)}
 
 
 def _version(distribution: str) -> str | None:
@@ -34,15 +35,9 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _release(version: str) -> tuple[int, int]:
-    """(major, minor) of a version such as '2.13.0+cpu' or '5.0rc1'."""
-    digits = ["".join(c for c in part if c.isdigit()) for part in version.split(".")[:2]]
-    return int(digits[0] or 0), int(digits[1] or 0) if len(digits) > 1 else 0
-
-
 def _below_floor(name: str, version: str | None) -> str | None:
     """One sentence with the mend where a package is older than the floor."""
-    if version is None or name not in _FLOORS or _release(version) >= _FLOORS[name]:
+    if version is None or name not in _FLOORS or release(version) >= _FLOORS[name]:
         return None
     floor = ".".join(map(str, _FLOORS[name]))
     return f"{name} {version} is older than {floor}: `pip install -U '{name}>={floor}'`."

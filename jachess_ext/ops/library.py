@@ -63,6 +63,18 @@ def library_path() -> Path:
     return Path(__file__).resolve().parents[1] / f"_ops{suffix}"
 
 
+def build_info() -> dict[str, Any]:
+    """What was built, from the module `_C`; {} where it is missing or broken.
+
+    Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
+    """
+    try:
+        from .._C import build_info as compiled_build_info
+    except ImportError:
+        return {}
+    return dict(compiled_build_info())
+
+
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
@@ -71,7 +83,10 @@ def _load(path: Path) -> LibraryState:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        problem = f"the compiled operators do not load with torch {torch.__version__} ({reason})"
+        built = build_info().get("torch", "")
+        origin = f", built against torch {built}," if built else ""
+        problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
+        problem = f"{problem} ({reason})"
         return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
     if missing:
@@ -125,15 +140,3 @@ def _transformed() -> bool:
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch._C._functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
-
-
-def build_info() -> dict[str, Any]:
-    """What was built, from the module `_C`; {} where it is missing or broken.
-
-    Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
-    """
-    try:
-        from .._C import build_info as compiled_build_info
-    except ImportError:
-        return {}
-    return dict(compiled_build_info())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jachess_ext import doctor
+from jachess_ext.ops import library
 from jachess_ext.ops.library import STATE
 
 PACKAGE = Path(doctor.__file__).parent
@@ -30,7 +31,8 @@ def run_copy(folder: Path, break_library: bool) -> str:
     """Use a copy of the package whose operators' library is missing, or is not a library."""
     target = folder / "jachess_ext"
     shutil.copytree(PACKAGE / "ops", target / "ops", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(PACKAGE / "doctor.py", target)
+    for name in ("doctor.py", "torch_floor.py"):
+        shutil.copy(PACKAGE / name, target)
     (target / "__init__.py").write_text("")
     if break_library:
         (target / STATE.path.name).write_bytes(b"\x7fELF of another machine")
@@ -59,6 +61,32 @@ def test_import_survives_without_the_binary(tmp_path: Path, break_library: bool)
     assert lines[1:3] == ["False", "True"]
     assert "operators     NOT loaded" in lines
     assert lines[-1] == "exit 1"
+
+
+def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence: what was built against, what is there, why, the mend."""
+    monkeypatch.setattr(library, "build_info", lambda: {"torch": "2.10.0"})
+    monkeypatch.setattr(library.torch, "__version__", "2.99.0")
+    path = tmp_path / STATE.path.name
+    path.write_bytes(b"not a library")
+    state = library._load(path)
+    assert state.kernels == frozenset()
+    assert state.problem is not None
+    start = "the compiled operators, built against torch 2.10.0, do not load with torch 2.99.0 ("
+    assert state.problem.startswith(start)
+    assert state.problem.endswith("`pip install --no-build-isolation -e .`.")
+
+
+@pytest.mark.parametrize("version", ["2.9.1+cpu", "1.13.0"])
+def test_a_torch_below_the_floor_is_one_sentence(version: str) -> None:
+    """Through the import of the whole package."""
+    code = f"import torch; torch.__version__ = {version!r}; import jachess_ext"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: jachess_ext needs torch 2.10 or newer, but torch {version} is installed: "
+        "`pip install -U 'torch>=2.10'` (the package itself need not be built again)"
+    )
 
 
 def test_old_packages_are_named_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
