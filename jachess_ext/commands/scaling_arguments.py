@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
+from . import live_arguments
 from .records import out_path
 
 LAWS = ("lensllm", "rectified", "power", "ats", "kaplan")
@@ -22,7 +24,7 @@ METHODS = (
 
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `jachess fit`."""
-    _add_table(parser)
+    parser.add_argument("table", type=Path, metavar="FILE", help=_TABLE)
     parser.add_argument("--law", choices=LAWS, default="lensllm", help="default %(default)s")
     parser.add_argument(
         "--budget", type=_positive, metavar="D", help="largest size to fit to (default: all)"
@@ -33,52 +35,56 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-zero", action="store_true", help="leave a column 0 out (losses before fine-tuning)"
     )
-    _add_rest(parser)
+    _add_rest(parser, ".csv or .json", out_path)
 
 
 def add_select_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `jachess select`."""
-    _add_table(parser)
+    """Adds the options of `jachess select`: those of both kinds, of tables, of live selections."""
     parser.add_argument(
-        "--target", type=_positive, required=True, metavar="D", help="size of the full data"
+        "table", type=Path, nargs="?", metavar="FILE", help=_TABLE + "; or give --models"
+    )
+    parser.add_argument(
+        "--target",
+        type=_positive,
+        metavar="D",
+        help="size of the full data; live: default all training rows",
     )
     parser.add_argument("--method", choices=METHODS, default="bayes", help="default %(default)s")
-    how_far = parser.add_mutually_exclusive_group()
-    how_far.add_argument(
-        "--budget", type=_positive, metavar="D", help="default: the table's largest below --target"
+    parser.add_argument(
+        "--budget",
+        metavar="D",
+        help="largest size used (default: the largest below --target); live: a share of the "
+        "training rows such as 1/8 (default), or an amount such as 3e15flops or 20min",
     )
-    how_far.add_argument(
+    parser.add_argument(
         "--confidence",
         type=_probability,
         metavar="P",
-        help="the smallest budget at which one model is best with this probability",
+        help="the smallest budget at which one model is best with this probability; live: stop "
+        "there",
     )
-    parser.add_argument(
+    parser.add_argument("--epochs", type=_positive, help="over every subset; table 1, live 5")
+    table = parser.add_argument_group("from a table")
+    table.add_argument(
         "--reference",
         nargs="+",
         default=[],
         metavar="MODEL",
         help="models whose loss at --target is in the table: intervals are calibrated on them",
     )
-    parser.add_argument("--tokens", type=_positive, default=1.0, help="an example, for the FLOPs")
-    parser.add_argument("--epochs", type=_positive, default=1.0, help="over every subset")
-    _add_rest(parser)
+    table.add_argument("--tokens", type=_positive, default=1.0, help="an example, for the FLOPs")
+    _add_rest(parser, "table: .csv or .json; live: a folder (default jachess-select)", Path)
+    live_arguments.add_options(parser)
 
 
-def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "table",
-        type=Path,
-        metavar="FILE",
-        help="csv: a row a model, columns named by sizes, `size` for numbers of parameters",
-    )
+_TABLE = "csv: a row a model, columns named by sizes, `size` for numbers of parameters"
 
 
-def _add_rest(parser: argparse.ArgumentParser) -> None:
+def _add_rest(parser: argparse.ArgumentParser, out: str, kind: Callable[[str], Path]) -> None:
     parser.add_argument("--gamma", type=int, default=3, help="ats: points accepted unseen")
     parser.add_argument("--tau", type=_positive, default=5.0, help="ats: deviations that stop it")
     parser.add_argument("--level", type=_probability, default=0.9, help="of the intervals")
-    parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
+    parser.add_argument("--out", type=kind, metavar="FILE", help=out)
 
 
 def _positive(text: str) -> float:

@@ -1,4 +1,4 @@
-"""`jachess select`: which model to fine-tune, from a table of losses on small subsets."""
+"""`jachess select`: which model to fine-tune, from a table of losses or by fine-tuning here."""
 
 from __future__ import annotations
 
@@ -6,15 +6,51 @@ import argparse
 import sys
 
 from ..scaling import Selection, TableError, read_table, select, sufficient_budget
-from .records import print_records, write_records
+from . import live_arguments
+from .records import out_path, print_records, write_records
 
 
 def run(options: argparse.Namespace) -> None:
     """Ranks, prints, writes.
 
     Raises:
-        ValueError: the table or the options cannot be used; no file is written.
+        ValueError: the table, the models or the options cannot be used; no file is written.
+        MissingExtra: an optional library is needed and missing.
     """
+    if (options.table is None) == (options.models is None):
+        raise ValueError("give either a table of losses or --models with --train and --dev")
+    if options.models is not None:
+        from .select_live import run as run_live
+
+        run_live(options)
+        return
+    _check(options)
+    _run_on_table(options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """The options that argparse cannot check, because both kinds of selection share them."""
+    live = live_arguments.given(options)
+    if live:
+        raise ValueError(f"{live[0]} is of a live selection (--models); a table has no use for it")
+    if options.target is None:
+        raise ValueError("a table needs --target, the size of the full data")
+    if options.budget is not None and options.confidence is not None:
+        raise ValueError("give either --budget or --confidence; each decides how far to look")
+    if options.out is not None:
+        try:
+            out_path(str(options.out))
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"--out: {error}") from None
+    try:
+        options.budget = None if options.budget is None else float(options.budget)
+    except ValueError:
+        raise ValueError(
+            f"--budget {options.budget} is no number of training examples, which a table needs"
+        ) from None
+
+
+def _run_on_table(options: argparse.Namespace) -> None:
     found = _select(options)
     records = found.rows(options.level)
     flops = _flops(found)
@@ -49,7 +85,7 @@ def _select(options: argparse.Namespace) -> Selection:
         "tau": options.tau,
         "references": options.reference,
         "tokens": options.tokens,
-        "epochs": options.epochs,
+        "epochs": options.epochs or 1.0,
     }
     if options.confidence is not None:
         found = sufficient_budget(table, options.target, options.confidence, **settings)
@@ -63,7 +99,8 @@ def _select(options: argparse.Namespace) -> Selection:
     below = table.trained[table.trained < options.target]
     if not len(below):
         raise TableError(f"{options.table} has no size below the target {options.target:g}")
-    return select(table, options.budget or float(below[-1]), options.target, **settings)
+    budget = float(below[-1]) if options.budget is None else options.budget
+    return select(table, budget, options.target, **settings)
 
 
 def _flops(found: Selection) -> tuple[float, float] | None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from ..evaluation.judge import Judgement, judge
 from ..evaluation.report import finite
@@ -17,7 +13,8 @@ from ..evaluation.robustness import embedding_scale
 from ..tasks.batches import Encoded, encode
 from ..tasks.examples import Examples
 from ..tasks.models import load_model, load_tokenizer
-from ..training import MethodTrainer, with_lora
+from ..training import with_lora
+from .fine_tune import fine_tune
 from .jobs import Job, Record
 
 
@@ -39,8 +36,7 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
     start = time.perf_counter()
     record = _head(job)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            _train(job, model, tokenizer, folder)
+        _train(job, model, tokenizer)
         trained = time.perf_counter()
         record |= finite(_figures(job, model, tokenizer, scale))
     except FloatingPointError as error:
@@ -72,44 +68,17 @@ def _head(job: Job) -> Record:
     }
 
 
-def _train(job: Job, model: Any, tokenizer: Any, folder: str) -> None:
-    recipe = job.recipe
+def _train(job: Job, model: Any, tokenizer: Any) -> None:
     train, unlabelled = (
-        encode(part, tokenizer, recipe.max_length) for part in (job.task.train, job.task.unlabelled)
+        encode(part, tokenizer, job.recipe.max_length)
+        for part in (job.task.train, job.task.unlabelled)
     )
-    settings: dict[str, Any] = {}
-    if recipe.gradient_checkpointing:
-        settings["gradient_checkpointing"] = True
-    trainer = MethodTrainer(
-        model=model,
-        args=transformers.TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=recipe.batch_size,
-            gradient_accumulation_steps=recipe.gradient_accumulation,
-            num_train_epochs=recipe.epochs,
-            learning_rate=recipe.learning_rate,
-            weight_decay=recipe.weight_decay,
-            warmup_steps=recipe.warmup,
-            lr_scheduler_type=recipe.scheduler,
-            train_sampling_strategy="group_by_length",
-            bf16=recipe.bf16,
-            torch_compile=recipe.torch_compile,
-            use_cpu=not torch.cuda.is_available(),
-            seed=job.seed,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            **settings,
-        ),
-        train_dataset=train,
-        unlabelled_dataset=unlabelled,
-        data_collator=train.collate,
-        processing_class=tokenizer,
+    fine_tune(
+        *(model, train, job.recipe),
+        seed=job.seed,
         method=job.arguments,
+        unlabelled=unlabelled,
     )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
 
 
 def _figures(job: Job, model: Any, tokenizer: Any, scale: float) -> Record:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from ..progress import Progress
+from . import one_run
 from .grid import Grid
 from .jobs import Job, LoadedGrid, Record, choose, final_jobs, load, tuning_jobs
 from .store import Store
-from .workers import run_all
+from .workers import Workers
 
 
 def run_grid(
@@ -54,12 +56,13 @@ def _run(
         for _ in range(len(jobs) - len(missing)):
             progress.advance()
 
-        def done(job: Job, record: Record, seconds: dict[str, float]) -> None:
-            store.add(job, record, seconds)
+        def done(job: Job, found: tuple[Record, dict[str, float]]) -> None:
+            store.add(job, *found)
             store.assemble([*before, *jobs])
             progress.advance()
 
-        run_all(missing, done, processes=processes, threads=threads, models=folder)
+        with Workers(processes, threads) as workers:
+            workers.run_all(missing, partial(one_run.run, models=folder), done)
         return store.assemble([*before, *jobs])
 
     with progress.stage("choosing strengths"):

@@ -7,40 +7,54 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from . import one_run
-from .jobs import Job, Record
-
-Done = Callable[[Job, Record, dict[str, float]], None]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
-def run_all(
-    jobs: Sequence[Job], done: Done, *, processes: int, threads: int, models: Path | None
-) -> None:
-    """Runs every job and calls `done` as each ends; with one process, in this one.
+class Workers:
+    """So many processes, started when there is work, kept until the end; with one, this process.
 
-    A result does not depend on the number of processes or on what ran before; it may depend in
-    its last digits on `threads`.
+    A context manager.  A result does not depend on the number of processes or on what ran before;
+    it may depend in its last digits on `threads`.
     """
-    if processes == 1:
-        prepare(threads)
-        for job in jobs:
-            done(job, *one_run.run(job, models))
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(processes, max(1, len(jobs))), context, _begin, (threads,)
-    ) as pool:
-        waiting = {pool.submit(one_run.run, job, models): job for job in jobs}
-        try:
-            for future in as_completed(waiting):
-                done(waiting[future], *future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+    def __init__(self, processes: int, threads: int) -> None:
+        """`threads`: of each process."""
+        self._processes, self._threads = processes, threads
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=error[0] is None, cancel_futures=True)
+
+    def run_all(
+        self,
+        jobs: Sequence[Job],
+        run: Callable[[Job], Result],
+        done: Callable[[Job, Result], None],
+    ) -> None:
+        """Runs every job and calls `done` in this process as each ends.
+
+        With several processes `run`, jobs and results are pickled.
+        """
+        if self._processes == 1 or not jobs:
+            prepare(self._threads)
+            for job in jobs:
+                done(job, run(job))
+            return
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._processes, context, _begin, (self._threads,))
+        waiting = {self._pool.submit(run, job): job for job in jobs}
+        for future in as_completed(waiting):
+            done(waiting[future], future.result())
 
 
 def prepare(threads: int) -> None:

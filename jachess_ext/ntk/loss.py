@@ -99,17 +99,29 @@ class Spectrum:
             return torch.full_like(t, -torch.inf)
         return torch.logsumexp(energies[kept].log() - rates[kept] * t[..., None], -1)
 
+    def modes(self, residual: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        """The terms of F(t) = Σ_i e^{−rate_i t} energy_i.
+
+        Returns:
+            2 η λ_i and (q_iᵀ r)², [n] each; the energies are differentiable in the residual.
+
+        Raises:
+            ValueError: as `ntk_loss`.
+        """
+        vector = self._residual(residual)
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"lr is {lr!r}; expected a finite learning rate from 0 up")
+        return 2 * lr * self.eigenvalues, (self.eigenvectors.T @ vector).square()
+
     def _terms(
         self, residual: Tensor, t: Tensor | float, lr: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """t as a tensor, 2 η λ_i and (q_iᵀ r)²."""
-        vector = self._residual(residual)
-        time = torch.as_tensor(t, dtype=torch.float64, device=vector.device)
+        """t as a tensor, and the modes."""
+        rates, energies = self.modes(residual, lr)
+        time = torch.as_tensor(t, dtype=torch.float64, device=rates.device)
         if not bool((time.detach() >= 0).all()):
             raise ValueError("t holds a negative number or NaN; expected training times from 0 up")
-        if not 0 <= lr < float("inf"):
-            raise ValueError(f"lr is {lr!r}; expected a finite learning rate from 0 up")
-        return time, 2 * lr * self.eigenvalues, (self.eigenvectors.T @ vector).square()
+        return time, rates, energies
 
     def _residual(self, residual: Tensor) -> Tensor:
         """[n] in double."""

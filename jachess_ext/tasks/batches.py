@@ -72,6 +72,8 @@ class Encoded:
 
 def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
     """Tokenises `examples`, cut to `max_length` tokens (or the tokenizer's own limit, if lower)."""
+    if not len(examples):
+        return Encoded([], examples.labels, tokenizer)  # tokenizers do not take nothing
     max_length = min(max_length, tokenizer.model_max_length)
     second = () if examples.pairs is None else (examples.pairs,)
     made = tokenizer(examples.texts, *second, truncation=True, max_length=max_length)

@@ -12,13 +12,14 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
 from jachess_ext.experiment.grid import Grid, make_grid
-from jachess_ext.experiment.jobs import choose, final_jobs, load, tuning_jobs
+from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jobs
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS, Store
 from jachess_ext.tasks.examples import DataError
@@ -66,7 +67,12 @@ def test_finished_runs_are_not_made_again(
     before = (tmp_path / RESULTS).read_bytes()
     made: list[str] = []
     original = one_run.run
-    monkeypatch.setattr(one_run, "run", lambda job, *a: made.append(job.name) or original(job, *a))
+
+    def run(job: Job, **settings: Any) -> Any:
+        made.append(job.name)
+        return original(job, **settings)
+
+    monkeypatch.setattr(one_run, "run", run)
     run_grid(grid(), tmp_path)
     assert made == [] and (tmp_path / RESULTS).read_bytes() == before
     run_grid(grid(seeds=(0, 1, 2), methods=("none",)), tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...ntk import Spectrum
@@ -66,9 +65,11 @@ class MeasuredKernel:
                 "(0 at size 0 only)"
             )
         spectra = {id(k): k if isinstance(k, Spectrum) else Spectrum.of(k) for k in kernels}
-        self._spectra = [spectra[id(k)] for k in kernels]
-        self._residuals = residuals
-        self._sizes, self._times, self._lr = sizes, times, lr
+        self._modes = [
+            tuple(part.cpu().numpy() for part in spectra[id(k)].modes(r.detach(), lr))
+            for k, r in zip(kernels, residuals, strict=True)
+        ]
+        self._sizes, self._times = sizes, times
 
     def time(self, size: float) -> float:
         """Training time at a size, recorded or continued; 0 at size 0."""
@@ -84,12 +85,15 @@ class MeasuredKernel:
         return float(np.exp(y[piece] + slope * (at - x[piece])))
 
     def loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
-        """F at a size with its time multiplied by e^`log_stretch` ([n]); and ∂F/∂ln t, [n]."""
+        """F at a size with its time multiplied by e^`log_stretch` ([n]); and ∂F/∂ln t, [n].
+
+        F = Σ_i e^{−2ηλ_i t} (q_iᵀ r)², so ∂F/∂ln t = −Σ_i 2ηλ_i t e^{−2ηλ_i t} (q_iᵀ r)².
+        """
         nearest = int(np.argmin(np.abs(self._sizes - size)))
-        t = torch.as_tensor(self.time(size) * np.exp(log_stretch)).requires_grad_()
-        value = self._spectra[nearest].loss(self._residuals[nearest].detach(), t, self._lr)
-        (slope,) = torch.autograd.grad(value.sum(), t)
-        return value.detach().numpy(), (slope * t).detach().numpy()
+        rates, energies = self._modes[nearest]
+        decay = rates * (self.time(size) * np.exp(log_stretch))[:, None]
+        left = np.exp(-decay) * energies
+        return left.sum(-1), -(decay * left).sum(-1)
 
 
 class MeasuredLens(Law):
