@@ -131,7 +131,6 @@ def test_bad_input_is_one_sentence_and_no_file(
     "arguments",
     [
         ["fit"],
-        ["select", "t.csv"],
         ["select", "t.csv", "--target", "-1"],
         ["select", "t.csv", "--target", "9", "--confidence", "2"],
         ["fit", "t.csv", "--out", "x.txt"],
