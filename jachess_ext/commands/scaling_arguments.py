@@ -74,6 +74,12 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
     )
     table.add_argument("--tokens", type=_positive, default=1.0, help="an example, for the FLOPs")
     _add_rest(parser, "table: .csv or .json; live: a folder (default jachess-select)", Path)
+    parser.add_argument(
+        "--report",
+        type=_page,
+        metavar="FILE.html",
+        help="one page of curves, predictions, ranking, cost; live: default report.html in --out",
+    )
     live_arguments.add_options(parser)
 
 
@@ -85,6 +91,13 @@ def _add_rest(parser: argparse.ArgumentParser, out: str, kind: Callable[[str], P
     parser.add_argument("--tau", type=_positive, default=5.0, help="ats: deviations that stop it")
     parser.add_argument("--level", type=_probability, default=0.9, help="of the intervals")
     parser.add_argument("--out", type=kind, metavar="FILE", help=out)
+
+
+def _page(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".html", ".htm"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file name that ends in .html")
+    return path
 
 
 def _positive(text: str) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
-from ..scaling import Selection, TableError, read_table, select, sufficient_budget
+from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
 from . import live_arguments
 from .records import out_path, print_records, write_records
 
@@ -51,9 +52,12 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _run_on_table(options: argparse.Namespace) -> None:
-    found = _select(options)
+    table, settings = read_table(options.table), _settings(options)
+    found = _select(options, table, settings)
     records = found.rows(options.level)
     flops = _flops(found)
+    if options.report is not None:
+        _write_report(options, table, found, settings)
     if options.out is not None:
         write_records(
             options.out,
@@ -73,20 +77,33 @@ def _run_on_table(options: argparse.Namespace) -> None:
     if flops:
         spent, full = flops
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
-    if options.out is not None:
-        print(f"written to {options.out}")
+    for path in filter(None, (options.out, options.report)):
+        print(f"written to {path}")
 
 
-def _select(options: argparse.Namespace) -> Selection:
-    table = read_table(options.table)
-    settings = {
-        "method": options.method,
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What `select` and the report both ask for."""
+    return {
         "gamma": options.gamma,
         "tau": options.tau,
         "references": options.reference,
         "tokens": options.tokens,
         "epochs": options.epochs or 1.0,
     }
+
+
+def _write_report(
+    options: argparse.Namespace, table: LossTable, found: Selection, settings: dict[str, Any]
+) -> None:
+    from ..selection_report.from_table import study_of_table
+    from ..selection_report.page import write_page
+
+    study = study_of_table(table, found, options.table.name, level=options.level, **settings)
+    write_page(options.report, study)
+
+
+def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, Any]) -> Selection:
+    settings = {"method": options.method, **settings}
     if options.confidence is not None:
         found = sufficient_budget(table, options.target, options.confidence, **settings)
         if found is not None:

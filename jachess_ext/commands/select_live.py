@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.extras import MissingExtra
 from ..experiment.grid import Recipe
 from ..live_selection.budget import Budget
 from ..live_selection.engine import select_live
@@ -18,6 +20,7 @@ from . import live_arguments
 from .records import print_records
 
 OUT = Path("jachess-select")
+REPORT = "report.html"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -48,6 +51,21 @@ def run(options: argparse.Namespace) -> None:
         )
     _print(found)
     print(f"Result: {out / RESULT}; the runs: {out / RECORDS}")
+    _report(out, options)
+
+
+def _report(folder: Path, options: argparse.Namespace) -> None:
+    """Writes the page; without the libraries for it, says so and how to have it later."""
+    from ..selection_report.from_live import study_of_folder
+    from ..selection_report.page import write_page
+
+    path = options.report or folder / REPORT
+    try:
+        write_page(path, study_of_folder(folder, gamma=options.gamma, tau=options.tau))
+    except MissingExtra as error:
+        print(f"no report: {error}; then give the same command again", file=sys.stderr)
+        return
+    print(f"Report: {path}")
 
 
 def settings_of(options: argparse.Namespace) -> LiveSettings:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from .calibration import Reliability
 from .extras import require
 
-_COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-_MARKERS = "osD^vP"
+COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+MARKERS = "osD^vP"
 
 
 def reliability_figure(diagrams: Mapping[str, Reliability]) -> bytes:
@@ -21,8 +21,8 @@ def reliability_figure(diagrams: Mapping[str, Reliability]) -> bytes:
 
     Bars show how many examples each bin holds, as a share of all.
     """
-    figure, panels = _figure(len(diagrams), height=3.2)
-    for panel, colour, (name, diagram) in zip(panels, _COLOURS, diagrams.items(), strict=False):
+    figure, panels = panels_in_a_row(len(diagrams), height=3.2)
+    for panel, colour, (name, diagram) in zip(panels, COLOURS, diagrams.items(), strict=False):
         share = diagram.counts / diagram.counts.sum()
         filled = diagram.counts > 0
         panel.bar(
@@ -34,7 +34,7 @@ def reliability_figure(diagrams: Mapping[str, Reliability]) -> bytes:
         )
         panel.set(title=name, xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     panels[0].set_ylabel("accuracy (line), share (bars)")
-    return _png(figure)
+    return to_png(figure)
 
 
 def score_over_noise_figure(
@@ -55,7 +55,7 @@ def score_curves_figure(
     places: Sequence[float], scores: Mapping[str, npt.ArrayLike], across: str, up: str
 ) -> bytes:
     """Scores of every method [seeds, D] over `places` [D]: mean over seeds, with its spread."""
-    figure, (panel,) = _figure(1, height=3.4, width=5.2)
+    figure, (panel,) = panels_in_a_row(1, height=3.4, width=5.2)
     for index, (name, values) in enumerate(scores.items()):
         runs = np.asarray(values, dtype=np.float64)
         spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
@@ -64,15 +64,15 @@ def score_curves_figure(
             runs.mean(axis=0),
             yerr=spread,
             label=name,
-            color=_COLOURS[index % len(_COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
             markersize=4,
             capsize=2,
             linewidth=1.5,
         )
     panel.set(xlabel=across, ylabel=up)
     panel.legend(frameon=False, fontsize="small")
-    return _png(figure)
+    return to_png(figure)
 
 
 def norms_figure(
@@ -84,7 +84,7 @@ def norms_figure(
 
     The entry named `reference` is drawn dashed and takes no method's colour.
     """
-    figure, panels = _figure(2, height=3.4, width=4.0)
+    figure, panels = panels_in_a_row(2, height=3.4, width=4.0)
     for panel, title, norms in zip(panels, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         methods = [name for name in norms if name != reference]
         for name, values in norms.items():
@@ -98,27 +98,37 @@ def norms_figure(
                 layers,
                 heights,
                 label=name,
-                color=_COLOURS[index % len(_COLOURS)],
-                marker=_MARKERS[index % len(_MARKERS)],
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKERS[index % len(MARKERS)],
                 markersize=4,
             )
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False, fontsize="small")
-    return _png(figure)
+    return to_png(figure)
 
 
-def _figure(panels: int, *, height: float, width: float = 3.0) -> tuple[Any, list[Any]]:
+def panels_in_a_row(panels: int, *, height: float, width: float = 3.0) -> tuple[Any, list[Any]]:
+    """A figure and its axes; `width` (inches) is one panel's."""
+    return panels_on_a_grid(1, panels, width=width * panels, height=height)
+
+
+def panels_on_a_grid(
+    rows: int, columns: int, *, width: float, height: float, **shared: Any
+) -> tuple[Any, list[Any]]:
+    """A figure of `width` × `height` inches and its axes, row by row; `shared`: sharex, sharey."""
     canvas = require("matplotlib.figure")
-    figure = canvas.Figure(figsize=(width * panels, height), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    figure = canvas.Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _png(figure: Any) -> bytes:
+def to_png(figure: Any, scale: float = 1.0) -> bytes:
+    """The figure with `scale` times 100 pixels an inch."""
     backend = require("matplotlib.backends.backend_agg")
+    figure.set_dpi(100 * scale)
     buffer = io.BytesIO()
     backend.FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from jachess_ext.cli import main
-from jachess_ext.scaling import LossTable, fit, select
+from jachess_ext.scaling import LossTable, fit, read_table, select
 from python_tests.scaling import tables
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,23 @@ def test_select_prints_and_writes(
     printed = capsys.readouterr().out
     assert printed.index(expected.ranking[0]) < printed.index(expected.ranking[-1])
     assert "% of training all models" in printed and "3.12 % of the target" in printed
+
+
+def test_select_writes_a_report(path: Path, tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "out" / "r.html"
+    given = ["--budget", "51200", "--target", "1638400", "--level", "0.8", "--report", str(page)]
+    assert main(["select", str(path), *given]) == 0
+    text = page.read_text(encoding="utf-8")
+    expected = select(read_table(path), 51200, 1638400)
+    assert f"{expected.ranking[0]} is the model to fine-tune" in text
+    assert "80 % interval" in text and "losses.csv" in text and text.count("<img") == 3
+    assert str(page) in capsys.readouterr().out
+
+
+def test_a_report_is_html(path: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["select", str(path), "--target", "1638400", "--report", "r.pdf"])
+    assert "'r.pdf' is not a file name that ends in .html" in capsys.readouterr().err
 
 
 def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from transformers import AutoTokenizer
 from jachess_ext.cli import main
 from jachess_ext.experiment import one_run
 from jachess_ext.experiment.report import write_report
+from python_tests.browser import assert_shown
 
 from .records import record
 
@@ -194,42 +193,11 @@ def test_a_model_that_was_not_fine_tuned(
     refused(main(given), capfd, "has no trained head", "evaluate")
 
 
-SIZES = """<script>window.addEventListener('load', () => {
-  const sizes = [...document.images].map(i => i.naturalWidth);
-  const wide = document.documentElement.scrollWidth > window.innerWidth;
-  document.body.setAttribute('data-sizes', JSON.stringify([sizes, wide]));
-});</script>"""
-
-
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """Headless Chromium, as wide as a phone and without a network: every figure, no error."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
     methods = ("none", "sam", "jachess-train", "jachess-unlab")
     write_report(
         tmp_path / "r.html",
         [record(m, t, s, 0.5) for m in methods for t in ("a", "b") for s in range(3)],
     )
-    page = (tmp_path / "r.html").read_text(encoding="utf-8")
-    (tmp_path / "with_sizes.html").write_text(page.replace("</body>", SIZES + "</body>"))
-    run = subprocess.run(
-        [
-            *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900"),
-            *("--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"),
-            (tmp_path / "with_sizes.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = re.search(r'data-sizes="([^"]*)"', run.stdout)
-    assert found is not None, run.stderr[-2000:]
-    sizes, wide = json.loads(found[1].replace("&quot;", '"'))
-    assert len(sizes) == page.count("<img") > 0 and min(sizes) > 100
-    assert not wide, "the page is wider than the screen"
-    assert "CONSOLE" not in run.stderr
+    assert_shown(tmp_path / "r.html", tmp_path)

@@ -75,6 +75,29 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
         assert one.predicted == last[one.model].dev_loss
 
 
+def test_a_report_is_beside_the_result(whole: Whole) -> None:
+    out, found, _ = whole
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 4 and found.stop in page
+    assert all(Path(one.model).name in page for one in found.ranking)
+
+
+def test_without_matplotlib_the_result_stays(
+    command: Command,
+    whole: Whole,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    shutil.copytree(whole[0], tmp_path / "out")
+    page = tmp_path / "r.html"
+    assert main(command("--out", str(tmp_path / "out"), "--report", str(page))) == 0
+    shown = capsys.readouterr()
+    assert "no report: matplotlib is needed" in shown.err and "Result:" in shown.out
+    assert not page.exists()
+
+
 def test_a_finished_selection_is_read_not_made(
     command: Command,
     whole: Whole,

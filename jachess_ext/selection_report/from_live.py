@@ -1,0 +1,303 @@
+"""The study of a live selection: its folder of runs, kernels and result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..evaluation.report import Table
+from ..live_selection import (
+    Candidate,
+    LiveSelection,
+    Prediction,
+    RunRecord,
+    SelectionFolder,
+    read_records,
+    read_selection,
+)
+from ..live_selection.predict import Curve, fit_measured, make_curve, predict
+from ..scaling.arrays import Array
+from .history import Scores, over_budgets
+from .kernels import kernels_of
+from .page import scientific
+from .study import Band, CandidateView, History, Kernels, Spending, Study, short_labels
+
+_STEPS = 6  # sizes between the last subset and the target at which forecasts are drawn
+_FINE = 60  # points of a law's curve
+_FREE = ("zeroshot", "modelsize")
+
+
+def study_of_folder(
+    folder: Path,
+    truth: Mapping[str, float] | None = None,
+    *,
+    gamma: int = 3,
+    tau: float = 5.0,
+) -> Study:
+    """What the page shows of a finished live selection.
+
+    Args:
+        folder: of `jachess select --models … --out FOLDER`.
+        truth: model -> dev loss at the target, measured apart from the selection; None: of runs at
+            the target in the folder, where there are some.
+        gamma, tau: of ats, as they were given.
+
+    Raises:
+        DataError: the selection has not finished, or a file of it is not whole.
+    """
+    return _Live(folder, truth, gamma, tau).study()
+
+
+class _Live:
+    """The folder's content, in the order of the selection's candidates."""
+
+    def __init__(
+        self, folder: Path, truth: Mapping[str, float] | None, gamma: int, tau: float
+    ) -> None:
+        self.found: LiveSelection = read_selection(folder)
+        self.records = read_records(folder)
+        store = SelectionFolder(folder)
+        self.curves = [
+            make_curve(self._used(candidate), store.kernel) for candidate in self.found.candidates
+        ]
+        names = [candidate.model for candidate in self.found.candidates]
+        self.labels = dict(zip(names, short_labels(names), strict=True))
+        self.gamma, self.tau = gamma, tau
+        self.truth = self._full_runs() if truth is None else truth
+
+    def study(self) -> Study:
+        found = self.found
+        history = self._history()
+        return Study(
+            title=f"Which model to fine-tune: {found.task}",
+            data=f"{found.train_rows:,} training and {found.dev_rows:,} dev rows; the candidates "
+            f"were fine-tuned on subsets of up to {100 * found.share:.3g} % of the target.",
+            method=found.method,
+            target=float(found.target),
+            level=found.level,
+            loss="dev loss (nats)",
+            candidates=self._views(),
+            stop=found.stop,
+            spending=self._spending(),
+            history=history,
+            kernels=self._kernels(),
+            extra=self._extra(),
+            settings=json.dumps(self._settings(), indent=1, ensure_ascii=False),
+        )
+
+    def _used(self, candidate: Candidate) -> list[RunRecord]:
+        return [
+            record
+            for record in self.records
+            if record.model == candidate.model and record.size in candidate.sizes
+        ]
+
+    def _full_runs(self) -> dict[str, float]:
+        """Dev losses of runs at the target, where the selection did not read them."""
+        return {
+            record.model: record.dev_loss
+            for record in self.records
+            if record.size == self.found.target and record.dev_loss is not None
+        }
+
+    def _views(self) -> list[CandidateView]:
+        forecasts, laws = self._forecasts(), self._laws()
+        candidates = {one.model: one for one in self.found.candidates}
+        curves = {curve.model: curve for curve in self.curves}
+        return [
+            CandidateView(
+                name=one.model,
+                label=self.labels[one.model],
+                parameters=float(candidates[one.model].parameters),
+                sizes=curves[one.model].sizes,
+                losses=curves[one.model].losses,
+                kept_aside=self._kept_aside(candidates[one.model]),
+                forecast=forecasts.get(one.model),
+                law=laws.get(one.model),
+                score=one.score,
+                predicted=one.predicted,
+                low=one.low,
+                high=one.high,
+                prob_best=one.prob_best,
+                truth=self.truth.get(one.model),
+                stop=candidates[one.model].stop,
+            )
+            for one in self.found.ranking
+        ]
+
+    def _kept_aside(self, candidate: Candidate) -> tuple[Array, Array]:
+        later = {
+            float(record.size): record.dev_loss
+            for record in self.records
+            if record.model == candidate.model
+            and record.size not in candidate.sizes
+            and record.dev_loss is not None
+        }
+        if candidate.model in self.truth:
+            later[float(self.found.target)] = self.truth[candidate.model]
+        sizes = sorted(later)
+        return np.array(sizes), np.array([later[size] for size in sizes], dtype=np.float64)
+
+    def _forecasts(self) -> dict[str, Band]:
+        """The method's own predictions between the last subset and the target."""
+        last = max(curve.sizes[-1] for curve in self.curves)
+        sizes = np.geomspace(last, self.found.target, _STEPS + 1)[1:-1]
+        try:
+            made = [self._predict(self.curves, float(size), self.found.method) for size in sizes]
+        except ValueError:
+            return {}
+        by_model: dict[str, list[Prediction]] = {curve.model: [] for curve in self.curves}
+        for predictions in (*made, self.found.ranking):
+            for one in predictions:
+                by_model[one.model].append(one)
+        sizes = np.append(sizes, float(self.found.target))
+        return {model: band for model, ones in by_model.items() if (band := _band(sizes, ones))}
+
+    def _predict(
+        self, curves: Sequence[Curve], target: float, method: str
+    ) -> tuple[Prediction, ...]:
+        level = self.found.level
+        return predict(curves, target, method, level=level, gamma=self.gamma, tau=self.tau)
+
+    def _laws(self) -> dict[str, Band]:
+        """Eq. 10 with F as it was measured, for models with enough sizes."""
+        bands = {}
+        for curve in self.curves:
+            sizes = np.geomspace(curve.sizes[curve.sizes > 0].min(), self.found.target, _FINE)
+            try:
+                bands[curve.model] = Band(sizes, np.asarray(fit_measured(curve).predict(sizes)))
+            except (ValueError, IndexError):
+                continue
+        return bands
+
+    def _history(self) -> History | None:
+        names = [curve.model for curve in self.curves]
+        known = all(name in self.truth for name in names)
+        truth = np.array([self.truth[name] for name in names]) if known else None
+        budgets = sorted({size for curve in self.curves for size in curve.sizes if size > 0})
+
+        def score(method: str, budget: float) -> Scores | None:
+            curves = [_up_to(curve, budget) for curve in self.curves]
+            try:
+                made = self._predict(curves, float(self.found.target), method)
+            except ValueError:
+                return None
+            scores = {one.model: one.score for one in made}
+            read = 0.0 if method in _FREE else budget
+            share = self._flops(curves, method) / self.found.flops.full_tuning
+            return np.array([scores[name] for name in names]), read, share
+
+        return over_budgets(score, budgets, truth, self.found.method)
+
+    def _flops(self, curves: Sequence[Curve], method: str) -> float:
+        """Of the trainings a method reads; kernels for the law that reads them."""
+        if method in _FREE:
+            return 0.0
+        if method == "subtuning":
+            return sum(curve.records[-1].training_flops for curve in curves)
+        kernels = method == "lensllm"
+        return sum(
+            record.training_flops + kernels * record.probe_flops
+            for curve in curves
+            for record in curve.records
+        )
+
+    def _kernels(self) -> Kernels | None:
+        points = {self.labels[curve.model]: kernels_of(curve) for curve in self.curves}
+        points = {label: found for label, found in points.items() if found}
+        if not points:
+            return None
+        return Kernels(points, len(self.curves[0].kernels[0].eigenvalues))
+
+    def _spending(self) -> Sequence[Spending]:
+        flops = self.found.flops
+        last = f"every model on the largest subset alone ({max(self.found.sizes):,})"
+        return (
+            Spending("trainings of this selection", flops.training, "every subset that was run"),
+            Spending("kernels", flops.probe, "Θ of the probe rows after every run"),
+            Spending(
+                "this selection",
+                flops.spent,
+                f"both; judging on dev rows took another {scientific(flops.judging)}",
+            ),
+            Spending("SubTuning", flops.sub_tuning, last),
+            Spending(
+                "FullTuning", flops.full_tuning, f"every model on {self.found.target:,} examples"
+            ),
+        )
+
+    def _extra(self) -> list[Table]:
+        return [self._runs(), *self._methods()]
+
+    def _runs(self) -> Table:
+        header = ["model", "examples", "steps", "t", "dev loss", "dev score", "train loss", "s"]
+        rows = [
+            [
+                self.labels.get(record.model, record.model),
+                f"{record.size:,}",
+                f"{record.steps:,}",
+                f"{record.time:.4g}",
+                *map(_figure, (record.dev_loss, record.dev_score, record.train_loss)),
+                "–" if record.seconds is None else f"{record.seconds.total:.1f}",
+            ]
+            for record in self.records
+        ]
+        metric = self.records[0].metric
+        text = f"All runs. t: optimiser steps at the full learning rate; score: {metric}."
+        failed = [record for record in self.records if record.error is not None]
+        if failed:
+            text += " Failed: " + "; ".join(
+                f"{self.labels.get(r.model, r.model)} on {r.size:,}: {r.error}" for r in failed
+            )
+        return Table(text, header, rows)
+
+    def _methods(self) -> list[Table]:
+        """How every method ranks."""
+        places = {
+            method: {one.model: rank for rank, one in enumerate(ranking, start=1)}
+            for method, ranking in self.found.predictions.items()
+        }
+        if len(places) < 2:
+            return []
+        text = "Rank of each model by every method."
+        if self.found.missing:
+            text += " Missing: " + "; ".join(
+                f"{method}: {why}" for method, why in self.found.missing.items()
+            )
+        rows = [
+            [
+                self.labels[one.model],
+                *(str(place.get(one.model, "–")) for place in places.values()),
+            ]
+            for one in self.found.ranking
+        ]
+        return [Table(text, ["model", *places], rows)]
+
+    def _settings(self) -> dict[str, object]:
+        found = self.found
+        names = ("task", "method", "target", "level", "order", "budget", "sizes", "seconds")
+        first = self.records[0]
+        return {
+            **{name: getattr(found, name) for name in names},
+            "models": list(self.labels),
+            **{name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")},
+        }
+
+
+def _up_to(curve: Curve, budget: float) -> Curve:
+    kept = sum(1 for record in curve.records if record.size <= budget)
+    return replace(curve, records=curve.records[:kept], kernels=curve.kernels[:kept])
+
+
+def _band(sizes: Array, ones: Sequence[Prediction]) -> Band | None:
+    columns = [[getattr(one, name) for one in ones] for name in ("predicted", "low", "high")]
+    middle, low, high = (None if None in column else np.array(column) for column in columns)
+    return None if middle is None else Band(sizes, middle, low, high)
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

@@ -1,0 +1,99 @@
+"""How well every method ranks, budget by budget, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..scaling import pear_corr, rel_acc, select
+from ..scaling.arrays import Array
+from ..scaling.selection import Selection
+from ..scaling.table import LossTable, TableError
+from .study import History, Step
+
+METHODS = ("bayes", "lensllm", "rectified", "power", "ats", "subtuning", "zeroshot", "modelsize")
+"""Those compared; LensLLM's law with F free is the rectified law with the size 0."""
+
+Scores = tuple[Array, float, float]
+"""Scores [n] (lower is better), the largest size read, and FLOPs as a share of FullTuning."""
+
+
+def over_budgets(
+    score: Callable[[str, float], Scores | None],
+    budgets: Sequence[float],
+    truth: Array | None,
+    method: str,
+) -> History | None:
+    """Every method at every budget against the true losses, or against the last scores of `method`.
+
+    Args:
+        score: (method, budget) -> its scores; None where it cannot rank from so little.
+        truth: losses at the target, [n], or None.
+        method: the one the selection went by.
+
+    Returns:
+        None where nothing can be compared (no scores, or all alike).
+    """
+    reference = truth
+    if reference is None:
+        last = score(method, budgets[-1])
+        reference = None if last is None else last[0]
+    if reference is None or len(reference) < 2 or np.ptp(reference) == 0:
+        return None
+    methods = METHODS if method in METHODS else (method, *METHODS)
+    steps = {name: _steps(score, name, budgets, reference) for name in methods}
+    return History({name: found for name, found in steps.items() if found}, truth is not None)
+
+
+def _steps(
+    score: Callable[[str, float], Scores | None],
+    method: str,
+    budgets: Sequence[float],
+    reference: Array,
+) -> list[Step]:
+    found: dict[float, Step] = {}
+    for budget in budgets:
+        made = score(method, budget)
+        if made is None or np.ptp(made[0]) == 0:
+            continue
+        scores, read, share = made
+        found[read] = Step(read, share, pear_corr(scores, reference), rel_acc(scores, reference))
+    return list(found.values())
+
+
+def of_table(
+    table: LossTable,
+    method: str,
+    budget: float,
+    target: float,
+    truth: Array | None,
+    *,
+    tokens: float = 1.0,
+    epochs: float = 1.0,
+    gamma: int = 3,
+    tau: float = 5.0,
+) -> History | None:
+    """Of a table: all sizes below the target where the truth is known, else up to the budget."""
+    below = table.trained[table.trained < target]
+    budgets = below if truth is not None else below[below <= budget]
+
+    def score(name: str, size: float) -> Scores | None:
+        try:
+            found = select(
+                *(table, size, target, name), tokens=tokens, epochs=epochs, gamma=gamma, tau=tau
+            )
+        except (TableError, ValueError):
+            return None  # too few sizes, no size 0, or losses missing there
+        free = name in ("zeroshot", "modelsize")
+        return found.scores, 0.0 if free else float(size), share_of(found)
+
+    return over_budgets(score, [float(size) for size in budgets], truth, method)
+
+
+def share_of(found: Selection) -> float:
+    """FLOPs of a selection as a share of FullTuning; NaN where the models' sizes are unknown."""
+    try:
+        return found.flops / found.full_flops
+    except TableError:
+        return float("nan")

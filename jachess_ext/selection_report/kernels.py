@@ -1,0 +1,44 @@
+"""Norm, effective rank and drift of the kernels that runs left."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..live_selection import Kernel, RunRecord
+from ..live_selection.predict import Curve
+from ..ntk.drift import kernel_drift
+from .study import KernelPoint
+
+
+def kernels_of(curve: Curve) -> list[KernelPoint]:
+    """One point a run of the model, sizes ascending."""
+    start = next(
+        (k for r, k in zip(curve.records, curve.kernels, strict=True) if r.size == 0), None
+    )
+    return [
+        kernel_point(record, kernel, start)
+        for record, kernel in zip(curve.records, curve.kernels, strict=True)
+    ]
+
+
+def kernel_point(record: RunRecord, kernel: Kernel, start: Kernel | None) -> KernelPoint:
+    """What the page says of a kernel; `start` is the one before fine-tuning."""
+    values = np.maximum(kernel.eigenvalues, 0.0)  # round-off below zero
+    square = float((values**2).sum())
+    drift = None
+    if start is not None and np.any(start.theta):
+        drift = kernel_drift(torch.from_numpy(kernel.theta), torch.from_numpy(start.theta))
+    before = record.residual_square
+    return KernelPoint(
+        size=float(record.size),
+        norm=float(np.sqrt(square)),
+        rank=float(values.sum() ** 2 / square) if square > 0 else 0.0,
+        drift=drift,
+        predicted=_share(record.kernel_loss, before),
+        measured=_share(record.probe_square, before),
+    )
+
+
+def _share(value: float | None, whole: float | None) -> float | None:
+    return None if value is None or not whole else value / whole

@@ -1,0 +1,49 @@
+"""A page in headless Chromium, as wide as a phone and without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_SIZES = """<script>window.addEventListener('load', () => {
+  const sizes = [...document.images].map(i => i.naturalWidth);
+  const wide = document.documentElement.scrollWidth > window.innerWidth;
+  document.body.setAttribute('data-sizes', JSON.stringify([sizes, wide]));
+});</script>"""
+
+
+def assert_shown(path: Path, scratch: Path) -> int:
+    """Every figure is there, no console error, nothing wider than the screen; returns how many.
+
+    Skips the test where there is no Chromium.
+    """
+    browser = next(filter(None, map(shutil.which, _NAMES)), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    page = path.read_text(encoding="utf-8")
+    (scratch / "with_sizes.html").write_text(page.replace("</body>", _SIZES + "</body>"))
+    run = subprocess.run(
+        [
+            *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900"),
+            *("--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom"),
+            *(f"--user-data-dir={scratch / 'profile'}", "--virtual-time-budget=5000"),
+            (scratch / "with_sizes.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'data-sizes="([^"]*)"', run.stdout)
+    assert found is not None, run.stderr[-2000:]
+    sizes, wide = json.loads(found[1].replace("&quot;", '"'))
+    assert len(sizes) == page.count("<img") > 0 and min(sizes) > 100
+    assert not wide, "the page is wider than the screen"
+    assert "CONSOLE" not in run.stderr
+    return len(sizes)
