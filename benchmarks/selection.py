@@ -17,19 +17,16 @@ Rows go to results/selection.csv.  Another table of the same kind: --table, --ta
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common.report import RESULTS, commit
-from jachess_ext.evaluation.files import write_atomically
+from benchmarks.common.report import RESULTS, commit, write_rows
 from jachess_ext.scaling import (
     LossTable,
     Selection,
@@ -127,17 +124,6 @@ def _referenced(table: LossTable, budget: float, target: float) -> float:
     return float(100 * inside.mean())
 
 
-def write(rows: list[Judged], path: Path) -> None:
-    """The rows as the whole content of a csv file."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Judged)], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        cells = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in asdict(row).items()}
-        writer.writerow({key: "" if value is None else value for key, value in cells.items()})
-    write_atomically(path, text.getvalue())
-
-
 def show(rows: list[Judged]) -> None:
     """One block a figure: methods down, budgets across, their mean last."""
     fractions = sorted({row.fraction for row in rows})
@@ -195,7 +181,7 @@ def main(argv: list[str] | None = None) -> list[Judged]:
             if row is not None:
                 row.table, (row.date, row.commit) = options.table.name, stamp
                 rows.append(row)
-    write(rows, options.results / "selection.csv")
+    write_rows(rows, options.results / "selection.csv")
     show(rows)
     return rows
 

@@ -6,12 +6,15 @@ import csv
 import io
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from jachess_ext.evaluation.files import write_atomically
 
 from .timing import Spread
 
@@ -88,6 +91,17 @@ def append_rows(rows: list[Row], results: Path, name: str, device: torch.device)
     with path.open("a") as file:
         file.write(text.getvalue())
     return path
+
+
+def write_rows(rows: Sequence[Any], path: Path) -> None:
+    """Dataclass objects of one kind as the whole content of a csv file; None as an empty cell."""
+    text = io.StringIO()
+    header = [field.name for field in fields(rows[0])]
+    writer = csv.DictWriter(text, header, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in asdict(row).items()})
+    write_atomically(path, text.getvalue())
 
 
 def _cell(value: object) -> object:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..evaluation.judge import model_outputs
 from ..experiment.fine_tune import fine_tune
-from ..ntk import Measurement, Spectrum, measure_ntk, ntk_loss
+from ..ntk import Measurement, measure_ntk, ntk_loss
 from ..ntk.contraction import Choice
 from ..scaling.cost import OPERATIONS
 from ..tasks.batches import Batch, Encoded, encode
@@ -160,19 +160,23 @@ def _probed(
     Gradient flow on (1/n) Σ_i ½‖f(x_i) − y_i‖² moves f by −(η/n) Θ (f − y) a step.
     """
     found = measure_ntk(model, _on_device(model, probe), outputs="logits", progress=False)
-    theta = found.theta.float().cpu()
-    spectrum = Spectrum.of(theta)
+    rows, outputs = residual.shape
+    kernel = Kernel(
+        theta=found.theta.float().cpu().numpy(),
+        residual=residual.numpy(),
+        eigenvalues=np.zeros(rows * outputs),
+        labels=np.asarray(probe.labels, dtype=np.int64),
+    )
+    spectrum = kernel.spectrum()
     made = replace(
         record,
         kernel=f"{record.run}.npz",
-        kernel_loss=float(ntk_loss(spectrum, residual, record.time, flow_rate(record, len(probe)))),
+        kernel_loss=float(ntk_loss(spectrum, residual, record.time, flow_rate(record, rows))),
         residual_square=float(residual.square().sum()),
         probe_square=float(_residual(model, probe).square().sum()),
         probe_flops=_probe_flops(found, record.parameters, _tokens(probe)),
     )
-    labels = np.asarray(probe.labels, dtype=np.int64)
-    kernel = Kernel(theta.numpy(), residual.numpy(), spectrum.eigenvalues.numpy(), labels)
-    return made, kernel
+    return made, replace(kernel, eigenvalues=spectrum.eigenvalues.numpy())
 
 
 def flow_rate(record: RunRecord, rows: int) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..ntk import Spectrum
 from ..scaling.arrays import Array
 from ..scaling.bayes.forecast import SMALLEST
 from ..scaling.fitted import FittedLaw
@@ -106,7 +105,7 @@ def fit_measured(curve: Curve) -> FittedLaw:
         curve.sizes,
         curve.losses,
         "lensllm",
-        theta=[Spectrum.of(torch.from_numpy(kernel.theta)) for kernel in curve.kernels],
+        theta=[kernel.spectrum() for kernel in curve.kernels],
         residual=[torch.from_numpy(kernel.residual) for kernel in curve.kernels],
         t=[record.time for record in curve.records],
         lr=flow_rate(curve.records[-1], len(curve.kernels[-1].labels)),

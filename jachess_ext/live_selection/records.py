@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from ..ntk import Spectrum
 
 Floats = npt.NDArray[Any]
 
@@ -120,6 +124,17 @@ class Kernel:
     residual: Floats
     eigenvalues: Floats
     labels: Floats
+
+    def spectrum(self) -> Spectrum:
+        """Θ decomposed; eigenvalues below 0 by single precision's round-off are set to 0.
+
+        Raises:
+            ValueError: Θ is not symmetric or clearly indefinite.
+        """
+        with warnings.catch_warnings():
+            # In single precision a kernel of low rank always has such eigenvalues.
+            warnings.filterwarnings("ignore", "jachess_ext.ntk: .* round-off", RuntimeWarning)
+            return Spectrum.of(torch.from_numpy(self.theta))
 
     def to_bytes(self) -> bytes:
         """As an npz file."""
