@@ -21,7 +21,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top
 table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; padding: .3rem 0; opacity: .8; }
 th, td { border-bottom: 1px solid #8886; padding: .35rem .7rem; text-align: right; }
-th:first-child, td:first-child, td.text { text-align: left; }
+th:first-child, td:first-child, th.text, td.text { text-align: left; }
 td { white-space: nowrap; } td.text { white-space: normal; min-width: 16rem; }
 figure { margin: 1rem 0; } figcaption { font-size: .9rem; opacity: .8; }
 img { max-width: 100%; height: auto; background: #fff; }
@@ -112,17 +112,18 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in table.header)
-    rows = []
-    for row in table.rows:
-        cells = (
-            f"<td{' class=text' * (index in table.prose)}>{html.escape(text)}</td>"
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=text' * (index in table.prose)}>{html.escape(text)}</{tag}>"
             for index, text in enumerate(row)
         )
-        rows.append(f"<tr>{''.join(cells)}</tr>\n")
+
+    head = f"<tr>{cells('th', table.header)}</tr>"
+    rows = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in table.rows)
     return (
         f'<div class="scroll"><table><caption>{html.escape(table.caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(rows)}</tbody></table></div>\n"
+        f"<thead>{head}</thead>\n<tbody>{rows}</tbody></table></div>\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ def letters(text: str, longest: int = _LONGEST) -> str:
     return text.replace("$", r"\$")
 
 
-def size_text(size: float, _place: int = 0) -> str:
+def size_text(size: float) -> str:
     """1500 as 1.5k."""
     for unit, letter in _UNITS:
         if size >= unit:
@@ -46,14 +46,19 @@ def spread_of(values: Sequence[float]) -> tuple[float, float]:
     return low / room, high * room
 
 
-def plain_log_axis(panel: Any, which: str, limits: tuple[float, float]) -> None:
+def plain_log_axis(
+    panel: Any,
+    which: str,
+    limits: tuple[float, float],
+    text: Callable[[float], str] = "{:.4g}".format,
+) -> None:
     """Makes the axis "x" or "y" logarithmic, with a few round numbers on it and no others."""
     ticker = require("matplotlib.ticker")
     panel.set(**{f"{which}scale": "log"})
     panel.set(**{f"{which}lim": limits})
     axis = getattr(panel, f"{which}axis")
     axis.set_major_locator(ticker.FixedLocator(round_numbers(*limits)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_locator(ticker.NullLocator())
 
 

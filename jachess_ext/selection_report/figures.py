@@ -10,7 +10,7 @@ import numpy as np
 
 from ..evaluation.extras import require
 from ..evaluation.figures import COLOURS, MARKERS, panels_on_a_grid, to_png
-from .axes import letters, log_size_axis, plain_log_axis, share_text, spread_of
+from .axes import letters, log_size_axis, plain_log_axis, share_text, size_text, spread_of
 from .study import CandidateView, History, KernelPoint, Kernels, Study
 
 SCALE = 2.0
@@ -41,7 +41,7 @@ def forecast_figure(study: Study) -> bytes:
     panel.set_ylim(len(rows) - 0.5, -0.5)
     panel.grid(axis="x", color="#dddddd")
     panel.set_axisbelow(True)
-    panel.set_xlabel(f"{study.loss} at {study.target:,.0f} examples")
+    panel.set_xlabel(f"{study.up} at {study.target:,.0f} examples")
     plain_log_axis(panel, "x", spread_of(values))
     keys = {"predicted": ("o", _FORECAST, "None")}
     if any(one.low is not None for one in rows):
@@ -93,7 +93,7 @@ def _curves(
         plain_log_axis(panel, "y", limits)
         panel.tick_params(labelleft=True)
         panel.set_xlabel("training examples" if place + columns >= len(part) else "")
-        panel.set_ylabel(study.loss if place % columns == 0 else "")
+        panel.set_ylabel(study.up if place % columns == 0 else "")
     keys = {"read": ("o", _MEASURED, "None")}
     if any(len(one.kept_aside[0]) for one in part):
         keys["kept aside"] = ("o-hollow", _MEASURED, "None")
@@ -141,6 +141,7 @@ def history_figure(history: History, method: str) -> bytes:
     figure, (panel,) = panels_on_a_grid(1, 1, width=_WIDTH, height=4.4)
     priced = all(np.isfinite(step.share) for steps in history.steps.values() for step in steps)
     keys: dict[str, tuple[str, str, str]] = {}
+    places: list[float] = []
     for place, (name, steps) in enumerate(history.steps.items()):
         colour, marker = COLOURS[place % len(COLOURS)], (*MARKERS, "X", "*")[place % 8]
         heights = [step.pear_corr for step in steps]
@@ -150,10 +151,11 @@ def history_figure(history: History, method: str) -> bytes:
             keys[name + " (free)"] = ("", colour, ":")
             continue
         across = [100 * step.share if priced else step.budget for step in steps]
+        places += across
         panel.plot(across, heights, color=colour, marker=marker, markersize=5, linewidth=wide)
         keys[name] = (marker, colour, "-")
-    panel.set_xscale("log")
-    panel.xaxis.set_major_formatter(require("matplotlib.ticker").FuncFormatter(_percent))
+    text = "{:.4g}".format if priced else size_text
+    plain_log_axis(panel, "x", spread_of(places), text)
     panel.set_xlabel(
         "FLOPs, % of FullTuning" if priced else "training examples of the largest subset"
     )
@@ -163,15 +165,11 @@ def history_figure(history: History, method: str) -> bytes:
     return to_png(figure, SCALE)
 
 
-def _percent(value: float, _place: int) -> str:
-    return f"{value:,.6g}"
-
-
 _KERNEL_PANELS = {
     "‖Θ‖": "norm",
     "effective rank of Θ": "rank",
     "drift ‖Θ − Θ₀‖ / ‖Θ₀‖": "drift",
-    "left of the residual": "predicted",
+    "residual left, of ‖r‖²": "predicted",
 }
 
 

@@ -21,14 +21,14 @@ from ..live_selection import (
 )
 from ..live_selection.predict import Curve, fit_measured, make_curve, predict
 from ..scaling.arrays import Array
-from .history import Scores, over_budgets
+from .heavy_tails import exponents
+from .history import FREE, Scores, over_budgets
 from .kernels import kernels_of
 from .page import scientific
 from .study import Band, CandidateView, History, Kernels, Spending, Study, short_labels
 
 _STEPS = 6  # sizes between the last subset and the target at which forecasts are drawn
 _FINE = 60  # points of a law's curve
-_FREE = ("zeroshot", "modelsize")
 
 
 def study_of_folder(
@@ -67,6 +67,7 @@ class _Live:
         names = [candidate.model for candidate in self.found.candidates]
         self.labels = dict(zip(names, short_labels(names), strict=True))
         self.gamma, self.tau = gamma, tau
+        self.exponents = exponents(names)
         self.truth = self._full_runs() if truth is None else truth
 
     def study(self) -> Study:
@@ -79,7 +80,8 @@ class _Live:
             method=found.method,
             target=float(found.target),
             level=found.level,
-            loss="dev loss (nats)",
+            loss="dev loss",
+            unit="nats",
             candidates=self._views(),
             stop=found.stop,
             spending=self._spending(),
@@ -181,13 +183,16 @@ class _Live:
         budgets = sorted({size for curve in self.curves for size in curve.sizes if size > 0})
 
         def score(method: str, budget: float) -> Scores | None:
+            if method == "nlpmetrics":
+                alphas = [self.exponents.get(name, np.nan) for name in names]
+                return None if np.isnan(alphas).any() else (np.array(alphas), 0.0, 0.0)
             curves = [_up_to(curve, budget) for curve in self.curves]
             try:
                 made = self._predict(curves, float(self.found.target), method)
             except ValueError:
                 return None
             scores = {one.model: one.score for one in made}
-            read = 0.0 if method in _FREE else budget
+            read = 0.0 if method in FREE else budget
             share = self._flops(curves, method) / self.found.flops.full_tuning
             return np.array([scores[name] for name in names]), read, share
 
@@ -195,7 +200,7 @@ class _Live:
 
     def _flops(self, curves: Sequence[Curve], method: str) -> float:
         """Of the trainings a method reads; kernels for the law that reads them."""
-        if method in _FREE:
+        if method in FREE:
             return 0.0
         if method == "subtuning":
             return sum(curve.records[-1].training_flops for curve in curves)
@@ -231,7 +236,26 @@ class _Live:
         )
 
     def _extra(self) -> list[Table]:
-        return [self._runs(), *self._methods()]
+        return [self._runs(), *self._methods(), *self._untrained()]
+
+    def _untrained(self) -> list[Table]:
+        """What is known of the models before any training."""
+        if not self.exponents:
+            return []
+        before = {record.model: record.dev_loss for record in self.records if record.size == 0}
+        rows = [
+            [
+                self.labels[one.model],
+                f"{one.parameters:,}",
+                *map(_figure, (before.get(one.model), self.exponents.get(one.model))),
+            ]
+            for one in self.found.candidates
+        ]
+        text = (
+            "Before fine-tuning. Tail exponent (NLPmetrics): mean over the weight matrices of the "
+            "exponent of their spectra's tails; lower is taken as better."
+        )
+        return [Table(text, ["model", "parameters", "dev loss", "tail exponent"], rows)]
 
     def _runs(self) -> Table:
         header = ["model", "examples", "steps", "t", "dev loss", "dev score", "train loss", "s"]

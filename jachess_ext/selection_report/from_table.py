@@ -60,6 +60,7 @@ def study_of_table(
         target=found.target,
         level=level,
         loss="loss",
+        unit="",
         candidates=_candidates(table, found, truth, level, None if references else walk),
         stop=None,
         spending=_spending(table, found, cost),

@@ -12,8 +12,10 @@ from ..scaling.selection import Selection
 from ..scaling.table import LossTable, TableError
 from .study import History, Step
 
-METHODS = ("bayes", "lensllm", "rectified", "power", "ats", "subtuning", "zeroshot", "modelsize")
-"""Those compared; LensLLM's law with F free is the rectified law with the size 0."""
+FREE = ("zeroshot", "modelsize", "nlpmetrics")
+"""Methods that train nothing."""
+METHODS = ("bayes", "lensllm", "rectified", "power", "ats", "subtuning", *FREE)
+"""Those compared, as far as they can rank from what is there."""
 
 Scores = tuple[Array, float, float]
 """Scores [n] (lower is better), the largest size read, and FLOPs as a share of FullTuning."""
@@ -85,8 +87,7 @@ def of_table(
             )
         except (TableError, ValueError):
             return None  # too few sizes, no size 0, or losses missing there
-        free = name in ("zeroshot", "modelsize")
-        return found.scores, 0.0 if free else float(size), share_of(found)
+        return found.scores, 0.0 if name in FREE else float(size), share_of(found)
 
     return over_budgets(score, [float(size) for size in budgets], truth, method)
 

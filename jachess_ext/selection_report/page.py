@@ -50,9 +50,10 @@ def sections(study: Study) -> list[Section]:
 def answer(study: Study) -> str:
     """The choice in one or two sentences."""
     best, *others = study.candidates
+    unit = f" {study.unit}" if study.unit else ""
     text = f"{best.label} is the model to fine-tune on {study.target:,.0f} examples"
     if best.predicted is not None:
-        text += f": predicted {study.loss} {best.predicted:.4g}"
+        text += f": predicted {study.loss} {best.predicted:.4g}{unit}"
         if best.low is not None and best.high is not None:
             text += f" ({100 * study.level:g} % interval {best.low:.4g} to {best.high:.4g})"
     text += f", by the method {study.method}."
@@ -104,7 +105,7 @@ def ranking_table(study: Study) -> Table:
 
 
 def _stop(study: Study) -> list[str]:
-    return [f"Stopped: {study.stop}"] if study.stop else []
+    return [f"Stopped: {study.stop}."] if study.stop else []
 
 
 def _forecast(study: Study) -> list[Picture]:
@@ -122,7 +123,8 @@ def _forecast(study: Study) -> list[Picture]:
 
 
 def _curves(study: Study) -> list[Picture]:
-    text = f"{study.loss} over training examples, both logarithmic and alike in every panel."
+    text = f"{study.up} over training examples, both logarithmic and alike in every panel."
+    text = text[0].upper() + text[1:]
     if any(one.forecast is not None for one in study.candidates):
         text += f" Blue: what {study.method} expects beyond the last subset"
         wide = any(one.forecast and one.forecast.low is not None for one in study.candidates)
@@ -154,7 +156,7 @@ def _judged(study: Study) -> list[Table]:
         return []
     score = np.array([one.score for one in study.candidates])
     header = ["method", "PearCorr, %", "RelAcc, %"]
-    row = [study.method, f"{pear_corr(score, truth):.1f}", f"{rel_acc(score, truth):.1f}"]
+    row = [study.method, _minus(f"{pear_corr(score, truth):.1f}"), f"{rel_acc(score, truth):.1f}"]
     if study.candidates[0].predicted is not None:
         header.append("RMSE of ln loss")
         predicted = np.array([one.predicted for one in study.candidates], dtype=np.float64)
@@ -204,7 +206,9 @@ def _history_table(study: Study) -> list[Table]:
 def _history_rows(history: History, budgets: Sequence[float]) -> list[list[str]]:
     rows = []
     for name, steps in history.steps.items():
-        cells = {step.budget: f"{step.pear_corr:.1f} ({step.rel_acc:.0f})" for step in steps}
+        cells = {
+            step.budget: _minus(f"{step.pear_corr:.1f} ({step.rel_acc:.0f})") for step in steps
+        }
         free = cells.get(0.0)  # the same at every budget
         rows.append([name, *(free or cells.get(budget, _NONE) for budget in budgets)])
     return rows
@@ -274,7 +278,7 @@ def _stops(study: Study) -> list[Table]:
             "Subsets run, and why there were no more.",
             ["model", "examples", ""],
             rows,
-            prose=frozenset({1, 2}),
+            prose=frozenset({2}),
         )
     ]
 
@@ -300,6 +304,10 @@ def _share(probability: float | None) -> str:
 
 def _figure(value: float | None) -> str:
     return _NONE if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")
 
 
 def _of(value: float | None, default: float) -> float:

@@ -128,7 +128,7 @@ class Study:
         title: of the page.
         data: what the losses are of, one sentence.
         method, target, level: of the selection; `level` of the intervals.
-        loss: what is plotted upwards, such as "dev loss (nats)".
+        loss, unit: what is plotted upwards, such as "dev loss" and "nats"; the unit may be "".
         candidates: best first.
         stop: why the selection ended.
         spending: the last entry is FullTuning.
@@ -142,6 +142,7 @@ class Study:
     target: float
     level: float
     loss: str
+    unit: str
     candidates: Sequence[CandidateView]
     stop: str | None
     spending: Sequence[Spending]
@@ -149,6 +150,11 @@ class Study:
     kernels: Kernels | None = None
     extra: Sequence[Table] = field(default_factory=tuple)
     settings: str = ""
+
+    @property
+    def up(self) -> str:
+        """What the vertical axis is labelled with."""
+        return f"{self.loss} ({self.unit})" if self.unit else self.loss
 
 
 def short_labels(names: Sequence[str]) -> list[str]:

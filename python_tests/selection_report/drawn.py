@@ -51,7 +51,8 @@ def text_boxes(figure: Any) -> list[tuple[str, Any]]:
             texts += [panel.title, panel.xaxis.label, panel.yaxis.label, *panel.texts]
             for axis, limits in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
                 low, high = sorted(limits)
-                ticks = [t for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
+                ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+                ticks = [t for t in ticks if low <= t.get_loc() <= high]
                 texts += [t.label1 for t in ticks if t.label1.get_visible()]
     for legend in figure.legends:
         texts += legend.get_texts()

@@ -157,7 +157,7 @@ def test_losses_that_hardly_differ(scale: float, monkeypatch: pytest.MonkeyPatch
     rows = [view(f"m{n}", scale * (1 + n / 1000), predicted=scale) for n in range(2)]
     steps = {"subtuning": [Step(50.0, 0.01, 100.0, 100.0)]}
     made = Study(
-        *("t", "d", "subtuning", 200.0, 0.9, "loss", rows, None, ()), History(steps, False)
+        *("t", "d", "subtuning", 200.0, 0.9, "loss", "nats", rows, None, ()), History(steps, False)
     )
     for figure in drawn.figures_of(monkeypatch, lambda: every_figure(made)):
         drawn.assert_legible(figure)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from jachess_ext.evaluation.report import to_html
 from jachess_ext.live_selection.predict import fit_measured, predict
+from jachess_ext.scaling.heavy_tail import mean_exponent
+from jachess_ext.selection_report import heavy_tails
 from jachess_ext.selection_report.from_live import study_of_folder
 from jachess_ext.selection_report.page import scientific, sections, write_page
 from jachess_ext.selection_report.study import Study
@@ -154,3 +158,29 @@ def test_an_unfinished_selection_has_no_page(tmp_path: Path, folder: Path) -> No
 def test_the_page_in_a_browser(study: Study, tmp_path: Path) -> None:
     write_page(tmp_path / "r.html", study)
     assert assert_shown(tmp_path / "r.html", tmp_path) == 4
+
+
+def test_heavy_tails_of_models_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    names = tuple(str(tmp_path / letter) for letter in "abc")
+    weights = {}
+    for name in names:
+        Path(name).mkdir()
+        weights[name] = {"w": torch.randn(40, 60, generator=draw), "small": torch.ones(3, 3)}
+        save_file(weights[name], Path(name) / "model.safetensors")
+    made = live_folder.curves(names)
+    live_folder.make(tmp_path / "out", made)
+    study = study_of_folder(tmp_path / "out")
+    table = study.extra[-1]
+    expected = {name[-1]: mean_exponent([weights[name]["w"]]) for name in names}
+    assert {row[0]: row[3] for row in table.rows} == {k: f"{v:.4g}" for k, v in expected.items()}
+    assert study.history is not None
+    (step,) = study.history.steps["nlpmetrics"]
+    scores = [expected[name[-1]] for name in names]
+    last = {one.name: one.score for one in study.candidates}
+    correlation = np.corrcoef(scores, [last[name] for name in names])[0, 1]
+    assert step.pear_corr == pytest.approx(100 * correlation) and step.share == 0.0
+    monkeypatch.setattr(heavy_tails, "LARGEST", 10)
+    assert heavy_tails.exponents(names) == {}
+    again = study_of_folder(tmp_path / "out").history
+    assert again is not None and "nlpmetrics" not in again.steps
