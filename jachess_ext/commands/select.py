@@ -6,9 +6,12 @@ import argparse
 import sys
 from typing import Any
 
+from ..evaluation.extras import require
 from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
 from . import live_arguments
 from .records import out_path, print_records, write_records
+
+_LIVE_NEEDS = ("transformers", "accelerate", "scipy.stats", "rich")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -21,6 +24,8 @@ def run(options: argparse.Namespace) -> None:
     if (options.table is None) == (options.models is None):
         raise ValueError("give either a table of losses or --models with --train and --dev")
     if options.models is not None:
+        for library in _LIVE_NEEDS:  # before hours of training, not after
+            require(library)
         from .select_live import run as run_live
 
         run_live(options)

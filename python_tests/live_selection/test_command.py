@@ -224,3 +224,12 @@ def test_without_ray_a_sentence(
     assert main(command("--ray", "local")) == 2
     error = capfd.readouterr().err
     assert "ray is needed" in error and "pip install 'jachess-ext[ray]'" in error
+
+
+def test_a_missing_library_is_a_sentence_before_any_training(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    monkeypatch.setattr(measure, "run", lambda job: pytest.fail("something was trained"))
+    assert main(command()) == 2
+    assert "scipy is needed for this and not installed" in capfd.readouterr().err
