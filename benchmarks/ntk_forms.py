@@ -1,17 +1,18 @@
 """Does the cost model of `jx.ntk` pick the faster form of a linear layer's kernel?
 
-Forms A (`jachess::ntk_gram`) and B (gradients written in blocks, `contract_materialised`) of one
-layer, symmetric, over a grid of positions, features, outputs and samples, interleaved.  A row each:
-the faster form's time, the other one's over it, and what the model chose.  The last row is the time
-that the model's choices take over all cases, against always the faster form; its note says for
-which weight of a byte (`_OPERATIONS_PER_BYTE`) the choices would have been best.
+Forms A (`jachess::ntk_gram`) and B (`jachess::ntk_materialised`; on a GPU blocks of matrix
+products) of one layer, symmetric, over a grid of positions, features, outputs and samples,
+interleaved.  A row each: the faster form's time, the other one's over it, and what the model chose.
+The last row is the time that the model's choices take over all cases, against always the faster
+form; its note says for which weights of the bytes of form A and of form B the choices would have
+been best.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,9 @@ WORKSPACE = 128 * 2**20
 POSITIONS = (1, 8, 16, 24, 28, 32, 40, 48, 64)
 FEATURES = ((384, 384), (384, 1152), (384, 1536), (768, 768))
 OUTPUTS, SAMPLES = (1, 2), (8, 48)
-WEIGHTS = (0.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0)
+WEIGHTS = tuple(
+    itertools.product((0.0, 4.0, 8.0, 16.0, 24.0, 32.0), (0.0, 1.0, 2.0, 4.0, 8.0, 24.0))
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Case:
 
     size: cost.Size
     seconds: dict[str, float]
+    fused: bool
 
     @property
     def name(self) -> str:
@@ -48,12 +52,18 @@ class Case:
     def best(self) -> float:
         return min(self.seconds.values())
 
-    def chosen(self, weight: float) -> str:
-        """The form that the model picks if a byte weighs as much as ``weight`` operations."""
-        counted = cost.count_cost(self.size)
-        gram = counted.gram_flops + weight * counted.gram_bytes
-        dense = counted.materialise_flops + weight * counted.materialise_bytes
-        return "A" if gram <= dense else "B"
+    @property
+    def chosen(self) -> str:
+        """The form that the model picks."""
+        return cost.count_cost(self.size).form(self.fused)
+
+    def weighed(self, gram: float, dense: float) -> str:
+        """The form that it would pick if bytes weighed as much as so many operations."""
+        c = cost.count_cost(self.size)
+        flops, moved = c.materialise_flops, c.materialise_bytes
+        if self.fused:
+            flops, moved = c.padded_flops, c.packed_bytes
+        return "A" if c.gram_flops + gram * c.gram_bytes <= flops + dense * moved else "B"
 
 
 def measure(size: cost.Size, options: Options) -> tuple[Case, Timings]:
@@ -61,43 +71,42 @@ def measure(size: cost.Size, options: Options) -> tuple[Case, Timings]:
     place = {"device": options.device, "dtype": options.dtype}
     inputs = torch.randn(size.samples, size.positions, size.inputs, **place)
     deltas = torch.randn(size.outputs, *inputs.shape[:2], size.cotangents, **place)
-    factors = Factors(inputs, deltas)
+    factors, fused = Factors(inputs, deltas), ops.available("ntk_materialised", options.device)
+
+    def form_b() -> torch.Tensor:
+        if fused:
+            return ops.ntk_materialised(inputs, [deltas])
+        return contract_materialised(factors, factors, True, WORKSPACE, options.dtype)
+
     times = interleaved(
-        {
-            "A": lambda: ops.ntk_gram(inputs, [deltas]),
-            "B": lambda: contract_materialised(factors, factors, True, WORKSPACE, options.dtype),
-        },
+        {"A": lambda: ops.ntk_gram(inputs, [deltas]), "B": form_b},
         repeats=options.repeats,
         device=options.device,
         warmup=1,
     )
     # A form's own time is its least one: what others on the machine add is not the form's.
-    return Case(size, {form: min(seconds) for form, seconds in times.seconds.items()}), times
+    least = {form: min(seconds) for form, seconds in times.seconds.items()}
+    return Case(size, least, fused), times
 
 
-def excess(cases: Sequence[Case], weight: float) -> float:
+def excess(cases: Sequence[Case], choose: Callable[[Case], str]) -> float:
     """Geometric mean, over cases, of the chosen form's time over the faster form's."""
-    ratios = torch.tensor([case.seconds[case.chosen(weight)] / case.best for case in cases])
+    ratios = torch.tensor([case.seconds[choose(case)] / case.best for case in cases])
     return float(ratios.double().log().mean().exp())
 
 
 def summary(cases: Sequence[Case], options: Options) -> Row:
     """Of all cases."""
-    weight = cost._OPERATIONS_PER_BYTE
-    right = sum(case.seconds[case.chosen(weight)] == case.best for case in cases)
-    found = {w: excess(cases, w) for w in WEIGHTS}
+    right = sum(case.seconds[case.chosen] == case.best for case in cases)
+    found = {w: excess(cases, lambda case, w=w: case.weighed(*w)) for w in WEIGHTS}
     best = min(found, key=lambda w: found[w])
-    always = {
-        form: float(
-            torch.tensor([case.seconds[form] / case.best for case in cases]).log().mean().exp()
-        )
-        for form in ("A", "B")
-    }
+    always = {form: excess(cases, lambda case, form=form: form) for form in ("A", "B")}
     note = (
-        f"faster form picked in {right} of {len(cases)}; a byte weighs {weight:g}, best would be "
-        f"{best:g} ({found[best]:.3f}); always A {always['A']:.2f}, always B {always['B']:.2f}"
+        f"faster form picked in {right} of {len(cases)}; best weights of bytes "
+        f"{best[0]:g} and {best[1]:g} ({found[best]:.3f}); always A {always['A']:.2f}, always B "
+        f"{always['B']:.2f}"
     )
-    value = excess(cases, weight)
+    value = excess(cases, lambda case: case.chosen)
     return Row.of(
         (QUESTION, "all", options.dtype_name),
         "chosen form",
@@ -123,7 +132,6 @@ def main(argv: list[str] | None = None) -> list[Row]:
         case, times = measure(cost.Size(*sides, options.dtype.itemsize), options)
         cases.append(case)
         faster, slower = sorted(case.seconds, key=lambda form: case.seconds[form])
-        chosen = case.chosen(cost._OPERATIONS_PER_BYTE)
         rows.append(
             Row.of(
                 (QUESTION, case.name, options.dtype_name),
@@ -133,7 +141,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
                 baseline_p50=times.milliseconds(slower).p50,
                 ratio=case.seconds[slower] / case.best,
                 target="≥ 1",
-                note=f"chosen: {chosen}",
+                note=f"chosen: {case.chosen}",
             )
         )
     rows.append(summary(cases, options))

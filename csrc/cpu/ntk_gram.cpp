@@ -3,6 +3,7 @@
 
 #include "../ntk_gram_arguments.h"
 #include "ntk_gram_kernels.h"
+#include "ntk_positions.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -14,18 +15,6 @@ GramKernel choose_kernel() {
   if (__builtin_cpu_supports("x86-64-v3")) return ntk_gram_v3;
 #endif
   return ntk_gram_baseline;
-}
-
-// Positions without any cotangent add nothing, so they are left out before anything is multiplied:
-// padding, and all that a classifier does not read.
-std::vector<GramRow> rows_of(const GramProblem& p, const GramSide& side) {
-  std::vector<uint8_t> used(static_cast<size_t>(side.samples * side.positions));
-  torch::stable::parallel_for(0, side.samples, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n)
-      for (int64_t t = 0; t < side.positions; ++t)
-        used[static_cast<size_t>(n * side.positions + t)] = is_used(p, side, n, t);
-  });
-  return gram_rows(used, side.positions);
 }
 
 Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,

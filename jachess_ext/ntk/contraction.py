@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..ops.library import available
 from ..ops.ntk_gram import ntk_gram
+from ..ops.ntk_materialised import ntk_materialised
 from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .cost import Cost, Size, count_cost
 from .matches import contract_matches, contract_tied
@@ -130,8 +132,9 @@ def _choose(
         bytes_per_number=settings.dtype.itemsize,
     )
     cost = count_cost(size)
-    form: str = cost.form if settings.form == "auto" else settings.form
-    cheapest = min(cost.gram_flops, cost.materialise_flops)
+    fused = available("ntk_materialised", first.inputs.device)
+    form: str = cost.form(fused) if settings.form == "auto" else settings.form
+    cheapest = min(cost.gram_flops, cost.padded_flops if fused else cost.materialise_flops)
     if settings.sketch is not None and settings.sketch.serves(names, size, cheapest):
         form = "C"
     return Choice(names, form, cost, size.positions)
@@ -149,8 +152,12 @@ def _linear(
     theirs = [part for part in rights if isinstance(part, Factors)]
     if choice.form == "C":
         return _sketched(choice, mine, theirs, symmetric, settings)
+    others = None if symmetric else theirs
     if choice.form == "A":
-        return choice, _gram(mine, None if symmetric else theirs, settings.dtype)
+        return choice, ntk_gram(*_operands(mine, others, settings.dtype))
+    if available("ntk_materialised", mine[0].inputs.device):
+        operands = _operands(mine, others, settings.dtype)
+        return choice, ntk_materialised(*operands, workspace=settings.workspace)
     kernels = [
         contract_materialised(a, b, symmetric, settings.workspace, settings.dtype)
         for a, b in zip(mine, theirs, strict=True)
@@ -174,15 +181,19 @@ def _sketched(
     return replace(choice, squared_error=sum(error for _, error in found)), kernel
 
 
-def _gram(mine: list[Factors], theirs: list[Factors] | None, dtype: torch.dtype) -> Tensor:
-    """Form A; operands of several dtypes, or narrower than a float64 result's, are converted."""
+def _operands(
+    mine: list[Factors], theirs: list[Factors] | None, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor], Tensor | None, list[Tensor] | None]:
+    """What the operators of forms A and B take; operands of several dtypes, or narrower than a
+    float64 result's, are converted."""
     sides = [[part[0].inputs, *(p.cotangents for p in part)] for part in (mine, theirs) if part]
     found = {operand.dtype for side in sides for operand in side}
     if len(found) > 1 or (dtype == torch.float64 and found != {dtype}):
         sides = [[operand.to(dtype) for operand in side] for side in sides]
-    if len(sides) == 1:
-        return ntk_gram(sides[0][0], sides[0][1:])
-    return ntk_gram(sides[0][0], sides[0][1:], sides[1][0], sides[1][1:])
+    (inputs, *cotangents), *rest = sides
+    return (
+        (inputs, cotangents, rest[0][0], rest[0][1:]) if rest else (inputs, cotangents, None, None)
+    )
 
 
 def _single(

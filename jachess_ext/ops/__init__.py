@@ -19,6 +19,7 @@ from .layer_norm import (
 )
 from .library import available, build_info
 from .ntk_gram import ntk_gram, ntk_gram_reference
+from .ntk_materialised import ntk_materialised, ntk_materialised_reference
 from .rms_norm import (
     add_rms_norm_jet,
     add_rms_norm_jet_reference,
@@ -49,6 +50,8 @@ __all__ = [
     "layer_norm_jet_reference",
     "ntk_gram",
     "ntk_gram_reference",
+    "ntk_materialised",
+    "ntk_materialised_reference",
     "rms_norm_jet",
     "rms_norm_jet_reference",
     "sample_directions",

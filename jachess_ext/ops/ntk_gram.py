@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import DTYPES
 from .library import available, loaded
+from .ntk_operands import check_operands, fake_kernel, widened
 
 _TILE_POSITIONS = 512  # positions a side of one tile of the twin: its Gram matrices stay in cache
 
@@ -51,7 +51,7 @@ def ntk_gram(
             the other.
         TypeError: a dtype other than the four, or several.
     """
-    _check(inputs, cotangents, other_inputs, other_cotangents)
+    check_operands("ntk_gram", inputs, cotangents, other_inputs, other_cotangents)
     operands = [inputs, *cotangents, *(other_cotangents or [])]
     if other_inputs is not None:
         operands.append(other_inputs)
@@ -73,7 +73,7 @@ def ntk_gram_reference(
 
     Args, returns and raises: as `ntk_gram`.
     """
-    _check(inputs, cotangents, other_inputs, other_cotangents)
+    check_operands("ntk_gram", inputs, cotangents, other_inputs, other_cotangents)
     symmetric = other_inputs is None
     right = inputs if other_inputs is None else other_inputs
     right_cotangents = cotangents if other_cotangents is None else other_cotangents
@@ -126,73 +126,11 @@ def _flat(
     inputs: Tensor, cotangents: Sequence[Tensor], rows: slice, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """Samples and positions as one dimension, of these rows."""
-    a, deltas = inputs[rows].to(dtype), [delta[:, rows].to(dtype) for delta in cotangents]
-    unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
-    a = a.masked_fill(unused[..., None] & ~a.isfinite(), 0)  # 0 · inf would be NaN
+    a, deltas = widened(inputs[rows], [delta[:, rows] for delta in cotangents], dtype)
     return a.flatten(0, 1), [delta.flatten(1, 2) for delta in deltas]
 
 
-def _check(
-    inputs: Tensor,
-    cotangents: Sequence[Tensor],
-    other_inputs: Tensor | None,
-    other_cotangents: Sequence[Tensor] | None,
-) -> None:
-    if (other_inputs is None) != (other_cotangents is None):
-        raise ValueError("ntk_gram: pass both other_inputs and other_cotangents, or neither.")
-    _check_side(inputs, cotangents, inputs)
-    if other_inputs is None or other_cotangents is None:
-        return
-    _check_side(other_inputs, other_cotangents, inputs)
-    if [d.shape[::3] for d in cotangents] != [d.shape[::3] for d in other_cotangents] or (
-        inputs.shape[-1] != other_inputs.shape[-1]
-    ):
-        raise ValueError(
-            "ntk_gram: left and right differ in their feature sizes, or in their numbers of "
-            "outputs or layers: give the cotangents of the same layers in the same order."
-        )
-
-
-def _check_side(inputs: Tensor, cotangents: Sequence[Tensor], like: Tensor) -> None:
-    if inputs.dim() != 3 or not cotangents:
-        raise ValueError(
-            f"ntk_gram: inputs have shape {list(inputs.shape)} and there are {len(cotangents)} "
-            "cotangents; expected [N, T, d] and at least one [C, N, T, e]."
-        )
-    for delta in cotangents:
-        outputs = cotangents[0].shape[0] if cotangents[0].dim() else 0
-        if delta.dim() != 4 or delta.shape[:3] != (outputs, *inputs.shape[:2]):
-            raise ValueError(
-                f"ntk_gram: a cotangent has shape {list(delta.shape)}; expected "
-                f"[C, {inputs.shape[0]}, {inputs.shape[1]}, e], with the same C for every layer."
-            )
-    for name, tensor in (("inputs", inputs), *(("a cotangent", delta) for delta in cotangents)):
-        if tensor.dtype not in DTYPES or tensor.dtype != like.dtype:
-            raise TypeError(
-                f"ntk_gram: {name} has dtype {tensor.dtype}; expected float64, float32, bfloat16 "
-                f"or float16, the same for all (the first inputs are {like.dtype}): convert it "
-                "with .to()."
-            )
-        if tensor.device != like.device:
-            raise ValueError(
-                f"ntk_gram: {name} is on {tensor.device} but the first inputs are on "
-                f"{like.device}: move it with .to(inputs.device)."
-            )
-
-
 # ---- registrations: fake kernel, and a sentence in place of a derivative ---------------------
-
-
-def _fake(
-    inputs: Tensor,
-    cotangents: list[Tensor],
-    other_inputs: Tensor | None,
-    other_cotangents: list[Tensor],
-) -> Tensor:
-    outputs, count = cotangents[0].shape[:2]
-    other_count = count if other_inputs is None else other_inputs.shape[0]
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    return inputs.new_empty(outputs, count, outputs, other_count, dtype=dtype)
 
 
 def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
@@ -203,5 +141,5 @@ def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
 
 
 if loaded():
-    torch.library.register_fake("jachess::ntk_gram", _fake)
+    torch.library.register_fake("jachess::ntk_gram", fake_kernel)
     torch.library.register_autograd("jachess::ntk_gram", _no_derivative)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from python_tests.ops.ntk_sides import Side, error, expected, make_side
 from python_tests.ops.shim import CSRC, Programs, programs_of
-from python_tests.ops.test_ntk_gram import Side, error, expected, make_side
 
 STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {

@@ -1,0 +1,134 @@
+"""The NTK of linear layers that share an input, form B (spec 02): per-sample gradients written in
+pieces, multiplied and forgotten.
+
+With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L,
+
+    G^l_{n,c} = Σ_t δ^l_{n,c,t} a_{n,t}ᵀ,    K[c, n, c', m] = Σ_l ⟨G^l_{n,c}, G^l_{m,c'}⟩.
+
+`jachess::ntk_materialised` keeps a piece of all gradients in the cache of the core that wrote it.
+It has a CPU kernel only: elsewhere blocks of matrix products do (`jachess_ext.ntk.materialise`).
+Its face, its pure-torch twin and its fake kernel are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .library import available, loaded
+from .ntk_operands import check_operands, fake_kernel, widened
+
+WORKSPACE = 128 * 2**20
+
+
+def ntk_materialised(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+    workspace: int = WORKSPACE,
+) -> Tensor:
+    """Form B, piece by piece; no gradient of a sample is ever whole.
+
+    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
+    whatever their inputs hold, and cost nothing.
+
+    Args:
+        inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are summed in fp32); any
+            strides, any size including zero.
+        cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs; of a's dtype.
+        other_inputs, other_cotangents: [M, T', d] and [C, M, T', e_l] of the right side; None:
+            the left side itself, each pair computed once.
+        workspace: bytes for packed operands and for sums that are added up in a fixed order; fewer
+            than 40 features of every position take are not respected. It changes the last bits.
+
+    Returns:
+        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
+        symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
+        no compiled kernel serves the device, the pure-torch twin is used.
+
+    Raises:
+        ValueError: shapes or devices that do not fit together; one side of the right given without
+            the other; a workspace below 1.
+        TypeError: a dtype other than the four, or several.
+    """
+    _check_workspace(workspace)
+    check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
+    operands = [inputs, *cotangents, *(other_cotangents or [])]
+    if other_inputs is not None:
+        operands.append(other_inputs)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    if differentiated or not available("ntk_materialised", inputs.device):
+        return ntk_materialised_reference(inputs, cotangents, other_inputs, other_cotangents)
+    return torch.ops.jachess.ntk_materialised(
+        inputs, list(cotangents), other_inputs, list(other_cotangents or []), workspace
+    )
+
+
+def ntk_materialised_reference(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Pure-torch twin of `ntk_materialised`, one layer's gradients at a time: any device, any
+    number of backward passes.
+
+    Args, returns and raises: as `ntk_materialised`.
+    """
+    check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
+    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    a, deltas = widened(inputs, cotangents, dtype)
+    b, others = a, deltas
+    if other_inputs is not None and other_cotangents is not None:
+        b, others = widened(other_inputs, other_cotangents, dtype)
+    outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
+    kernel = a.new_zeros(outputs * count, outputs * other_count)
+    for delta, other in zip(deltas, others, strict=True):
+        left = _gradients(a, delta)
+        kernel = kernel + left @ (left if other_inputs is None else _gradients(b, other)).T
+    if other_inputs is None:
+        kernel = (kernel + kernel.T) / 2  # round-off leaves the last bits apart
+    return kernel.view(outputs, count, outputs, other_count)
+
+
+def _gradients(a: Tensor, delta: Tensor) -> Tensor:
+    """[C n, e d]"""
+    return torch.einsum("cntr,ntk->cnrk", delta, a).flatten(2).flatten(0, 1)
+
+
+def _check_workspace(workspace: int) -> None:
+    if workspace < 1:
+        raise ValueError(
+            f"ntk_materialised: workspace is {workspace}; expected bytes that it may take, at "
+            "least 1."
+        )
+
+
+# ---- registrations: fake kernel, and a sentence in place of a derivative ---------------------
+
+
+def _fake(
+    inputs: Tensor,
+    cotangents: list[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: list[Tensor],
+    workspace: int,
+) -> Tensor:
+    return fake_kernel(inputs, cotangents, other_inputs, other_cotangents)
+
+
+def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
+    raise RuntimeError(
+        "torch.ops.jachess.ntk_materialised has no derivative: call "
+        "jachess_ext.ops.ntk_materialised, which takes its pure-torch twin where a gradient is "
+        "asked for."
+    )
+
+
+if loaded():
+    torch.library.register_fake("jachess::ntk_materialised", _fake)
+    torch.library.register_autograd("jachess::ntk_materialised", _no_derivative)

@@ -1,0 +1,347 @@
+"""The operators `jachess::ntk_gram` and `jachess::ntk_materialised` against every gradient written
+out, and against their twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from jachess_ext import ops
+from jachess_ext.ops.ntk_materialised import WORKSPACE
+from python_tests.ops.cases import DEVICES
+from python_tests.ops.ntk_sides import BOUNDS, SIZES, Side, error, expected, make_side
+
+FORMS = ["ntk_gram", "ntk_materialised"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the two operators, which answer the same question."""
+
+    name: str
+
+    def compiled(self, left: Side, right: Side | None = None) -> Tensor:
+        """The compiled operator itself: where it is missing this fails, and takes no twin."""
+        if left[0].is_cuda and self.name == "ntk_materialised":
+            pytest.skip("form B has no CUDA kernel")
+        return self.overload(*self.arguments(left, right))
+
+    @property
+    def overload(self) -> Callable[..., Tensor]:
+        return getattr(torch.ops.jachess, self.name)
+
+    def arguments(self, left: Side, right: Side | None = None) -> tuple[Any, ...]:
+        """Those of the compiled operator."""
+        other, others = (None, []) if right is None else right
+        last = (WORKSPACE,) if self.name == "ntk_materialised" else ()
+        return (left[0], left[1], other, others, *last)
+
+    @property
+    def face(self) -> Callable[..., Tensor]:
+        return getattr(ops, self.name)
+
+    @property
+    def twin(self) -> Callable[..., Tensor]:
+        return getattr(ops, f"{self.name}_reference")
+
+
+@pytest.fixture(params=FORMS, scope="module")
+def form(request: pytest.FixtureRequest) -> Form:
+    return Form(request.param)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sides", ["symmetric", "unequal"])
+def test_against_gradients(form: Form, sides: str, size: str, outputs: int, device: str) -> None:
+    samples, positions, inputs, widths = SIZES[size]
+    left = make_side(outputs, samples, positions, inputs, widths, device=device)
+    right = left
+    if sides == "unequal":
+        shape = (outputs, max(1, samples // 2), positions + 5, inputs, widths)
+        right = make_side(*shape, seed=1, device=device)
+    got = form.compiled(left) if sides == "symmetric" else form.compiled(left, right)
+    assert error(got, expected(left, right)) < 1e-13
+    twin = form.twin(*left, *(() if sides == "symmetric" else right))
+    assert error(twin, expected(left, right)) < 1e-13
+    if sides == "symmetric":
+        assert torch.equal(got, got.permute(2, 3, 0, 1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", ["ragged", "long samples", "no positions to sum"])
+def test_narrow_types_are_summed_in_single(
+    form: Form, size: str, dtype: torch.dtype, device: str
+) -> None:
+    """Against the rounded operands' own kernel: only the sums may differ, not the operands."""
+    samples, positions, inputs, widths = SIZES[size]
+    left = make_side(2, samples, positions, inputs, widths, dtype=dtype, device=device)
+    right = make_side(2, 7, positions, inputs, widths, seed=1, dtype=dtype, device=device)
+    for got, wanted in (
+        (form.compiled(left), expected(left, left)),
+        (form.compiled(left, right), expected(left, right)),
+    ):
+        assert got.dtype == torch.float32
+        assert error(got, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_against_the_twin(form: Form, dtype: torch.dtype) -> None:
+    """Rounding of the operands included: both round them alike, so this is far inside."""
+    left = make_side(3, 9, 14, 65, (40, 17), dtype=dtype)
+    right = make_side(3, 6, 10, 65, (40, 17), seed=1, dtype=dtype)
+    wanted = form.twin(*left, *right)
+    assert error(form.compiled(left, right), wanted.double()) < BOUNDS[dtype]
+    assert form.compiled(left, right).dtype == wanted.dtype
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    outputs=st.integers(1, 5),
+    samples=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    positions=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    inputs=st.integers(1, 50),
+    widths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    symmetric=st.booleans(),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+)
+def test_any_size(
+    form: Form,
+    outputs: int,
+    samples: tuple[int, int],
+    positions: tuple[int, int],
+    inputs: int,
+    widths: list[int],
+    symmetric: bool,
+    share: float,
+    seed: int,
+) -> None:
+    """Any sizes, any positions without a cotangent."""
+    sides = [
+        make_side(outputs, n, t, inputs, tuple(widths), seed=seed + i)
+        for i, (n, t) in enumerate(zip(samples, positions, strict=True))
+    ]
+    for a, deltas in sides:
+        unused = torch.rand(a.shape[:2], generator=torch.Generator().manual_seed(seed)) < share
+        for delta in deltas:
+            delta.masked_fill_(unused[..., None], 0)
+    left, right = sides[0], sides[0] if symmetric else sides[1]
+    got = form.compiled(left) if symmetric else form.compiled(left, right)
+    wanted = expected(left, right)
+    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-9)
+
+
+def test_positions_without_cotangents_count_nothing(form: Form) -> None:
+    """Whatever their inputs hold; a position that only one output or layer uses does count."""
+    left = make_side(2, 40, 12, 24, (10, 6))
+    a, deltas = left
+    unused = torch.arange(12) % 3 == 1
+    for delta in deltas:
+        delta[:, :, unused] = 0
+    deltas[0][1, 5, 4] = 1.0  # of the second output and the first layer alone
+    deltas[1][0, 6, 7, 3] = -2.0
+    wanted = expected(left, left)
+    keep = torch.zeros(40, 12, dtype=torch.bool)
+    keep[5, 4] = keep[6, 7] = True
+    spoilt = torch.where(unused[None, :, None] & ~keep[..., None], torch.inf, a)
+    for run in (form.face, form.twin):
+        torch.testing.assert_close(run(spoilt, deltas), wanted, rtol=1e-12, atol=1e-10)
+    silent = [torch.zeros_like(delta) for delta in deltas]
+    assert not form.face(a, silent).any()
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_samples_of_very_different_lengths(form: Form, outputs: int) -> None:
+    """Short ones share a tile, on one side or the other, with one that takes several."""
+    lengths = torch.tensor([10, 20, 150, 30, 0, 290, 5, 140])
+    a, deltas = make_side(outputs, 8, 300, 9, (6, 4))
+    for delta in deltas:
+        delta[:, torch.arange(300) >= lengths[:, None]] = 0
+    right = make_side(outputs, 5, 200, 9, (6, 4), seed=1)
+    assert error(form.compiled((a, deltas)), expected((a, deltas), (a, deltas))) < 1e-13
+    assert error(form.compiled((a, deltas), right), expected((a, deltas), right)) < 1e-13
+    assert error(form.compiled(right, (a, deltas)), expected(right, (a, deltas))) < 1e-13
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_non_finite_numbers_are_not_lost(form: Form, bad: float) -> None:
+    a, deltas = make_side(2, 6, 3, 8, (5,), dtype=torch.float32)
+    deltas[0][1, 4, 2, 3] = bad
+    got = form.face(a, deltas)
+    finite = torch.ones(2, 6, dtype=torch.bool)
+    finite[1, 4] = False
+    assert torch.equal(got.isfinite(), finite[:, :, None, None] & finite[None, None])
+    a, deltas = make_side(2, 6, 3, 8, (5,), dtype=torch.float32)
+    a[2, 1, 0] = bad
+    assert not form.face(a, deltas)[:, 2].isfinite().any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_any_strides(form: Form, device: str) -> None:
+    a, deltas = make_side(2, 9, 7, 12, (8, 5), device=device)
+    wanted = form.compiled((a, deltas))
+    spread = [delta.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3) for delta in deltas]
+    assert torch.equal(
+        form.compiled((a.transpose(0, 1).contiguous().transpose(0, 1), spread)), wanted
+    )
+    wide = [torch.cat([delta, delta], -1)[..., : delta.shape[-1]] for delta in deltas]
+    assert torch.equal(form.compiled((torch.cat([a, a], 1)[:, :7], wide)), wanted)
+    turned = a.transpose(1, 2).contiguous().transpose(1, 2)  # rows that are not dense
+    every_other = [torch.stack([delta, delta], -1)[..., 0] for delta in deltas]
+    assert torch.equal(form.compiled((turned, every_other)), wanted)
+    same = deltas[0][:1].expand(2, -1, -1, -1)
+    assert torch.equal(form.compiled((a, [same])), form.compiled((a, [same.contiguous()])))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "sizes", [(0, 3, 4, 5, (6,)), (2, 0, 4, 5, (6,)), (2, 3, 0, 5, (6,)), (2, 3, 4, 0, (6,)),
+              (2, 3, 4, 5, (0,)), (2, 3, 4, 5, (0, 6))],
+)  # fmt: skip
+def test_nothing(
+    form: Form, sizes: tuple[int, int, int, int, tuple[int, ...]], device: str
+) -> None:
+    left = make_side(*sizes, device=device)
+    got = form.compiled(left)
+    assert got.shape == (sizes[0], sizes[1], sizes[0], sizes[1])
+    torch.testing.assert_close(got, expected(left, left))
+    right = make_side(sizes[0], 4, 2, sizes[3], sizes[4], seed=1, device=device)
+    torch.testing.assert_close(form.compiled(left, right), expected(left, right))
+    assert form.twin(*left).shape == got.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_deterministic(form: Form, dtype: torch.dtype, device: str) -> None:
+    """Bit for bit, run to run and for any number of threads."""
+    left = make_side(3, 60, 13, 40, (24,), dtype=dtype, device=device)
+    first = form.compiled(left)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3, 5):
+            torch.set_num_threads(number)
+            assert torch.equal(form.compiled(left), first)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_large_offset_keeps_its_digits(form: Form) -> None:
+    """Sums of float32 products whose terms share a large mean."""
+    a, deltas = make_side(1, 4, 200, 64, (48,))
+    left = ((a + 3).float(), [(deltas[0] + 2).float()])
+    assert error(form.compiled(left), expected(left, left)) < 1e-6
+
+
+def test_gradients_come_from_the_twin(form: Form) -> None:
+    a, deltas = make_side(2, 3, 4, 5, (3, 2))
+    b, others = make_side(2, 2, 3, 5, (3, 2), seed=1)
+    leaves = [x.requires_grad_() for x in (a, *deltas, b, *others)]
+
+    def symmetric(a: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return form.face(a, [x, y])
+
+    def unequal(a: Tensor, x: Tensor, y: Tensor, b: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        return form.face(a, [x, y], b, [u, v])
+
+    assert torch.autograd.gradcheck(symmetric, leaves[:3])
+    assert torch.autograd.gradcheck(unequal, leaves)
+    with pytest.raises(
+        RuntimeError, match=rf"has no derivative: call jachess_ext\.ops\.{form.name}"
+    ):
+        form.compiled((a, deltas)).sum().backward()
+    with torch.no_grad():
+        assert not form.face(a, deltas).requires_grad
+
+
+def test_a_position_without_cotangents_still_has_a_gradient(form: Form) -> None:
+    """By its cotangents, which are zero but need not stay so."""
+    a, (delta,) = make_side(1, 2, 3, 4, (3,))
+    delta[:, :, 1] = 0
+    assert torch.autograd.gradcheck(lambda d: form.face(a, [d]), [delta.requires_grad_()])
+
+
+A, D = torch.zeros(3, 4, 5), torch.zeros(2, 3, 4, 6)
+REFUSED: list[tuple[Callable[[Form], Tensor], type[Exception], str]] = [
+    (lambda form: form.face(A[0], [D]), ValueError, r"inputs have shape \[4, 5\]"),
+    (lambda form: form.face(A, []), ValueError, "there are 0 cotangents"),
+    (lambda form: form.face(A, [D[0]]), ValueError, r"a cotangent has shape \[3, 4, 6\]"),
+    (lambda form: form.face(A, [D[:, :2]]), ValueError, r"expected \[C, 3, 4, e\]"),
+    (lambda form: form.face(A, [D, D[:1]]), ValueError, "with the same C for every layer"),
+    (lambda form: form.face(A, [D], A), ValueError, "pass both other_inputs and other_cotangents"),
+    (lambda form: form.face(A, [D], A, [D, D]), ValueError, "outputs or layers"),
+    (lambda form: form.face(A, [D], A, [D[:1]]), ValueError, "outputs or layers"),
+    (lambda form: form.face(A, [D], A, [D[..., :2]]), ValueError, "differ in their feature sizes"),
+    (lambda form: form.face(A, [D], A[..., 1:], [D]), ValueError, "differ in their feature sizes"),
+    (lambda form: form.face(A, [D.double()]), TypeError, r"a cotangent has dtype torch\.float64"),
+    (lambda form: form.face(A.int(), [D.int()]), TypeError, r"inputs has dtype torch\.int32"),
+    (lambda form: form.face(A, [D], A.half(), [D.half()]), TypeError, r"has dtype torch\.float16"),
+    (lambda form: form.face(A, [D.to("meta")]), ValueError, "is on meta but the first inputs"),
+    (lambda form: form.compiled((A[0], [D])), RuntimeError, r"expected \[N, T, d\]"),
+    (
+        lambda form: form.compiled((A.int(), [D])),
+        RuntimeError,
+        "of Double, Float, BFloat16 or Half",
+    ),
+    (lambda form: form.compiled((A, [])), RuntimeError, "no cotangent for inputs"),
+    (
+        lambda form: form.compiled((A, [D[:, :2]])),
+        RuntimeError,
+        r"a cotangent has shape \[2, 2, 4, 6\]",
+    ),
+    (
+        lambda form: form.compiled((A, [D.double()])),
+        RuntimeError,
+        "another dtype or device than inputs",
+    ),
+    (lambda form: form.compiled((A, [D]), (A, [])), RuntimeError, "other_cotangents is missing"),
+    (
+        lambda form: form.overload(A, [D], None, [D], *form.arguments((A, [D]))[4:]),
+        RuntimeError,
+        "one of other_inputs and other_cotangents is missing",
+    ),
+    (
+        lambda form: form.compiled((A, [D]), (A.double(), [D.double()])),
+        RuntimeError,
+        "another dtype",
+    ),
+    (
+        lambda form: form.compiled((A, [D]), (A, [D[..., :2]])),
+        RuntimeError,
+        "differ in their numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), REFUSED)
+def test_refuses(
+    form: Form, call: Callable[[Form], Tensor], kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        call(form)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_opcheck(form: Form, dtype: torch.dtype, device: str) -> None:
+    left = make_side(2, 3, 4, 5, (3, 2), dtype=dtype, device=device)
+    right = make_side(2, 2, 3, 5, (3, 2), seed=1, dtype=dtype, device=device)
+    torch.library.opcheck(form.overload, form.arguments(left))
+    torch.library.opcheck(form.overload, form.arguments(left, right))
+
+
+@pytest.mark.slow
+def test_compiles_to_one_graph(form: Form) -> None:
+    a, deltas = make_side(2, 5, 4, 8, (6,))
+    face = form.face
+    compiled = torch.compile(lambda a, d: 2 * face(a, [d]), fullgraph=True)
+    assert torch.equal(compiled(a, deltas[0]), 2 * form.face(a, deltas))
