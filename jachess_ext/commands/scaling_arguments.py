@@ -9,6 +9,7 @@ from pathlib import Path
 from . import live_arguments
 from .records import out_path
 
+_DEFAULT = "default %(default)s"
 LAWS = ("lensllm", "rectified", "power", "ats", "kaplan")
 METHODS = (
     "bayes",
@@ -25,7 +26,7 @@ METHODS = (
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `jachess fit`."""
     parser.add_argument("table", type=Path, metavar="FILE", help=_TABLE)
-    parser.add_argument("--law", choices=LAWS, default="lensllm", help="default %(default)s")
+    parser.add_argument("--law", choices=LAWS, default="lensllm", help=_DEFAULT)
     parser.add_argument(
         "--budget", type=_positive, metavar="D", help="largest size to fit to (default: all)"
     )
@@ -63,7 +64,9 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
         help="the smallest budget at which one model is best with this probability; live: stop "
         "there",
     )
-    parser.add_argument("--epochs", type=_positive, help="over every subset; table 1, live 5")
+    parser.add_argument(
+        "--epochs", type=_positive, metavar="N", help="over every subset; default: table 1, live 5"
+    )
     table = parser.add_argument_group("from a table")
     table.add_argument(
         "--reference",
@@ -72,7 +75,9 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="models whose loss at --target is in the table: intervals are calibrated on them",
     )
-    table.add_argument("--tokens", type=_positive, default=1.0, help="an example, for the FLOPs")
+    table.add_argument(
+        "--tokens", type=_positive, default=1.0, help="an example, for the FLOPs; default 1"
+    )
     _add_rest(parser, "table: .csv or .json; live: a folder (default jachess-select)", Path)
     parser.add_argument(
         "--report",
@@ -87,9 +92,15 @@ _TABLE = "csv: a row a model, columns named by sizes, `size` for numbers of para
 
 
 def _add_rest(parser: argparse.ArgumentParser, out: str, kind: Callable[[str], Path]) -> None:
-    parser.add_argument("--gamma", type=int, default=3, help="ats: points accepted unseen")
-    parser.add_argument("--tau", type=_positive, default=5.0, help="ats: deviations that stop it")
-    parser.add_argument("--level", type=_probability, default=0.9, help="of the intervals")
+    parser.add_argument(
+        "--gamma", type=int, default=3, help=f"ats: points accepted unseen, {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--tau", type=_positive, default=5.0, help=f"ats: deviations that stop it, {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--level", type=_probability, default=0.9, help=f"of the intervals, {_DEFAULT}"
+    )
     parser.add_argument("--out", type=kind, metavar="FILE", help=out)
 
 

@@ -104,7 +104,10 @@ def _write_report(
     from ..selection_report.page import write_page
 
     study = study_of_table(table, found, options.table.name, level=options.level, **settings)
-    write_page(options.report, study)
+    try:
+        write_page(options.report, study)
+    except OSError as error:
+        raise ValueError(f"{options.report} cannot be written: {error.strerror}") from error
 
 
 def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, Any]) -> Selection:

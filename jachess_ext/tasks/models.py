@@ -145,5 +145,7 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
 
 
 def _cannot(what: str, source: str | Path, error: Exception) -> str:
+    if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
+        return f"the {what} {str(source)!r} could not be loaded: there is no such folder"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"the {what} {str(source)!r} could not be loaded: {reason}"

@@ -60,6 +60,14 @@ def test_a_report_is_html(path: Path, capsys: Capture) -> None:
     assert "'r.pdf' is not a file name that ends in .html" in capsys.readouterr().err
 
 
+def test_a_report_that_cannot_be_written(path: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "r.csv"
+    given = ["--target", "1638400", "--method", "subtuning", "--out", str(out)]
+    assert main(["select", str(path), *given, "--report", str(tmp_path / "file" / "r.html")]) == 2
+    assert "r.html cannot be written: " in capsys.readouterr().err and not out.exists()
+
+
 def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     given = ["--target", "1638400", "--method", "subtuning", "--out", str(out)]

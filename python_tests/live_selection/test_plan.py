@@ -116,7 +116,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"probe": 0}, "probe is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     ({"models": ("a", "b", "a")}, "the model 'a' is given twice"),
-    ({"models": ("/nowhere/a", "/nowhere/b")}, "'/nowhere/a' could not be loaded"),
+    (
+        {"models": ("/nowhere/a", "/nowhere/b")},
+        "'/nowhere/a' could not be loaded: there is no such folder",
+    ),
     ({"columns": Columns(text="words")}, "has no column 'words'"),
     ({"columns": Columns(regression=True)}, "labels must be classes"),
     ({"recipe": Recipe(lora=True)}, "leave lora out"),
