@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from ..tasks.models import load_head_model, load_model, load_tokenizer
 from .ntk_arguments import NTKOptions
 
 _IGNORED = -100
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MOST_CLASSES = 100_000  # a head of them is made where the model has none
 # How an architecture's name ends, and what it is.
 _ENDINGS = {
     "ForSequenceClassification": "classifier",
@@ -87,12 +90,23 @@ def _samples_of_records(options: NTKOptions) -> Iterator[Sample]:
 
 
 def class_numbers(samples: list[Sample]) -> list[int] | None:
-    """Labels as class numbers, names in sorted order; None where a sample has none."""
+    """Labels as class numbers, names in sorted order; None where a sample has none.
+
+    Raises:
+        DataError: a number that no class has.
+    """
     labels = [sample.label for sample in samples]
     if any(label is None for label in labels):
         return None
-    if all(isinstance(label, int) or str(label).lstrip("-").isdigit() for label in labels):
-        return [int(label) for label in labels if label is not None]
+    if all(isinstance(label, int) or _WHOLE.fullmatch(str(label)) for label in labels):
+        numbers = [int(label) for label in labels if label is not None]
+        bad = next((n for n in numbers if not 0 <= n < _MOST_CLASSES), None)
+        if bad is not None:
+            raise DataError(
+                f"the label {bad} cannot be the number of a class; expected 0 to "
+                f"{_MOST_CLASSES - 1}, or names"
+            )
+        return numbers
     order = {name: i for i, name in enumerate(sorted(set(map(str, labels))))}
     return [order[str(label)] for label in labels]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.judge import Conditions
+from ..json_data import BadJSON, check, read_json
 from ..tasks.examples import DataError
 from ..tasks.files import Columns
 
@@ -104,6 +104,12 @@ class Grid:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise DataError(f"{name} is {list(values)}; expected some, each of them once")
+        for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
+        for name, seeds in (("seeds", self.seeds), ("data_seed", (self.data_seed,))):
+            if min(seeds) < 0 or max(seeds) >= 2**32:
+                raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
 
 
 _PARTS = {"columns": Columns, "recipe": Recipe, "tuning": Tuning, "conditions": Conditions}
@@ -116,11 +122,9 @@ def read_grid(path: Path) -> dict[str, Any]:
         DataError: it cannot be read or is no JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+        content = read_json(path)
+    except BadJSON as error:
+        raise DataError(f"{path} {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} is not a JSON object with the names of settings")
     return content
@@ -136,9 +140,9 @@ def make_grid(content: Mapping[str, Any]) -> Grid:
     for name, kind in _PARTS.items():
         if name in content:
             content[name] = _part(name, kind, content[name])
-    if "shift" in content:
+    if isinstance(content.get("shift"), Mapping):
         content["shift"] = {
-            task: (targets,) if isinstance(targets, str) else tuple(targets)
+            task: (targets,) if isinstance(targets, str) else targets
             for task, targets in content["shift"].items()
         }
     missing = [name for name in ("model", "tasks", "methods") if not content.get(name)]
@@ -150,10 +154,10 @@ def make_grid(content: Mapping[str, Any]) -> Grid:
 def _part(name: str, kind: Any, content: Any) -> Any:
     if isinstance(content, kind):
         return content
-    known = [f.name for f in fields(kind)]
-    unknown = sorted(set(content) - set(known)) if isinstance(content, Mapping) else [content]
-    if unknown:
-        raise DataError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    try:
+        check(content, kind, name)
+    except BadJSON as error:
+        raise DataError(str(error)) from error
     return kind(**{name: _frozen(value) for name, value in content.items()})
 
 

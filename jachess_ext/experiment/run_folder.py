@@ -18,6 +18,7 @@ from typing import Any
 
 from ..evaluation.files import write_atomically
 from ..evaluation.report import finite, write_json
+from ..json_data import BadJSON, parse_json, read_json
 from ..tasks.examples import DataError
 
 Content = dict[str, Any]
@@ -72,10 +73,10 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             if not isinstance(content, dict) or "record" not in content:
-                raise ValueError("no record in it")
-        except ValueError as error:
+                raise BadJSON("has no record")
+        except BadJSON as error:
             self.set_aside(name, str(error))
             return None
         return content
@@ -117,18 +118,21 @@ def read_results_file(path: Path, fields: Iterable[str]) -> list[Content]:
     """
     needed = set(fields)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    if lines == [""]:
+        raise DataError(f"{path} is empty: no run has finished yet")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error})") from error
+            record = parse_json(line)
+        except BadJSON as error:
+            raise DataError(f"{path}: line {number} {error}") from error
         if not isinstance(record, dict) or not needed <= set(record):
             raise DataError(f"{path}: line {number} is no record of a run")
         records.append(record)
-    if not records:
-        raise DataError(f"{path} is empty: no run has finished yet")
     return records

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.report import write_json
+from ..json_data import BadJSON
+from ..tasks.examples import DataError
 from .jobs import Job, Record
+from .record_check import check_record, check_together
 from .run_folder import RunFolder, read_results_file
 
 RESULTS = "results.jsonl"
@@ -30,9 +33,20 @@ class Store(RunFolder):
         write_json(self.folder / "grid.json", content)
 
     def finished(self, job: Job) -> Record | None:
-        """The record of a run, or None where it has not been made."""
+        """The record of a run, or None where it has not been made.
+
+        Warns:
+            RuntimeWarning: its file is not whole; it is set aside, to be made again.
+        """
         content = self.read_run(job.name)
-        return None if content is None else content["record"]
+        if content is None:
+            return None
+        try:
+            check_record(content["record"])
+        except BadJSON as error:
+            self.set_aside(job.name, str(error))
+            return None
+        return content["record"]
 
     def add(self, job: Job, record: Record, seconds: dict[str, float]) -> None:
         """Keeps a finished run."""
@@ -49,7 +63,17 @@ def read_results(path: Path) -> list[Record]:
     """The records of a results file, or of the one in a folder.
 
     Raises:
-        DataError: there is none, or a line is not a record.
+        DataError: there is none, or a line is not a record, or none is of a final run.
     """
     path = path / RESULTS if path.is_dir() else path
-    return read_results_file(path, {"kind", "task", "method", "score"})
+    records = read_results_file(path, {"kind", "task", "method", "score"})
+    for number, record in enumerate(records, start=1):
+        try:
+            check_record(record)
+        except BadJSON as error:
+            raise DataError(f"{path}: line {number}: {error}") from error
+    try:
+        check_together(records)
+    except BadJSON as error:
+        raise DataError(f"{path} {error}") from error
+    return records

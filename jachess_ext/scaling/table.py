@@ -144,8 +144,11 @@ def _from_csv(path: Path, fewest: int) -> LossTable:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path} cannot be read ({error}); expected a csv file in UTF-8") from None
-    rows = list(csv.reader(io.StringIO(text)))
-    if not rows:
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise TableError(f"{path} is not well-formed: {error}") from None
+    if not rows or not any(rows[0]):
         raise TableError(f"{path} is empty; expected a header and one line a model")
     header, lines = [cell.strip() for cell in rows[0]], rows[1:]
     for number, line in enumerate(lines, start=2):

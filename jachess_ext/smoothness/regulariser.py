@@ -17,6 +17,7 @@ from .estimate import Smoothness, measure_tokens, reduced
 from .parallel import Ranks, has_tokens, ranks_of, stand_in
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings
+from .state import check_state
 from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile
 
 OnNonfinite = Literal["raise", "skip"]
@@ -273,12 +274,15 @@ class JacHess:
         return {"step": self.step, "seed": self.seed, "base": base, "skipped": skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        missing = {"step", "seed", "base"} - set(state)
-        if missing:
-            raise ValueError(f"the regulariser's state lacks {sorted(missing)}")
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: it is not that; the regulariser stays as it was.
+        """
+        check_state(state)
+        base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
         self.step, self.seed = int(state["step"]), state["seed"]
-        self.base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
+        self.base = base
         skipped = state.get("skipped", {})
         self.skipped = Counter({int(layer): int(count) for layer, count in skipped.items()})
 

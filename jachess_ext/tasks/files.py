@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN, Metric
+from ..json_data import BadJSON, parse_json, read_json, shown
 from .examples import DataError, Examples, Task
 
 _PAIR = "text_pair"
@@ -68,18 +68,22 @@ def _file_named(folder: Path, stem: str) -> Path:
 
 def _class_names(path: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a readable JSON list of class names") from error
+        names = read_json(path)
+    except BadJSON as error:
+        raise DataError(f"{path} must be a list of class names, but it {error}") from error
     if not isinstance(names, list) or len(names) < len(found):
         raise DataError(f"{path} must be a list that names all {len(found)} classes")
     titles = [str(name).partition(" = ")[2] or str(name) for name in names]
     try:
-        return tuple(titles[int(label)] for label in found)
+        places = [int(label) for label in found]
+        if min(places) >= 0:
+            return tuple(titles[place] for place in places)
     except (ValueError, IndexError):
-        raise DataError(
-            f"{path} names classes 0 to {len(titles) - 1}, but the labels are {', '.join(found)}"
-        ) from None
+        pass
+    raise DataError(
+        f"{path} names classes 0 to {len(titles) - 1}, but the labels are "
+        f"{', '.join(map(shown, found[:10]))}"
+    )
 
 
 def file_task(train: Path, dev: Path, columns: Columns) -> Task:
@@ -103,14 +107,14 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     names = sorted({label for _, _, label in rows[train]}, key=_natural)
     if len(names) < 2:
         raise DataError(
-            f"{train}: every label is {names[0]!r}; a classifier needs at least two classes"
+            f"{train}: every label is {shown(names[0])}; a classifier needs at least two classes"
         )
     index = {name: i for i, name in enumerate(names)}
     for number, (_, _, label) in enumerate(rows[dev], start=1):
         if label not in index:
             raise DataError(
-                f"{dev}: record {number} has the label {label!r}, which {train} does not have; "
-                f"known labels are {', '.join(names[:10])}"
+                f"{dev}: record {number} has the label {shown(label)}, which {train} does not "
+                f"have; known labels are {', '.join(map(shown, names[:10]))}"
             )
     examples = {
         path: _examples(found, [index[label] for _, _, label in found])
@@ -164,8 +168,8 @@ def _label(path: Path, number: int, columns: Columns, value: Any) -> str:
     if isinstance(value, kinds) and str(value).strip():
         return str(value).strip()
     raise DataError(
-        f"{path}: record {number} has an unreadable label in column {columns.label!r}: {value!r}; "
-        f"expected a {'number' if columns.regression else 'word or a whole number'}"
+        f"{path}: record {number} has an unreadable label in column {columns.label!r}: "
+        f"{shown(value)}; expected a {'number' if columns.regression else 'word or a whole number'}"
     )
 
 
@@ -175,7 +179,7 @@ def _number(path: Path, number: int, label: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise DataError(f"{path}: record {number} has the label {label!r}; expected a number")
+        raise DataError(f"{path}: record {number} has the label {shown(label)}; expected a number")
     return value
 
 
@@ -212,7 +216,18 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _delimited(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
     tabs = ".tsv" in path.name.lower()
-    yield from csv.DictReader(file, dialect="excel-tab" if tabs else "excel")
+    reader = csv.DictReader(file, dialect="excel-tab" if tabs else "excel")
+    names = list(reader.fieldnames or ())
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has the column {twice!r} twice")
+    for number, record in enumerate(reader, start=1):
+        if None in record:  # type: ignore[comparison-overlap]
+            raise DataError(
+                f"{path}: record {number} has more cells than the header has names "
+                f"({len(names)}); put quotes round texts with a separator in them"
+            )
+        yield record
 
 
 def _json_lines(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -224,11 +239,11 @@ def _json_lines(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
             continue
         text += line
         try:
-            record = json.loads(text, strict=False)
-        except json.JSONDecodeError as error:
-            if error.msg.startswith("Unterminated string") and number - start < _LONGEST_RECORD:
+            record = parse_json(text, constants=True, strict=False)
+        except BadJSON as error:
+            if "Unterminated string" in str(error) and number - start < _LONGEST_RECORD:
                 continue
-            raise DataError(f"{path}: line {start} is not JSON ({error.msg})") from error
+            raise DataError(f"{path}: line {start} {error}") from error
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {start} is not a JSON object with named columns")
         yield record

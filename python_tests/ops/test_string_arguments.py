@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import jachess_ext.ops  # noqa: F401  loads the operators
+
 CALLS = 40_000
 
 

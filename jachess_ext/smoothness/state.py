@@ -1,0 +1,44 @@
+"""What `JacHess.state_dict` returns, checked where it comes back from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from ..json_data import BadJSON, check
+
+
+class _Base(TypedDict):
+    jacobian: list[float]
+    hessian: list[float] | None
+    tokens: int
+
+
+class _Needed(TypedDict):
+    step: int
+    seed: int | None
+    base: _Base | None
+
+
+class _State(_Needed, total=False):
+    skipped: Mapping[str, int]
+
+
+def check_state(state: Any) -> None:
+    """Whether `state` is a regulariser's.
+
+    Raises:
+        BadJSON (a ValueError): what it lacks, or has of another kind.
+    """
+    check(state, _State, "the regulariser's state")
+    for layer in state.get("skipped", {}):
+        if not layer.isdecimal():
+            raise BadJSON(f"the regulariser's state counts skipped steps of the layer {layer!r}")
+    base = state["base"]
+    if base is None:
+        return
+    norms = [base["jacobian"], *([base["hessian"]] if base["hessian"] is not None else [])]
+    if len({len(values) for values in norms}) != 1 or not norms[0]:
+        raise BadJSON("the regulariser's state has base norms of unequal numbers of layers")
+    if min(min(values) for values in norms) <= 0:
+        raise BadJSON("the regulariser's state has base norms that are not positive")

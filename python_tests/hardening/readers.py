@@ -1,0 +1,189 @@
+"""Every reader of a user's file, with a valid file for it and how it is called."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from jachess_ext import JacHess
+from jachess_ext.cli import main
+from jachess_ext.commands.ntk_arguments import NTKOptions
+from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
+from jachess_ext.commands.ntk_data import class_numbers, read_samples
+from jachess_ext.experiment.grid import Grid, make_grid, read_grid
+from jachess_ext.experiment.report import sections
+from jachess_ext.experiment.run_folder import RunFolder
+from jachess_ext.experiment.store import read_results
+from jachess_ext.tasks.files import Columns, file_task, folder_task
+from jachess_ext.training import checkpoint
+from jachess_ext.training.dual import DualSchedule
+from python_tests.experiment.records import record
+
+ROWS = [("a good film", "ein guter Film", 1), ('a, "bad" one', "ein schlechter", 0)] * 3
+
+
+class Refused(Exception):
+    """The command line said what is wrong, in its argument, and gave exit code 2."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`call` reads the file at a path; other than by `refusals` it must not fail.
+
+    `out` files must exist after it exactly where it did not fail.
+    """
+
+    file: str
+    valid: bytes
+    call: Callable[[Path], object]
+    refusals: tuple[type[Exception], ...] = (ValueError,)
+    out: str | None = None
+
+
+def json_lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def delimited(separator: str) -> bytes:
+    lines = [("text", "text_pair", "label"), *ROWS]
+    quoted = [[f'"{str(c).replace(chr(34), chr(34) * 2)}"' for c in line] for line in lines]
+    return "".join(separator.join(line) + "\n" for line in quoted).encode()
+
+
+JSONL = json_lines([{"text": a, "text_pair": b, "label": c} for a, b, c in ROWS])
+CURVES = (
+    b"name,size,0,200,400,800,1600\n"
+    b"one,1000000,3.1,2.1,1.9,1.7,1.6\n"
+    b"two,2000000,3.2,2.3,2.0,1.6,1.4\n"
+    b"three,3000000,3.0,2.0,1.9,1.8,1.75\n"
+)
+GRID = json.dumps(
+    asdict(Grid("model", ("a:b",), ("none", "jachess"), shift={"a": ("c:d",)})), indent=1
+).encode()
+RECORDS = json_lines(
+    [
+        record(method, "task", seed, 0.5 + 0.01 * seed)
+        for method in ("none", "jachess")
+        for seed in (0, 1)
+    ]
+)
+
+
+def task(path: Path) -> object:
+    return file_task(path, path, Columns())
+
+
+def regression(path: Path) -> object:
+    return file_task(path, path, Columns(label="label", regression=True))
+
+
+def labels(path: Path) -> object:
+    for name in ("train", "dev"):
+        (path.parent / f"{name}.jsonl").write_bytes(JSONL)
+    return folder_task(path.parent, Columns())
+
+
+def ntk_samples(path: Path) -> object:
+    parser = argparse.ArgumentParser()
+    add_ntk_options(parser)
+    out = str(path.parent / "theta.npz")
+    options = NTKOptions.of(parser.parse_args(["model", str(path), "--out", out]))
+    return class_numbers(read_samples(options))
+
+
+def command(*arguments: str) -> None:
+    """The command line, which must say one line where it refuses."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(arguments)
+    if code == 2:
+        raise Refused(said.getvalue().strip())
+    assert code == 0
+
+
+def fit(path: Path) -> None:
+    command("fit", str(path), "--law", "ats", "--target", "3200", "--out", str(path.parent / OUT))
+
+
+def select(path: Path) -> None:
+    arguments = ["--target", "3200", "--method", "ats", "--out", str(path.parent / OUT)]
+    command("select", str(path), *arguments)
+
+
+def grid(path: Path) -> object:
+    return make_grid(read_grid(path))
+
+
+def results(path: Path) -> object:
+    return [section.title for section in sections(read_results(path))]
+
+
+def run_file(path: Path) -> object:
+    folder = RunFolder(path.parent.parent, "results.jsonl", "a test")
+    return folder.read_run(path.stem)
+
+
+def regulariser() -> JacHess:
+    return JacHess(torch.nn.Linear(2, 2), weights="uniform", strength=0.1, seed=3)
+
+
+STATE = json.dumps(
+    {
+        "step": 3,
+        "seed": 11,
+        "base": {"jacobian": [1.0, 2.0], "hessian": [3.0, 4.0], "tokens": 100},
+        "skipped": {"1": 2},
+    }
+).encode()
+
+
+def state(path: Path) -> object:
+    """A regulariser that is refused a state stays as it was."""
+    made = regulariser()
+    before = made.state_dict()
+    try:
+        checkpoint.load(path.parent, made)
+    except Exception:
+        assert made.state_dict() == before
+        raise
+    return made.state_dict()
+
+
+def _schedule_bytes() -> bytes:
+    content = io.BytesIO()
+    torch.save(DualSchedule(regulariser(), [], lr=0.1).state_dict(), content)
+    return content.getvalue()
+
+
+def load_schedule(path: Path) -> object:
+    return checkpoint.load_schedule(path.parent)
+
+
+OUT = "out.json"
+READERS = {
+    "task jsonl": Reader("task.jsonl", JSONL, task),
+    "task csv": Reader("task.csv", delimited(","), task),
+    "task tsv": Reader("task.tsv", delimited("\t"), task),
+    "task jsonl.gz": Reader("task.jsonl.gz", gzip.compress(JSONL, mtime=0), task),
+    "regression csv": Reader("task.csv", delimited(","), regression),
+    "labels.json": Reader("labels.json", b'["0 = bad", "1 = good"]', labels),
+    "ntk jsonl": Reader("data.jsonl", JSONL, ntk_samples),
+    "ntk txt": Reader("data.txt", b"one text\nanother\n", ntk_samples),
+    "grid": Reader("grid.json", GRID, grid),
+    "results.jsonl": Reader("results.jsonl", RECORDS, results),
+    "run file": Reader("runs/run.json", b'{"record": {"a": 1}, "seconds": {}}', run_file),
+    "curves fit": Reader("curves.csv", CURVES, fit, (Refused,), OUT),
+    "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
+    "regulariser state": Reader("jachess.json", STATE, state, (ValueError, FileNotFoundError)),
+    "schedule": Reader("jachess_schedule.pt", _schedule_bytes(), load_schedule),
+}
+SLOW = ("results.jsonl", "curves fit", "curves select")  # draws figures, or fits
+"""Readers that take tenths of a second where the file is well."""
