@@ -77,7 +77,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadJSON(f"has the name {twice!r} twice in one object")
+        raise BadJSON(f"has the name {shown(twice)} twice in one object")
     return found
 
 
@@ -156,7 +156,7 @@ def _check_fields(value: Any, hints: dict[str, Any], needed: frozenset[str], pla
     _expect(isinstance(value, Mapping), value, "an object", place)
     unknown = sorted(set(map(str, value)) - set(hints))
     if unknown:
-        raise BadJSON(f"{place} has no setting {unknown[0]!r}; it has {', '.join(hints)}")
+        raise BadJSON(f"{place} has no setting {shown(unknown[0])}; it has {', '.join(hints)}")
     missing = sorted(needed - set(value))
     if missing:
         raise BadJSON(f"{place} lacks {missing[0]!r}")

@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..evaluation.files import write_atomically
 from ..evaluation.report import write_json
 from ..experiment.run_folder import RunFolder, read_results_file
+from ..json_data import BadJSON, check, parse_json
 from ..tasks.examples import DataError
 from .records import Kernel, RunRecord
 from .result import LiveSelection
@@ -92,8 +92,10 @@ def read_records(folder: Path) -> list[RunRecord]:
     path = folder / RECORDS
     found = read_results_file(path, {"run", "model", "size", "dev_loss"})
     try:
+        for record in found:
+            check(record, RunRecord, "the record")
         return [RunRecord.from_dict(record) for record in found]
-    except TypeError as error:
+    except (TypeError, BadJSON) as error:
         raise DataError(f"{path} holds a record of another version ({error})") from error
 
 
@@ -105,7 +107,9 @@ def read_selection(folder: Path) -> LiveSelection:
     """
     path = folder / RESULT
     try:
-        return LiveSelection.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        content = parse_json(path.read_text(encoding="utf-8"))
+        check(content, LiveSelection, "the selection")
+        return LiveSelection.from_dict(content)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); the selection may not have finished: run "

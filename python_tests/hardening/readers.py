@@ -22,10 +22,12 @@ from jachess_ext.experiment.grid import Grid, make_grid, read_grid
 from jachess_ext.experiment.report import sections
 from jachess_ext.experiment.run_folder import RunFolder
 from jachess_ext.experiment.store import read_results
+from jachess_ext.live_selection import read_records, read_selection
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
 from jachess_ext.training.dual import DualSchedule
 from python_tests.experiment.records import record
+from python_tests.live_selection.test_records import RECORD, selection
 
 ROWS = [("a good film", "ein guter Film", 1), ('a, "bad" one', "ein schlechter", 0)] * 3
 
@@ -180,6 +182,14 @@ READERS = {
     "grid": Reader("grid.json", GRID, grid),
     "results.jsonl": Reader("results.jsonl", RECORDS, results),
     "run file": Reader("runs/run.json", b'{"record": {"a": 1}, "seconds": {}}', run_file),
+    "live records": Reader(
+        "records.jsonl", json_lines([RECORD.to_dict()] * 2), lambda path: read_records(path.parent)
+    ),
+    "live selection": Reader(
+        "selection.json",
+        json.dumps(selection().to_dict()).encode(),
+        lambda path: read_selection(path.parent),
+    ),
     "curves fit": Reader("curves.csv", CURVES, fit, (Refused,), OUT),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
     "regulariser state": Reader("jachess.json", STATE, state, (ValueError, FileNotFoundError)),
