@@ -159,7 +159,7 @@ def _check_fields(value: Any, hints: dict[str, Any], needed: frozenset[str], pla
         raise BadJSON(f"{place} has no setting {shown(unknown[0])}; it has {', '.join(hints)}")
     missing = sorted(needed - set(value))
     if missing:
-        raise BadJSON(f"{place} lacks {missing[0]!r}")
+        raise BadJSON(f"{place} lacks {missing}")
     for name, item in value.items():
         check(item, hints[name], f"{place}'s {name}")
 

@@ -53,6 +53,7 @@ def _pretrained(model: nn.Module, source: str) -> dict[str, Tensor]:
     try:
         before, info = kind.from_pretrained(
             source,
+            trust_remote_code=False,
             config=model.config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,

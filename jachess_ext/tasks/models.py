@@ -122,7 +122,9 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
         if adapters
         else kind.AutoModelForSequenceClassification
     )
-    settings = {"num_labels": outputs} if adapters else {"output_loading_info": True}
+    settings: dict[str, Any] = {"num_labels": outputs}
+    if not adapters:
+        settings = {"output_loading_info": True, "use_safetensors": True}
     try:
         found = auto.from_pretrained(
             source, trust_remote_code=False, dtype=torch.float32, **settings

@@ -47,7 +47,10 @@ def language_model(model: nn.Module) -> Any:
         else transformers.AutoModelForCausalLM
     )
     source = getattr(config, "_name_or_path", "")
-    made = kind.from_pretrained(source) if source else kind.from_config(config)
+    if source:  # said, since transformers would ask on the terminal
+        made = kind.from_pretrained(source, trust_remote_code=False)
+    else:
+        made = kind.from_config(config)
     backbone = backbone_of(model)
     parameter = next(backbone.parameters())
     made.to(device=parameter.device, dtype=parameter.dtype)

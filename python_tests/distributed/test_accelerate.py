@@ -1,0 +1,54 @@
+"""`accelerate launch` of two processes (gloo) against one process on the joined batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from python_tests.distributed.rank_jobs import shard
+from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
+    assert_same,
+    joined,
+    joined_directions,
+    one_process,
+)
+from python_tests.smoothness.tiny_models import classifier
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD, TIMEOUT = 2, 240
+# --cpu would start one process whatever --num_processes says (accelerate 1.15): the script asks
+# for the CPU itself, with Accelerator(cpu=True).
+LAUNCH = (
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
+    *("--num_processes", str(WORLD), "--mixed_precision", "no", "--dynamo_backend", "no"),
+    *("--main_process_port", "0", "-m", "python_tests.distributed.accelerate_job"),
+)
+
+
+def launched(folder: Path, micro: int) -> dict[str, Any]:
+    command = [sys.executable, *LAUNCH, str(folder), "--micro", str(micro)]
+    run = subprocess.run(
+        command, cwd=ROOT, timeout=TIMEOUT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return torch.load(folder / "results.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_twenty_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:  # noqa: F811
+    """Its own data loader, optimiser, backward and accumulation: the same parameters, to 1e-6."""
+    expected, _ = one_process(
+        lambda step: joined([shard(step, rank) for rank in range(WORLD)]), micro=micro
+    )
+    found = launched(tmp_path, micro)
+    assert found["processes"] == WORLD and found["model"] == "DistributedDataParallel"
+    assert found["steps"] == 20 * micro
+    start = dict(classifier("bert").named_parameters())
+    moved = [(expected[name] - p).detach().abs().max() for name, p in start.items()]
+    assert max(moved) > 1e-2
+    assert_same(found["parameters"], expected)
