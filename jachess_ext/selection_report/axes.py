@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ def size_text(size: float) -> str:
     return f"{size:.3g}"
 
 
+def number_text(value: float) -> str:
+    """0.25, 1500, 20k."""
+    return size_text(value) if value >= 1e4 else f"{value:.4g}"
+
+
 def share_text(probability: float) -> str:
     """0.314 as 31 %."""
     if 0 < probability < 0.001:
@@ -46,19 +51,14 @@ def spread_of(values: Sequence[float]) -> tuple[float, float]:
     return low / room, high * room
 
 
-def plain_log_axis(
-    panel: Any,
-    which: str,
-    limits: tuple[float, float],
-    text: Callable[[float], str] = "{:.4g}".format,
-) -> None:
+def plain_log_axis(panel: Any, which: str, limits: tuple[float, float]) -> None:
     """Makes the axis "x" or "y" logarithmic, with a few round numbers on it and no others."""
     ticker = require("matplotlib.ticker")
     panel.set(**{f"{which}scale": "log"})
     panel.set(**{f"{which}lim": limits})
     axis = getattr(panel, f"{which}axis")
     axis.set_major_locator(ticker.FixedLocator(round_numbers(*limits)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number_text(value)))
     axis.set_minor_locator(ticker.NullLocator())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..evaluation.extras import require
 from ..evaluation.figures import COLOURS, MARKERS, panels_on_a_grid, to_png
-from .axes import letters, log_size_axis, plain_log_axis, share_text, size_text, spread_of
+from .axes import letters, log_size_axis, plain_log_axis, share_text, spread_of
 from .study import CandidateView, History, KernelPoint, Kernels, Study
 
 SCALE = 2.0
@@ -77,18 +77,16 @@ def _curves(
     columns = min(2, len(part))
     rows = math.ceil(len(part) / columns)
     figure, panels = panels_on_a_grid(
-        *(rows, columns), width=_WIDTH * columns / 2, height=0.9 + 2.1 * rows, sharey=True
+        *(rows, columns), width=_WIDTH * columns / 2, height=0.9 + 2.25 * rows, sharey=True
     )
     for panel in panels[len(part) :]:
         panel.set_visible(False)
     for place, (panel, one) in enumerate(zip(panels, part, strict=False)):
-        _curve(panel, one, study.target, limits[1])
-        panel.set_title(letters(f"{first + place + 1}. {one.label}", 30), fontsize=9)
+        _curve(panel, one, study.target, limits)
+        title = letters(f"{first + place + 1}. {one.label}", 30)
         if one.prob_best is not None:
-            chance = f"P(best) {share_text(one.prob_best)}"
-            panel.text(
-                0.98, 0.97, chance, ha="right", va="top", fontsize=8, transform=panel.transAxes
-            )
+            title += f"\nP(best) {share_text(one.prob_best)}"
+        panel.set_title(title, fontsize=9)
         log_size_axis(panel, _trained(study.candidates)[0], study.target, _has_zero(study))
         plain_log_axis(panel, "y", limits)
         panel.tick_params(labelleft=True)
@@ -105,7 +103,8 @@ def _curves(
     return to_png(figure, SCALE)
 
 
-def _curve(panel: Any, one: CandidateView, target: float, top: float) -> None:
+def _curve(panel: Any, one: CandidateView, target: float, limits: tuple[float, float]) -> None:
+    bottom, top = limits
     shown = np.where(one.sizes > 0, one.sizes, one.sizes[one.sizes > 0].min() / 2)
     if one.law is not None:
         panel.plot(one.law.sizes, one.law.middle, "--", color=_LAW, linewidth=1.2)
@@ -114,7 +113,8 @@ def _curve(panel: Any, one: CandidateView, target: float, top: float) -> None:
         panel.plot(join, np.append(one.losses[-1], one.forecast.middle), color=_FORECAST)
         if one.forecast.low is not None and one.forecast.high is not None:
             low, high = (
-                np.append(one.losses[-1], end) for end in (one.forecast.low, one.forecast.high)
+                np.append(one.losses[-1], np.clip(end, bottom / _FAR, top * _FAR))
+                for end in (one.forecast.low, one.forecast.high)
             )
             panel.fill_between(join, low, high, color=_FORECAST, alpha=0.2, linewidth=0)
     inside = one.losses <= top
@@ -154,8 +154,7 @@ def history_figure(history: History, method: str) -> bytes:
         places += across
         panel.plot(across, heights, color=colour, marker=marker, markersize=5, linewidth=wide)
         keys[name] = (marker, colour, "-")
-    text = "{:.4g}".format if priced else size_text
-    plain_log_axis(panel, "x", spread_of(places), text)
+    plain_log_axis(panel, "x", spread_of(places))
     panel.set_xlabel(
         "FLOPs, % of FullTuning" if priced else "training examples of the largest subset"
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -162,8 +163,9 @@ class _Live:
     def _predict(
         self, curves: Sequence[Curve], target: float, method: str
     ) -> tuple[Prediction, ...]:
-        level = self.found.level
-        return predict(curves, target, method, level=level, gamma=self.gamma, tau=self.tau)
+        settings: dict[str, Any] = {"gamma": self.gamma, "tau": self.tau}
+        with np.errstate(over="ignore"):  # intervals without an upper end
+            return predict(curves, target, method, level=self.found.level, **settings)
 
     def _laws(self) -> dict[str, Band]:
         """Eq. 10 with F as it was measured, for models with enough sizes."""
@@ -212,7 +214,8 @@ class _Live:
         )
 
     def _kernels(self) -> Kernels | None:
-        points = {self.labels[curve.model]: kernels_of(curve) for curve in self.curves}
+        curves = {curve.model: curve for curve in self.curves}
+        points = {self.labels[o.model]: kernels_of(curves[o.model]) for o in self.found.ranking}
         points = {label: found for label, found in points.items() if found}
         if not points:
             return None

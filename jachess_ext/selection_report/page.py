@@ -130,7 +130,7 @@ def _curves(study: Study) -> list[Picture]:
         wide = any(one.forecast and one.forecast.low is not None for one in study.candidates)
         text += f", with {100 * study.level:g} % bands." if wide else "."
     if any(one.law is not None for one in study.candidates):
-        text += " Dashed: LensLLM's law (Eq. 10) through the losses read."
+        text += " Dashed: LensLLM's law (Eq. 10) fitted to the losses read."
     if any(len(one.kept_aside[0]) for one in study.candidates):
         text += " Open circles: known losses that the selection did not read."
     if any((one.sizes == 0).any() for one in study.candidates):
@@ -157,11 +157,11 @@ def _judged(study: Study) -> list[Table]:
     score = np.array([one.score for one in study.candidates])
     header = ["method", "PearCorr, %", "RelAcc, %"]
     row = [study.method, _minus(f"{pear_corr(score, truth):.1f}"), f"{rel_acc(score, truth):.1f}"]
-    if study.candidates[0].predicted is not None:
+    if all(one.predicted is not None for one in study.candidates):
         header.append("RMSE of ln loss")
         predicted = np.array([one.predicted for one in study.candidates], dtype=np.float64)
         row.append(f"{log_rmse(predicted, truth):.3f}")
-    if study.candidates[0].low is not None:
+    if all(one.low is not None and one.high is not None for one in study.candidates):
         header.append(f"inside their {100 * study.level:g} % intervals")
         low, high = (
             np.array([getattr(one, end) for one in study.candidates]) for end in ("low", "high")
@@ -239,7 +239,9 @@ def _kernels(study: Study) -> list[Picture]:
         f"The neural tangent kernel Θ on the probe rows ({study.kernels.rows} rows of Θ), after "
         "training on each subset. Effective rank: (Σλ)² / Σλ². Drift: how far Θ is from the one "
         "before fine-tuning; Eq. 9 takes it as fixed. Last panel, as shares of ‖r‖² before "
-        "fine-tuning: F(Θ, t) of Eq. 9 (line) and the squared residual measured (open)."
+        "fine-tuning: F(Θ, t) of Eq. 9 (line) and the squared residual measured (open). Training "
+        "lowers cross entropy, which drives logits past the one-hot labels, so the measured share "
+        "may pass 1."
     )
     return [Picture(text, figures.kernels_figure(study.kernels), figures.SCALE)]
 
@@ -303,7 +305,9 @@ def _share(probability: float | None) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return _NONE if value is None or not math.isfinite(value) else f"{value:.4g}"
+    if value is None or not math.isfinite(value):
+        return _NONE
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _minus(text: str) -> str:

@@ -126,6 +126,23 @@ def test_the_kernels(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured == (across, [p.measured for p in points])
 
 
+def test_intervals_without_an_end(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law that leaves the target open: the band ends beyond the axis, the rest is drawn."""
+    first = study.candidates[0]
+    assert first.forecast is not None
+    open_ended = np.full(len(first.forecast.sizes), np.inf)
+    band = replace(first.forecast, low=1 / open_ended, high=open_ended)
+    rows = [replace(first, forecast=band, low=None, high=None), *study.candidates[1:]]
+    made = replace(study, candidates=rows)
+    for figure in drawn.figures_of(monkeypatch, lambda: every_figure(made)):
+        drawn.assert_legible(figure)
+    (figure,) = drawn.figures_of(monkeypatch, lambda: figures.curves_figures(made))
+    panel = figure.axes[0]
+    edge = panel.collections[0].get_paths()[0].vertices[:, 1]
+    assert np.isfinite(edge).all() and edge.max() > panel.get_ylim()[1]
+    assert edge.min() < panel.get_ylim()[0]
+
+
 def every_figure(study: Study) -> None:
     figures.forecast_figure(study)
     figures.curves_figures(study)

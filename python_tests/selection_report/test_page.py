@@ -102,6 +102,16 @@ def test_the_selection_is_judged_by_the_metrics(study: Study) -> None:
     ]
 
 
+def test_a_missing_interval_is_a_dash(study: Study) -> None:
+    rows = [replace(study.candidates[0], low=None, high=None), *study.candidates[1:]]
+    made = replace(study, candidates=rows)
+    judged = find(made, "Ranking quality and cost").tables[0]
+    assert "RMSE of ln loss" in judged.header and len(judged.header) == 4
+    assert "interval" not in answer(made).partition(", by the method")[0]
+    rows = [*study.candidates[:-1], replace(study.candidates[-1], low=None, high=None)]
+    assert "– … –" in ranking_table(replace(study, candidates=rows)).rows[-1]
+
+
 def test_the_cost_is_that_of_the_selection(study: Study) -> None:
     found = select(studies.table(), studies.BUDGET, studies.TARGET)
     rows = find(study, "Cost").tables[0].rows
