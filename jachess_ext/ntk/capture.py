@@ -118,10 +118,20 @@ class Forward:
 
 
 def watched_forward(
-    watched: Watched, outputs: OutputMap, layout: Layout, batch: Batch, count: int
+    watched: Watched,
+    outputs: OutputMap,
+    layout: Layout,
+    batch: Batch,
+    count: int,
+    inputs_only: bool = False,
 ) -> Forward:
-    """Run f over ``count`` samples; ValueError where f is not finite or needs no parameter."""
-    recorder = Recorder(watched.covered, count, layout, watched.active_local())
+    """Run f over ``count`` samples; ValueError where f is not finite or needs no parameter.
+
+    ``inputs_only``: the backward passes will ask for the calls' cotangents, not for gradients of
+    parameters.
+    """
+    local = watched.active_local()
+    recorder = Recorder(watched.covered, count, layout, local, inputs_only=inputs_only)
     with recorder:
         f = outputs(batch)
     if f.shape[0] != count:
@@ -142,7 +152,8 @@ def capture(
 ) -> dict[str, Contribution]:
     """What every chosen parameter contributes for these samples."""
     with evaluating(watched.model):
-        forward = watched_forward(watched, outputs, layout, samples.rows(rows), len(rows))
+        batch = samples.rows(rows)
+        forward = watched_forward(watched, outputs, layout, batch, len(rows), inputs_only=True)
         if forward.unbatched:
             name, reason = next(iter(forward.unbatched.items()))
             raise RuntimeError(

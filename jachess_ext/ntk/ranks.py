@@ -92,6 +92,8 @@ class Ranks:
 
     def require_same(self, model: nn.Module, sides: Sequence[Samples]) -> None:
         """Raises ValueError where the ranks' batches or weights differ."""
+        if self.count == 1:
+            return
         found = self._exchange((_batches(sides), _weights(model)))
         batches = {batch for batch, _ in found}
         if len(batches) > 1:

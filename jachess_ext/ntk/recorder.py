@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from .calls import Call, recognise
 from .chains import FOLLOWED, Chains
+from .fast_linear import fast_linear
 from .local import local_call
 
 Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these in the pass
@@ -60,6 +61,7 @@ class Recorder(TorchFunctionMode):
         local: childless modules that are differentiated as a whole, with their chosen parameters
             (name within the module -> full name).
         learn: a first pass, over one sample.
+        inputs_only: nobody will ask for gradients of the model's weights.
 
     Attributes:
         calls: in order.
@@ -75,6 +77,7 @@ class Recorder(TorchFunctionMode):
         *,
         owners: Mapping[nn.Module, Mapping[str, str]] | None = None,
         learn: bool = False,
+        inputs_only: bool = False,
     ) -> None:
         super().__init__()
         whole = {name for roles in local.values() for name in roles.values()}
@@ -84,6 +87,7 @@ class Recorder(TorchFunctionMode):
         self._local = local
         self._owners = owners or {}
         self._learn = learn
+        self._inputs_only = inputs_only
         self._seen: Counter[tuple[str, str]] = Counter()
         self._inside: list[nn.Module] = []
         self._hooks = ExitStack()
@@ -112,7 +116,9 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        output = func(*args, **kwargs)
+        output = fast_linear(func, args, kwargs) if self._inputs_only else None
+        if output is None:
+            output = func(*args, **kwargs)
         call, unknown = recognise(func, args, kwargs, self._names)
         if unknown and _passes_gradients(output, args):
             self._note_unknown(unknown, func)

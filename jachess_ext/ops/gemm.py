@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .library import transformed
+
 _MINIMUM_ROWS = 128  # below, the call costs more than it saves
 
 
@@ -41,8 +43,24 @@ def _is_intel() -> bool:
         return True  # unknown: torch's own choice
 
 
-def rows_times(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> Tensor:
-    """``x @ weight.mT`` for x ``[..., k]`` and weight ``[n, k]``; not differentiable by itself.
+def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
+    """Whether `rows_times` would give this product to oneDNN."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() >= least_rows * x.shape[-1]
+        and weight.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not transformed()
+        and onednn_preferred()
+    )
+
+
+def rows_times(
+    x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS, bias: Tensor | None = None
+) -> Tensor:
+    """``x @ weight.mT`` for x ``[..., k]`` and weight ``[n, k]``, plus bias ``[n]``; not
+    differentiable by itself.
 
     Args:
         least_rows: of x, from which oneDNN is worth its call; fewer where k is long.
@@ -50,13 +68,6 @@ def rows_times(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> Te
     A caller that needs a derivative of the result must use torch's functions where gradients are
     enabled (`stacked_linear`).
     """
-    fits = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    if (
-        fits
-        and x.numel() >= least_rows * x.shape[-1]
-        and weight.numel()
-        and not torch.compiler.is_compiling()
-        and onednn_preferred()
-    ):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return torch.nn.functional.linear(x, weight)
+    if onednn_serves(x, weight, least_rows):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return torch.nn.functional.linear(x, weight, bias)

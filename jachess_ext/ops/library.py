@@ -130,13 +130,13 @@ def available(name: str, device: torch.device | str) -> bool:
     Returns:
         False also where the library is missing or broken.
     """
-    if _transformed():
+    if transformed():
         return False
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     return (name, kind) in STATE.kernels
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether a transform of torch.func or a level of forward-mode AD is active."""
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch._C._functorch.get_dynamic_layer_stack_depth()

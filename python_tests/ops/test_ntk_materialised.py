@@ -29,7 +29,7 @@ def test_any_workspace(dtype: torch.dtype, workspace: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_more_gradients_than_a_block(dtype: torch.dtype) -> None:
+def test_more_than_a_block(dtype: torch.dtype) -> None:
     """48 groups of 8 or 16 make a block; pairs of blocks are computed one after the other."""
     lengths = torch.arange(300) % 4  # of some samples nothing counts
     a, (delta,) = make_side(3, 300, 3, 4, (5,), dtype=dtype)
