@@ -61,7 +61,9 @@ def form(request: pytest.FixtureRequest) -> Form:
 @pytest.mark.parametrize("outputs", [1, 2, 3])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sides", ["symmetric", "unequal"])
-def test_against_the_sum_written_out(form: Form, sides: str, size: str, outputs: int, device: str) -> None:
+def test_against_the_sum_written_out(
+    form: Form, sides: str, size: str, outputs: int, device: str
+) -> None:
     samples, positions, inputs, widths = SIZES[size]
     left = make_side(outputs, samples, positions, inputs, widths, device=device)
     right = left
