@@ -47,6 +47,12 @@ _TORCH = (
     ("python_tests/jet/test_rules.py", "test_rule"),
     ("python_tests/jet/test_compile.py", "inductor or one_graph"),
 )
+# Some minutes less: --quick.
+_QUICK = (("python_tests/jet/test_compile.py", "inductor and bert"),)
+_QUICK_TRANSFORMERS = (
+    ("python_tests/models/test_derivatives.py", "none or refuses"),
+    ("python_tests/training/test_trainer.py", "logs_every or resuming"),
+)
 _TRANSFORMERS = (
     ("python_tests/models/test_derivatives.py", ""),
     ("python_tests/smoothness/test_regulariser.py", ""),
@@ -246,14 +252,16 @@ def count_tests(report: Path, status: int, crash: str, total: Counts) -> None:
         total.first = total.first or crash
 
 
-def run_cell(cell: Cell) -> list[Result]:
+def run_cell(cell: Cell, quick: bool = False) -> list[Result]:
     """Everything about one torch and Python: both transformers, and other cells' libraries."""
     start = time.monotonic()
     now = datetime.now(timezone.utc).isoformat(timespec="minutes")
     commit = cell.clone()
     empty = Result(
-        *(cell.torch, cell.python, NEWEST, cell.torch, "passed", "", 0, 0, 0, "", 0.0, commit, now)
+        *(cell.torch, cell.python, NEWEST, cell.torch, "quick" if quick else "full"),
+        *("passed", "", 0, 0, 0, "", 0.0, commit, now),
     )
+    models = _QUICK_TRANSFORMERS if quick else _TRANSFORMERS
 
     def filled(result: Result, counts: Counts) -> Result:
         outcome = "tests" if counts.failed else "passed"
@@ -278,7 +286,7 @@ def run_cell(cell: Cell) -> list[Result]:
         return [broken(empty, error)]
     kept = cell.work / f"_ops-{cell.torch}.so"
     shutil.copy(cell.library(), kept)
-    results = [filled(empty, cell.test([*_TORCH, *_TRANSFORMERS]))]
+    results = [filled(empty, cell.test([*(_OPERATORS + _QUICK if quick else _TORCH), *models]))]
     for library in sorted(cell.work.glob("_ops-*.so")):
         built_with = library.stem.removeprefix("_ops-")
         if built_with != cell.torch:
@@ -287,7 +295,7 @@ def run_cell(cell: Cell) -> list[Result]:
     oldest = replace(empty, transformers=OLDEST)
     try:
         cell.install_transformers(oldest_transformers())
-        results.append(filled(oldest, cell.test(_TRANSFORMERS)))
+        results.append(filled(oldest, cell.test(models)))
     except StepFailed as error:
         results.append(broken(oldest, error))
     return results
@@ -305,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cells", nargs="*", default=default_order(), metavar="TORCH:PYTHON")
     parser.add_argument("--again", action="store_true", help="also cells that have a result")
+    parser.add_argument("--quick", action="store_true", help="fewer tests a cell")
     parser.add_argument("--work", type=Path, default=Path("/tmp/jachess-compatibility"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -318,7 +327,7 @@ def main() -> None:
             continue
         print(f"torch {torch}, Python {python} ...", flush=True)
         cell = Cell(torch, python, options.work.resolve())
-        for result in (found := run_cell(cell)):
+        for result in (found := run_cell(cell, options.quick)):
             print(
                 f"  transformers {result.transformers}, built with {result.built_with}: "
                 f"{result.outcome}, {result.passed} passed, {result.failed} failed "

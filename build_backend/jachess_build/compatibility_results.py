@@ -21,6 +21,7 @@ class Result:
         torch, python: as asked for, such as "2.10" and "3.12".
         transformers: "newest" or "oldest" (the oldest that pyproject.toml allows).
         built_with: the torch that the operators were built against, such as "2.10".
+        tests: "full" or "quick": which choice of them.
         outcome: "passed", or the step that failed: "torch", "build", "transformers", "tests".
         versions: what was there: Python, torch, numpy, transformers.
         passed, failed, skipped: counts of tests.
@@ -33,6 +34,7 @@ class Result:
     python: str
     transformers: str
     built_with: str
+    tests: str
     outcome: str
     versions: str
     passed: int
@@ -142,10 +144,11 @@ def _others(results: Sequence[Result]) -> str:
 
 
 def _versions(results: Sequence[Result]) -> str:
-    head = ["torch", "Python", "transformers", "what was there", "skipped", "minutes", "commit"]
+    head = ["torch", "Python", "transformers", "what was there", "tests"]
+    head += ["skipped", "minutes", "commit"]
     rows = [
         [
-            *(r.torch, r.python, r.transformers, r.versions),
+            *(r.torch, r.python, r.transformers, r.versions, r.tests),
             *(str(r.skipped), f"{r.minutes:.1f}", r.commit),
         ]
         for r in results

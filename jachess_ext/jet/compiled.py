@@ -20,10 +20,17 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 
+from ..torch_floor import release
 from . import api
 from .layout import ORDERS, JetLayout, make_layout
 from .tensor import lift
 
+# Earlier torch's `nonstrict_trace` takes tensors and plain values alone, no nn.Module.
+MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)
+_TOO_OLD = (
+    "jx.jet within torch.compile needs torch 2.12 or newer, whose nonstrict_trace takes an "
+    "nn.Module; without fullgraph=True it runs eagerly"
+)
 _NOT_A_MODULE = (
     "jx.jet within torch.compile takes an nn.Module, or functools.partial of one: what any other "
     "function closes over would become a constant of the graph, without a gradient. Make it the "
@@ -47,6 +54,9 @@ def jet_in_graph(fn: Any, x: Tensor, directions: Tensor, order: int) -> Any:
     What the graph cannot hold is a graph break with its reason, after which the engine runs
     eagerly; with ``fullgraph=True`` that is an error.
     """
+    if not MODULES_IN_GRAPHS:
+        torch._dynamo.graph_break(msg=_TOO_OLD)
+        return api.eager_jet(fn, x, directions, order)
     module, args, named = fn, (), {}
     if isinstance(fn, functools.partial):
         module, args, named = fn.func, fn.args, fn.keywords

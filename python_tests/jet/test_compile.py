@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
+from jachess_ext.torch_floor import release
 from python_tests.jet.compiled_blocks import (
     BLOCKS,
     WIDTH,
@@ -28,6 +29,10 @@ from python_tests.jet.compiled_blocks import (
     streams_and_gradients,
 )
 
+pytestmark = pytest.mark.skipif(
+    not release(torch.__version__) >= (2, 12),
+    reason=f"torch {torch.__version__} takes no nn.Module into a graph; see test_compile_old_torch",
+)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
