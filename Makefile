@@ -1,4 +1,4 @@
-# make build | test | test-all | demo | examples | check | sanitize | ptxas | clean
+# make build | test | test-all | demo | examples | check | sanitize | compatibility | ptxas | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -12,7 +12,7 @@ SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check sanitize ptxas clean
+.PHONY: build test test-all demo examples check sanitize compatibility ptxas clean
 
 build:
 	@$(PREPARE) build
@@ -48,6 +48,10 @@ check:
 sanitize:
 	@$(PREPARE) test
 	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
+
+# Cells of torch x Python x transformers not run yet, and docs/compatibility.md: an hour, gigabytes.
+compatibility:
+	@PYTHONPATH=build_backend $(PYTHON) -m jachess_build.compatibility $(ARGS)
 
 # Writes csrc/cuda/ptxas.csv anew: after a change to a CUDA kernel.
 ptxas:
