@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,11 @@ def _print(found: LiveSelection) -> None:
 
 
 def _figures(one: Prediction) -> dict[str, float]:
-    values = {
-        "predicted": one.predicted,
-        "low": one.low,
-        "high": one.high,
-        "prob_best": one.prob_best,
-    }
-    found = {name: value for name, value in values.items() if value is not None}
-    return found if "predicted" in found else {"score": one.score, **found}
+    """What the method has of a model; methods have the same of all."""
+    if one.predicted is None:
+        return {"score": one.score}
+    found = {"predicted": one.predicted}
+    if one.low is not None and one.prob_best is not None:
+        high = math.inf if one.high is None else one.high
+        found |= {"low": one.low, "high": high, "prob_best": one.prob_best}
+    return found

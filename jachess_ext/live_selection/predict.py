@@ -145,13 +145,18 @@ def predict(
     widths = [found.predictive for found in each if found.predictive is not None]
     if len(widths) == len(each):
         joint = _joint(widths)
-        low, high = joint.interval(level)
-        columns |= {"low": np.exp(low), "high": np.exp(high), "prob_best": joint.prob_lowest()}
+        with np.errstate(over="ignore"):
+            low, high = np.exp(joint.interval(level))
+        columns |= {"low": low, "high": high, "prob_best": joint.prob_lowest()}
     return tuple(
         Prediction(
             curves[place].model,
             float(score[place]),
-            **{name: float(column[place]) for name, column in columns.items()},
+            **{
+                name: float(column[place])
+                for name, column in columns.items()
+                if np.isfinite(column[place])
+            },
         )
         for place in np.argsort(score, kind="stable")
     )

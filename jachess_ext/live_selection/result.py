@@ -15,7 +15,8 @@ class Prediction:
         model: the candidate.
         score: what the method ranks by, lower is better.
         predicted: dev loss at the target.
-        low, high: where a measured one lies, with the selection's `level`.
+        low, high: where a measured one lies, with the selection's `level`; `high` is None where the
+            method knows no upper end (beyond the largest double).
         prob_best: probability of having the lowest loss of all candidates at the target.
     """
 

@@ -154,3 +154,16 @@ def test_failed_runs_and_short_curves(curves: list[Curve]) -> None:
     assert list(curve.sizes) == [0, 25, 50]
     with pytest.raises(ValueError, match="bayes needs 3 sizes above 0 or more, and a has 2"):
         predict([curve, *curves[1:]], TARGET, "bayes")
+
+
+def test_an_interval_without_an_upper_end_has_none() -> None:
+    """A law with one degree of freedom left on a jump: its interval reaches beyond any double."""
+    losses = {"a": (2.0, 2.0, 2.0, 1.999, 0.02), "b": (2.0, 1.9, 1.8, 1.7, 1.6)}
+    curves = []
+    for name, values in losses.items():
+        kernel = kernel_of(0, 0)
+        records = tuple(record_of(name, s, v) for s, v in zip(SIZES, values, strict=False))
+        curves.append(Curve(records, (kernel,) * len(records)))
+    found = predict(curves, 1e9, "rectified", level=0.999999)
+    assert any(one.low is not None and one.high is None for one in found)
+    assert all(one.high is None or np.isfinite(one.high) for one in found)
