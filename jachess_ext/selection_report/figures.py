@@ -152,7 +152,9 @@ def history_figure(history: History, method: str) -> bytes:
             continue
         across = [100 * step.share if priced else step.budget for step in steps]
         places += across
-        panel.plot(across, heights, color=colour, marker=marker, markersize=5, linewidth=wide)
+        panel.plot(
+            across, heights, color=colour, marker=marker, markersize=5, linewidth=wide, zorder=wide
+        )
         keys[name] = (marker, colour, "-")
     plain_log_axis(panel, "x", spread_of(places))
     panel.set_xlabel(
@@ -202,9 +204,12 @@ def kernels_figure(kernels: Kernels) -> bytes:
 def _line(
     panel: Any, points: Sequence[KernelPoint], name: str, zero: float, **style: Any
 ) -> list[float]:
-    """Draws one quantity over sizes, size 0 at `zero`; returns what was drawn."""
+    """Draws one quantity over sizes, size 0 at `zero`; returns what was drawn.
+
+    Zeros have no place on a logarithmic axis: the drift at size 0, which is 0 by definition.
+    """
     pairs = [(p.size or zero, getattr(p, name)) for p in points]
-    kept = [(size, value) for size, value in pairs if value is not None and np.isfinite(value)]
+    kept = [(size, value) for size, value in pairs if value and np.isfinite(value)]
     if kept:
         panel.plot(*zip(*kept, strict=True), **style)
     return [value for _, value in kept]

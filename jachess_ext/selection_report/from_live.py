@@ -43,8 +43,8 @@ def study_of_folder(
 
     Args:
         folder: of `jachess select --models … --out FOLDER`.
-        truth: model -> dev loss at the target, measured apart from the selection; None: of runs at
-            the target in the folder, where there are some.
+        truth: model -> dev loss at the target, measured apart from the selection; None: of runs
+            at the target among the folder's runs, where there are some.
         gamma, tau: of ats, as they were given.
 
     Raises:
@@ -69,7 +69,7 @@ class _Live:
         self.labels = dict(zip(names, short_labels(names), strict=True))
         self.gamma, self.tau = gamma, tau
         self.exponents = exponents(names)
-        self.truth = self._full_runs() if truth is None else truth
+        self.truth = self._full_runs(store) if truth is None else truth
 
     def study(self) -> Study:
         found = self.found
@@ -99,13 +99,23 @@ class _Live:
             if record.model == candidate.model and record.size in candidate.sizes
         ]
 
-    def _full_runs(self) -> dict[str, float]:
-        """Dev losses of runs at the target, where the selection did not read them."""
-        return {
-            record.model: record.dev_loss
-            for record in self.records
-            if record.size == self.found.target and record.dev_loss is not None
-        }
+    def _full_runs(self, store: SelectionFolder) -> dict[str, float]:
+        """Dev losses of runs at the target that were made the same way and not for the selection.
+
+        They lie among the folder's runs; a file that is not whole is none.
+        """
+        first = self.records[0]
+        alike = {name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")}
+        found = {}
+        for path in store.runs.glob(f"*-{self.found.target}-*.json"):
+            try:
+                record = RunRecord.from_dict(json.loads(path.read_text("utf-8"))["record"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            same = all(getattr(record, name) == value for name, value in alike.items())
+            if same and record.size == self.found.target and record.dev_loss is not None:
+                found[record.model] = record.dev_loss
+        return found
 
     def _views(self) -> list[CandidateView]:
         forecasts, laws = self._forecasts(), self._laws()

@@ -114,8 +114,8 @@ def _forecast(study: Study) -> list[Picture]:
     text = f"Predicted {study.loss} at {study.target:,.0f} examples, best on top."
     if study.candidates[0].low is not None:
         text += (
-            f" Bars: where a measured loss lies with probability {study.level:g}; models whose "
-            "bars overlap widely are not told apart yet."
+            f" Bars: where {study.method} expects a measured loss with probability "
+            f"{study.level:g}; models whose bars overlap widely are not told apart yet."
         )
     if _knows(study):
         text += " Crosses: the loss measured there, which the selection did not read."
@@ -238,10 +238,10 @@ def _kernels(study: Study) -> list[Picture]:
     text = (
         f"The neural tangent kernel Θ on the probe rows ({study.kernels.rows} rows of Θ), after "
         "training on each subset. Effective rank: (Σλ)² / Σλ². Drift: how far Θ is from the one "
-        "before fine-tuning; Eq. 9 takes it as fixed. Last panel, as shares of ‖r‖² before "
-        "fine-tuning: F(Θ, t) of Eq. 9 (line) and the squared residual measured (open). Training "
-        "lowers cross entropy, which drives logits past the one-hot labels, so the measured share "
-        "may pass 1."
+        "before fine-tuning (0 there); Eq. 9 takes it as fixed. Last panel, as shares of ‖r‖² "
+        "before fine-tuning: F(Θ, t) of Eq. 9 (line) and the squared residual measured (open). "
+        "Training lowers cross entropy, which drives logits past the one-hot labels, so the "
+        "measured share may pass 1."
     )
     return [Picture(text, figures.kernels_figure(study.kernels), figures.SCALE)]
 

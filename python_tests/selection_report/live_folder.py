@@ -64,11 +64,19 @@ def make(folder: Path, made: list[Curve], truth: dict[str, float] | None = None)
             for record, kernel in zip(curve.records, curve.kernels, strict=True):
                 store.add(record, kernel)
         full = [
-            replace(curve.records[-1], run=f"full-{n}", size=TARGET, dev_loss=truth[curve.model])
+            replace(
+                *(curve.records[-1],),
+                run=f"m{n}-{TARGET}-s0",
+                kernel=None,
+                size=TARGET,
+                dev_loss=truth[curve.model],
+            )
             for n, curve in enumerate(made)
             if truth is not None
         ]
-        store.assemble([*records, *full])
+        for record in full:
+            store.add(record, None)
+        store.assemble(records)
         found = selection(made, records)
         store.write_selection(found)
     return found

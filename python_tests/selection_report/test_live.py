@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def test_full_runs_are_the_truth_and_change_no_forecast(study: Study, tmp_path: 
         np.testing.assert_array_equal(one.sizes, other.sizes)
         assert list(one.kept_aside[0]) == [TARGET]
     assert known.history is not None and known.history.against_truth
+    other = next((tmp_path / "runs").glob(f"m0-{TARGET}-*"))
+    content = json.loads(other.read_text())
+    content["record"]["seed"] = 1
+    other.write_text(json.dumps(content))
+    truths = {one.name: one.truth for one in study_of_folder(tmp_path).candidates}
+    assert truths == {**TRUTH, "zoo/a": None}, "made from another seed"
+    other.write_text("half")
+    assert {one.name: one.truth for one in study_of_folder(tmp_path).candidates} == truths
     given = study_of_folder(tmp_path, {"zoo/a": 9.0, "zoo/b": 8.0, "zoo/c": 7.0})
     assert {one.truth for one in given.candidates} == {7.0, 8.0, 9.0}
 
