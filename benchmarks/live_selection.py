@@ -38,6 +38,8 @@ from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc
 
+_LAWS = ("bayes", "lensllm", "rectified")
+
 
 @dataclass
 class Judged:
@@ -193,7 +195,11 @@ def losses_of(runs: Runs) -> list[Loss]:
 
 
 def show(rows: Sequence[Judged]) -> None:
-    """One block a data set: methods down, means over seeds and budgets across."""
+    """One block a data set: methods down; means over the seeds and budgets that the laws have."""
+    common = set.intersection(
+        *({(r.data, r.seed, r.budget) for r in rows if r.method == law} for law in _LAWS)
+    )
+    rows = [row for row in rows if (row.data, row.seed, row.budget) in common]
     head = ("PearCorr", "RelAcc", "RMSE ln L", "coverage", "FLOPs/full", "best chosen", "cases")
     for data in dict.fromkeys(row.data for row in rows):
         print(f"\n{data:12s}" + "".join(f"{title:>13s}" for title in head))
