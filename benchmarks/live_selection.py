@@ -36,8 +36,10 @@ from jachess_ext.live_selection.plan import Plan, make_plan
 from jachess_ext.live_selection.predict import METHODS, Curve, fewest_sizes, make_curve, predict
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
-from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc
+from jachess_ext.scaling import coverage, fit, log_rmse, pear_corr, rel_acc
 
+FREE = "lensllm, F free"
+JUDGED = (*METHODS[:2], FREE, *METHODS[2:])
 _LAWS = ("bayes", "lensllm", "rectified")
 
 
@@ -125,9 +127,10 @@ def make_runs(settings: LiveSettings, out: Path) -> Runs:
 def judge(runs: Runs, budget: int, method: str) -> Judged | None:
     """A method from the sizes up to the budget; None where these are too few for it."""
     curves = [_up_to(curve, budget) for curve in runs.curves]
-    if (curves[0].sizes > 0).sum() < fewest_sizes(method):
+    needed = fewest_sizes("rectified" if method == FREE else method)
+    if (curves[0].sizes > 0).sum() < needed:
         return None
-    found = predict(curves, runs.plan.target, method)
+    found = _predictions(curves, runs.plan.target, method)
     truth = runs.true_losses
     losses = np.array([truth[one.model] for one in found])
     scores = np.array([one.score for one in found])
@@ -146,6 +149,19 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
         Path(found[0].model).name,
         Path(min(truth, key=lambda model: truth[model])).name,
     )
+
+
+def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequence[Prediction]:
+    """Best first.  `FREE`: F is a number fitted within [0, ‖r‖²], which is all of Θ that is read."""
+    if method != FREE:
+        return predict(curves, target, method)
+    made = []
+    for curve in curves:
+        bound = curve.records[0].residual_square
+        fitted = fit(curve.sizes, curve.losses, "lensllm", residual_square=bound)
+        predicted = float(np.asarray(fitted.predict(target)))
+        made.append(Prediction(curve.model, predicted, predicted))
+    return sorted(made, key=lambda one: one.score)
 
 
 def _up_to(curve: Curve, budget: int) -> Curve:
@@ -202,15 +218,15 @@ def show(rows: Sequence[Judged]) -> None:
     rows = [row for row in rows if (row.data, row.seed, row.budget) in common]
     head = ("PearCorr", "RelAcc", "RMSE ln L", "coverage", "FLOPs/full", "best chosen", "cases")
     for data in dict.fromkeys(row.data for row in rows):
-        print(f"\n{data:12s}" + "".join(f"{title:>13s}" for title in head))
-        for method in METHODS:
+        print(f"\n{data:17s}" + "".join(f"{title:>13s}" for title in head))
+        for method in JUDGED:
             mine = [row for row in rows if (row.data, row.method) == (data, method)]
             if not mine:
                 continue
             figures = ("pear_corr", "rel_acc", "log_rmse", "coverage", "flops_share")
             cells = [_mean([getattr(row, name) for row in mine]) for name in figures]
             cells += [f"{100 * np.mean([r.chosen == r.best for r in mine]):.0f} %", str(len(mine))]
-            print(f"  {method:10s}" + "".join(f"{cell:>13s}" for cell in cells))
+            print(f"  {method:15s}" + "".join(f"{cell:>13s}" for cell in cells))
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -264,7 +280,7 @@ def main(argv: list[str] | None = None) -> list[Judged]:
             runs = make_runs(_settings(options, data, seed), options.out / f"{data.name}-{seed}")
             losses += [replace(row, **stamp) for row in losses_of(runs)]
             for budget in runs.plan.sizes:
-                found = [judge(runs, budget, method) for method in METHODS]
+                found = [judge(runs, budget, method) for method in JUDGED]
                 rows += [replace(row, **stamp) for row in found if row is not None]
     write_rows(rows, options.results / "live_selection.csv")
     write_rows(losses, options.results / "live_selection_losses.csv")

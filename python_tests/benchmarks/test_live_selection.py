@@ -53,5 +53,8 @@ def test_every_method_is_judged_by_the_truth(
         assert found[budget, "subtuning"].log_rmse == pytest.approx(expected, rel=1e-3)
     assert (16, "bayes") not in found and (32, "bayes") in found, "three sizes are needed"
     assert found[32, "lensllm"].flops_share > found[32, "rectified"].flops_share, "the probes"
+    assert {row.method for row in rows if row.budget == 32} == set(live_selection.JUDGED) - {
+        "power"
+    }
     monkeypatch.setattr(measure, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert [row.rel_acc for row in live_selection.main(arguments)] == [r.rel_acc for r in rows]
