@@ -258,8 +258,20 @@ def run_cell(cell: Cell, quick: bool = False) -> list[Result]:
     now = datetime.now(timezone.utc).isoformat(timespec="minutes")
     commit = cell.clone()
     empty = Result(
-        *(cell.torch, cell.python, NEWEST, cell.torch, "quick" if quick else "full"),
-        *("passed", "", 0, 0, 0, "", 0.0, commit, now),
+        torch=cell.torch,
+        python=cell.python,
+        transformers=NEWEST,
+        built_with=cell.torch,
+        tests="quick" if quick else "full",
+        outcome="passed",
+        versions="",
+        passed=0,
+        failed=0,
+        skipped=0,
+        first_failure="",
+        minutes=0.0,
+        commit=commit,
+        date=now,
     )
     models = _QUICK_TRANSFORMERS if quick else _TRANSFORMERS
 
