@@ -180,16 +180,21 @@ def _corruption_table(
     columns = [
         column("clean", lambda r: r["score"]),
         *(
-            column(f"{float(share):.0%}", lambda r, s=share: r["corrupted"].get(s))  # type: ignore[misc]
+            column(f"{float(share):.0%}", lambda r, s=share: (r.get("corrupted") or {}).get(s))  # type: ignore[misc]
             for share in shares
         ),
         column(
             f"drop at {float(last):.0%}",
-            lambda r: r["score"] - r["corrupted"][last] if last in r["corrupted"] else None,
+            lambda r: _drop(r, last),
         ),
     ]
     caption = f"{name}: score × 100 with that share of tokens replaced by the unknown token."
     return table_of(caption, columns, scale=100, digits=1)
+
+
+def _drop(record: Record, share: str) -> float | None:
+    corrupted = (record.get("corrupted") or {}).get(share)
+    return None if corrupted is None else record["score"] - corrupted
 
 
 def _keys(results: Results, name: str) -> list[str]:
@@ -219,6 +224,11 @@ def shift_table(results: Results) -> Table | None:
     return table_of(caption, columns, scale=100, digits=1)
 
 
+def _total(norms: Sequence[float | None] | None) -> float | None:
+    """Their sum; None without any, or with one that was not finite."""
+    return sum(norms) if norms and None not in norms else None  # type: ignore[arg-type]
+
+
 def smoothness_table(results: Results) -> Table | None:
     """Σ over layers of ‖J‖ and ‖H‖ after fine-tuning, average over tasks."""
     if not any(r.get("jacobian") for r in results.records):
@@ -230,7 +240,7 @@ def smoothness_table(results: Results) -> Table | None:
                 m: list(
                     results.average_by_seed(
                         *(m, results.tasks),
-                        lambda r, k=key: sum(r[k]) if r.get(k) else None,  # type: ignore[misc]
+                        lambda r, k=key: _total(r.get(k)),  # type: ignore[misc]
                     ).values()
                 )
                 for m in results.methods

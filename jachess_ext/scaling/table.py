@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..json_data import shown
 from .arrays import Array, Index, Mask
 from .input_checks import check_losses, check_sizes
 
@@ -186,12 +187,12 @@ def _build(what: str, header: list[str], columns: list[Any], names: Any, fewest:
         raise TableError(f"{what} has {len(names)} models; expected {fewest} or more")
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
-        raise TableError(f"{what} has the model {twice[0]!r} twice; expected one row a model")
+        raise TableError(f"{what} has the model {shown(twice[0])} twice; expected one row a model")
     places = [place for place, name in enumerate(header) if name.isdecimal()]
     if not places:
         raise TableError(
             f"{what} has no column named by a number of training examples; it has "
-            f"{', '.join(map(repr, header))}"
+            f"{', '.join(map(shown, header[:10]))}"
         )
     sizes = np.array([float(header[place]) for place in places])
     try:
@@ -213,7 +214,9 @@ def _numbers(cells: Any, column: str, names: tuple[str, ...]) -> Array:
         try:
             values.append(math.nan if text is None or text == "" else float(text))
         except (TypeError, ValueError):
-            raise TableError(f"{cell!r} in column {column!r} of {name!r} is no number") from None
+            raise TableError(
+                f"{shown(cell)} in column {column!r} of {shown(name)} is no number"
+            ) from None
     return np.array(values)
 
 

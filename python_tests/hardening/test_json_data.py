@@ -135,6 +135,20 @@ def test_a_text_with_a_line_separator_is_one_record(tmp_path: Path) -> None:
     assert "Scores" in results(path)
 
 
+UNUSUAL = [
+    (b'"jacobian": [1.0, 2.0]', b'"jacobian": [null, 2.0]'),
+    (b'"0.2": ', b'"0.3": null, "0.2": '),
+]
+
+
+@pytest.mark.parametrize("old, new", UNUSUAL)
+def test_figures_that_were_not_finite(tmp_path: Path, old: bytes, new: bytes) -> None:
+    """They are null in the file, and their runs are left out of the mean."""
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(RECORDS.replace(old, new))
+    assert "Smoothness" in results(path)
+
+
 STATES = [
     ({"step": 1.5, "seed": 1, "base": None}, "step is 1.5"),
     ({"step": 1, "seed": 1, "base": {"jacobian": [1.0], "hessian": None}}, r"lacks \['tokens'\]"),
