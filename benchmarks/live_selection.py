@@ -152,7 +152,7 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
 
 
 def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequence[Prediction]:
-    """Best first.  `FREE`: F is a number fitted within [0, ‖r‖²], which is all of Θ that is read."""
+    """Best first.  `FREE`: F is a number fitted within [0, ‖r‖²], and Θ is not read."""
     if method != FREE:
         return predict(curves, target, method)
     made = []
