@@ -9,6 +9,8 @@
 namespace jachess {
 namespace {
 
+constexpr double kThreadOperations = 2e6;  // of a thread, at least
+
 const MaterialisedKernels& choose_kernels() {
 #if JACHESS_HAS_CLONES
   if (__builtin_cpu_supports("x86-64-v4")) return ntk_materialised_v4();
@@ -75,7 +77,7 @@ class BlockPair {
     }
     for (int64_t row = 0; row < rows_; row += full_.rows)
       for (int64_t column = 0; column < columns_; column += full_.columns) add_region(row, column);
-    torch::stable::parallel_for(0, work_.pairs.left, 1, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, work_.pairs.left, 8, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         for (int64_t j = work_.pairs.first(i); j < work_.pairs.right; ++j) write(i, j, result);
     });
@@ -93,7 +95,7 @@ class BlockPair {
     const std::vector<MaterialisedPacking> packing = packing_of(row, column);
     work_.packing = packing.data();
     torch::stable::parallel_for(
-        0, static_cast<int64_t>(packing.size()), 1,
+        0, static_cast<int64_t>(packing.size()), 4,  // few are not worth the threads' start
         [&](int64_t begin, int64_t end) { kernels_.pack(work_, begin, end); });
     torch::stable::parallel_for(0, work_.shares, 1, [&](int64_t begin, int64_t end) {
       kernels_.multiply(work_, begin, end);
@@ -121,16 +123,15 @@ class BlockPair {
   void write(int64_t i, int64_t j, T* result) const {
     const int64_t square = tile_.panel * tile_.panel, size = work_.pairs.count() * square;
     const double* from = work_.sums + work_.pairs.index(i, j) * square;
+    std::vector<double> total(from, from + square);
+    for (int64_t share = 1; share < work_.shares; ++share)
+      for (int64_t k = 0; k < square; ++k) total[static_cast<size_t>(k)] += from[share * size + k];
     const GradientGroup& rows = work_.sides[0].block.groups[i];
     const GradientGroup& columns = work_.sides[work_.pairs.symmetric ? 0 : 1].block.groups[j];
-    for (int64_t r = 0; r < rows.count; ++r) {
-      for (int64_t c = work_.pairs.symmetric && i == j ? r : 0; c < columns.count; ++c) {
-        double sum = 0;
-        for (int64_t share = 0; share < work_.shares; ++share)
-          sum += from[share * size + r * tile_.panel + c];
-        write_entry(rows.vectors[r], columns.vectors[c], static_cast<T>(sum), result);
-      }
-    }
+    for (int64_t r = 0; r < rows.count; ++r)
+      for (int64_t c = work_.pairs.symmetric && i == j ? r : 0; c < columns.count; ++c)
+        write_entry(rows.vectors[r], columns.vectors[c],
+                    static_cast<T>(total[static_cast<size_t>(r * tile_.panel + c)]), result);
   }
 
   // Of the result [C, N, C, M]; of one side with itself also the mirror image.
