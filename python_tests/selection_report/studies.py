@@ -17,17 +17,16 @@ BUDGET, TARGET = 25600.0, 1638400.0
 HOSTILE = "<script>alert(1)</script> & \"quoted\" 'x' $y_1$"
 
 
-def table(models: int = 6, names: tuple[str, ...] | None = None) -> LossTable:
+def table(models: int = 6) -> LossTable:
     """Sizes 0, 400, 1600 … the target."""
     made = tables.population(0, models=models)[0]
-    made = replace(made, sizes=made.sizes[::2], losses=made.losses[:, ::2])
-    return made if names is None else replace(made, names=names)
+    return replace(made, sizes=made.sizes[::2], losses=made.losses[:, ::2])
 
 
 @cache
-def study(models: int = 6, method: str = "bayes", names: tuple[str, ...] | None = None) -> Study:
+def study(method: str = "bayes") -> Study:
     """Of `table`; budget and target as above."""
-    return of(table(models, names), method)
+    return of(table(), method)
 
 
 def of(losses: LossTable, method: str = "bayes") -> Study:
@@ -51,9 +50,18 @@ def kernels(labels: list[str]) -> Kernels:
 
 @cache
 def full_study(names: tuple[str, ...] | None = None) -> Study:
-    """Truth, kernels, stops and a further table."""
-    made = study(len(names) if names else 6, names=names)
-    candidates = [replace(one, stop=f"{one.name} stopped") for one in made.candidates]
+    """Truth, kernels, stops and a further table; with names, the six curves under as many."""
+    made = study()
+    names = names or tuple(one.name for one in made.candidates)
+    candidates = [
+        replace(
+            made.candidates[place % len(made.candidates)],
+            name=name,
+            label=name,
+            stop=f"{name} stopped",
+        )
+        for place, name in enumerate(names)
+    ]
     return replace(
         made,
         candidates=candidates,

@@ -59,7 +59,7 @@ def test_the_curves(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_panels_have_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = studies.study(8)
+    made = studies.full_study(LONG[:8])
     found = drawn.figures_of(monkeypatch, lambda: figures.curves_figures(made))
     panels = [panel for figure in found for panel in figure.axes if panel.get_visible()]
     assert [len(figure.axes) for figure in found] == [6, 2]
