@@ -42,8 +42,9 @@ def ntk_materialised(
         cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs; of a's dtype.
         other_inputs, other_cotangents: [M, T', d] and [C, M, T', e_l] of the right side; None:
             the left side itself, each pair computed once.
-        workspace: bytes for packed operands and for sums that are added up in a fixed order; fewer
-            than 40 features of every position take are not respected. It changes the last bits.
+        workspace: bytes for packed operands and for the shares' sums, beside what each thread takes
+            (a few MiB). Forty features of every position and one share's sums are taken in any
+            case. It changes the last bits.
 
     Returns:
         K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
