@@ -25,7 +25,7 @@ _OPTIONAL = {
     "scikit-learn": "demo",
     "scipy": "demo",
 }
-_FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 0)}
+_FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 
 
 def _version(distribution: str) -> str | None:

@@ -46,8 +46,8 @@ def release(name):
     except Exception:
         return None
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-if "transformers" in sys.argv and (release("transformers") or [0]) < [5]:
-    missing.append("transformers>=5")
+if "transformers" in sys.argv and (release("transformers") or [0]) < [5, 2]:
+    missing.append("transformers>=5.2")
 try:
     import torch
     found = release("torch")
