@@ -117,7 +117,7 @@ def to_markdown(results: Sequence[Result], torches: Sequence[str], pythons: Sequ
         ]
         matrix.append([torch, *("not run" if c == "not run · not run" else c for c in cells)])
     parts = [_HEAD, _table(matrix), _others(results), _versions(own), _failures(results)]
-    return "\n".join(part for part in parts if part)
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
 def _cell(result: Result | None) -> str:
