@@ -99,8 +99,8 @@ each cell, installs that torch, then the package with `pip install .` from a cle
 chosen part of the tests (operators against their twins and `opcheck`, every jet rule,
 `torch.compile`, the model families, the regulariser, the Trainer) on the installed package. A cell
 is passed/failed tests with the newest transformers that this Python and torch get, then with the
-oldest that pyproject.toml allows. "not run" means just that. CI runs the whole suite, with torch 2.13
-and Python 3.11.
+oldest that pyproject.toml allowed. "not run" means just that. CI runs the whole suite, with torch
+2.13 and Python 3.11.
 
 """
 
