@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    done = {(r.torch, r.python) for r in read(options.results)}
+    done = {(r.torch, r.python) for r in read(options.results) if r.built_with == r.torch}
     for name in options.cells:
         torch, _, python = name.partition(":")
         if torch not in TORCHES or python not in PYTHONS:
