@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import available, loaded
-from .ntk_operands import check_operands, fake_kernel, widened
+from .library import loaded
+from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
 
 _TILE_POSITIONS = 512  # positions a side of one tile of the twin: its Gram matrices stay in cache
 
@@ -52,11 +52,7 @@ def ntk_gram(
         TypeError: a dtype other than the four, or several.
     """
     check_operands("ntk_gram", inputs, cotangents, other_inputs, other_cotangents)
-    operands = [inputs, *cotangents, *(other_cotangents or [])]
-    if other_inputs is not None:
-        operands.append(other_inputs)
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    if differentiated or not available("ntk_gram", inputs.device):
+    if not kernel_serves("ntk_gram", inputs, cotangents, other_inputs, other_cotangents):
         return ntk_gram_reference(inputs, cotangents, other_inputs, other_cotangents)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])

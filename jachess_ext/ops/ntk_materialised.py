@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import available, loaded
-from .ntk_operands import check_operands, fake_kernel, widened
+from .library import loaded
+from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
 
 WORKSPACE = 128 * 2**20
 
@@ -58,11 +58,7 @@ def ntk_materialised(
     """
     _check_workspace(workspace)
     check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
-    operands = [inputs, *cotangents, *(other_cotangents or [])]
-    if other_inputs is not None:
-        operands.append(other_inputs)
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    if differentiated or not available("ntk_materialised", inputs.device):
+    if not kernel_serves("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents):
         return ntk_materialised_reference(inputs, cotangents, other_inputs, other_cotangents)
     return torch.ops.jachess.ntk_materialised(
         inputs, list(cotangents), other_inputs, list(other_cotangents or []), workspace

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import DTYPES
+from .library import available
 
 
 def widened(
@@ -17,6 +18,21 @@ def widened(
     a, deltas = inputs.to(dtype), [delta.to(dtype) for delta in cotangents]
     unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
     return a.masked_fill(unused[..., None] & ~a.isfinite(), 0), deltas  # 0 · inf would be NaN
+
+
+def kernel_serves(
+    operator: str,
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: Sequence[Tensor] | None,
+) -> bool:
+    """Whether the compiled kernel takes them: it is there, and no gradient is asked for."""
+    operands = [inputs, *cotangents, *(other_cotangents or [])]
+    if other_inputs is not None:
+        operands.append(other_inputs)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    return not differentiated and available(operator, inputs.device)
 
 
 def check_operands(
