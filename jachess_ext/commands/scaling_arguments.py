@@ -6,21 +6,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from ..scaling.method_names import FROM_LOSSES
 from . import live_arguments
 from .records import out_path
 
 _DEFAULT = "default %(default)s"
 LAWS = ("lensllm", "rectified", "power", "ats", "kaplan")
-METHODS = (
-    "bayes",
-    "lensllm",
-    "rectified",
-    "power",
-    "ats",
-    "subtuning",
-    "zeroshot",
-    "modelsize",
-)
 
 
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +41,9 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="size of the full data; live: default all training rows",
     )
-    parser.add_argument("--method", choices=METHODS, default="bayes", help="default %(default)s")
+    parser.add_argument(
+        "--method", choices=FROM_LOSSES, default="bayes", help="default %(default)s"
+    )
     parser.add_argument(
         "--budget",
         metavar="D",

@@ -13,6 +13,7 @@ from ..scaling.bayes.forecast import SMALLEST
 from ..scaling.fitted import FittedLaw
 from ..scaling.fitting import fit
 from ..scaling.laws import Law, MeasuredLens, Power, Rectified
+from ..scaling.method_names import FROM_LOSSES
 from ..scaling.methods import METHODS as TABLE_METHODS
 from ..scaling.methods import Forecast, Settings
 from ..scaling.predictive import Student
@@ -21,16 +22,7 @@ from .measure import flow_rate
 from .records import Kernel, RunRecord
 from .result import Prediction
 
-METHODS = (
-    "bayes",
-    "lensllm",
-    "rectified",
-    "power",
-    "ats",
-    "subtuning",
-    "zeroshot",
-    "modelsize",
-)
+METHODS = FROM_LOSSES
 """lensllm is Eq. 10 with F measured; with F free it is the rectified law."""
 
 _LAWS: dict[str, Law | type[Law]] = {

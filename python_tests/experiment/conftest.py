@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from jachess_ext.experiment.grid import Grid, make_grid
 from python_tests.demo.conftest import sentiment, tiny_model  # noqa: F401  fixtures
+from python_tests.threads import one_thread  # noqa: F401  a fixture
 
 RECIPE = {"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16}
 CONDITIONS = {"corruption": (0.2,), "deltas": (0.0, 1.0), "sequences": 4}
 MakeGrid = Callable[..., Grid]
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,10 @@ from jachess_ext.experiment.grid import Recipe
 from jachess_ext.live_selection.budget import Budget
 from jachess_ext.live_selection.settings import LiveSettings
 from python_tests.demo.conftest import WORDS, save_tiny_model
+from python_tests.threads import one_thread  # noqa: F401  a fixture
 
 NOUNS = [word for word in WORDS if word not in ("good", "fine", "bad", "poor")]
 MakeSettings = Callable[..., LiveSettings]
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def save_model(folder: Path, width: int, seed: int) -> Path:

@@ -1,14 +1,3 @@
-"""Tiny tensors gain nothing from threads, and lose much where cores are shared."""
+"""One thread for all tests of this folder."""
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from python_tests.threads import one_thread  # noqa: F401  a fixture
