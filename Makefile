@@ -30,9 +30,9 @@ demo:
 	@$(PREPARE) demo
 	@$(RUN) -m jachess_ext demo $(ARGS)
 
-# Each example for a few steps; those whose library is missing are named.
+# Each example for a few steps.
 examples:
-	@$(PREPARE) demo
+	@$(PREPARE) examples
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(RUN) examples/run_all.py $(ARGS)
 
 check:

@@ -2,7 +2,7 @@
 
 Run by the Makefile with any Python >= 3.10, standard library only:
 
-    python build_backend/jachess_build/prepare.py build|demo|test|check
+    python build_backend/jachess_build/prepare.py build|demo|examples|test|check
 
 1. A Python that has torch >= 2.10 and everything the goal needs is used as it is.
 2. One that has torch but lacks something lends its packages to .venv; what lacks is added there.
@@ -31,10 +31,12 @@ BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
 # Import names that a goal needs beyond torch and numpy, and the extra that brings them.
 _DEMO = ("transformers", "safetensors", "matplotlib", "rich", "tqdm", "sklearn", "scipy")
 _PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
-_TEST = (*_DEMO, "peft", "accelerate", "datasets", *_PYTEST)
+_TRAINERS = ("peft", "accelerate", "datasets")
+_TEST = (*_DEMO, *_TRAINERS, *_PYTEST)
 NEEDS = {
     "build": ("", ()),
     "demo": ("[demo]", _DEMO),
+    "examples": ("[examples]", (*_DEMO, *_TRAINERS, "lightning", "trl")),
     "test": ("[test]", _TEST),
     "check": ("[test]", ("mypy", "ruff", "clang_format")),
 }
@@ -167,7 +169,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def prepare_venv(extra: str, lend: bool) -> Path:
-    """Complete .venv for an extra ("", "[demo]" or "[test]") and install the package in place."""
+    """Complete .venv for an extra of NEEDS ("[test]" has all) and install the package in place."""
     python = VENV / "bin" / "python"
     done = completed_extras()
     if python.exists() and ("[test]" in done or extra in done):

@@ -14,6 +14,7 @@ from ..smoothness import JacHess, JacHessOutput
 from .modes import in_mode
 
 Batch = Mapping[str, Any]
+_FUSED = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,11 @@ class DualSchedule:
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
         self._source: Iterator[Batch] = iter(())
-        self.optimizer = torch.optim.AdamW(parameters, lr=self._lr(), weight_decay=weight_decay)
+        # One by one, as by default on the CPU, AdamW took a fifth of a pass over a 6-layer encoder.
+        fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused
+        )
 
     def after_step(self) -> PassSummary | None:
         """Call after each optimiser step of the task; runs a pass where one is due."""

@@ -26,7 +26,7 @@ def test_a_pass_is_adamw_on_r_alone() -> None:
     summary = dual.run()
     model = classifier("bert")
     reg = jx.JacHess(model, weights="uniform", dimensions=3, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
     model.train()
     outs = []
     for batch in dual.batches:
