@@ -43,10 +43,12 @@ def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -
     """A grid with its model and the folders of its tasks filled in."""
     content = read_grid(GRIDS[name])
     content["model"] = str(model)
-    content["tasks"] = [str(data / task) for task in content["tasks"]]
+    tasks = [task for task in content["tasks"] if options.tasks is None or task in options.tasks]
+    content["tasks"] = [str(data / task) for task in tasks]
     content["shift"] = {
         task: [str(data / target) for target in targets]
         for task, targets in content["shift"].items()
+        if task in tasks
     }
     grid = make_grid(content)
     recipe = grid.recipe
@@ -94,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--tasks", nargs="+", help="of the grid's, these alone; default: all")
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
