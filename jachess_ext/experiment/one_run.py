@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.files import whole_folder
 from ..evaluation.judge import Judgement, judge
 from ..evaluation.report import finite
 from ..evaluation.robustness import embedding_scale
@@ -43,8 +44,9 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
         return record | {"error": str(error)}, {}
     seconds = {"training": trained - start, "judging": time.perf_counter() - trained}
     if models is not None:
-        model.save_pretrained(models / job.name)
-        tokenizer.save_pretrained(models / job.name)
+        with whole_folder(models / job.name) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     return record, seconds
 
 

@@ -67,7 +67,8 @@ def jet_mean_squares_reference(
 ) -> tuple[Tensor, Tensor]:
     """Pure-torch twin of `jet_mean_squares`: any device, any number of backward passes.
 
-    Args, returns and raises: as `jet_mean_squares`.
+    Args, returns and raises: as `jet_mean_squares`, but numbers of ``index`` may repeat, and one
+    out of range is torch's IndexError.
     """
     _check("jet_mean_squares", x, q, mask, index)
     first = _masked(x[1 : 1 + q], mask).square().sum(-1).mean(0)

@@ -281,10 +281,9 @@ class JacHess:
         """
         check_state(state)
         base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
+        skipped = {int(layer): int(count) for layer, count in state.get("skipped", {}).items()}
         self.step, self.seed = int(state["step"]), state["seed"]
-        self.base = base
-        skipped = state.get("skipped", {})
-        self.skipped = Counter({int(layer): int(count) for layer, count in skipped.items()})
+        self.base, self.skipped = base, Counter(skipped)
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:

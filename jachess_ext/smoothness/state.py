@@ -7,6 +7,8 @@ from typing import Any, TypedDict
 
 from ..json_data import BadJSON, check
 
+_DIGITS = 9  # of a layer's number; Python refuses to read one of thousands
+
 
 class _Base(TypedDict):
     jacobian: list[float]
@@ -32,8 +34,10 @@ def check_state(state: Any) -> None:
     """
     check(state, _State, "the regulariser's state")
     for layer in state.get("skipped", {}):
-        if not layer.isdecimal():
-            raise BadJSON(f"the regulariser's state counts skipped steps of the layer {layer!r}")
+        if not layer.isdecimal() or len(layer) > _DIGITS:
+            raise BadJSON(
+                f"the regulariser's state counts skipped steps of the layer {layer[:40]!r}"
+            )
     base = state["base"]
     if base is None:
         return

@@ -33,6 +33,12 @@ def _signatures() -> dict[str, Signature]:
     norm = {"x": x, "weight": channels, "bias": channels, "eps": 1e-5, "q": Q}
     rms = {"x": x, "weight": channels, "eps": 1e-5, "q": Q}
     heads = {name: _jet(1, 2, 3, 4) for name in ("query", "key", "value")}
+    sides = {
+        "inputs": torch.ones(3, 4, 5),
+        "cotangents": [torch.ones(2, 3, 4, 6), torch.ones(2, 3, 4, 1)],
+        "other_inputs": torch.ones(2, 7, 5),
+        "other_cotangents": [torch.ones(2, 2, 7, 6), torch.ones(2, 2, 7, 1)],
+    }
     return {
         "activation_jet": Signature({"x": x, "kind": "gelu", "q": Q}, raw.activation_jet),
         "gated_activation_jet": Signature(
@@ -69,6 +75,15 @@ def _signatures() -> dict[str, Signature]:
             {"x": x, "mask": torch.ones(3, dtype=torch.bool), "index": torch.tensor([0]), "q": Q},
             lambda x, mask, index, q: raw.jet_mean_squares(x, mask, index, q),
         ),
+        "ntk_gram": Signature(
+            sides, lambda a, d, other, others: raw.ntk_gram(a, d, other, others or [])
+        ),
+        "ntk_materialised": Signature(
+            sides | {"workspace": 2**20},
+            lambda a, d, other, others, bytes_: raw.ntk_materialised(
+                a, d, other, others or [], bytes_
+            ),
+        ),
         "sample_directions": Signature(
             {
                 "token": torch.arange(3),
@@ -101,6 +116,21 @@ def _variants(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield "another rank", value[None, None, None, None, None]
         yield "complex numbers", value.to(torch.complex64)
         yield "on another device", value.to("meta")
+    if name.endswith("inputs"):
+        yield "integers", value.long()
+        yield "8-bit floats", value.to(torch.float8_e5m2)
+        yield "another dtype", value.double()
+        yield "other features", value[..., :3]
+    if isinstance(value, list):
+        yield "none", []
+        yield "one layer too few", value[:1]
+        for what, other in _variants("a cotangent", value[0]):
+            yield f"the first: {what}", [other, *value[1:]]
+        yield "the first: another width", [value[0][..., :3], *value[1:]]
+        yield "the first: another number of outputs", [value[0][:1], *value[1:]]
+        yield "the first: another dtype", [value[0].double(), *value[1:]]
+    if name == "workspace":
+        yield from (("0", 0), ("-1", -1))
     if name == "q":
         yield from (("0", 0), ("-1", -1), ("5", 5), ("2**40", 2**40))
     if name in ("kind", "distribution"):
@@ -124,6 +154,9 @@ def _wrong(name: str, good: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
         second = "residual" if "residual" in good else "u"
         yield f"{second}: another shape", good | {second: _jet(3, 6)}
         yield f"{second}: another dtype", good | {second: _jet(3, 5, dtype=torch.float64)}
+    if "cotangents" in good:
+        yield "other_inputs alone", good | {"other_cotangents": None}
+        yield "other_cotangents alone", good | {"other_inputs": None}
     if "key" in good:
         yield "key: another head size", good | {"key": _jet(1, 2, 3, 6)}
         yield "key: heads that do not divide", good | {"key": _jet(1, 3, 3, 4)}

@@ -37,12 +37,14 @@ def make_side(
 def expected(left: Side, right: Side) -> Tensor:
     """From every gradient Σ_t δ aᵀ written out, in float64."""
 
-    def rows(side: Side) -> Tensor:
-        a = side[0].double()
-        layers = [torch.einsum("cntr,ntk->cnrk", delta.double(), a) for delta in side[1]]
-        return torch.cat([layer.flatten(2) for layer in layers], -1)
+    return torch.einsum("cnp,dmp->cndm", gradients(left), gradients(right))
 
-    return torch.einsum("cnp,dmp->cndm", rows(left), rows(right))
+
+def gradients(side: Side) -> Tensor:
+    """[C, N, P] float64: Σ_t δ aᵀ of every layer, one after the other."""
+    a = side[0].double()
+    layers = [torch.einsum("cntr,ntk->cnrk", delta.double(), a) for delta in side[1]]
+    return torch.cat([layer.flatten(2) for layer in layers], -1)
 
 
 def error(got: Tensor, wanted: Tensor) -> float:

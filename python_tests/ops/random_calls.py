@@ -5,6 +5,7 @@
 A call with ordinary values is compared, result and gradients, with the pure-torch twin in float64.
 One with a NaN, an infinity or huge numbers in one entry of the first dimension behind the streams
 must leave every other entry as it is without them, to the bit, and hand a NaN on to its own entry.
+The NTK's operators, which have no streams, are in `random_ntk_calls`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from jachess_ext import ops
 from python_tests.ops import bad_calls
+from python_tests.ops.random_ntk_calls import NTK_MAKERS, NTKCall
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 HUGE = {torch.float64: 1e200, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
@@ -45,6 +47,13 @@ class Call:
     others: list[Tensor | None]
     run: Callable[..., Any]
     scale: float = 0.0
+
+    @property
+    def first(self) -> Tensor:
+        return self.jets[0]
+
+    def scaled(self, factor: float) -> Call:
+        return replace(self, jets=[jet * factor for jet in self.jets])
 
     def result(self, function: Any, jets: Sequence[Tensor], others: Sequence[Any]) -> list[Tensor]:
         found = self.run(function, *jets, *others)
@@ -187,7 +196,7 @@ def _jet_mean_squares(m: Maker) -> Call:
     )
 
 
-MAKERS: dict[str, Callable[[Maker], Call]] = {
+MAKERS: dict[str, Callable[[Maker], Call | NTKCall]] = {
     "activation_jet": _activation,
     "gated_activation_jet": _gated_activation,
     "layer_norm_jet": _norm("layer_norm_jet", bias=True, residual=False),
@@ -198,24 +207,27 @@ MAKERS: dict[str, Callable[[Maker], Call]] = {
     "attention_jet": _attention,
     "jet_norms": _jet_norms,
     "jet_mean_squares": _jet_mean_squares,
+    **NTK_MAKERS,
 }
 
 
-def random_call(seed: int) -> tuple[Call, str]:
+def random_call(seed: int) -> tuple[Call | NTKCall, str]:
     """The call of this seed, and what its values are like."""
     maker = Maker(seed)
     call = MAKERS[maker.choose.choice(list(MAKERS))](maker)
     values = maker.choose.choice(["ordinary"] * 6 + ["tiny", *SPECIAL])
     if values == "tiny":
-        call = replace(call, jets=[jet * TINY[jet.dtype] for jet in call.jets])
+        call = call.scaled(TINY[call.first.dtype])
     return call, values
 
 
-def check(call: Call, values: str) -> None:
+def check(call: Call | NTKCall, values: str) -> None:
     """Raises:
     AssertionError: the operator's answer is wrong.
     """
-    if values in SPECIAL:
+    if isinstance(call, NTKCall):
+        call.check(values, SPECIAL.get(values))
+    elif values in SPECIAL:
         check_containment(call, values)
     else:
         check_against_twin(call, ordinary=values == "ordinary")
@@ -299,10 +311,8 @@ def main() -> None:
         try:
             check(call, values)
         except Exception as error:
-            shapes = [list(jet.shape) for jet in call.jets]
-            raise AssertionError(
-                f"seed {seed}: {call.name}, {values}, {call.jets[0].dtype}, {shapes}"
-            ) from error
+            first = f"{call.first.dtype} {list(call.first.shape)}"
+            raise AssertionError(f"seed {seed}: {call.name}, {values}, {first}") from error
         counts[call.name, values] += 1
     answers = bad_calls.try_all()
     text = table(counts, given.seed) + "\n" + bad_calls.table(answers)

@@ -27,9 +27,9 @@ def test_the_sample_has_everything() -> None:
     seen: Counter = Counter()
     for seed in range(CALLS):
         call, values = random_calls.random_call(seed)
-        jet = call.jets[0]
-        seen.update([(call.name, values == "ordinary"), values, jet.dtype])
-        seen.update(["empty"] * (not jet.numel()) + ["strided"] * (not jet.is_contiguous()))
+        first = call.first
+        seen.update([(call.name, values == "ordinary"), values, first.dtype])
+        seen.update(["empty"] * (not first.numel()) + ["strided"] * (not first.is_contiguous()))
     assert len(seen) == 2 * len(random_calls.MAKERS) + 5 + 4 + 2
     assert min(seen.values()) >= 10
 

@@ -132,6 +132,15 @@ def test_state_goes_through_json_and_the_run_goes_on() -> None:
         other.load_state_dict({"step": 1})
 
 
+def test_a_refused_state_changes_nothing() -> None:
+    """A layer's number that Python will not read was once found after the step was taken over."""
+    reg = calibrated(weights="softmax", normalize=True)
+    before = reg.state_dict()
+    with pytest.raises(ValueError, match="skipped steps of the layer '1111"):
+        reg.load_state_dict(before | {"step": 7, "skipped": {"1" * 5000: 1}})
+    assert reg.state_dict() == before
+
+
 def test_strength() -> None:
     results = [calibrated(strength=s)(BATCH) for s in (0.0, 1.0, 2.5)]
     assert results[0].loss.item() == 0 and torch.isfinite(results[0].total)
