@@ -44,11 +44,25 @@ GRIDS = {
 }
 
 
+def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]:
+    """Of these grids, those that have some of the tasks; None: all.
+
+    Raises:
+        DataError: a task that no grid has.
+    """
+    of = {name: read_grid(GRIDS[name])["tasks"] for name in names}
+    known = sorted({task for has in of.values() for task in has})
+    for task in tasks or ():
+        if task not in known:
+            raise DataError(f"no task {task!r}; the chosen grids have {', '.join(known)}")
+    return [name for name, has in of.items() if tasks is None or set(has) & set(tasks)]
+
+
 def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -> Grid:
     """A grid with its model and the folders of its tasks filled in."""
     content = read_grid(GRIDS[name])
     content["model"] = str(model)
-    tasks = [task for task in content["tasks"] if options.tasks is None or task in options.tasks]
+    tasks = [task for task in content["tasks"] if task in (options.tasks or content["tasks"])]
     content["tasks"] = [str(data / task) for task in tasks]
     content["shift"] = {
         task: [str(data / target) for target in targets]
@@ -101,7 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--tasks", nargs="+", help="of the grid's, these alone; default: all")
+    parser.add_argument(
+        "--tasks", nargs="+", help="the grids' tasks: these alone, also in the tables"
+    )
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
@@ -109,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     given = " ".join(sys.argv[1:] if argv is None else argv)
     try:
-        for name in options.grids:
+        for name in chosen_grids(options.grids, options.tasks):
             _one(name, options, f"python -m benchmarks.finetune_quality {given}")
     except DataError as error:
         print(f"finetune_quality: {error}", file=sys.stderr)

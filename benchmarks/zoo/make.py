@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +13,7 @@ from zlib import crc32
 import torch
 import transformers
 
+from jachess_ext.evaluation.files import whole_folder
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
@@ -26,7 +25,6 @@ from .text import Corpus
 
 RECORD = "zoo.json"
 """In every model's folder: how it was made. In the zoo's own: all of them together."""
-_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ def make_zoo(
         DataError: a model of that name is there and was made from another plan or text.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for left in out.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(left)
     wanted = {member.name: _facts(member, corpus, plan) for member in members}
     done = {name: _finished(out / name, facts) for name, facts in wanted.items()}
     shared: dict[bool, tuple[Any, ...]] = {}  # encoders' and decoders' tokenizer and blocks
@@ -167,11 +163,9 @@ def _progress(member: Member, say: Say) -> Callable[[int, float], None]:
 
 
 def _save(model: Any, tokenizer: Any, config: Any, folder: Path, record: dict[str, Any]) -> None:
-    """The folder appears whole, by a rename."""
     finished = _language_model(config)
     finished.load_state_dict(model.state_dict())
-    partial = folder.with_name(_PARTIAL + folder.name)
-    finished.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    write_json(partial / RECORD, record)
-    os.replace(partial, folder)
+    with whole_folder(folder) as partial:
+        finished.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_json(partial / RECORD, record)

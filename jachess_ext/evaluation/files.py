@@ -33,15 +33,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Gives an empty folder beside `path` to fill, and moves it into place at the end.
 
     A folder that stood there is replaced; on any error it stays, and nothing is left beside it.
+    What a killed process left is cleared away by the next that writes the same folder; there must
+    be one at a time.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    partial = path.with_name(f".partial-{path.name}")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
     try:
-        yield temporary
-        temporary.chmod(0o755)  # as for files: mkdtemp's are their owner's alone
+        yield partial
         if path.exists():
             shutil.rmtree(path)
-        temporary.replace(path)
+        partial.replace(path)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -88,7 +88,7 @@ class DualSchedule:
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
         self._source: Iterator[Batch] = iter(())
-        # One by one, as by default on the CPU, AdamW took a fifth of a pass over a 6-layer encoder.
+        # By default AdamW goes through the parameters operation by operation on the CPU.
         fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused

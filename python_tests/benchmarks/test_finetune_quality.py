@@ -65,6 +65,16 @@ def test_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.count("finetune_quality: ") == 1
 
 
+def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grids = list(finetune_quality.GRIDS)
+    assert finetune_quality.chosen_grids(grids, None) == grids
+    assert finetune_quality.chosen_grids(grids, ["mrpc"]) == ["main"]
+    assert finetune_quality.chosen_grids(grids, ["sst2", "imdb"]) == grids
+    given = ["--model", str(tmp_path), "--data", str(tmp_path), "--tasks", "sst2", "sst"]
+    assert finetune_quality.main(given) == 2
+    assert "no task 'sst'; the chosen grids have cola, imdb," in capsys.readouterr().err
+
+
 def test_markdown() -> None:
     table = Table("caption", ["a", "b"], [["1", "2"]])
     assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"

@@ -19,7 +19,7 @@ def test_it_is_there_at_the_end(tmp_path: Path) -> None:
         (folder / "one").write_text("1")
         assert not target.exists() and folder.parent == target.parent
     assert names(target) == ["one"] and names(target.parent) == ["a"]
-    assert target.stat().st_mode & 0o777 == 0o755
+    assert target.stat().st_mode == target.parent.stat().st_mode
     with whole_folder(target) as folder:
         (folder / "two").write_text("2")
     assert names(target) == ["two"] and names(target.parent) == ["a"]
@@ -39,3 +39,12 @@ def test_an_error_leaves_the_old_one(tmp_path: Path, error: type[BaseException])
     with pytest.raises(error):
         broken()
     assert names(target) == ["old"] and names(tmp_path) == ["a"]
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    killed = whole_folder(target)
+    (killed.__enter__() / "half").touch()
+    with whole_folder(target) as folder:
+        (folder / "one").touch()
+    assert names(target) == ["one"] and names(tmp_path) == ["a"]
