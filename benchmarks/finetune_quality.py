@@ -86,13 +86,28 @@ def markdown(table: Table) -> str:
     return f"{table.caption}\n\n{text}\n"
 
 
-def summary(name: str, records: Sequence[Record], command: str) -> str:
+def started_at(out: Path) -> list[str]:
+    """The commits at which a grid was started or gone on with, this one last; kept in its folder.
+
+    Finished runs are kept over commits, so that a table's runs may be older than the table.
+    """
+    path = out / "commits.txt"
+    commits = path.read_text().split() if path.exists() else []
+    if commit() not in commits:
+        commits.append(commit())
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "\n".join([*commits, ""]))
+    return commits
+
+
+def summary(name: str, records: Sequence[Record], command: str, commits: Sequence[str]) -> str:
     """All tables of a grid, and how they were made."""
     head = (
         f"# finetune_quality: {name}\n\n"
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, commit {commit()}, torch {torch.__version__}, "
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, {device_name(torch.device('cpu'))}, "
-        f"{len(records)} runs; made by\n\n    {command}\n"
+        f"{len(records)} runs, started and gone on with at "
+        f"{', '.join(commits)}, by\n\n    {command}\n"
     )
     parts = [head]
     for section in sections(records):
@@ -136,18 +151,17 @@ def main(argv: list[str] | None = None) -> int:
 def _one(name: str, options: argparse.Namespace, command: str) -> None:
     grid = load_grid(name, options.model, options.data, options)
     out = options.out / name
-    with BarProgress() as progress:
-        if options.estimate:
-            found = estimate(grid, processes=options.processes, progress=progress)
-            records: list[Record] = []
-        else:
-            records = run_grid(grid, out, processes=options.processes, progress=progress)
     if options.estimate:
+        with BarProgress() as progress:
+            found = estimate(grid, processes=options.processes, progress=progress)
         print(f"\n{name}:")
         print_estimate(found)
         return
+    commits = started_at(out)
+    with BarProgress() as progress:
+        records = run_grid(grid, out, processes=options.processes, progress=progress)
     write_report(out / "report.html", records)
-    text = summary(name, records, command)
+    text = summary(name, records, command, commits)
     print(text)
     if not options.quick:
         results = (out / "results.jsonl").read_bytes()

@@ -75,6 +75,16 @@ def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no task 'sst'; the chosen grids have cola, imdb," in capsys.readouterr().err
 
 
+def test_commits_of_the_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for made in ("aaa", "bbb+", "bbb+"):
+        monkeypatch.setattr(finetune_quality, "commit", lambda made=made: made)
+        commits = finetune_quality.started_at(tmp_path / "main")
+    assert commits == ["aaa", "bbb+"]
+    monkeypatch.setattr(finetune_quality, "sections", lambda records: [])
+    text = finetune_quality.summary("main", [], "this", commits)
+    assert "0 runs, started and gone on with at aaa, bbb+, by" in text
+
+
 def test_markdown() -> None:
     table = Table("caption", ["a", "b"], [["1", "2"]])
     assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
