@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..smoothness import JacHess, JacHessOutput
 from .modes import in_mode
+from .random_state import drawing_apart, step_key
 
 Batch = Mapping[str, Any]
 _FUSED = ("cpu", "cuda")
@@ -104,10 +105,11 @@ class DualSchedule:
         return self.run() if self.every is None else None
 
     def run(self) -> PassSummary:
-        """One pass of R alone; modes and the task's gradients are kept."""
+        """One pass of R alone; modes, the task's gradients and random numbers are kept."""
         kept = [p.grad for p in self._parameters]
+        own_numbers = drawing_apart(*step_key(self.regulariser))
         try:
-            with in_mode(self.regulariser.model, self.dropout):
+            with own_numbers, in_mode(self.regulariser.model, self.dropout):
                 return _summary([_detached(self._step(batch)) for batch in self._pass()])
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):

@@ -16,7 +16,8 @@ from .dual import without_labels
 from .method_arguments import MethodArguments
 from .mixin import JacHessMixin
 from .penalties import half_square_norm, r3f_penalty
-from .sam import RandomState, sharpness_aware_gradient
+from .random_state import RandomState
+from .sam import sharpness_aware_gradient
 
 
 class MethodMixin(JacHessMixin):

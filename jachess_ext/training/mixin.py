@@ -18,6 +18,7 @@ from .dual import DualSchedule, PassSummary, without_labels
 from .loss_scaling import ignores_item_count, warn_of_ignored_item_count
 from .modes import in_mode
 from .one_pass import OnePass
+from .random_state import drawing_apart, step_key
 from .step_log import StepLog, flat
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class JacHessMixin(_Base):
         if train:
             out = called.result
         else:
-            with in_mode(model, self.jachess.dropout):
+            own_numbers = drawing_apart(*step_key(self.regulariser))
+            with own_numbers, in_mode(model, self.jachess.dropout):
                 out = self.regulariser(self._next_unlabelled())
         loss = self._step_loss(task, out, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

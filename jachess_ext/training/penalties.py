@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness.model_pass import unwrapped
+from .random_state import drawing_apart
 
 
 def half_square_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -61,11 +62,14 @@ def r3f_penalty(
     Args:
         batch: without labels.
         logits: f(x) of the same batch, ``[B, C]`` or ``[B, T, C]``.
-        generator: of z, on the CPU, so that a seed means the same on every device.
+        generator: of z and the second pass's dropout, on the CPU, so that a seed means the same on
+            every device.  torch's own generators stay as they are.
     """
     device = logits.device.type
     run = model
     with ExitStack() as contexts:
+        own_numbers = int(torch.randint(2**63 - 1, (), generator=generator))
+        contexts.enter_context(drawing_apart(own_numbers))
         if mixed_precision(model, device):
             # accelerate wraps forward in autocast and keeps the plain one under this name
             run = getattr(model, "_original_forward", model)

@@ -13,20 +13,6 @@ import torch
 from torch import Tensor, nn
 
 
-class RandomState:
-    """torch's generators (CPU and CUDA) as they are now, to draw the same dropout masks again."""
-
-    def __init__(self) -> None:
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-    def restore(self) -> None:
-        """Put them back."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
 def sharpness_aware_gradient(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
 ) -> float:

@@ -1,0 +1,94 @@
+"""A method's own draws leave the task's order of rows and dropout masks alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jachess_ext as jx
+from jachess_ext.training.random_state import drawing_apart, step_key
+from python_tests.smoothness.tiny_models import classifier
+
+from .method_runs import method_trainer
+from .runs import assert_same_parameters, examples, furthest
+
+TINY = 1e-30
+"""A strength that no parameter can feel."""
+
+
+def run(folder: Path, name: str, **method: Any) -> Any:
+    """Two epochs with dropout, the order of rows drawn anew in each."""
+    made = method_trainer(
+        folder,
+        name,
+        model=classifier("bert", dropout=0.3, dtype=torch.float32),
+        data=examples(16),
+        method=method,
+        num_train_epochs=2,
+        max_steps=-1,
+        seed=1,
+    )
+    made.train()
+    return made.model
+
+
+@pytest.mark.parametrize(
+    "name, method",
+    [
+        ("l2", {"strength": TINY}),
+        ("r3f", {"strength": TINY}),
+        ("sam", {"rho": TINY}),
+        ("jachess-joint", {"strength": TINY}),
+        ("cross-holder-unlab", {"unlab_lr_ratio": TINY, "unlab_every": None}),
+        ("jachess-unlab", {"unlab_lr_ratio": TINY, "unlab_every": 3}),
+    ],
+)
+def test_a_method_too_weak_to_act_changes_no_bit(
+    tmp_path: Path, name: str, method: dict[str, Any]
+) -> None:
+    plain = run(tmp_path / "plain", "none")
+    assert_same_parameters(plain, run(tmp_path / "with", name, **method), rtol=0, atol=0)
+
+
+def test_another_seed_changes_the_plain_run(tmp_path: Path) -> None:
+    """Or else the test above would see no order and no dropout."""
+    plain = run(tmp_path / "a", "none")
+    torch.manual_seed(5)
+    made = method_trainer(
+        tmp_path / "b",
+        "none",
+        model=classifier("bert", dropout=0.3, dtype=torch.float32),
+        data=examples(16),
+        num_train_epochs=2,
+        max_steps=-1,
+        seed=2,
+    )
+    made.train()
+    assert furthest(plain, made.model) > 1e-4
+
+
+def test_what_is_drawn_apart() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    drawn = []
+    for key in ((1, 2), (1, 3), (-1, 2), (1, 2)):
+        with drawing_apart(*key):
+            drawn.append(torch.rand(3))
+    with pytest.raises(TypeError), drawing_apart(1):
+        torch.rand("a number")
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(drawn[0], drawn[3]) and len({x[0].item() for x in drawn}) == 3
+
+
+def test_every_step_has_its_own_key() -> None:
+    regulariser = jx.JacHess(classifier("bert"), weights="uniform", seed=4)
+    assert step_key(regulariser) == (4, 0, 0)
+    regulariser.step += 1
+    assert step_key(regulariser) == (4, 1, 0)
+    regulariser.seed = None
+    torch.manual_seed(7)
+    assert step_key(regulariser) == (7, 1, 0)
