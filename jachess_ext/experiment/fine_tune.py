@@ -73,3 +73,5 @@ def fine_tune(
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
+        # accelerate leaves the forward in autocast, in which the model would be judged, too
+        trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)

@@ -14,12 +14,15 @@ import numpy as np
 
 from ..evaluation.judge import Conditions
 from ..tasks.examples import DataError, Task
+from ..tasks.model_version import model_version
 from ..tasks.spec import check_shift, digest, held_out, load_task, selected
 from ..training import MethodArguments
 from .checks import check_methods, check_model
 from .grid import Grid, Recipe
 
 Record = dict[str, Any]
+_EDITION = 2
+"""To be raised when a change of the code changes what a run gives: older runs are made anew."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Job:
     """One fine-tuning and its judgement; everything its result depends on.
 
     Attributes:
+        version: changes with the model's files.
         method: as it stands in the grid, which is its name in tables.
         value: of the method's knob; None: as the method has it.
         shift: tasks on whose dev rows the model is judged as well.
@@ -34,6 +38,7 @@ class Job:
 
     kind: Literal["tuning", "final"]
     model: str
+    version: str
     task: Task
     method: str
     value: float | None
@@ -55,7 +60,8 @@ class Job:
     def name(self) -> str:
         """Readable, and with a digest of all the run depends on; serves as a file name."""
         content = [
-            *(self.kind, self.model, digest(self.task), self.method, self.value, self.seed),
+            *(_EDITION, self.kind, self.model, self.version, digest(self.task), self.seed),
+            *(self.method, self.value, asdict(self.arguments)),
             *(asdict(self.recipe), asdict(self.conditions), [digest(t) for t in self.shift]),
         ]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
@@ -68,6 +74,7 @@ class LoadedGrid:
     """A grid and its tasks, checked: nothing that follows can fail for what the user gave."""
 
     grid: Grid
+    version: str
     tasks: tuple[Task, ...]
     shift: Mapping[str, tuple[Task, ...]]
 
@@ -107,7 +114,7 @@ def load(grid: Grid) -> LoadedGrid:
     if any(tuned(method, grid) for method in grid.methods):
         for task in tasks:
             held_out(task, grid.tuning.validation)
-    return LoadedGrid(grid, tasks, shift)
+    return LoadedGrid(grid, model_version(grid.model), tasks, shift)
 
 
 def _judged_only(target: Task, grid: Grid) -> Task:
@@ -127,7 +134,10 @@ def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
     grid = loaded.grid
     bare = replace(grid.conditions, corruption=(), deltas=(), sequences=0)
     return [
-        Job("tuning", grid.model, part, method, value, seed, grid.recipe, bare)
+        Job(
+            *("tuning", grid.model, loaded.version, part, method, value, seed),
+            *(grid.recipe, bare),
+        )
         for task in loaded.tasks
         for method in grid.methods
         if (values := tuned(method, grid))
@@ -142,7 +152,8 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
     grid = loaded.grid
     return [
         Job(
-            *("final", grid.model, task, method, chosen.get((task.name, method)), seed),
+            *("final", grid.model, loaded.version, task),
+            *(method, chosen.get((task.name, method)), seed),
             *(grid.recipe, grid.conditions, loaded.shift[task.name]),
         )
         for task in loaded.tasks

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..tasks.batches import encode
 from ..tasks.examples import Examples, Task
-from ..tasks.models import load_config, load_model, load_tokenizer
+from ..tasks.model_version import model_version
+from ..tasks.models import load_model, load_tokenizer
 from .measure import count_parameters
 
 _COUNTED = 1000  # rows whose tokens are counted
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,8 @@ def load_candidate(model: str, task: Task, seed: int, max_length: int) -> Candid
         DataError: model or tokenizer cannot be loaded.
     """
     tokenizer = load_tokenizer(model)
-    version = _version(model)
+    version = model_version(model)
     loaded = load_model(model, task.outputs, tokenizer, seed)
     rows: Examples = task.train.first(_COUNTED)
     lengths = [len(row["input_ids"]) for row in encode(rows, tokenizer, max_length).rows]
     return CandidateModel(model, version, count_parameters(loaded), sum(lengths) / len(lengths))
-
-
-def _version(model: str) -> str:
-    folder = Path(model)
-    if not folder.is_dir():
-        return str(getattr(load_config(model), "_commit_hash", None))
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".txt", ".model", ".safetensors"):
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-    return digest.hexdigest()[:16]

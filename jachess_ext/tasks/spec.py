@@ -85,6 +85,8 @@ def _spread(examples: Examples, count: int | None, seed: int) -> Examples:
 def held_out(task: Task, share: float) -> Task:
     """The task with the last `share` of its training rows to judge on in place of its dev rows.
 
+    As dev texts are, those are no unlabelled text either.
+
     Raises:
         DataError: one of the two parts would be empty or, in training, of one class.
     """
@@ -96,7 +98,15 @@ def held_out(task: Task, share: float) -> Task:
             f"{task.name}: {len(task.train)} training rows cannot be split into {rest} to train on "
             f"and {count} to choose a strength on"
         )
-    return replace(task, train=train, dev=task.train.part(rest, len(task.train)))
+    dev = task.train.part(rest, len(task.train))
+    return replace(task, train=train, unlabelled=_without(task.unlabelled, dev), dev=dev)
+
+
+def _without(examples: Examples, others: Examples) -> Examples:
+    """Those whose texts are not among the others'."""
+    known = set(zip(others.texts, others.pairs or others.texts, strict=True))
+    rows = enumerate(zip(examples.texts, examples.pairs or examples.texts, strict=True))
+    return examples.chosen([number for number, texts in rows if texts not in known])
 
 
 def digest(task: Task) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..tasks.padding import padded_right
 from . import tapt
@@ -15,6 +16,7 @@ from .arguments import JacHessArguments
 from .dual import without_labels
 from .method_arguments import MethodArguments
 from .mixin import JacHessMixin
+from .order import SeededOrder
 from .penalties import half_square_norm, r3f_penalty
 from .random_state import RandomState
 from .sam import sharpness_aware_gradient
@@ -27,7 +29,8 @@ class MethodMixin(JacHessMixin):
     on (`tasks.padding`), in training, evaluation and prediction.  With gradient accumulation SAM
     climbs once per optimiser step, along the gradient of all micro-batches, and a penalty is the
     mean over the micro-batches.  TAPT runs when training begins (not on resuming), trains all
-    of the backbone also where LoRA follows, and needs ``processing_class``.
+    of the backbone also where LoRA follows, and needs ``processing_class``.  Seed and epoch alone
+    decide the order of rows, so that methods compared from one seed see the same batches.
 
     Logged as `JacHessMixin` does: ``jachess/task_loss`` and ``jachess/penalty`` of L2 and R3F, too.
 
@@ -74,6 +77,14 @@ class MethodMixin(JacHessMixin):
                 "method='sam' runs in one process and not in fp16, whose loss scaling may skip "
                 "steps; use bf16=True"
             )
+
+    # Data ---------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if isinstance(sampler, LengthGroupedSampler):
+            return SeededOrder(sampler, self.args.seed)
+        return sampler
 
     # The loss -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
@@ -23,6 +24,8 @@ from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jo
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS, Store
 from jachess_ext.tasks.examples import DataError
+from jachess_ext.tasks.models import load_model, load_tokenizer
+from jachess_ext.training import method_arguments
 
 from .conftest import MakeGrid
 
@@ -294,11 +297,34 @@ def test_names_follow_what_a_run_depends_on(grid: MakeGrid) -> None:
     task = replace(job.task, dev=job.task.dev.first(3))
     others = [
         replace(job, seed=5),
+        replace(job, version="other weights"),
+        replace(job, method="l2"),
         replace(job, value=0.5),
         replace(job, task=task),
         replace(job, recipe=replace(job.recipe, epochs=2.0)),
         replace(job, shift=(task,)),
     ]
-    assert len({job.name, *(other.name for other in others)}) == 6
+    assert len({job.name, *(other.name for other in others)}) == 8
     assert replace(job).name == job.name
     assert make_grid(asdict(grid())) == grid()
+
+
+def test_names_follow_the_defaults(grid: MakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of runs made with another default strength does not serve."""
+    job = final_jobs(load(grid(methods=("r3f",))), {})[0]
+    before = job.name
+    monkeypatch.setitem(method_arguments._STRENGTHS, "r3f", 7.0)
+    assert replace(job).name != before
+
+
+def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid) -> None:
+    made = grid()
+    job = final_jobs(load(replace(made, recipe=replace(made.recipe, bf16=True))), {})[0]
+    tokenizer = load_tokenizer(job.model)
+    model = load_model(job.model, 2, tokenizer, 0)
+    one_run._train(job, model, tokenizer)
+    fresh = load_model(job.model, 2, tokenizer, 0)
+    fresh.load_state_dict(model.state_dict())
+    batch = tokenizer(["a good film"], return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**batch).logits, fresh.eval()(**batch).logits)

@@ -45,7 +45,10 @@ def test_held_out_rows() -> None:
     made = selected(task(), 12, 4, None, 0)
     part = held_out(made, 0.25)
     assert part.train.texts + part.dev.texts == made.train.texts
-    assert len(part.dev) == 3 and part.unlabelled is made.unlabelled
+    assert len(part.dev) == 3 and part.unlabelled == made.unlabelled
+    every = held_out(selected(task(), 20, None, None, 0), 0.25)
+    assert len(every.dev) == 5 and len(every.unlabelled) == 15, "dev texts are not looked at"
+    assert not set(every.dev.texts) & set(every.unlabelled.texts)
     with pytest.raises(DataError, match="cannot be split into 12 to train on and 0"):
         held_out(made, 0.01)
 

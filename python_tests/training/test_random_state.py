@@ -35,6 +35,49 @@ def run(folder: Path, name: str, **method: Any) -> Any:
     return made.model
 
 
+def batches_of(folder: Path, name: str, **settings: Any) -> list[list[int]]:
+    """The rows of every training batch, by their number."""
+    rows = [
+        {key: value[: 2 + n % 3] if value.ndim else value for key, value in row.items()}
+        for n, row in enumerate(examples(16, 4))
+    ]
+    rows = [row | {"number": torch.tensor(n)} for n, row in enumerate(rows)]
+    seen: list[list[int]] = []
+
+    def collate(chosen: list[dict]) -> dict[str, torch.Tensor]:
+        if len(chosen) == 4:
+            seen.append([int(row["number"]) for row in chosen])
+        padded = torch.nn.utils.rnn.pad_sequence
+        ids = padded([row["input_ids"] for row in chosen], batch_first=True)
+        labels = [row["labels"] for row in chosen if "labels" in row]
+        batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+        return batch | ({"labels": torch.stack(labels)} if labels else {})
+
+    made = method_trainer(
+        folder,
+        name,
+        model=classifier("bert", dropout=0.3, attention="sdpa", dtype=torch.float32),
+        data=rows,
+        unlabelled=[{key: row[key] for key in ("input_ids", "number")} for row in rows[:3]],
+        options={"data_collator": collate},
+        num_train_epochs=3,
+        max_steps=-1,
+        train_sampling_strategy="group_by_length",
+        remove_unused_columns=False,
+        **settings,
+    )
+    made.train()
+    return seen[-12:]
+
+
+def test_every_method_sees_the_same_batches(tmp_path: Path) -> None:
+    plain = batches_of(tmp_path, "none")
+    assert len(plain) == 12 and plain[:4] != plain[4:8]
+    for name in ("sam", "r3f", "jachess-train", "jachess-joint", "jachess-unlab"):
+        assert batches_of(tmp_path, name) == plain, name
+    assert batches_of(tmp_path, "none", seed=4) != plain
+
+
 @pytest.mark.parametrize(
     "name, method",
     [
