@@ -58,13 +58,18 @@ def build_graph(
         train: whether what is made of the graph will itself be differentiated.
 
     Raises:
-        ValueError: gradient checkpointing is on: what is computed anew during a backward would
-            not be the graph built here.
+        ValueError: in inference mode; or gradient checkpointing is on: what is computed anew
+            during a backward would not be the graph built here.
     """
     if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
         raise ValueError(
             f"engine={settings.engine!r} does not work with gradient checkpointing: use "
             "engine='jet', or call model.gradient_checkpointing_disable()"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"engine={settings.engine!r} takes gradients, which torch.inference_mode() forbids: "
+            "use torch.no_grad(), or engine='jet'"
         )
     mask = padding_mask(batch)
     entered: list[Tensor] = []
@@ -76,7 +81,7 @@ def build_graph(
                 "tensor; token ids go in as input_ids"
             )
         x = x if x.requires_grad else x.detach().requires_grad_()
-        if not torch.isfinite(x).all():
+        if settings.check_embeddings and not torch.isfinite(x).all():
             raise ValueError("the embeddings contain NaN or infinite values; check the weights")
         entered.append(x)
         return x

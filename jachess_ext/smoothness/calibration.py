@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .estimate import measure_tokens
-from .parallel import ranks_of
+from .model_pass import padding_mask
+from .parallel import raise_together, ranks_of
 from .settings import Randomness, Settings
 
 
@@ -56,6 +57,10 @@ def measure_base(
         ValueError: there is no batch, or a layer's norm is zero or not finite.
     """
     ranks = ranks_of(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if ranks.size > 1:
+        batches = list(batches)
+        raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -64,7 +69,6 @@ def measure_base(
     finally:
         for module, mode in training.items():
             module.training = mode
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if ranks.max(torch.tensor(int(count == 0), device=device)):
         where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
         raise ValueError(f"calibrate got no batches{where}; expected at least one")

@@ -76,7 +76,8 @@ def _jet_pass(
             distribution=settings.distribution,
             counter=random.directions,
         )
-        return make_input(x, directions, order=2 if settings.second_order else 1)
+        order = 2 if settings.second_order else 1
+        return make_input(x, directions, order=order, check_values=settings.check_embeddings)
 
     return run_model(model, batch, enter, through_head=settings.layers == "logits")
 

@@ -157,6 +157,41 @@ def has_tokens(batch: Mapping[str, Any]) -> bool:
     return not isinstance(mask, Tensor) or bool(mask.any())
 
 
+def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device) -> None:
+    """Calls ``check``; where it raises on one rank, every rank raises.  A collective.
+
+    To be asked before a forward pass, in which a rank that is alone waits for the others.
+
+    Raises:
+        ValueError: another rank's check did.
+    """
+    error: Exception | None = None
+    try:
+        check()
+    except (TypeError, ValueError) as found:
+        error = found
+    failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
+    if error is not None:
+        raise error
+    if failed:
+        raise ValueError("another rank cannot use its batch; its own message says why")
+
+
+def zero_of_gradients(model: nn.Module) -> Tensor | None:
+    """0, with a zero gradient for every whole parameter that has one already; None: none has.
+
+    Its backward is what DistributedDataParallel waits for to reduce the gradients of earlier
+    micro-batches.  Values of the parameters do not matter, NaN included.
+    """
+    found = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
+    zeros = [
+        torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(found[0].device)
+        for p in found
+        if not hasattr(p, "device_mesh")
+    ]
+    return torch.stack(zeros).sum() if zeros else None
+
+
 def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
     """One row of one real token, in the form of ``batch``: what a rank without data computes on,
     so that it takes part in the others' collectives."""

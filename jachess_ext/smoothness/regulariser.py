@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from ..jet.directions import Distribution
 from .calibration import BaseNorms, measure_base
 from .estimate import Smoothness, measure_tokens, reduced
-from .parallel import Ranks, has_tokens, ranks_of, stand_in
+from .model_pass import padding_mask
+from .parallel import (
+    Ranks,
+    has_tokens,
+    raise_together,
+    ranks_of,
+    stand_in,
+    zero_of_gradients,
+)
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings
 from .state import check_state
@@ -137,7 +145,7 @@ class JacHess:
         self.model = model
         self.settings = Settings(
             *(engine, directions, layers, scope, dimensions, hessian, hessian_norm, squared),
-            distribution,
+            *(distribution, False),
         )
         if isinstance(weights, str) and weights not in WEIGHTINGS:
             raise ValueError(
@@ -212,6 +220,9 @@ class JacHess:
             self._require_base("normalize=True" if self.normalize else f"weights={self.weights!r}")
         ranks = ranks_of(self.model)
         empty = ranks.size > 1 and not has_tokens(batch)
+        if ranks.size > 1:
+            device = next(self.model.parameters()).device
+            raise_together(ranks, lambda: empty or padding_mask(batch), device)
         random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
         norms = measure_tokens(
             self.model, stand_in(batch) if empty else batch, self.settings, random
@@ -221,8 +232,9 @@ class JacHess:
         loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
         layer = nonfinite_layer(terms, loss, ranks)
         if layer is not None:
-            self._note_nonfinite(layer)
-            loss = torch.zeros_like(loss.detach(), requires_grad=True)
+            embeddings = norms.model_pass.embeddings
+            self._note_nonfinite(layer, bool(torch.isfinite(embeddings).all()))
+            loss = self._loss_of_skipped(loss, ranks)
         self.step += 1
         out = JacHessOutput(
             loss, result.jacobian, result.hessian, norms.model_pass.output, result, layer
@@ -232,11 +244,20 @@ class JacHess:
             out.loss, out.empty = (loss if task is None else loss + task) * 0, True
         return out
 
-    def _note_nonfinite(self, layer: int) -> None:
+    def _loss_of_skipped(self, loss: Tensor, ranks: Ranks) -> Tensor:
+        """A zero that reaches no parameter, as far as the ranks can do without."""
+        waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
+        if waiting is not None:
+            return waiting.to(loss)
+        return torch.zeros_like(loss.detach(), requires_grad=True)
+
+    def _note_nonfinite(self, layer: int, embedded: bool) -> None:
         """Raises:
         FloatingPointError: unless such steps are to be skipped.
         """
         trouble = f"step {self.step}: layer {layer} (of those chosen) has a non-finite norm"
+        if not embedded:
+            trouble += " (this batch's token embeddings are not finite)"
         if self.on_nonfinite == "raise":
             raise FloatingPointError(
                 f"{trouble}, and so the penalty; lower the learning rate, use a wider dtype, or "

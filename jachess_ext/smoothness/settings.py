@@ -29,6 +29,8 @@ class Settings:
     hessian_norm: HessianNorm = "per_dimension"
     squared: bool = False
     distribution: Distribution = "gaussian"
+    check_embeddings: bool = True
+    """False: embeddings that are not finite give norms that are not, in place of an error."""
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ENGINES)

@@ -140,6 +140,53 @@ def non_finite(engine: str) -> dict[str, Any]:
     }
 
 
+def skipped_micro_batch(engine: str) -> dict[str, Any]:
+    """Rank 1 alone cannot use the last micro-batch of step 1, after which gradients are reduced."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    regulariser = jx.JacHess(wrapped, on_nonfinite="skip", **SETTINGS)
+    terms = regulariser._layer_terms
+    regulariser._layer_terms = lambda result: (
+        terms(result)
+        * (  # type: ignore[method-assign]
+            float("nan") if dist.get_rank() == 1 and regulariser.step == 3 else 1.0
+        )
+    )
+    train(wrapped, regulariser, lambda step: shard(step, dist.get_rank()), steps=3, micro=2)
+    return {"parameters": parameters(wrapped), "skipped": regulariser.skipped.total()}
+
+
+def bad_embeddings(engine: str) -> dict[str, Any]:
+    """Step 1 has a token whose embedding is not finite, on rank 1 alone."""
+    model: Any = classifier("bert")
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[3] = float("nan")
+    wrapped = ENGINES[engine](model)
+    regulariser = jx.JacHess(wrapped, on_nonfinite="skip", **SETTINGS)
+    for step in range(2):
+        batch = shard(step, dist.get_rank())
+        batch["input_ids"].clamp_(min=4)
+        if (step, dist.get_rank()) == (1, 1):
+            batch["input_ids"][0, 0] = 3
+        regulariser(batch)
+    return {"skipped": dict(regulariser.skipped)}
+
+
+def bad_row(engine: str) -> dict[str, Any]:
+    """A row of rank 1 is all padding, beside a good one: no rank waits for the others."""
+    wrapped = ENGINES[engine](classifier("bert"))
+    regulariser = jx.JacHess(wrapped, **SETTINGS | {"weights": "softmax"})
+    batch = shard(0, dist.get_rank())
+    if dist.get_rank() == 1:
+        batch["attention_mask"][0] = 0
+    errors = []
+    for use in (jx.JacHess(wrapped, **SETTINGS), lambda given: regulariser.calibrate([given])):
+        try:
+            use(batch)
+        except ValueError as error:
+            errors.append(str(error))
+    return {"errors": errors}
+
+
 def raising(engine: str) -> dict[str, Any]:
     """With on_nonfinite="raise" every rank raises, so none waits for the others."""
     wrapped = ENGINES[engine](classifier("bert"))
@@ -180,7 +227,8 @@ def main(folder: Path) -> None:
             name = f"{engine} {micro}"
             results[name] = equal_to_one_process(engine, micro, checkpointing=False)
         results[f"{engine} checkpointing"] = equal_to_one_process(engine, 1, checkpointing=True)
-        for job in (empty_shards, non_finite, raising, calibration, directions_differ):
+        jobs = [empty_shards, non_finite, raising, calibration, directions_differ]
+        for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, results)

@@ -128,6 +128,43 @@ def test_all_ranks_skip_a_step(world: int, engine: str, joined_directions: None)
 
 
 @pytest.mark.parametrize("world", WORLDS)
+def test_a_skipped_last_micro_batch(world: int, joined_directions: None) -> None:
+    """DDP: the first micro-batch's gradients are reduced all the same."""
+    model = classifier("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+    regulariser = jx.JacHess(model, **SETTINGS)
+    for step in range(3):
+        for number in (2 * step, 2 * step + 1):
+            total = regulariser(joined([shard(number, rank) for rank in range(world)])).total
+            if number != 3:
+                (total / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for rank in results(world):
+        assert rank["ddp skipped_micro_batch"]["skipped"] == 1
+        assert_same(rank["ddp skipped_micro_batch"]["parameters"], dict(model.named_parameters()))
+
+
+def test_a_skipped_last_micro_batch_under_fsdp() -> None:
+    """The ranks stay together; the first micro-batch counts in the next step (docs/hardening)."""
+    found = [rank["fsdp skipped_micro_batch"] for rank in results(2)]
+    assert_same(found[0]["parameters"], found[1]["parameters"])
+    assert found[0]["skipped"] == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_embeddings_of_one_rank_that_are_not_finite(engine: str) -> None:
+    assert [rank[f"{engine} bad_embeddings"]["skipped"] for rank in results(2)] == [{0: 1}] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_of_padding_on_one_rank(engine: str) -> None:
+    other, own = (rank[f"{engine} bad_row"]["errors"] for rank in results(2))
+    assert len(own) == 2 and all("rows [0] of the batch are all padding" in line for line in own)
+    assert other == ["another rank cannot use its batch; its own message says why"] * 2
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_ranks_raise(world: int, engine: str) -> None:
     for rank in results(world):

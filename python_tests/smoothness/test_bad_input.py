@@ -32,6 +32,12 @@ def test_batches(batch: Any, error: type, sentence: str, engine: str) -> None:
         jx.smoothness(classifier("bert"), batch, engine=engine)
 
 
+@pytest.mark.parametrize("engine", ["reverse", "exact"])
+def test_inference_mode(engine: str) -> None:
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"use torch\.no_grad\(\), or"):
+        jx.smoothness(classifier("bert"), IDS, engine=engine)
+
+
 @pytest.mark.parametrize("engine", ["jet", "reverse", "exact"])
 def test_integer_embeddings(engine: str) -> None:
     batch = {"inputs_embeds": torch.ones(2, 4, 12).long()}
