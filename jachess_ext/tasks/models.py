@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def load_model(
 ) -> Any:
     """A sequence classifier in fp32; a head it lacks is drawn from `seed`.
 
+    Its attribute `drawn_modules` has the names of what was drawn.
+
     Args:
         outputs: classes, or numbers to predict.
         regression: whether its loss is the squared error.
@@ -92,11 +95,12 @@ def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
     transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = getattr(transformers, kind).from_pretrained(
+        model, report = getattr(transformers, kind).from_pretrained(
             source,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
+            output_loading_info=True,
             **settings,
         )
     except Exception as error:
@@ -105,7 +109,14 @@ def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
         transformers.utils.logging.set_verbosity(verbosity)
         transformers.utils.logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
+    model.drawn_modules = _drawn_modules(report)
     return model
+
+
+def _drawn_modules(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules whose weights the checkpoint lacks, or has in another shape."""
+    mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    return tuple(sorted({key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}))
 
 
 def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:

@@ -29,7 +29,8 @@ class MethodMixin(JacHessMixin):
     on (`tasks.padding`), in training, evaluation and prediction.  With gradient accumulation SAM
     climbs once per optimiser step, along the gradient of all micro-batches, and a penalty is the
     mean over the micro-batches.  TAPT runs when training begins (not on resuming), trains all
-    of the backbone also where LoRA follows, and needs ``processing_class``.  Seed and epoch alone
+    of the backbone also where LoRA follows (then save ``model.merge_and_unload()``: the adapters
+    alone are not the model), and needs ``processing_class``.  Seed and epoch alone
     decide the order of rows, so that methods compared from one seed see the same batches.
 
     Logged as `JacHessMixin` does: ``jachess/task_loss`` and ``jachess/penalty`` of L2 and R3F, too.
@@ -163,9 +164,18 @@ class MethodMixin(JacHessMixin):
 
     def _begin_jachess(self, model: nn.Module) -> None:
         self._window, self._noise_step = [], -1
-        if self.method.method == "tapt" and self.state.global_step == 0:
-            self._adapt(self.accelerator.unwrap_model(model))
+        if self.method.method == "tapt":
+            self._begin_tapt(self.accelerator.unwrap_model(model))
         super()._begin_jachess(model)
+
+    def _begin_tapt(self, model: nn.Module) -> None:
+        if self.state.global_step == 0:
+            self._adapt(model)
+        elif hasattr(model, "peft_config"):
+            raise ValueError(
+                "method='tapt' with adapters cannot go on from a checkpoint: it has the adapters "
+                "alone, not the backbone that TAPT changed; train from the start"
+            )
 
     def _adapt(self, model: nn.Module) -> None:
         random = RandomState()

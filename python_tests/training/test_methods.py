@@ -333,3 +333,16 @@ def test_a_data_set_of_encoded_rows(tmp_path: Path) -> None:
     )
     made.train()
     assert first_figures(made)["jachess/penalty"] > 0
+
+
+def test_tapt_with_adapters_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """The backbone that it changed is not in the checkpoint."""
+    made = method_trainer(
+        tmp_path,
+        "tapt",
+        model=with_lora(classifier("bert", dtype=torch.float32)),
+        options={"processing_class": Padder("right")},
+    )
+    made.state.global_step = 3
+    with pytest.raises(ValueError, match="cannot go on from a checkpoint: it has the adapters"):
+        made._begin_jachess(made.model)
