@@ -37,10 +37,12 @@ class JacHessMixin(_Base):
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
     ``trainer.regulariser.base`` is set before.  Label smoothing and ``compute_loss_func`` act on
     the task loss alone.  Evaluation and prediction compute no penalty.  With gradient accumulation
-    the penalty is the mean over the micro-batches, whether or not the model scales its own loss; a
-    model that ignores ``num_items_in_batch`` is found out, warned of, and its task loss divided.
-    Checkpoints hold the regulariser's state; after resuming, unlabelled data starts from its
-    beginning.
+    the penalty is the mean over the micro-batches, whether or not the model scales its own loss (an
+    epoch's last, smaller one counts as the others do, as in the task loss of most heads); a model
+    that ignores ``num_items_in_batch`` is found out, warned of, and its task loss divided.
+    Modes joint and unlab draw their dropout masks and directions apart from torch's generators, so
+    that the steps of task loss draw what they would without them.  Checkpoints hold the
+    regulariser's state; after resuming, unlabelled data starts from its beginning.
 
     Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss``,
     ``jachess/penalty``, ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch means per
