@@ -49,6 +49,9 @@ class Task:
 
     `classes` are their names; without any it is a regression task. `unlabelled` has labels as
     `Examples` always do; no method looks at them.
+
+    Raises:
+        DataError: a label of the training or dev data is not the index of a class.
     """
 
     name: str
@@ -58,6 +61,17 @@ class Task:
     unlabelled: Examples
     dev: Examples
     metric: Metric
+
+    def __post_init__(self) -> None:
+        # a loss takes some of these for "no label" and leaves the row out without a word
+        for part, examples in (("training", self.train), ("dev", self.dev)):
+            known = range(self.outputs)
+            wrong = (y for y in examples.labels if not self.regression and y not in known)
+            if (label := next(wrong, None)) is not None:
+                raise DataError(
+                    f"{self.name}: a {part} row has the label {label}; expected an index of its "
+                    f"{self.outputs} classes, from 0 to {self.outputs - 1}"
+                )
 
     @property
     def regression(self) -> bool:

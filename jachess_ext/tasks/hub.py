@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..evaluation.extras import require
@@ -61,26 +62,30 @@ def _from_splits(name: str, glue: str, loaded: Any, columns: Columns) -> Task:
                 f"data set {name!r} has no column {wanted!r}; "
                 f"it has {', '.join(split['train'].column_names)}"
             )
-    values = sorted(set(split["train"][columns.label]))
-    regression = columns.regression or any(isinstance(value, float) for value in values)
-    if len(values) < 2:
+    feature = split["train"].features.get(columns.label)
+    names = getattr(feature, "names", None)  # of a ClassLabel, whose values are ids
+    found = {part: list(rows[columns.label]) for part, rows in split.items()}
+    for part, values in found.items():
+        _check_labelled(f"data set {name!r}: row {{}} of its {part} split", values, names)
+    regression = columns.regression or any(isinstance(value, float) for value in found["train"])
+    known = sorted(set(found["train"]))
+    if len(known) < 2:
         raise DataError(
             f"data set {name!r}: column {columns.label!r} must hold two or more classes"
         )
-    feature = split["train"].features.get(columns.label)
-    titles = getattr(feature, "names", None) or [str(value) for value in values]
-    index = {value: i for i, value in enumerate(values)}
+    index = {value: i for i, value in enumerate(range(len(names)) if names else known)}
     examples = {}
-    for key, rows in split.items():
-        found = rows[columns.label]
-        unknown = set() if regression else set(found) - set(values)
+    for part, rows in split.items():
+        unknown = set() if regression else set(found[part]) - set(index)
         if unknown:
             raise DataError(
-                f"data set {name!r}: its {key} split has labels that train lacks: {sorted(unknown)}"
+                f"data set {name!r}: its {part} split has labels that train lacks: "
+                f"{sorted(unknown)}"
             )
         pairs = list(rows[columns.pair]) if columns.pair else None
-        labels = [float(value) if regression else index[value] for value in found]
-        examples[key] = Examples(list(rows[columns.text]), pairs, labels)
+        labels = [float(value) if regression else index[value] for value in found[part]]
+        examples[part] = Examples(list(rows[columns.text]), pairs, labels)
+    titles = names or [str(value) for value in known]
     return Task(
         name=glue or name,
         description=f"data set {name}, judged on its {dev_name} split",
@@ -90,3 +95,19 @@ def _from_splits(name: str, glue: str, loaded: Any, columns: Columns) -> Task:
         dev=examples["dev"],
         metric=SPEARMAN if regression else GLUE.get(glue, ACCURACY),
     )
+
+
+def _check_labelled(place: str, labels: Sequence[Any], names: Sequence[str] | None) -> None:
+    """Whether every row has a label, and the id of a class where classes have ids.
+
+    Args:
+        place: names a row, with {} for its number.
+        names: of the classes, if labels are ids.
+    """
+    for number, label in enumerate(labels):
+        if label is None or (names and label not in range(len(names))):
+            expected = f"an id from 0 to {len(names) - 1}" if names else "one"
+            raise DataError(
+                f"{place.format(number)} has the label {label}, which means it has none; expected "
+                f"{expected}: drop such rows from a copy of the data set"
+            )

@@ -53,6 +53,48 @@ def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) 
     assert task.classes == ("neg", "pos") and task.train.labels == [0, 1]
 
 
+def class_labels(names: list[str], train: list[int | None], dev: list[int | None]) -> Any:
+    """Splits whose labels are ids of a ClassLabel, as in SNLI; no label is −1 or None there."""
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    )
+    return datasets.DatasetDict(
+        {
+            split: datasets.Dataset.from_dict(
+                {"text": [f"{split} {i}" for i in range(len(labels))], "label": labels}, features
+            )
+            for split, labels in (("train", train), ("validation", dev))
+        }
+    )
+
+
+def test_ids_of_named_classes_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a class has no training row: the others keep their names."""
+    names = ["entailment", "neutral", "contradiction"]
+    task = load(monkeypatch, "me/mine", class_labels(names, [0, 2, 2], [1, 2]))
+    assert task.classes == tuple(names)
+    assert (task.train.labels, task.dev.labels) == ([0, 2, 2], [1, 2])
+    titles = [task.classes[int(y)] for y in task.train.labels]
+    assert titles == ["entailment", "contradiction", "contradiction"]
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "words"),
+    [
+        ([0, 1, 2, -1, 0], [0], "row 3 of its train split has the label -1"),
+        ([0, 1, None], [0], "row 2 of its train split has the label None"),
+        ([0, 1, 2], [0, -1], "row 1 of its dev split has the label -1"),
+    ],
+)
+def test_rows_without_a_label_are_named(
+    monkeypatch: pytest.MonkeyPatch, train: list[Any], dev: list[Any], words: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(monkeypatch, "me/mine", class_labels(["a", "b", "c"], train, dev))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "expected an id from 0 to 2: drop such rows" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -75,6 +117,13 @@ def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) 
                 validation={"text": ["a"], "label": [2]},
             ),
             "labels that train lacks",
+        ),
+        (
+            made(
+                train={"text": ["a", "b", "c"], "label": ["x", "y", None]},
+                validation={"text": ["a"], "label": ["x"]},
+            ),
+            "row 2 of its train split has the label None",
         ),
     ],
 )

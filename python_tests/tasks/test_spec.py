@@ -41,6 +41,16 @@ def test_selected_rows(train: int, unlabelled: int, dev: int, seed: int) -> None
     assert made == selected(whole, train, unlabelled, dev, seed)
 
 
+@pytest.mark.parametrize("part", ["train", "dev"])
+@pytest.mark.parametrize("label", [-1, 2, 0.5])
+def test_labels_are_indices_of_classes(part: str, label: float) -> None:
+    whole = task()
+    rows = getattr(whole, part)
+    bad = replace(rows, labels=[*rows.labels[:-1], label])
+    with pytest.raises(DataError, match=rf"label {label}; expected an index of its 2 classes"):
+        replace(whole, **{part: bad})
+
+
 def test_held_out_rows() -> None:
     made = selected(task(), 12, 4, None, 0)
     part = held_out(made, 0.25)
