@@ -14,6 +14,7 @@ from typing import Any
 from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN, Metric
 from ..json_data import BadJSON, parse_json, read_json, shown
 from .examples import DataError, Examples, Task
+from .positive_class import positive_second, reordered
 
 _PAIR = "text_pair"
 _LONGEST_RECORD = 1000  # lines; beyond that a string without an end is a fault
@@ -35,24 +36,25 @@ class Columns:
 def folder_task(folder: Path, columns: Columns) -> Task:
     """A task from a folder with files named train and dev, and perhaps ``labels.json``.
 
-    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative").
-    The metric is that of the GLUE task the folder is named after, if any.
+    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative"):
+    the labels are places in it, or the names themselves.  The metric is that of the GLUE task the
+    folder is named after, if any; F1 is of the second class, see `positive_class`.
 
     Raises:
-        DataError: no such folder or files in it, or as `file_task`.
+        DataError: no such folder or files in it, or as `file_task` or `positive_second`.
     """
     train, dev = (_file_named(folder, stem) for stem in ("train", "dev"))
     task = file_task(train, dev, columns)
-    classes = task.classes
-    if (folder / "labels.json").is_file() and classes:
-        classes = _class_names(folder / "labels.json", task.classes)
-    return replace(
+    named = replace(
         task,
         name=folder.name,
         description=f"{folder.name}, judged on its {dev.name}",
-        classes=classes,
         metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
     )
+    names = folder / "labels.json"
+    if names.is_file():
+        return positive_second(_with_class_names(named, names), ordered=True)
+    return positive_second(named, ordered=False)
 
 
 def _file_named(folder: Path, stem: str) -> Path:
@@ -66,7 +68,11 @@ def _file_named(folder: Path, stem: str) -> Path:
     return found[0]
 
 
-def _class_names(path: Path, found: tuple[str, ...]) -> tuple[str, ...]:
+def _with_class_names(task: Task, path: Path) -> Task:
+    """The task with its classes named by a list: at the labels' places, or in the list's order."""
+    if task.regression:
+        return task
+    found = task.classes
     try:
         names = read_json(path)
     except BadJSON as error:
@@ -74,10 +80,12 @@ def _class_names(path: Path, found: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) < len(found):
         raise DataError(f"{path} must be a list that names all {len(found)} classes")
     titles = [str(name).partition(" = ")[2] or str(name) for name in names]
+    if set(found) <= set(titles):
+        return reordered(task, sorted(found, key=titles.index))
     try:
         places = [int(label) for label in found]
         if min(places) >= 0:
-            return tuple(titles[place] for place in places)
+            return replace(task, classes=tuple(titles[place] for place in places))
     except (ValueError, IndexError):
         pass
     raise DataError(

@@ -9,6 +9,7 @@ from ..evaluation.extras import require
 from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN
 from .examples import DataError, Examples, Task
 from .files import Columns
+from .positive_class import positive_second
 
 
 def hub_task(name: str, columns: Columns) -> Task:
@@ -86,7 +87,7 @@ def _from_splits(name: str, glue: str, loaded: Any, columns: Columns) -> Task:
         labels = [float(value) if regression else index[value] for value in found[part]]
         examples[part] = Examples(list(rows[columns.text]), pairs, labels)
     titles = names or [str(value) for value in known]
-    return Task(
+    task = Task(
         name=glue or name,
         description=f"data set {name}, judged on its {dev_name} split",
         classes=() if regression else tuple(titles),
@@ -95,6 +96,7 @@ def _from_splits(name: str, glue: str, loaded: Any, columns: Columns) -> Task:
         dev=examples["dev"],
         metric=SPEARMAN if regression else GLUE.get(glue, ACCURACY),
     )
+    return positive_second(task, ordered=names is not None)
 
 
 def _check_labelled(place: str, labels: Sequence[Any], names: Sequence[str] | None) -> None:

@@ -162,6 +162,64 @@ def test_bad_class_names(tmp_path: Path, classes: object, words: str) -> None:
         folder_task(folder(tmp_path, "x", classes), Columns())
 
 
+def pairs_folder(tmp_path: Path, name: str, labels: list[str], classes: object = None) -> Path:
+    made = tmp_path / name
+    made.mkdir()
+    lines = "".join(json.dumps({"text": f"is {y}", "label": y}) + "\n" for y in labels)
+    for stem in ("train", "dev"):
+        (made / f"{stem}.jsonl").write_text(lines)
+    if classes is not None:
+        (made / "labels.json").write_text(json.dumps(classes))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "classes", "positive"),
+    [
+        ("mrpc", ["equivalent", "not_equivalent"], None, "equivalent"),
+        ("mrpc", ["0", "1"], None, "1"),
+        ("mrpc", ["0", "1"], ["equivalent", "not_equivalent"], "0"),
+        ("qqp", ["duplicate", "not_duplicate"], None, "duplicate"),
+        ("qqp", ["alike", "other"], ["other", "alike"], "alike"),
+        ("mrpc", ["True", "False"], None, "True"),
+    ],
+)
+def test_f1_is_of_the_positive_class(
+    tmp_path: Path, name: str, labels: list[str], classes: object, positive: str
+) -> None:
+    """Three of four rows are positive, all predicted second: precision ¾, recall 1, F1 6⁄7.
+
+    Were the other class second, precision would be ¼ and F1 2⁄5.
+    """
+    (negative,) = set(labels) - {positive}
+    made = pairs_folder(tmp_path, name, [positive, positive, positive, negative], classes)
+    task = folder_task(made, Columns())
+    assert task.metric([1, 1, 1, 1], task.dev.labels) == pytest.approx(6 / 7)
+    for part in (task.train, task.unlabelled, task.dev):
+        own = {text.removeprefix("is "): y for text, y in zip(part.texts, part.labels, strict=True)}
+        assert own == {negative: 0, positive: 1}, "every row keeps its class"
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["alike", "other"], "neither 'alike' nor 'other' is known as the positive one"),
+        (["1", "2"], "neither '1' nor '2'"),
+        (["0", "1", "2"], "F1 needs two classes, and the labels have 3"),
+    ],
+)
+def test_f1_of_an_unknown_class_is_refused(tmp_path: Path, labels: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        folder_task(pairs_folder(tmp_path, "mrpc", labels), Columns())
+    assert folder_task(pairs_folder(tmp_path, "other", labels), Columns()).metric.name == "accuracy"
+
+
+def test_words_may_be_ordered_by_labels_json(tmp_path: Path) -> None:
+    made = pairs_folder(tmp_path, "mine", ["a", "b"], ["b", "none", "a"])
+    task = folder_task(made, Columns())
+    assert task.classes == ("b", "a") and task.train.labels == [1, 0]
+
+
 def test_folders_without_the_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no folder"):
         folder_task(tmp_path / "no", Columns())
