@@ -17,7 +17,7 @@ from ..tasks.batches import Encoded, encode
 from ..tasks.examples import DataError, Task
 from ..tasks.files import Columns, file_task
 from ..tasks.hub import hub_task
-from ..tasks.models import load_model, load_tokenizer
+from ..tasks.models import check_corruptible, load_model, load_tokenizer
 from .baseline import naive_bayes_score
 from .data import ASSETS, docstring_task
 from .finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
@@ -99,6 +99,7 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
         task = load_task(options)
         source = options.model or ASSETS
         tokenizer = load_tokenizer(source)
+        check_corruptible(tokenizer, source)
         train, unlabelled, dev = (
             encode(part, tokenizer, options.max_length)
             for part in (task.train, task.unlabelled, task.dev)

@@ -25,7 +25,8 @@ class Conditions:
     """How a model is made to struggle; the same draws for every model.
 
     Attributes:
-        corruption: shares of tokens replaced by the unknown token (the paper's).
+        corruption: shares of tokens replaced by the unknown token (the paper's); see
+            `robustness.corrupt_tokens` for tokenizers whose unknown token is the padding.
         deltas: sizes of the embedding noise; what 1 means is said where it is used.
         draws: random corruptions and noises averaged.
         sequences: how many examples the norms are measured on; 0: no norms.
@@ -176,6 +177,7 @@ def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int
                 unknown=unknown,
                 special=special,
                 generator=generator,
+                padding=tokenizer.pad_token_id,
             ),
         }
         for batch in batches

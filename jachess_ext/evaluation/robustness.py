@@ -55,8 +55,14 @@ def corrupt_tokens(
     unknown: int,
     special: Tensor,
     generator: torch.Generator,
+    padding: int | None = None,
 ) -> Tensor:
     """Replaces a share of each sequence's real, non-special tokens by the unknown token.
+
+    Decoders' heads in transformers read the rightmost token that is not the padding id.  Where the
+    unknown token is that id (GPT-2 has one token for unknown, end and padding), the token they
+    would read is left as it is and does not count: the head then reads the same place, and no other
+    sentence.
 
     Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: exactly share · n
     where that is a whole number, and in the mean for short sequences as well.
@@ -68,6 +74,7 @@ def corrupt_tokens(
         unknown: id put in their place.
         special: ids never replaced (`tokenizer.all_special_ids`), [k] or empty.
         generator: CPU generator.
+        padding: the id the model takes for padding (`config.pad_token_id`), if any.
 
     Returns:
         New ids [B, T] on the device of `input_ids`, which stay as they are.
@@ -84,6 +91,10 @@ def corrupt_tokens(
         )
     ids = input_ids.cpu()
     real = attention_mask.cpu().bool() & ~torch.isin(ids, special.cpu().to(ids.dtype))
+    if unknown == padding:
+        places = torch.arange(ids.shape[1])
+        read = torch.where(ids != padding, places, -1).amax(1, keepdim=True)
+        real = real & (places != read)
     keys = torch.rand(ids.shape, generator=generator).masked_fill(~real, 2.0)
     rank = keys.argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
@@ -94,13 +105,20 @@ def corrupt_tokens(
 
 
 def unknown_token_id(tokenizer: Any) -> int:
-    """Id that stands for an unknown token: the tokenizer's own, else its mask or padding token.
+    """Id that stands for an unknown token: the tokenizer's own or its mask token.
+
+    The first of the two that is not the padding token as well, if one is; a padding token that is
+    nothing else serves never, for models look for it to find where a text ends.
 
     Raises:
-        ValueError: it has none of the three.
+        ValueError: it has neither of the two.
     """
-    for name in ("unk_token_id", "mask_token_id", "pad_token_id"):
-        value = getattr(tokenizer, name, None)
-        if value is not None:
-            return int(value)
-    raise ValueError("the tokenizer has no unknown, mask or padding token; set tokenizer.unk_token")
+    found = [getattr(tokenizer, name, None) for name in ("unk_token_id", "mask_token_id")]
+    ids = [int(value) for value in found if value is not None]
+    if not ids:
+        raise ValueError(
+            "the tokenizer has no unknown and no mask token to corrupt texts with; set "
+            "tokenizer.unk_token, or leave conditions.corruption empty"
+        )
+    padding = getattr(tokenizer, "pad_token_id", None)
+    return next((value for value in ids if value != padding), ids[0])

@@ -8,10 +8,9 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 
-from ..evaluation.robustness import unknown_token_id
 from ..smoothness.scope import layer_indices
 from ..tasks.examples import DataError
-from ..tasks.models import load_config, load_tokenizer
+from ..tasks.models import check_corruptible, load_config, load_tokenizer
 from ..training import MethodArguments
 from ..training.tapt import is_masked
 from .grid import Grid
@@ -37,9 +36,9 @@ def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> None:
             layers the model has not, or needs a language model that its family has not.
     """
     tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
+    if grid.conditions.corruption:
+        check_corruptible(tokenizer, grid.model)
     try:
-        if grid.conditions.corruption:
-            unknown_token_id(tokenizer)
         for method in methods:
             _check(method, tokenizer, config)
     except ValueError as error:

@@ -12,7 +12,7 @@ from ..evaluation.robustness import embedding_scale
 from ..progress import BarProgress
 from ..tasks.batches import encode
 from ..tasks.examples import DataError
-from ..tasks.models import load_fine_tuned, load_tokenizer
+from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
 from ..tasks.spec import load_task, selected
 from .arguments import grid_from
 from .estimate import estimate, print_estimate
@@ -81,6 +81,8 @@ def evaluate(options: argparse.Namespace) -> int:
 def _judged(grid: Grid, spec: str) -> Record:
     task = selected(load_task(spec, grid.columns), None, 1, grid.dev_size, grid.data_seed)
     tokenizer = load_tokenizer(grid.model)
+    if grid.conditions.corruption:
+        check_corruptible(tokenizer, grid.model)
     model = load_fine_tuned(grid.model, task.outputs, tokenizer)
     found = judge(
         model,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..evaluation.extras import require
+from ..evaluation.robustness import unknown_token_id
 from .examples import DataError
 
 _LANGUAGE_MODELS = {
@@ -35,6 +36,18 @@ def load_tokenizer(source: str | Path) -> Any:
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer of {source} has no token to pad with")
     return tokenizer
+
+
+def check_corruptible(tokenizer: Any, source: str | Path) -> None:
+    """Whether texts can be corrupted with a token of the tokenizer (`unknown_token_id`).
+
+    Raises:
+        DataError: it has no token for that.
+    """
+    try:
+        unknown_token_id(tokenizer)
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from error
 
 
 def load_config(source: str | Path) -> Any:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+)
 from transformers import GPT2ForSequenceClassification as Gpt2
 
+from jachess_ext.evaluation.judge import _corrupted
 from jachess_ext.evaluation.robustness import (
     corrupt_tokens,
     embedding_scale,
     perturbed_embeddings,
     unknown_token_id,
 )
+from jachess_ext.tasks.batches import encode
+from jachess_ext.tasks.examples import Examples
+from jachess_ext.tasks.models import load_tokenizer
 
 
 def tiny_bert() -> BertForSequenceClassification:
@@ -141,17 +156,63 @@ def test_bad_corruption_is_named() -> None:
         )
 
 
-def test_unknown_token_falls_back_in_order() -> None:
-    class Names:
-        unk_token_id: int | None = None
-        mask_token_id: int | None = None
-        pad_token_id: int | None = 7
+@pytest.mark.parametrize(
+    ("unknown", "mask", "padding", "expected"),
+    [
+        (3, 4, 0, 3),
+        (None, 4, 0, 4),
+        (0, 4, 0, 4),  # the unknown token is the padding, too: rather the mask
+        (0, None, 0, 0),  # GPT-2: the head's token is kept, see below
+        (0, None, 7, 0),
+        (7, 7, 7, 7),
+    ],
+)
+def test_the_unknown_token(
+    unknown: int | None, mask: int | None, padding: int, expected: int
+) -> None:
+    names = SimpleNamespace(unk_token_id=unknown, mask_token_id=mask, pad_token_id=padding)
+    assert unknown_token_id(names) == expected
 
-    names = Names()
-    assert unknown_token_id(names) == 7
-    names.mask_token_id = 4
-    assert unknown_token_id(names) == 4
-    names.unk_token_id = 0
-    assert unknown_token_id(names) == 0
-    with pytest.raises(ValueError, match="unk_token"):
-        unknown_token_id(object())
+
+def test_padding_alone_is_no_unknown_token() -> None:
+    """Models look for it to find a text's end: corruption would move what they read."""
+    names = SimpleNamespace(unk_token_id=None, mask_token_id=None, pad_token_id=7)
+    with pytest.raises(ValueError, match="no unknown and no mask token to corrupt texts with"):
+        unknown_token_id(names)
+
+
+def gpt2_style_tokenizer(folder: Path) -> Any:
+    """As GPT-2's: one token for unknown, start and end; none for padding; none is added."""
+    core = Tokenizer(models.WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.add_special_tokens(["<|endoftext|>"])
+    core.add_tokens([f"w{i}" for i in range(40)])
+    ends = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=core, **ends).save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_corruption_keeps_the_place_a_decoders_head_reads(tmp_path: Path, share: float) -> None:
+    tokenizer = gpt2_style_tokenizer(tmp_path)
+    assert tokenizer.unk_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id
+    draw = random.Random(0)
+    words = [[f"w{draw.randrange(40)}" for _ in range(draw.randint(1, 12))] for _ in range(200)]
+    rows = Examples([" ".join(row) for row in words], None, [0] * 200)
+    (clean,) = encode(rows, tokenizer, 32).in_order(200)
+    (made,) = _corrupted([clean], tokenizer, share, draw=0)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
+    model = Gpt2(config).eval()
+    every: list[torch.Tensor] = []
+    model.score.register_forward_hook(lambda _m, _i, output: every.append(output))
+    with torch.no_grad():
+        read = model(**{k: v for k, v in made.items() if k != "labels"}).logits
+    places = [[(at == row).all().item() for at in of] for of, row in zip(every[0], read)]  # noqa: B905
+    assert [of.index(True) for of in places] == [len(row) - 1 for row in words]
+    changed = (made["input_ids"] != clean["input_ids"]).sum(1)
+    others = torch.tensor([len(row) - 1 for row in words])
+    if share == 1.0:
+        assert torch.equal(changed, others), "all but the one that is read"
+    else:
+        assert changed.sum() / others.sum() == pytest.approx(share, abs=0.03)

@@ -149,6 +149,7 @@ def test_bad_methods(
     [
         (("mask_token",), "tapt", "the tokenizer has no mask token"),
         (("pad_token", "unk_token", "mask_token"), "none", "no token to pad with"),
+        (("unk_token", "mask_token"), "none", "no unknown and no mask token to corrupt texts with"),
     ],
 )
 def test_tokenizers_that_lack_a_token(
