@@ -13,7 +13,7 @@ from ..evaluation.extras import require
 from ..evaluation.judge import judge, layer_norms
 from ..evaluation.robustness import embedding_scale
 from ..progress import Progress
-from ..tasks.batches import Encoded, encode
+from ..tasks.batches import Encoded, check_tokens, encode
 from ..tasks.examples import DataError, Task
 from ..tasks.files import Columns, file_task
 from ..tasks.hub import hub_task
@@ -100,6 +100,7 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
         source = options.model or ASSETS
         tokenizer = load_tokenizer(source)
         check_corruptible(tokenizer, source)
+        check_tokens(task, task, tokenizer)
         train, unlabelled, dev = (
             encode(part, tokenizer, options.max_length)
             for part in (task.train, task.unlabelled, task.dev)

@@ -28,8 +28,11 @@ def check_methods(methods: Sequence[str]) -> list[MethodArguments]:
         raise DataError(str(error)) from error
 
 
-def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> None:
+def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> Any:
     """Whether the model and its tokenizer serve all of the grid's methods and conditions.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         DataError: one of them cannot be loaded; a token that is needed is missing; a method names
@@ -43,6 +46,7 @@ def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> None:
             _check(method, tokenizer, config)
     except ValueError as error:
         raise DataError(f"{grid.model}: {error}") from error
+    return tokenizer
 
 
 def _check(method: MethodArguments, tokenizer: Any, config: transformers.PretrainedConfig) -> None:

@@ -10,7 +10,7 @@ from ..evaluation.judge import judge
 from ..evaluation.report import write_json
 from ..evaluation.robustness import embedding_scale
 from ..progress import BarProgress
-from ..tasks.batches import encode
+from ..tasks.batches import check_tokens, encode
 from ..tasks.examples import DataError
 from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
 from ..tasks.spec import load_task, selected
@@ -79,8 +79,10 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _judged(grid: Grid, spec: str) -> Record:
-    task = selected(load_task(spec, grid.columns), None, 1, grid.dev_size, grid.data_seed)
+    whole = load_task(spec, grid.columns)
+    task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
     tokenizer = load_tokenizer(grid.model)
+    check_tokens(task, whole, tokenizer, ["dev"])
     if grid.conditions.corruption:
         check_corruptible(tokenizer, grid.model)
     model = load_fine_tuned(grid.model, task.outputs, tokenizer)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..evaluation.judge import Conditions
+from ..tasks.batches import check_tokens
 from ..tasks.examples import DataError, Task
 from ..tasks.model_version import model_version
 from ..tasks.spec import check_shift, digest, held_out, load_task, selected
@@ -86,14 +87,8 @@ def load(grid: Grid) -> LoadedGrid:
         DataError: a task, method, size or shift that cannot be used.
     """
     methods = check_methods(grid.methods)
-    check_model(grid, methods)
-    tasks = tuple(
-        selected(
-            load_task(spec, grid.columns),
-            *(grid.train_size, grid.unlabelled_size, grid.dev_size, grid.data_seed),
-        )
-        for spec in grid.tasks
-    )
+    tokenizer = check_model(grid, methods)
+    tasks = tuple(_drawn(load_task(spec, grid.columns), grid, tokenizer) for spec in grid.tasks)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         raise DataError(
@@ -110,16 +105,25 @@ def load(grid: Grid) -> LoadedGrid:
         targets = [load_task(spec, grid.columns) for spec in grid.shift.get(task.name, ())]
         for target in targets:
             check_shift(task, target)
-        shift[task.name] = tuple(_judged_only(target, grid) for target in targets)
+        shift[task.name] = tuple(_judged_only(target, grid, tokenizer) for target in targets)
     if any(tuned(method, grid) for method in grid.methods):
         for task in tasks:
             held_out(task, grid.tuning.validation)
     return LoadedGrid(grid, model_version(grid.model), tasks, shift)
 
 
-def _judged_only(target: Task, grid: Grid) -> Task:
+def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
+    """The rows of a task that the grid uses."""
+    sizes = (grid.train_size, grid.unlabelled_size, grid.dev_size)
+    drawn = selected(task, *sizes, grid.data_seed)
+    check_tokens(drawn, task, tokenizer)
+    return drawn
+
+
+def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
     """A task of which only the dev rows are needed: the others are not carried about."""
     drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
+    check_tokens(drawn, target, tokenizer, ["dev"])
     return replace(drawn, train=drawn.train.first(1))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .examples import Examples
+from .examples import DataError, Examples, Task
 from .padding import padded_right
 
 Batch = dict[str, Tensor]
@@ -79,3 +79,37 @@ def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
     made = tokenizer(examples.texts, *second, truncation=True, max_length=max_length)
     rows = [dict(zip(made.keys(), values, strict=True)) for values in zip(*made.values())]  # noqa: B905
     return Encoded(rows, examples.labels, tokenizer)
+
+
+def check_tokens(
+    drawn: Task, whole: Task, tokenizer: Any, parts: Sequence[str] = ("train", "unlabelled", "dev")
+) -> None:
+    """Whether a model has something to read in every row drawn.
+
+    Most tokenizers put a start or end round any text; of those that do not (many decoders') an
+    empty text has no token at all.
+
+    Args:
+        drawn: the task as it is used.
+        whole: as it was loaded; its numbers are the user's own.
+
+    Raises:
+        DataError: a row is without a token.
+    """
+    for part in parts:
+        rows, all_rows = _texts(getattr(drawn, part)), _texts(getattr(whole, part))
+        if not rows or tokenizer.num_special_tokens_to_add(pair=len(rows[0]) == 2):
+            continue
+        ids = tokenizer(*map(list, zip(*rows, strict=True)))["input_ids"]
+        empty = next((row for row, found in zip(rows, ids, strict=True) if not found), None)
+        if empty is not None:
+            raise DataError(
+                f"{whole.name}: row {all_rows.index(empty) + 1} of its {part} rows is empty for "
+                f"the model, whose tokenizer makes no token of {' and '.join(map(repr, empty))}; "
+                "expected some text in each: leave that row out"
+            )
+
+
+def _texts(examples: Examples) -> list[tuple[str, ...]]:
+    columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+    return list(zip(*columns, strict=True))

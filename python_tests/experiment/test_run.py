@@ -282,6 +282,49 @@ def test_sizes_of_dev_and_shift_rows(grid: MakeGrid, sentiment: Path) -> None:
     assert [len(loaded.tasks[0].dev), len(loaded.shift["a"][0].dev)] == [8, 4]
 
 
+@pytest.fixture
+def bare_decoder(tmp_path: Path) -> Path:
+    """A tiny decoder and a byte-level tokenizer that puts nothing round a text, as GPT-2's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    end = dict.fromkeys(("unk_token", "eos_token"), "<|endoftext|>")
+    folder = tmp_path / "decoder"
+    PreTrainedTokenizerFast(tokenizer_object=core, **end).save_pretrained(folder)
+    config = GPT2Config(vocab_size=257, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_row_without_a_token_is_refused_before_training(
+    grid: MakeGrid, bare_decoder: Path, tmp_path: Path, part: str, pairs: bool
+) -> None:
+    lines = [f"text {i},pair {i},{i % 2}" if pairs else f"text {i},{i % 2}" for i in range(20)]
+    files = {}
+    for name in ("train", "dev"):
+        empty = [",,1" if pairs else ",1"]
+        rows = [*lines[:7], *(empty if name == part else []), *lines[7:]]
+        files[name] = tmp_path / f"{name}.csv"
+        header = "text,text_pair,label" if pairs else "text,label"
+        files[name].write_text("\n".join([header, *rows]) + "\n")
+    spec = f"a={files['train']}:{files['dev']}"
+    made = grid(model=str(bare_decoder), tasks=(spec,))
+    with pytest.raises(DataError, match=f"a: row 8 of its {part} rows is empty for the model"):
+        run_grid(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if part == "dev":
+        target = grid(model=str(bare_decoder), tasks=(f"b={files['train']}:{files['train']}",))
+        with pytest.raises(DataError, match="row 8 of its dev rows"):
+            load(replace(target, shift={"b": (spec,)}))
+    load(grid(tasks=(spec,)))  # a model that reads a start and an end is content
+
+
 def test_shift_to_other_classes(grid: MakeGrid, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("text,label\na,1\nb,2\nc,3\n")
