@@ -36,7 +36,14 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--bf16", action="store_true", default=None)
     how.add_argument("--torch-compile", action="store_true", default=None)
     tune = parser.add_argument_group("strengths to choose from, on training rows alone")
-    tune.add_argument("--strengths", nargs="+", type=float, metavar="X")
+    tune.add_argument(
+        "--strengths",
+        nargs="+",
+        type=strengths,
+        metavar="X|METHOD=X,X",
+        help="X: of jacobian, cross-holder and jachess, while l2 and r3f are tried at 0.1, 1 and "
+        "10 times their default; METHOD=X,X: of that method alone, like r3f=0.3,1,3",
+    )
     tune.add_argument("--unlab-rates", nargs="+", type=float, metavar="X", help="mode unlab")
     tune.add_argument("--validation", type=float, metavar="SHARE")
     run = parser.add_argument_group("the run")
@@ -46,6 +53,26 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--save-models", action="store_true", help="below <out>/models")
     run.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     run.add_argument("--quick", action="store_true", help="one seed, few rows: does it run?")
+
+
+def strengths(text: str) -> float | tuple[str, tuple[float, ...]]:
+    """A number, or a method and the numbers to try for it: ``r3f=0.3,1,3``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    method, equals, values = text.rpartition("=")
+    try:
+        numbers = tuple(float(value) for value in values.split(","))
+    except ValueError:
+        numbers = ()
+    if equals and method and numbers:
+        return method, numbers
+    if not equals and len(numbers) == 1:
+        return numbers[0]
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no strength; expected a number, or a method with its own like r3f=0.3,1,3"
+    )
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +117,6 @@ _PLACES = {
         "max_length": "max_length",
     },
     "tuning": {
-        "strengths": "strength",
         "unlab_rates": "unlab_lr_ratio",
         "validation": "validation",
     },
@@ -119,6 +145,8 @@ def grid_from(given: argparse.Namespace) -> Grid:
         }
         if values:
             content[part] = {**content.get(part, {}), **values}
+    if getattr(given, "strengths", None):
+        content["tuning"] = _with_strengths(content.get("tuning", {}), given.strengths)
     if getattr(given, "shift", None):
         shift: dict[str, list[str]] = {}
         for pair in given.shift:
@@ -128,3 +156,15 @@ def grid_from(given: argparse.Namespace) -> Grid:
     content = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
     grid = make_grid(content)
     return quick(grid) if getattr(given, "quick", False) else grid
+
+
+def _with_strengths(
+    tuning: dict[str, Any], given: list[float | tuple[str, tuple[float, ...]]]
+) -> dict[str, Any]:
+    """The part `tuning` of a grid with what `strengths` made of the words of --strengths."""
+    if not isinstance(tuning, dict) or not isinstance(tuning.get("methods", {}), dict):
+        return tuning  # for `make_grid` to refuse
+    numbers = [value for value in given if isinstance(value, float)]
+    own = {value[0]: list(value[1]) for value in given if not isinstance(value, float)}
+    made = {**tuning, "methods": {**tuning.get("methods", {}), **own}}
+    return {**made, "strength": numbers} if numbers else made

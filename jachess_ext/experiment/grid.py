@@ -55,10 +55,15 @@ class Tuning:
     For each task and method, models trained on the rest of the training rows are judged on the
     `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
     better calibrated, then the smaller). Without values for a knob it stays as the method has it.
-    `methods` gives values to try for one method, by its text in the grid, in place of its knob's.
+
+    `strength` is of the methods that penalise derivatives (jacobian, cross-holder, jachess). The
+    strengths of l2 and r3f are on scales of their own: where `strength` has values, they are tried
+    at `factors` of their default. `methods` gives values to try for one method in place of all
+    these, by its text in the grid or its name with the mode ("l2", "jachess-train").
     """
 
     strength: tuple[float, ...] = ()
+    factors: tuple[float, ...] = (0.1, 1.0, 10.0)
     unlab_lr_ratio: tuple[float, ...] = ()
     validation: float = 0.25
     seeds: tuple[int, ...] = (1000,)
@@ -67,12 +72,6 @@ class Tuning:
     def __post_init__(self) -> None:
         if not 0 < self.validation < 1:
             raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
-
-    def values(self, method: str, knob: str | None) -> tuple[float, ...]:
-        """The values to try for the knob of a method."""
-        if knob is None:
-            return ()
-        return tuple(sorted(self.methods.get(method, getattr(self, knob))))
 
 
 @dataclass(frozen=True)
@@ -186,6 +185,7 @@ def _one_value_each(tuning: Tuning) -> Tuning:
     return replace(
         tuning,
         strength=tuning.strength[:1],
+        factors=tuning.factors[:1],
         unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
         seeds=tuning.seeds[:1],
         methods={method: values[:1] for method, values in tuning.methods.items()},

@@ -94,9 +94,7 @@ def load(grid: Grid) -> LoadedGrid:
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
-    untried = sorted(set(grid.tuning.methods) - set(grid.methods))
-    if untried:
-        raise DataError(f"tuning names the method {untried[0]!r}, which the grid does not have")
+    _check_tuned_names(grid)
     unknown = sorted(set(grid.shift) - set(names))
     if unknown:
         raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
@@ -114,8 +112,7 @@ def load(grid: Grid) -> LoadedGrid:
 
 def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
     """The rows of a task that the grid uses."""
-    sizes = (grid.train_size, grid.unlabelled_size, grid.dev_size)
-    drawn = selected(task, *sizes, grid.data_seed)
+    drawn = selected(task, grid.train_size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
     check_tokens(drawn, task, tokenizer)
     return drawn
 
@@ -128,9 +125,38 @@ def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
 
 
 def tuned(method: str, grid: Grid) -> tuple[float, ...]:
-    """The values to try for a method: none where its text sets the knob, or it has none."""
-    knob = MethodArguments.parse(method).knob
-    return () if knob is None or f"{knob}=" in method else grid.tuning.values(method, knob)
+    """The values to try for a method, see `Tuning`: none where its text sets the knob."""
+    made, tuning = MethodArguments.parse(method), grid.tuning
+    names = _tuned_names(method)
+    if not names:
+        return ()
+    own = [tuning.methods[name] for name in names if name in tuning.methods]
+    if own:
+        return tuple(sorted(own[0]))
+    if made.knob == "unlab_lr_ratio":
+        return tuple(sorted(tuning.unlab_lr_ratio))
+    if made.smooths or not tuning.strength:
+        return tuple(sorted(tuning.strength))
+    assert made.strength is not None  # __post_init__ has put the default there
+    return tuple(sorted(factor * made.strength for factor in tuning.factors))
+
+
+def _tuned_names(method: str) -> tuple[str, ...]:
+    """By what values for a method may be given; nothing if it has no knob left to choose."""
+    made = MethodArguments.parse(method)
+    if made.knob is None or f"{made.knob}=" in method:
+        return ()
+    return method, made.label
+
+
+def _check_tuned_names(grid: Grid) -> None:
+    names = list(dict.fromkeys(name for method in grid.methods for name in _tuned_names(method)))
+    untried = sorted(set(grid.tuning.methods) - set(names))
+    if untried:
+        raise DataError(
+            f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
+            f"choose; expected one of: {'; '.join(names) or 'none'}"
+        )
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
 from jachess_ext.experiment import one_run
+from jachess_ext.experiment.arguments import add_finetune_options, grid_from
 from jachess_ext.experiment.report import write_report
 from python_tests.browser import assert_shown
 
@@ -77,6 +79,32 @@ def test_a_grid_file_with_options_in_its_place(
     lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     (found,) = map(json.loads, lines)
     assert (found["seed"], found["rows"][0], found["recipe"]["epochs"]) == (3, 24, 1.0)
+
+
+def parsed(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_finetune_options(parser)
+    return parser.parse_args(["--model", "m", "--tasks", "t", "--methods", "r3f", *given])
+
+
+def test_strengths_for_all_and_for_one_method(tmp_path: Path) -> None:
+    made = grid_from(parsed("--strengths", "r3f=0.3,1,3", "0.001", "0.01", "--validation", "0.2"))
+    assert made.tuning.strength == (0.001, 0.01) and made.tuning.validation == 0.2
+    assert made.tuning.methods == {"r3f": (0.3, 1.0, 3.0)}
+    assert grid_from(parsed("--strengths", "l2=1e-6")).tuning.strength == ()
+    (tmp_path / "g.json").write_text(
+        json.dumps({"tuning": {"strength": [0.5], "methods": {"l2": [0.1], "r3f": [2.0]}}})
+    )
+    over = grid_from(parsed("--grid", str(tmp_path / "g.json"), "--strengths", "r3f=1"))
+    assert over.tuning.strength == (0.5,)
+    assert over.tuning.methods == {"l2": (0.1,), "r3f": (1.0,)}
+
+
+@pytest.mark.parametrize("text", ["much", "r3f=", "r3f=a,b", "=1", "1,2"])
+def test_bad_strengths(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--strengths", text)
+    assert f"{text!r} is no strength; expected a number" in capsys.readouterr().err
 
 
 def test_estimate_writes_nothing(

@@ -221,8 +221,34 @@ def test_values_for_one_method(grid: MakeGrid) -> None:
     made = grid(methods=("jachess-train", "l2"), tuning=own)
     tried = [(job.method, job.value) for job in tuning_jobs(load(made))]
     assert tried == [("jachess-train", 0.01), ("jachess-train", 0.1), ("l2", 1e-6), ("l2", 1e-5)]
-    with pytest.raises(DataError, match="tuning names the method 'sam'"):
-        load(grid(tuning={"methods": {"sam": [1.0]}}))
+    for methods in (("none",), ("none", "sam")):  # not there; nothing to choose
+        with pytest.raises(DataError, match=r"tuning names the method 'sam', .* one of: none"):
+            load(grid(methods=methods, tuning={"methods": {"sam": [1.0]}}))
+
+
+def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid) -> None:
+    """The list is for penalties on derivatives; r3f's default is 1, l2's 0.01."""
+    methods = ("jacobian-train", "jachess-unlab", "l2", "r3f", "r3f,noise=1e-4")
+    made = grid(methods=methods, tuning=TUNING)
+    tried: dict[str, list[float]] = {}
+    for job in tuning_jobs(load(made)):
+        tried.setdefault(job.method, []).append(job.value or 0.0)
+        assert job.arguments.strength == job.value or job.method == "jachess-unlab"
+    assert tried == {
+        "jacobian-train": [0.01, 0.1],
+        "jachess-unlab": [0.5],
+        "l2": pytest.approx([0.001, 0.01, 0.1]),
+        "r3f": pytest.approx([0.1, 1.0, 10.0]),
+        "r3f,noise=1e-4": pytest.approx([0.1, 1.0, 10.0]),
+    }
+    named = replace(made.tuning, methods={"r3f": (0.3, 3.0), "jachess-unlab": (0.2,)})
+    tried_now = [(job.method, job.value) for job in tuning_jobs(load(replace(made, tuning=named)))]
+    assert [value for method, value in tried_now if method.startswith("r3f")] == [0.3, 3.0] * 2
+    assert ("jachess-unlab", 0.2) in tried_now and ("jachess-unlab", 0.5) not in tried_now
+    none = replace(made.tuning, strength=())
+    assert {job.method for job in tuning_jobs(load(replace(made, tuning=none)))} == {
+        "jachess-unlab"
+    }
 
 
 def test_estimates_do_not_write(grid: MakeGrid, tmp_path: Path) -> None:
