@@ -81,6 +81,7 @@ class Grid:
     `tasks` are specifications of `tasks.spec.load_task`; `shift` maps a task's name to those of
     tasks whose dev rows its models are judged on as well; `methods` are texts for
     `MethodArguments.parse`. Sizes None: all rows; `shift_size` is of the dev rows of targets.
+    `fewer`: whether a task with fewer training rows than `train_size` is taken with all it has.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Grid:
     unlabelled_size: int | None = 1000
     dev_size: int | None = None
     shift_size: int | None = None
+    fewer: bool = False
     data_seed: int = 0
     columns: Columns = field(default_factory=Columns)
     recipe: Recipe = field(default_factory=Recipe)
@@ -171,6 +173,7 @@ def quick(grid: Grid) -> Grid:
     """The same at a size that shows that everything runs: one seed, few rows, one epoch."""
     return replace(
         grid,
+        fewer=True,
         seeds=grid.seeds[:1],
         train_size=min(grid.train_size or 64, 64),
         unlabelled_size=min(grid.unlabelled_size or 32, 32),

@@ -112,7 +112,10 @@ def load(grid: Grid) -> LoadedGrid:
 
 def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
     """The rows of a task that the grid uses."""
-    drawn = selected(task, grid.train_size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
+    size = grid.train_size
+    if size is not None and grid.fewer:
+        size = min(size, len(task.train))
+    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
     check_tokens(drawn, task, tokenizer)
     return drawn
 

@@ -19,7 +19,7 @@ import torch
 
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
-from jachess_ext.experiment.grid import Grid, make_grid
+from jachess_ext.experiment.grid import Grid, make_grid, quick
 from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jobs
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS, Store
@@ -249,6 +249,14 @@ def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid
     assert {job.method for job in tuning_jobs(load(replace(made, tuning=none)))} == {
         "jachess-unlab"
     }
+
+
+def test_a_quick_run_takes_what_a_small_task_has(grid: MakeGrid) -> None:
+    """32 rows, of which a quick run would take 64; a size asked for is still a size asked for."""
+    assert len(load(quick(grid())).tasks[0].train) == 32
+    assert len(load(quick(grid(train_size=24))).tasks[0].train) == 24
+    with pytest.raises(DataError, match="1000 training rows were asked for, and it has 32"):
+        load(grid(train_size=1000))
 
 
 def test_estimates_do_not_write(grid: MakeGrid, tmp_path: Path) -> None:
