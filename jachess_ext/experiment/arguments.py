@@ -50,7 +50,11 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--out", type=Path, default=Path("jachess-finetune"), metavar="FOLDER")
     run.add_argument("--processes", type=int, default=1, metavar="N")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="of each process")
-    run.add_argument("--save-models", action="store_true", help="below <out>/models")
+    run.add_argument(
+        "--save-models",
+        action="store_true",
+        help="below <out>/models; finished runs without a model are made again",
+    )
     run.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     run.add_argument("--quick", action="store_true", help="one seed, few rows: does it run?")
 

@@ -26,6 +26,9 @@ def run_grid(
 ) -> list[Record]:
     """Makes all runs that `out` does not have yet; returns the records, in the grid's order.
 
+    With `save_models` finished runs whose model was not kept are made again: a run gives the same
+    each time.
+
     Raises:
         DataError: the grid cannot be run, or another process works in `out`.
     """
@@ -52,7 +55,7 @@ def _run(
     progress.total(len(tuning) + len(final_jobs(loaded, {})))
 
     def make(jobs: Sequence[Job], before: Sequence[Job], folder: Path | None) -> list[Record]:
-        missing = [job for job in jobs if store.finished(job) is None]
+        missing = [job for job in jobs if not _whole(store.finished(job), job, folder)]
         for _ in range(len(jobs) - len(missing)):
             progress.advance()
 
@@ -69,3 +72,10 @@ def _run(
         chosen = choose(make(tuning, [], None))
     with progress.stage("fine-tuning"):
         return make(final_jobs(loaded, chosen), tuning, models)
+
+
+def _whole(record: Record | None, job: Job, models: Path | None) -> bool:
+    """Whether a run has its record and, where models are kept, its model; a failed run has none."""
+    if record is None:
+        return False
+    return models is None or bool(record["error"]) or (models / job.name).is_dir()

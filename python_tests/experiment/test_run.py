@@ -86,6 +86,31 @@ def test_finished_runs_are_not_made_again(
     assert len(made) == 1 + 4, "another recipe is another run"
 
 
+def test_models_asked_for_later_are_made(
+    grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same records; models that are there, and failed runs, are not made again."""
+    made = grid(methods=("none", "sam,rho=1e30"))
+    records = run_grid(made, tmp_path)
+    assert [bool(r["error"]) for r in records] == [False, False, True, True]
+    asked: list[str] = []
+    plain = one_run.run
+
+    def counted(job: Job, models: Path | None = None) -> Any:
+        asked.append(job.name)
+        return plain(job, models)
+
+    monkeypatch.setattr(one_run, "run", counted)
+    names = [job.name for job in final_jobs(load(made), {})]
+    run_grid(made, tmp_path)
+    assert asked == []
+    assert run_grid(made, tmp_path, save_models=True) == records
+    assert asked == names[:2]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == sorted(names[:2])
+    run_grid(made, tmp_path, save_models=True)
+    assert asked == names[:2]
+
+
 def test_a_run_does_not_depend_on_those_before_it(grid: MakeGrid, tmp_path: Path) -> None:
     jobs = final_jobs(load(grid(methods=("none", "jachess-unlab"), seeds=(0,))), {})
     together = [one_run.run(job)[0] for job in jobs]
