@@ -72,7 +72,7 @@ def r3f_penalty(
         contexts.enter_context(drawing_apart(own_numbers))
         if mixed_precision(model, device):
             # accelerate wraps forward in autocast and keeps the plain one under this name
-            run = getattr(model, "_original_forward", model)
+            run = getattr(unwrapped(model), "_original_forward", model)
             contexts.enter_context(torch.autocast(device, enabled=False))
             logits = run(**batch).logits
         contexts.enter_context(_noisy_embeddings(model, noise, distribution, generator))
@@ -86,7 +86,7 @@ def r3f_penalty(
 
 def mixed_precision(model: nn.Module, device: str) -> bool:
     """Whether a call of the model runs under autocast, around it or within its forward."""
-    return torch.is_autocast_enabled(device) or hasattr(model, "_original_forward")
+    return torch.is_autocast_enabled(device) or hasattr(unwrapped(model), "_original_forward")
 
 
 def draw_noise(

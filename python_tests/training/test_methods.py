@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import Trainer
 
 from jachess_ext.tasks.batches import Encoded
 from jachess_ext.training import METHODS, MethodArguments, MethodTrainer, with_lora
+from jachess_ext.training.penalties import r3f_penalty
 from python_tests.smoothness.tiny_models import LABELS, classifier
 
 from .method_runs import SETTINGS, first_figures, method_trainer
@@ -346,3 +349,36 @@ def test_tapt_with_adapters_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> 
     made.state.global_step = 3
     with pytest.raises(ValueError, match="cannot go on from a checkpoint: it has the adapters"):
         made._begin_jachess(made.model)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_r3f_is_in_full_precision_behind_data_parallelism() -> None:
+    """Noise of 1e-5 is lost in bfloat16, in which accelerate wraps the model within DDP."""
+    rows = examples(4, labels=False)
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+    def penalty(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            found = r3f_penalty(
+                *(model, batch, model(**batch).logits),
+                noise=1e-5,
+                distribution="uniform",
+                generator=torch.Generator().manual_seed(0),
+                regression=False,
+            )
+        return found.item()
+
+    model = classifier("bert", dtype=torch.float32).eval()
+    expected = penalty(model)
+    model._original_forward = model.forward
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    assert penalty(model) == expected > 0
+    assert penalty(torch.nn.parallel.DistributedDataParallel(model)) == expected
