@@ -32,12 +32,13 @@ def load(folder: str | Path, regulariser: JacHess) -> None:
 
     Raises:
         FileNotFoundError: the checkpoint was written without JacHess, so that the base model's
-            norms are not known (the checkpoint's model is no longer the base model).
+            norms, which this regulariser needs, are not known (the checkpoint's model is no longer
+            the base model).
         ValueError: the file is damaged, or of another model.
     """
     path = Path(folder) / STATE
     if not path.is_file():
-        if regulariser.base is not None:
+        if regulariser.base is not None or not (regulariser.needs_base and regulariser.strength):
             return
         raise FileNotFoundError(
             f"{folder} has no {STATE}, so the base model's norms are not known and the fine-tuned "

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import HfArgumentParser, Trainer
 
 from jachess_ext.smoothness import BaseNorms
-from jachess_ext.training import JacHessArguments
+from jachess_ext.training import JacHessArguments, MethodTrainer
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
 from .runs import assert_same_parameters, examples, furthest, parameters, trainer
@@ -171,6 +171,19 @@ def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
         FileNotFoundError, match=r"has no jachess\.json.*trainer\.regulariser\.base"
     ):
         trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
+
+
+@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f"])
+def test_methods_without_base_norms_resume_from_any_checkpoint(tmp_path: Path, name: str) -> None:
+    """Where the method adds nothing, as the plain Trainer goes on."""
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    plain = trainer(tmp_path, kind=Trainer, **settings)
+    plain.train()
+    resumed = trainer(tmp_path / "b", kind=MethodTrainer, options={"method": name}, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.state.global_step == 2
+    if name == "none":
+        assert_same_parameters(plain.model, resumed.model)
 
 
 def test_base_norms_given_are_kept(tmp_path: Path) -> None:
