@@ -5,7 +5,9 @@ accelerate launch examples/accelerate_loop.py [--tiny]     (or just python …)
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +17,15 @@ from torch.utils.data import DataLoader
 
 import jachess_ext as jx
 from jachess_ext.training.dual import without_labels
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Its batches again and again: labelled epochs keep their length, however few these are.
+
+    Started anew each time, so that it shuffles; itertools.cycle would keep every batch.
+    """
+    while True:
+        yield from loader
 
 
 def main() -> None:
@@ -33,8 +44,9 @@ def main() -> None:
     reg.calibrate(islice(map(without_labels, free), 4))
 
     model.train()
+    others = endless(free)
     for _ in range(1 if options.tiny else 2):
-        for batch, other in zip(loader, free, strict=False):
+        for batch, other in zip(loader, others, strict=False):
             with accelerator.accumulate(model):
                 loss = model(**batch).loss + reg(without_labels(other)).loss
                 accelerator.backward(loss)
