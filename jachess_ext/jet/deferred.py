@@ -52,6 +52,10 @@ class Deferred:
         self._sources = [(source, _version(source)) for source in sources]
         self.grad_enabled = torch.is_grad_enabled()
 
+    def is_at_home(self) -> bool:
+        """Whether streams made now would record gradients as where the jet was deferred."""
+        return self.grad_enabled == torch.is_grad_enabled()
+
     def make(self) -> Tensor:
         """The streams, made under the gradient mode of the place where the jet was deferred.
 

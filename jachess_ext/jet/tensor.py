@@ -76,12 +76,13 @@ class JetTensor(torch.Tensor):
 
     @property
     def pattern(self) -> Pattern | None:
-        """What the jet is made of, while its streams are not made."""
-        return None if self._deferred is None else self._deferred.pattern
+        """What the jet is made of, while its streams are not made.
 
-    def same_gradient_mode(self) -> bool:
-        """Whether the streams, made now, would record gradients as where the jet was deferred."""
-        return self._deferred is None or self._deferred.grad_enabled == torch.is_grad_enabled()
+        None in another gradient mode than where the jet was deferred: an operator that swallowed
+        it there would record gradients that the model switched off, or lose those it asked for.
+        """
+        deferred = self._deferred
+        return deferred.pattern if deferred is not None and deferred.is_at_home() else None
 
     @property
     def _shown(self) -> Any:
