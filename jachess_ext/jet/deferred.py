@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,20 +51,28 @@ class Deferred:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
         self._sources = [(source, _version(source)) for source in sources]
-        self.grad_enabled = torch.is_grad_enabled()
+        self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
     def is_at_home(self) -> bool:
-        """Whether streams made now would record gradients as where the jet was deferred."""
-        return self.grad_enabled == torch.is_grad_enabled()
+        """Whether streams made now would record gradients as where the jet was deferred: in the
+        same gradient mode, and within the same checkpoint or outside of any."""
+        return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()
 
     def make(self) -> Tensor:
         """The streams, made under the gradient mode of the place where the jet was deferred.
+
+        Within a checkpoint that the jet comes into from outside they are made as if outside: a
+        checkpoint computes anew what it computed, and would find this jet made already.
 
         Raises:
             RuntimeError: a source was written into or freed in between.
         """
         self.check_sources()
-        with torch.set_grad_enabled(self.grad_enabled):
+        elsewhere = self._hooks != _saving_hooks()
+        with (
+            torch.set_grad_enabled(self._grad_enabled),
+            _plainly_saved() if elsewhere else nullcontext(),
+        ):
             return self._make().streams
 
     def check_sources(self) -> None:
@@ -82,6 +91,33 @@ class Deferred:
                 "computed from it; use the out-of-place function, or jachess_ext.jet."
                 "composed_rules() around the pass"
             )
+
+
+def _saving_hooks() -> Any:
+    """The innermost hooks through which autograd saves tensors, or None.
+
+    Non-reentrant checkpointing sets a pair of its own for every call and for every recomputation,
+    which is the one trace of a checkpoint's borders that code inside it can see.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@contextmanager
+def _plainly_saved() -> Iterator[None]:
+    """Autograd saves tensors as they are, unseen by the checkpoints around.
+
+    The hooks are taken off rather than covered by ones that do nothing: with hooks of any kind
+    autograd no longer notices a write into what it saved.
+    """
+    taken = []
+    while (hooks := _saving_hooks()) is not None:
+        taken.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _version(tensor: Tensor) -> int:

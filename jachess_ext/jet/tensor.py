@@ -80,6 +80,7 @@ class JetTensor(torch.Tensor):
 
         None in another gradient mode than where the jet was deferred: an operator that swallowed
         it there would record gradients that the model switched off, or lose those it asked for.
+        None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
         """
         deferred = self._deferred
         return deferred.pattern if deferred is not None and deferred.is_at_home() else None
