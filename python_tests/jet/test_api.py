@@ -334,6 +334,39 @@ def test_an_integer_buffer_is_plain() -> None:
     assert type(torch.zeros_like(make_input(X, U), dtype=torch.long)) is torch.Tensor
 
 
+def _added_to_columns(x: Any) -> Any:
+    y = torch.zeros_like(x)
+    y[:, 0] += x[:, 1] ** 3
+    y[:, 1:] *= x[:, 1:]
+    y[:, 2] -= y[:, 0].clone() * x[:, 3]
+    return y
+
+
+def _a_row_into_another(x: Any) -> Any:
+    y = x * x
+    y[0] = y[1]
+    y[2][:2] = y[1][2:].clone() * y[0][:2].clone()
+    return y
+
+
+@pytest.mark.parametrize("function", [_added_to_columns, _a_row_into_another])
+def test_gradients_through_parts_written_into_their_own_base(function: Any) -> None:
+    """``y[:, 0] += …`` writes a view of y back into y.  The oracle is reverse mode alone."""
+    x = X.clone().requires_grad_()
+    cotangent = torch.linspace(-1, 1, X.numel(), dtype=X.dtype).reshape(X.shape)
+    jet = jx.jet(function, x, U)
+
+    projected = (function(x) * cotangent).sum()
+    for direction in U:  # Σ c · f, then its first and second derivative along U
+        (slope,) = torch.autograd.grad(projected, x, create_graph=True)
+        projected = (slope * direction).sum()
+    assert torch.equal(jet.primal, function(x))
+    second = (jet.second[0] * cotangent).sum()
+    torch.testing.assert_close(second, projected, rtol=1e-12, atol=1e-13)
+    expected = torch.autograd.grad(projected, x)
+    torch.testing.assert_close(torch.autograd.grad(second, x), expected, rtol=1e-11, atol=1e-12)
+
+
 # ---- operators and composed rules --------------------------------------------------------------
 
 

@@ -72,11 +72,14 @@ def setitem(self: Any, index: Any, value: Any) -> None:
         raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
     index = primal_of(index)
     if isinstance(value, JetTensor):
-        sources = list(lift(value, self.jet_layout).streams)
+        # Not by iterating: autograd gives no gradient to a view among several of one call, once
+        # its base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
+        stack = lift(value, self.jet_layout).streams
+        sources = [stack[stream] for stream in range(len(stack))]
     else:
         sources = [value] + [0] * (len(self.streams) - 1)
     make_pending()
-    for place, source in enumerate(sources):  # iterating over the stack gives read-only views
+    for place, source in enumerate(sources):
         self.streams[place][index] = source
 
 
