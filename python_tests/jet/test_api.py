@@ -330,6 +330,20 @@ def test_buffers_can_be_filled(make: Any) -> None:
     assert not jet.first[:, :, 1::2].any()
 
 
+def test_a_plain_tensor_shaped_like_a_jet_stays_plain() -> None:
+    row, flat = X[0], X.flatten()
+    jet = make_input(X, U)
+    for made in (row.expand_as(jet), flat.view_as(jet), flat.reshape_as(jet)):
+        assert type(made) is torch.Tensor
+    assert torch.equal(row.expand_as(jet), row.expand_as(X))
+    assert torch.equal(flat.view_as(jet), X)
+    assert torch.equal(X.T.reshape_as(jet), X.T.reshape(3, 4))
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        X.T.view_as(jet)
+    product = jx.jet(lambda x: row.expand_as(x) * x, X, U)
+    torch.testing.assert_close(product.first, row * U)
+
+
 def test_an_integer_buffer_is_plain() -> None:
     assert type(torch.zeros_like(make_input(X, U), dtype=torch.long)) is torch.Tensor
 

@@ -30,9 +30,15 @@ def reshape(self: JetTensor, *shape: Any, **named: Any) -> JetTensor:
     return self.with_streams(self.streams.reshape(len(self.streams), *sizes))
 
 
-@jet_rule("view_as", "reshape_as")
-def view_as(self: JetTensor, other: Tensor) -> JetTensor:
-    return reshape(self, other.shape)
+@jet_rule("view_as")
+def view_as(self: Any, other: Tensor) -> Any:
+    """A plain ``self`` stays plain: of ``other`` only the shape is asked."""
+    return self.view(other.shape)
+
+
+@jet_rule("reshape_as")
+def reshape_as(self: Any, other: Tensor) -> Any:
+    return self.reshape(other.shape)
 
 
 @jet_rule("flatten")
@@ -99,8 +105,9 @@ def expand(self: JetTensor, *sizes: Any, size: Any = None, implicit: bool = Fals
 
 
 @jet_rule("expand_as")
-def expand_as(self: JetTensor, other: Tensor) -> JetTensor:
-    return expand(self, other.shape)
+def expand_as(self: Any, other: Tensor) -> Any:
+    """A plain ``self`` stays plain: of ``other`` only the shape is asked."""
+    return self.expand(other.shape)
 
 
 @jet_rule("broadcast_to")
