@@ -136,6 +136,79 @@ def test_constant_rows_through_layer_norm() -> None:
     torch.testing.assert_close(jet.second, torch.zeros(1, 2, 4).double())
 
 
+AT_ZERO: dict[str, Any] = {
+    "normalize": lambda x: F.normalize(x, dim=-1, eps=0.5),
+    "norm": lambda x: x.norm(dim=-1),
+    "norm of all": lambda x: x.norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "linalg.norm": lambda x: torch.linalg.norm(x, dim=-1),
+    "std": lambda x: x.std(-1),
+    "std_mean": lambda x: torch.std_mean(x, -1, correction=0)[0],
+}
+
+
+def _second_by_reverse_mode(function: Any, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """D²f[u_0, u_1] of every entry of f; NaN where a double backward gives NaN."""
+    flat = function(x).flatten()
+    found = [
+        u[0].flatten()
+        @ torch.autograd.functional.hessian(
+            lambda x, entry=entry: function(x).flatten()[entry], x
+        ).reshape(x.numel(), -1)
+        @ u[1].flatten()
+        for entry in range(len(flat))
+    ]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("level", [0.0, 2.0])
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_norms_of_a_row_of_equal_entries(name: str, level: float) -> None:
+    """Of zeros a norm has no derivative, of equal entries a standard deviation has none: torch's
+    autograd takes 0 for the first one, and the second is 0 or what a double backward finds.
+    """
+    function = AT_ZERO[name]
+    x, u = _point(1, 4)
+    x = torch.full_like(x, level, requires_grad=True)
+    jet = jx.jet(function, x, u)
+    assert torch.equal(jet.primal, function(x))
+    jacobian = torch.autograd.functional.jacobian(function, x).reshape(-1, x.numel())
+    first = (u.reshape(2, -1) @ jacobian.T).reshape(jet.first.shape)
+    torch.testing.assert_close(jet.first, first, rtol=1e-13, atol=1e-14)
+    expected = _second_by_reverse_mode(function, x, u)
+    expected = torch.where(expected.isnan(), 0, expected).reshape(jet.second.shape)
+    torch.testing.assert_close(jet.second, expected, rtol=1e-12, atol=1e-13)
+    (gradient,) = torch.autograd.grad(jet.streams.square().sum(), x)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("size", [1e-13, 1e-18, 1e-30])
+def test_normalising_a_tiny_row_divides_it_by_a_constant(size: float) -> None:
+    x, u = (t.float() for t in _point(1, 4))
+    x = (x * size).requires_grad_()
+    jet = jx.jet(F.normalize, x, u)
+    assert torch.equal(jet.primal, F.normalize(x))
+    torch.testing.assert_close(jet.first, u / 1e-12)
+    assert not jet.second.any()
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    torch.testing.assert_close(gradient, torch.full_like(x, 1e12))
+
+
+@pytest.mark.parametrize("name", [name for name in AT_ZERO if name != "norm of all"])
+def test_rows_beside_a_row_of_zeros_are_unharmed(name: str) -> None:
+    function = AT_ZERO[name]
+    x, u = _point(3, 4)
+    x[1] = 0
+    x.requires_grad_()
+    streams = jx.jet(function, x, u).streams
+    alone = jx.jet(function, x[::2], u[:, ::2]).streams
+    torch.testing.assert_close(streams[:, ::2], alone, rtol=1e-13, atol=1e-13)
+    (gradient,) = torch.autograd.grad(streams.square().sum(), x)
+    (expected,) = torch.autograd.grad(alone.square().sum(), x)
+    torch.testing.assert_close(gradient[::2], expected[::2], rtol=1e-12, atol=1e-12)
+    assert torch.isfinite(gradient).all()
+
+
 def test_an_unused_direction_costs_no_accuracy() -> None:
     x, u = _point(3)
     u[1] = 0

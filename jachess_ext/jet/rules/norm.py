@@ -14,6 +14,7 @@ from ..registry import jet_rule, missing_rule
 from ..settings import operators_enabled
 from ..tensor import JetTensor
 from .patterns import Sum
+from .reduce import root_of_squares
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -98,10 +99,10 @@ def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
 
 @jet_rule("normalize")
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
-    """x / max(‖x‖₂, ε)."""
+    """x / max(‖x‖₂, ε); at x = 0, and around it, that is x / ε."""
     if p != 2:
         raise missing_rule(F.normalize, f"p={p!r} is not covered, only the Euclidean norm")
-    norm = torch.sqrt((input * input).sum(dim, keepdim=True))
+    norm: Any = root_of_squares((input * input).sum(dim, keepdim=True), least=eps)
     return input / norm.clamp_min(eps)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
+from .pointwise import Derivatives, in_float32, push_forward
 from .streamwise import varargs
 
 
@@ -62,6 +63,25 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- norms and variances -----------------------------------------------------------------------
 
 
+def root_of_squares(squares: Any, least: float = 0.0) -> JetTensor:
+    """√squares for a sum of squares, whose root is a norm.
+
+    A norm has no derivative at 0.  As in torch's autograd its slope there is taken to be 0, and so
+    is its curvature: where ``squares`` is exactly 0 every tangent of the result is 0.  So it is
+    where the root is below ``least``, for a caller that raises it to that anyway; the curvature of
+    tiny roots is infinite in floating point.
+    """
+
+    def derivatives(x: Tensor) -> Derivatives:
+        flat = (x == 0) | (torch.sqrt(x) < least)
+        root = torch.sqrt(x.masked_fill(flat, 1))  # no infinity, for the backward's sake either
+        triple = (root, 0.5 / root, -0.25 / root**3)
+        value, slope, curvature = (part.masked_fill(flat, 0) for part in triple)
+        return value, slope, curvature
+
+    return push_forward(squares, in_float32(squares.primal, derivatives))
+
+
 @jet_rule("norm")
 def norm(
     input: Any,
@@ -71,7 +91,7 @@ def norm(
     out: None = None,
     dtype: Any = None,
 ) -> Any:
-    """Euclidean norm."""
+    """Euclidean norm; no derivative at 0 (`root_of_squares`)."""
     if p not in ("fro", 2, 2.0, None):
         raise missing_rule(torch.norm, f"p={p!r} is not covered, only the Euclidean norm")
     return vector_norm(input, 2, dim, keepdim, dtype=dtype)
@@ -84,7 +104,7 @@ def vector_norm(
     if ord not in (2, 2.0):
         raise missing_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
     x = x if dtype is None else x.to(dtype)
-    return torch.sqrt((x * x).sum(dim, keepdim))
+    return root_of_squares((x * x).sum(dim, keepdim))
 
 
 @jet_rule(torch.linalg.norm)
@@ -122,7 +142,8 @@ def var(input: Any, *args: Any, **named: Any) -> Any:
 
 @jet_rule("std")
 def std(input: Any, *args: Any, **named: Any) -> Any:
-    return torch.sqrt(_moments(input, args, named)[0])
+    """Of equal entries: 0, and no derivative (`root_of_squares`)."""
+    return root_of_squares(_moments(input, args, named)[0])
 
 
 @jet_rule("var_mean")
@@ -133,4 +154,4 @@ def var_mean(input: Any, *args: Any, **named: Any) -> Any:
 @jet_rule("std_mean")
 def std_mean(input: Any, *args: Any, **named: Any) -> Any:
     variance, mean = _moments(input, args, named)
-    return torch.sqrt(variance), mean
+    return root_of_squares(variance), mean
