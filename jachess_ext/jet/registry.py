@@ -116,14 +116,26 @@ def function_name(function: Any) -> str:
     return f"{module}.{name}" if module else name
 
 
+# What helps where no rule is meant to be written: part of a function's name, and the mend.
+_MENDS = {
+    "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
+    'load the model with from_pretrained(..., experts_implementation="eager"), or call '
+    'model.set_experts_implementation("eager").',
+}
+
+
 def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
     """The error for an operation that has no rule; names operation, module and the mend."""
     name = function_name(function)
     reason = f": {detail}" if detail else ""
+    register = (
+        f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
+        f"(recipe: jachess_ext/jet/README.md)."
+    )
+    mend = next((mend for part, mend in _MENDS.items() if part in name), register)
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
-        f"would be wrong, so the pass stops here. Register a rule with @jet_rule({name}), after "
-        f"'from jachess_ext.jet import jet_rule' (recipe: jachess_ext/jet/README.md)."
+        f"would be wrong, so the pass stops here. {mend[0].upper()}{mend[1:]}"
     )
 
 

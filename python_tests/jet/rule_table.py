@@ -474,6 +474,15 @@ BUFFERS = [
     Row([torch.scatter, torch.Tensor.scatter], [P(2, 3), 1, _index([2, 0], [1, 0]), X((2, 2))]),
     Row(["index_add_"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], in_place=True),
     Row(["index_copy_"], [X((3, 2)), 0, _index(2, 0), X((2, 2))], in_place=True),
+    Row([torch.scatter, torch.Tensor.scatter], [X((2, 3)), 1, _index([2, 0], [1, 0]), 1.5]),
+    Row([torch.scatter, torch.Tensor.scatter], [X((2, 3)), 0, _index([1, 0]), 2]),
+    Row(
+        [torch.scatter, torch.Tensor.scatter],
+        [X((2, 3)), -1, _index([2, 0], [1, 0])],
+        {"value": -1},
+    ),
+    Row(["scatter_"], [X((2, 3)), 1, _index([2, 0], [1, 0]), X((2, 2))], in_place=True),
+    Row(["scatter_"], [X((2, 3)), 1, _index([2], [1]), 1], in_place=True),
     Row(["scatter_add_"], [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2))], in_place=True),
 ]
 

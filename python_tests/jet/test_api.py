@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModel, MixtralConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 import jachess_ext as jx
@@ -94,6 +95,26 @@ def test_missing_rule_names_operation_module_and_decorator() -> None:
 def test_missing_rule_outside_a_module() -> None:
     with pytest.raises(jx.MissingJetRule, match=r"cdist \(called in no torch\.nn\.Module\)"):
         jx.jet(lambda x: torch.cdist(x, x), X, U)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grouped_experts_name_the_setting_that_works(dtype: torch.dtype) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}
+    config = MixtralConfig(**sizes, num_hidden_layers=1, num_key_value_heads=2, num_local_experts=2)
+    model = AutoModel.from_config(config).to(dtype)
+    x = torch.ones(1, 2, 8, dtype=dtype)
+
+    def run(x: Any) -> Any:
+        return model(inputs_embeds=x, use_cache=False).last_hidden_state
+
+    with pytest.raises(jx.MissingJetRule, match=r"grouped_mm.*in module MixtralExperts") as caught:
+        jx.jet(run, x, x[None])
+    assert 'experts_implementation="eager"' in str(caught.value)
+    assert "Register a rule" not in str(caught.value)
+    model.set_experts_implementation("eager")
+    assert jx.jet(run, x, x[None]).primal.shape == x.shape
+    eager = AutoModel.from_config(config, experts_implementation="eager")
+    assert eager.config._experts_implementation == "eager"
 
 
 def test_registering_a_rule_makes_it_work(monkeypatch: pytest.MonkeyPatch) -> None:

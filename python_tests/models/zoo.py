@@ -17,6 +17,7 @@ from transformers import (
     AutoModel,
     BertConfig,
     DebertaV2Config,
+    DeepseekV3Config,
     DistilBertConfig,
     ElectraConfig,
     Gemma2Config,
@@ -96,6 +97,26 @@ def _mixtral() -> PreTrainedConfig:
     return config
 
 
+def _deepseek_v3() -> PreTrainedConfig:
+    """A dense block, then experts whose router writes into a mask of its own."""
+    config = DeepseekV3Config(
+        **{**_GROUPED, "num_key_value_heads": 4},
+        moe_intermediate_size=8,
+        n_routed_experts=6,
+        n_group=3,
+        topk_group=2,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=4,
+    )
+    config._experts_implementation = "eager"
+    return config
+
+
 def _t5_encoder(config: PreTrainedConfig, attn_implementation: str) -> PreTrainedModel:
     """AutoModel would add the decoder; the public way to the encoder alone is its class."""
     return T5EncoderModel._from_config(config, attn_implementation=attn_implementation)
@@ -165,6 +186,7 @@ FAMILIES: dict[str, Family] = {
         attentions=("eager",),
     ),
     "mixtral": Family(_mixtral, kinked=True),
+    "deepseek-v3": Family(_deepseek_v3, kinked=True),
     "phi3": Family(lambda: Phi3Config(**_GROUPED)),
     "gpt-neox": Family(lambda: GPTNeoXConfig(**_SIZES, **_SPECIAL)),
     "t5": Family(lambda: T5Config(**_T5, dropout_rate=0.0), kinked=True, make_model=_t5_encoder),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor, common_layout, lift, primal_of
-from .streamwise import behind_streams
+from .streamwise import behind_streams, on_primal_and_tangents
 
 
 def _buffer(name: str) -> None:
@@ -58,10 +58,27 @@ def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
 
 
 @jet_rule(torch.scatter, Tensor.scatter)
-def scatter(input: Any, dim: int, index: Tensor, src: Any = None, **named: Any) -> JetTensor:
-    if named or not isinstance(src, Tensor):
-        raise missing_rule(torch.scatter, "only scatter(input, dim, index, src) is covered")
-    stack, copied = _lifted(input, src)
+def scatter(
+    input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
+) -> JetTensor:
+    """``src`` may be a number, as ``value`` is: a constant, which has no derivative."""
+    written = src if value is None else value
+    if named or written is None or isinstance(index, JetTensor):
+        raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
+    if not isinstance(written, Tensor):
+        return _scatter_number(input, dim, index, written)
+    stack, copied = _lifted(input, written)
     everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
     out = stack.scatter(behind_streams(dim, input.ndim), everywhere, copied)
-    return JetTensor(out, common_layout(input, src))
+    return JetTensor(out, common_layout(input, written))
+
+
+def _scatter_number(input: JetTensor, dim: int, index: Tensor, number: float) -> JetTensor:
+    place = behind_streams(dim, input.ndim)
+
+    def without_tangents(rest: Tensor) -> Tensor:
+        return rest.scatter(place, index.unsqueeze(0).expand(len(rest), *index.shape), 0)
+
+    return on_primal_and_tangents(
+        input, lambda primal: primal.scatter(dim, index, number), without_tangents
+    )

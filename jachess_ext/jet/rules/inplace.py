@@ -20,7 +20,7 @@ _NAMES = (
     *("add", "sub", "mul", "div", "neg", "pow", "addcmul", "lerp", "masked_fill", "clamp"),
     *("clamp_min", "clamp_max", "relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs"),
     *("square", "tril", "triu", "nan_to_num", "reciprocal", "leaky_relu", "elu", "dropout"),
-    *("index_add", "index_copy", "scatter_add"),
+    *("index_add", "index_copy", "scatter", "scatter_add"),
 )
 _OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__": "pow"}
 _OPERATORS |= {"__itruediv__": "div", "__idiv__": "div"}
