@@ -112,7 +112,7 @@ def make_input(
         raise ValueError(f"{len(directions)} directions were given; expected shape {expected}")
     if directions.device != x.device:
         raise ValueError(f"directions are on {directions.device}, but x is on {x.device}")
-    layout = make_layout(len(directions), order)
+    layout = make_layout(len(directions), order).of_a_new_run()
     zeros = x.new_zeros(len(layout.pairs), *x.shape)
     return JetTensor(torch.cat([x.unsqueeze(0), directions.to(x.dtype), zeros]), layout)
 
@@ -161,11 +161,16 @@ def _fields(value: Any) -> tuple:
 
 
 def to_jets(value: Any, layout: JetLayout) -> Any:
-    """Every tensor in a function's result as a `Jet`; constants with zero derivatives."""
+    """Every tensor in a function's result as a `Jet`; constants with zero derivatives.
+
+    Raises:
+        ValueError: the function returned a jet of another pass.
+    """
+    of_no_run = make_layout(layout.directions, layout.order)
 
     def as_jet(tensor: Tensor) -> Any:
         if not isinstance(tensor, JetTensor) and not tensor.is_floating_point():
             return tensor
-        return Jet(lift(tensor, layout).streams, layout)
+        return Jet(lift(tensor, layout).streams, of_no_run)
 
     return map_tensors(value, as_jet)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, count
 
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
 
 ORDERS = (1, 2)
+_RUNS = count()
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,19 @@ class JetLayout:
     Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are
     the mixed second-order coefficients x_ij for the pairs i < j in lexicographic order
     (spec 03-engine, "Streams").  Order 1 has no pairs.
+
+    ``run`` numbers the pass whose jets these are, so that a jet of another pass, along other
+    directions, is not taken for one of this; None in a result, which belongs to no pass.
     """
 
     directions: int
     order: int
     pairs: tuple[tuple[int, int], ...]
+    run: int | None = None
+
+    def of_a_new_run(self) -> JetLayout:
+        """The same streams, for the jets of one pass."""
+        return replace(self, run=next(_RUNS))
 
     @property
     def streams(self) -> int:

@@ -195,7 +195,7 @@ def common_layout(*values: Any) -> JetLayout:
     """The layout shared by all jets among ``values``.
 
     Raises:
-        ValueError: if two jets of different layouts meet in one operation.
+        ValueError: if two jets of different layouts, or of different passes, meet in one operation.
         TypeError: if there is no jet at all (a rule called with the jet in the wrong argument).
     """
     layouts = {value.jet_layout for value in values if isinstance(value, JetTensor)}
@@ -207,7 +207,9 @@ def common_layout(*values: Any) -> JetLayout:
 
 
 def _different_layouts(layouts: set[JetLayout]) -> ValueError:
-    kinds = sorted(f"{k.directions} directions at order {k.order}" for k in layouts)
+    kinds = sorted({f"{k.directions} directions at order {k.order}" for k in layouts})
+    if len(kinds) == 1:
+        kinds.append("of another pass")
     return ValueError(
         f"jets of different layouts met in one operation ({', '.join(kinds)}); "
         "run one jx.jet at a time"
@@ -218,7 +220,7 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
     """``value`` as a jet: unchanged if it is one, else constant (all tangents zero).
 
     Raises:
-        ValueError: if it is a jet of another layout.
+        ValueError: if it is a jet of another layout or another pass.
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:

@@ -182,6 +182,32 @@ def test_jets_of_different_layouts_do_not_meet(name: str) -> None:
         MEETINGS[name](first, second)
 
 
+@pytest.mark.parametrize("name", MEETINGS)
+def test_jets_of_different_passes_do_not_meet(name: str) -> None:
+    """They have the same streams, along directions of their own."""
+    x = X[:, :3]
+    jets = [make_input(x, U[:, :, :3]) for _ in range(2)]
+    assert jets[0].jet_layout.pairs == jets[1].jet_layout.pairs
+    with pytest.raises(ValueError, match=r"met in one operation .*of another pass"):
+        MEETINGS[name](*jets)
+
+
+def test_a_pass_within_a_pass_is_refused() -> None:
+    kept: list[Any] = []
+    for inner in (lambda x, y: x * y, lambda x, y: x):
+        with pytest.raises(ValueError, match=r"run one jx\.jet at a time"):
+            jx.jet(lambda x, f=inner: jx.jet(lambda y: f(x, y), X, U).first[0], X, U)
+    jx.jet(lambda x: kept.append(x) or x, X, U)
+    with pytest.raises(ValueError, match=r"run one jx\.jet at a time"):
+        jx.jet(lambda x: F.silu(x) * kept[0], X, U)
+    alone = jx.jet(lambda x: x * jx.jet(torch.sin, X, U).primal, X, U)
+    torch.testing.assert_close(alone.first, X.sin() * U)
+
+
+def test_results_of_two_passes_have_one_layout() -> None:
+    assert jx.jet(torch.sin, X, U).layout == jx.jet(torch.cos, X, U).layout
+
+
 def test_reentrant_checkpointing_is_refused() -> None:
     layer = nn.Linear(4, 4).double()
     with pytest.raises(RuntimeError, match="use_reentrant"):
