@@ -134,7 +134,7 @@ def run_file(path: Path) -> object:
 
 
 def regulariser() -> JacHess:
-    return JacHess(torch.nn.Linear(2, 2), weights="uniform", strength=0.1, seed=3)
+    return JacHess(torch.nn.Linear(2, 2), weights="softmax", strength=0.1, seed=3)
 
 
 STATE = json.dumps(
