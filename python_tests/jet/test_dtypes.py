@@ -10,6 +10,7 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext.jet.api import make_input
+from jachess_ext.jet.layout import make_layout
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OTHERS = [*FLOATS, torch.int64, torch.bool]
@@ -31,8 +32,11 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.linspace(0.5, 2, max(1, torch.Size(shape).numel())).reshape(shape).to(dtype)
 
 
-def _jet(x: torch.Tensor) -> jx.JetTensor:
-    return make_input(x, torch.ones(2, *x.shape).to(x.dtype))
+def _jets(*points: torch.Tensor) -> list[jx.JetTensor]:
+    """Jets of one pass."""
+    layout = make_layout(2, 2).of_a_new_run()
+    made = [make_input(x, torch.ones(2, *x.shape).to(x.dtype)).streams for x in points]
+    return [jx.JetTensor(streams, layout) for streams in made]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -43,9 +47,9 @@ def test_promotion_is_torch_s(name: str, dtype: torch.dtype) -> None:
     tried = 0
     for other, shape, other_shape in product(OTHERS, SHAPES, SHAPES):
         a, b = _values(shape, dtype), _values(other_shape, other)
-        mixtures = [(_jet(a), b)]
+        mixtures: list[Any] = [(*_jets(a), b)]
         if other in FLOATS:
-            mixtures += [(a, _jet(b)), (_jet(a), _jet(b))]
+            mixtures += [(a, *_jets(b)), tuple(_jets(a, b))]
         try:
             expected = function(a, b)
         except RuntimeError:  # torch has no such mixture: neither may we
@@ -98,6 +102,6 @@ def cast_twice(cast: Any, x: torch.Tensor) -> torch.Tensor:
 def test_casts_to_integers_are_constants(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, 1.5, -2.5])
     for cast in (lambda x: x.to(dtype), lambda x: x.to(dtype=dtype), lambda x: x.type(dtype)):
-        out = cast(_jet(x))
+        out = cast(_jets(x)[0])
         assert not isinstance(out, jx.JetTensor)
         assert torch.equal(out, x.to(dtype))

@@ -210,7 +210,9 @@ def test_lora_and_gradient_checkpointing(
             model = get_peft_model(
                 model, LoraConfig(r=2, target_modules=targets, task_type="SEQ_CLS")
             )
-        settings: dict[str, Any] = {"gradient_checkpointing": checkpointing, "max_steps": 2}
+        # AdamW would enlarge the rounding of key biases, whose gradient is zero
+        settings: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.05, "max_steps": 2}
+        settings["gradient_checkpointing"] = checkpointing
         made = trainer(tmp_path, {"strength": 0.3}, model=model, **settings)
         before = parameters(made.model)
         made.train()
@@ -222,7 +224,7 @@ def test_lora_and_gradient_checkpointing(
 
     made = run(checkpointing)
     if checkpointing:
-        assert_same_parameters(made.model, run(False).model, rtol=1e-4, atol=1e-5)
+        assert_same_parameters(made.model, run(False).model, rtol=1e-5, atol=1e-6)
 
 
 def test_label_smoothing_on_a_peft_model(tmp_path: Path) -> None:
