@@ -12,7 +12,7 @@ SMOOTHERS = ("jacobian", "cross-holder", "jachess")
 
 METHODS = ("none", "l2", "tapt", "sam", "r3f", *SMOOTHERS)
 
-_STRENGTHS = {"r3f": 1.0}
+_STRENGTHS = {"l2": 1e-5, "r3f": 1.0}  # Σ θ² of an encoder is in the ten thousands
 _STRENGTH = 0.01  # of all others
 _LOGITS = {"layers": "logits", "weights": "uniform"}
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ class MethodArguments(JacHessArguments):
 
     method: str = _help("one of " + ", ".join(METHODS), default="jachess")
     strength: float | None = _help(  # type: ignore[assignment]
-        "factor of the penalty; default: 1 for r3f, else 0.01", default=None
+        "factor of the penalty; default: 1e-5 for l2, 1 for r3f, else 0.01", default=None
     )
     rho: float = _help("sam: radius ρ of the ascent step", default=0.05)
     noise: float = _help("r3f: half width (uniform) or deviation (normal) of it", default=1e-5)

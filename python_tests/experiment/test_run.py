@@ -252,7 +252,7 @@ def test_values_for_one_method(grid: MakeGrid) -> None:
 
 
 def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid) -> None:
-    """The list is for penalties on derivatives; r3f's default is 1, l2's 0.01."""
+    """The list is for penalties on derivatives; r3f's default is 1, l2's 1e-5."""
     methods = ("jacobian-train", "jachess-unlab", "l2", "r3f", "r3f,noise=1e-4")
     made = grid(methods=methods, tuning=TUNING)
     tried: dict[str, list[float]] = {}
@@ -262,7 +262,7 @@ def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid
     assert tried == {
         "jacobian-train": [0.01, 0.1],
         "jachess-unlab": [0.5],
-        "l2": pytest.approx([0.001, 0.01, 0.1]),
+        "l2": pytest.approx([1e-6, 1e-5, 1e-4]),
         "r3f": pytest.approx([0.1, 1.0, 10.0]),
         "r3f,noise=1e-4": pytest.approx([0.1, 1.0, 10.0]),
     }
