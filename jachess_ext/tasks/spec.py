@@ -103,10 +103,11 @@ def held_out(task: Task, share: float) -> Task:
 
 
 def _without(examples: Examples, others: Examples) -> Examples:
-    """Those whose texts are not among the others'."""
+    """Those whose texts are not among the others'; all, where every one is."""
     known = set(zip(others.texts, others.pairs or others.texts, strict=True))
     rows = enumerate(zip(examples.texts, examples.pairs or examples.texts, strict=True))
-    return examples.chosen([number for number, texts in rows if texts not in known])
+    kept = [number for number, texts in rows if texts not in known]
+    return examples.chosen(kept) if kept else examples
 
 
 def digest(task: Task) -> str:

@@ -59,6 +59,8 @@ def test_held_out_rows() -> None:
     every = held_out(selected(task(), 20, None, None, 0), 0.25)
     assert len(every.dev) == 5 and len(every.unlabelled) == 15, "dev texts are not looked at"
     assert not set(every.dev.texts) & set(every.unlabelled.texts)
+    same = replace(made, unlabelled=made.train.part(9, 12))
+    assert held_out(same, 0.25).unlabelled == same.unlabelled, "or there would be none"
     with pytest.raises(DataError, match="cannot be split into 12 to train on and 0"):
         held_out(made, 0.01)
 
