@@ -45,12 +45,12 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
     seconds = {"training": trained - start, "judging": time.perf_counter() - trained}
     if models is not None:
         with whole_folder(models / job.name) as folder:
-            _whole(model, job).save_pretrained(folder)
+            _with_all_weights(model, job).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     return record, seconds
 
 
-def _whole(model: Any, job: Job) -> Any:
+def _with_all_weights(model: Any, job: Job) -> Any:
     """What has to be saved: TAPT changes the weights below LoRA's adapters, too."""
     return model.merge_and_unload() if job.recipe.lora and job.arguments.method == "tapt" else model
 

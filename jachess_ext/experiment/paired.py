@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..evaluation.report import Table
+from ..evaluation.statistics import summarise
 from .tables import REFERENCE, Figure, Results
 
 
@@ -28,7 +29,7 @@ def paired_table(results: Results) -> Table | None:
     for method in methods:
         cells = []
         for _, figure, scale, digits, better in columns:
-            found = differences(results, method, _tasks_with(results, figure), figure)
+            found = differences(results, method, results.tasks_with(figure), figure)
             cells.append(_cell(scale * found, digits, better))
         rows.append([method, *cells])
     caption = (
@@ -45,16 +46,9 @@ def differences(results: Results, method: str, tasks: Sequence[str], figure: Fig
     return np.array([own[seed] - plain[seed] for seed in sorted(own.keys() & plain.keys())])
 
 
-def _tasks_with(results: Results, figure: Figure) -> list[str]:
-    return [
-        task
-        for task in results.tasks
-        if any(r["task"] == task and figure(r) is not None for r in results.records)
-    ]
-
-
 def _cell(found: np.ndarray, digits: int, better: int) -> str:
     if not len(found):
         return "–"
-    error = "" if len(found) < 2 else f" ± {found.std(ddof=1) / len(found) ** 0.5:.{digits}f}"
-    return f"{found.mean():+.{digits}f}{error} ({(better * found > 0).sum()}/{len(found)})"
+    of = summarise(list(found))
+    error = "" if of.n < 2 else f" ± {of.spread / of.n**0.5:.{digits}f}"
+    return f"{of.mean:+.{digits}f}{error} ({(better * found > 0).sum()}/{of.n})"

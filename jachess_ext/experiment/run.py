@@ -55,7 +55,7 @@ def _run(
     progress.total(len(tuning) + len(final_jobs(loaded, {})))
 
     def make(jobs: Sequence[Job], before: Sequence[Job], folder: Path | None) -> list[Record]:
-        missing = [job for job in jobs if not _whole(store.finished(job), job, folder)]
+        missing = [job for job in jobs if not _is_complete(store.finished(job), job, folder)]
         for _ in range(len(jobs) - len(missing)):
             progress.advance()
 
@@ -74,7 +74,7 @@ def _run(
         return make(final_jobs(loaded, chosen), tuning, models)
 
 
-def _whole(record: Record | None, job: Job, models: Path | None) -> bool:
+def _is_complete(record: Record | None, job: Job, models: Path | None) -> bool:
     """Whether a run has its record and, where models are kept, its model; a failed run has none."""
     if record is None:
         return False

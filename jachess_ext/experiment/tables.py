@@ -51,6 +51,11 @@ class Results:
         """The name of a task's score."""
         return next(r["metric"] for r in self.records if r["task"] == task)
 
+    def tasks_with(self, figure: Figure) -> list[str]:
+        """Those of which some run has the figure."""
+        having = {r["task"] for r in self.records if figure(r) is not None}
+        return [task for task in self.tasks if task in having]
+
     def by_seed(self, method: str, task: str, figure: Figure) -> dict[int, float]:
         """seed → figure, of the runs that have it."""
         found = {
@@ -138,7 +143,7 @@ def score_table(results: Results) -> Table:
 
 def calibration_tables(results: Results) -> list[Table]:
     """Brier score and expected calibration error; none for regression tasks."""
-    classified = [t for t in results.tasks if _has(results, t, "brier")]
+    classified = results.tasks_with(lambda r: r["brier"])
     if not classified:
         return []
     names = {"brier": "Brier score", "ece": "Expected calibration error, 8 bins"}
@@ -151,10 +156,6 @@ def calibration_tables(results: Results) -> list[Table]:
         )
         for name, title in names.items()
     ]
-
-
-def _has(results: Results, task: str, key: str) -> bool:
-    return any(r["task"] == task and r[key] is not None for r in results.records)
 
 
 def corruption_tables(results: Results) -> list[Table]:

@@ -30,8 +30,8 @@ class MethodMixin(JacHessMixin):
     climbs once per optimiser step, along the gradient of all micro-batches, and a penalty is the
     mean over the micro-batches.  TAPT runs when training begins (not on resuming), trains all
     of the backbone also where LoRA follows (then save ``model.merge_and_unload()``: the adapters
-    alone are not the model), and needs ``processing_class``.  Seed and epoch alone
-    decide the order of rows, so that methods compared from one seed see the same batches.
+    alone are not the model), and needs ``processing_class``.  Seed and epoch alone decide the
+    order of rows, so that methods compared from one seed see the same batches.
 
     Logged as `JacHessMixin` does: ``jachess/task_loss`` and ``jachess/penalty`` of L2 and R3F, too.
 

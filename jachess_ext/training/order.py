@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from .random_state import mixed_seed
 
 
 class SeededOrder(Sampler[int]):
@@ -35,6 +36,5 @@ class SeededOrder(Sampler[int]):
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[int]:
-        words = np.random.SeedSequence((self._seed, self._epoch)).generate_state(1, np.uint64)
-        self._sampler.generator.manual_seed(int(words[0]))
+        self._sampler.generator.manual_seed(mixed_seed(self._seed, self._epoch))
         return iter(self._sampler)

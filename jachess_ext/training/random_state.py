@@ -32,12 +32,17 @@ class RandomState:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
+def mixed_seed(*words: int) -> int:
+    """One seed for torch out of several numbers; unlike their sum, other words give another."""
+    sequence = np.random.SeedSequence([word % _WORD for word in words])
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
 @contextmanager
 def drawing_apart(*key: int) -> Iterator[None]:
     """Within it torch's generators draw what the key decides; afterwards they are as before."""
     kept = RandomState()
-    words = [number % _WORD for number in key]
-    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    seed = mixed_seed(*key)
     try:
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():

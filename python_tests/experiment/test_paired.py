@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jachess_ext.experiment.paired import paired_table
 from jachess_ext.experiment.tables import Results
-from python_tests.experiment.test_tables import results, rows
 
 from .records import record
+from .test_tables import results, rows
 
 
 def test_differences_are_of_the_same_seed() -> None:
