@@ -14,29 +14,55 @@ from ..evaluation.report import Table
 from ..evaluation.statistics import summarise
 from .tables import REFERENCE, Figure, Results
 
+_COLUMNS: tuple[tuple[str, Figure, float, int, int], ...] = (
+    ("score × 100", lambda r: r["score"], 100.0, 2, 1),
+    ("Brier score", lambda r: r["brier"], 1.0, 4, -1),
+    ("ECE", lambda r: r["ece"], 1.0, 4, -1),
+)
+"""Title, figure, scale, digits, and whether more (1) or less (-1) is better."""
 
-def paired_table(results: Results) -> Table | None:
-    """Mean difference from the plain runs, and on how many seeds it is to the better."""
-    methods = [m for m in results.methods if m != REFERENCE]
+
+def paired_tables(results: Results) -> list[Table]:
+    """Mean difference from the plain runs, and on how many seeds it is to the better.
+
+    On average over the tasks where there are several, then of each task; without plain runs, or
+    any other, no table.
+    """
+    methods = [method for method in results.methods if method != REFERENCE]
     if not methods or REFERENCE not in results.methods:
-        return None
-    columns: list[tuple[str, Figure, float, int, int]] = [
-        ("score × 100", lambda r: r["score"], 100.0, 2, 1),
-        ("Brier score", lambda r: r["brier"], 1.0, 4, -1),
-        ("ECE", lambda r: r["ece"], 1.0, 4, -1),
+        return []
+    tasks = results.tasks
+    each = [(task, [task]) for task in tasks]
+    groups = [("average over tasks", tasks), *each] if len(tasks) > 1 else each
+    return [_table(results, methods, *group) for group in groups]
+
+
+def _table(results: Results, methods: Sequence[str], title: str, tasks: Sequence[str]) -> Table:
+    columns = [
+        (
+            figure,
+            [task for task in results.tasks_with(figure) if task in tasks],
+            scale,
+            digits,
+            sign,
+        )
+        for _, figure, scale, digits, sign in _COLUMNS
     ]
-    rows = []
-    for method in methods:
-        cells = []
-        for _, figure, scale, digits, better in columns:
-            found = differences(results, method, results.tasks_with(figure), figure)
-            cells.append(_cell(scale * found, digits, better))
-        rows.append([method, *cells])
+    rows = [
+        [
+            method,
+            *(
+                _cell(scale * differences(results, method, having, figure), digits, sign)
+                for figure, having, scale, digits, sign in columns
+            ),
+        ]
+        for method in methods
+    ]
     caption = (
-        "Differences from the unregularised model, seed by seed, averaged over tasks: mean ± "
-        "standard error (seeds on which it is better / seeds)."
+        f"{title}: differences from the unregularised model of the same seed, mean ± standard "
+        "error (seeds on which it is better / seeds)."
     )
-    return Table(caption, ["method", *(title for title, *_ in columns)], rows)
+    return Table(caption, ["method", *(title for title, *_ in _COLUMNS)], rows)
 
 
 def differences(results: Results, method: str, tasks: Sequence[str], figure: Figure) -> np.ndarray:

@@ -13,7 +13,7 @@ from ..evaluation.extras import require
 from ..evaluation.figures import reliability_figure, score_curves_figure
 from ..evaluation.report import Picture, Section, Table, write_html
 from .jobs import Record
-from .paired import paired_table
+from .paired import paired_tables
 from .tables import (
     NOTE,
     Figure,
@@ -52,7 +52,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
             tables=calibration_tables(results),
             pictures=_reliability_pictures(results),
         ),
-        Section("Seed by seed", tables=_some(paired_table(results))),
+        Section("Seed by seed", tables=paired_tables(results)),
         Section(
             "Embedding noise",
             pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)"),
