@@ -18,6 +18,7 @@ from torch import Tensor
 from .library import transformed
 
 _MINIMUM_ROWS = 128  # below, the call costs more than it saves
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @lru_cache
@@ -50,6 +51,9 @@ def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) ->
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= least_rows * x.shape[-1]
         and weight.numel() > 0
+        # not tensors that record: torch 2.12 compiles such a call for constant weights alone
+        and type(x) in _PLAIN
+        and type(weight) in _PLAIN
         and not torch.compiler.is_compiling()
         and not transformed()
         and onednn_preferred()

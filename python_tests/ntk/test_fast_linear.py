@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jachess_ext as jx
 from jachess_ext.ntk.fast_linear import fast_linear
@@ -133,3 +134,11 @@ def test_kernel_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count(True) == 2  # the shared weight's calls, in the capture alone
     exact = kernel(model.double(), samples)
     assert error(theta.double(), exact) < 1e-5
+
+
+def test_tensors_that_record_stay_with_torch() -> None:
+    """torch 2.12 does not call its tracing of a jet compiling, and refuses oneDNN's call there."""
+    x, weight, _ = _operands()
+    assert gemm.onednn_serves(x, weight)
+    mode = FakeTensorMode()
+    assert not gemm.onednn_serves(mode.from_tensor(x), mode.from_tensor(weight))
