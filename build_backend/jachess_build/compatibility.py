@@ -303,7 +303,8 @@ def run_cell(cell: Cell, quick: bool = False) -> list[Result]:
         built_with = library.stem.removeprefix("_ops-")
         if built_with != cell.torch:
             found = cell.test(_OPERATORS, library)
-            results.append(filled(replace(empty, built_with=built_with), found))
+            other = replace(empty, built_with=built_with, tests="operators")
+            results.append(filled(other, found))
     oldest = replace(empty, transformers=OLDEST)
     try:
         cell.install_transformers(oldest_transformers())

@@ -97,10 +97,12 @@ _HEAD = """# Which torch, Python and transformers it works with
 Drawn from `compatibility.csv` by `make compatibility`, which makes a fresh virtual environment for
 each cell, installs that torch, then the package with `pip install .` from a clean clone, and runs a
 chosen part of the tests (operators against their twins and `opcheck`, every jet rule,
-`torch.compile`, the model families, the regulariser, the Trainer) on the installed package. A cell
-is passed/failed tests with the newest transformers that this Python and torch get, then with the
-oldest that pyproject.toml allowed. "not run" means just that. CI runs the whole suite, with torch
-2.13 and Python 3.11.
+`torch.compile`, the model families, the regulariser, the Trainer) on the installed package; where
+the table of what was there says "quick", less: random calls of the operators, `torch.compile` of
+one block, each family's derivatives, the Trainer's logs and resuming. A cell is passed/failed tests
+with the newest transformers that this Python and torch get, then with the oldest that
+pyproject.toml allowed. "not run" means just that. CI runs the whole suite, with torch 2.13 and
+Python 3.11.
 
 """
 
@@ -131,13 +133,13 @@ def _cell(result: Result | None) -> str:
 def _others(results: Sequence[Result]) -> str:
     """Operators built against one torch, loaded by another."""
     rows = [
-        [r.built_with, f"{r.torch}, Python {r.python}", f"{r.passed}/{r.failed}"]
+        [r.built_with, f"{r.torch}, Python {r.python}", r.tests, f"{r.passed}/{r.failed}"]
         for r in results
         if r.built_with != r.torch
     ]
     if not rows:
         return ""
-    head = ["operators built with torch", "tested with torch", "passed/failed"]
+    head = ["operators built with torch", "tested with torch", "tests", "passed/failed"]
     return (
         "\n## A torch changed under a built package\n\nThe operators use torch's stable ABI, so "
         "that one binary serves every torch from 2.10 on:\n\n" + _table([head, *rows])

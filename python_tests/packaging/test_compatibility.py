@@ -36,10 +36,12 @@ def test_results_are_kept_and_replaced(tmp_path: Path) -> None:
 def test_the_page_shows_every_cell() -> None:
     failed = replace(RESULT, torch="2.11", built_with="2.11", outcome="build", passed=0)
     failed = replace(failed, first_failure="error: no compiler")
-    other = replace(RESULT, torch="2.11", python="3.10", built_with="2.10", passed=7)
+    other = replace(
+        RESULT, torch="2.11", python="3.10", built_with="2.10", tests="operators", passed=7
+    )
     page = to_markdown([RESULT, failed, other], ["2.10", "2.11"], ["3.10", "3.12"])
     assert "| 2.10 | not run | 30/0 · not run |\n| 2.11 | not run | no build · not run |" in page
-    assert "| 2.10 | 2.11, Python 3.10 | 7/0 |" in page
+    assert "| 2.10 | 2.11, Python 3.10 | operators | 7/0 |" in page
     assert "`error: no compiler`" in page and page.count("not run") == 5
 
 
