@@ -7,6 +7,7 @@ methods whose steps of task loss are the plain ones, the same dropout masks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +15,33 @@ from ..evaluation.report import Table
 from ..evaluation.statistics import summarise
 from .tables import REFERENCE, Figure, Results
 
-_COLUMNS: tuple[tuple[str, Figure, float, int, int], ...] = (
-    ("score × 100", lambda r: r["score"], 100.0, 2, 1),
-    ("Brier score", lambda r: r["brier"], 1.0, 4, -1),
-    ("ECE", lambda r: r["ece"], 1.0, 4, -1),
+
+@dataclass(frozen=True)
+class _Column:
+    """A figure, how it is printed, and whether more (1) or less (-1) of it is better."""
+
+    title: str
+    figure: Figure
+    scale: float
+    digits: int
+    better: int
+
+    def cell(self, results: Results, method: str, tasks: Sequence[str]) -> str:
+        """Over those of the tasks that have the figure; a dash without seeds to compare."""
+        having = [task for task in results.tasks_with(self.figure) if task in tasks]
+        found = self.scale * differences(results, method, having, self.figure)
+        if not len(found):
+            return "–"
+        of = summarise(list(found))
+        error = "" if of.n < 2 else f" ± {of.spread / of.n**0.5:.{self.digits}f}"
+        return f"{of.mean:+.{self.digits}f}{error} ({(self.better * found > 0).sum()}/{of.n})"
+
+
+_COLUMNS = (
+    _Column("score × 100", lambda r: r["score"], 100.0, 2, 1),
+    _Column("Brier score", lambda r: r["brier"], 1.0, 4, -1),
+    _Column("ECE", lambda r: r["ece"], 1.0, 4, -1),
 )
-"""Title, figure, scale, digits, and whether more (1) or less (-1) is better."""
 
 
 def paired_tables(results: Results) -> list[Table]:
@@ -38,31 +60,15 @@ def paired_tables(results: Results) -> list[Table]:
 
 
 def _table(results: Results, methods: Sequence[str], title: str, tasks: Sequence[str]) -> Table:
-    columns = [
-        (
-            figure,
-            [task for task in results.tasks_with(figure) if task in tasks],
-            scale,
-            digits,
-            sign,
-        )
-        for _, figure, scale, digits, sign in _COLUMNS
-    ]
     rows = [
-        [
-            method,
-            *(
-                _cell(scale * differences(results, method, having, figure), digits, sign)
-                for figure, having, scale, digits, sign in columns
-            ),
-        ]
+        [method, *(column.cell(results, method, tasks) for column in _COLUMNS)]
         for method in methods
     ]
     caption = (
         f"{title}: differences from the unregularised model of the same seed, mean ± standard "
         "error (seeds on which it is better / seeds)."
     )
-    return Table(caption, ["method", *(title for title, *_ in _COLUMNS)], rows)
+    return Table(caption, ["method", *(column.title for column in _COLUMNS)], rows)
 
 
 def differences(results: Results, method: str, tasks: Sequence[str], figure: Figure) -> np.ndarray:
@@ -70,11 +76,3 @@ def differences(results: Results, method: str, tasks: Sequence[str], figure: Fig
     own = results.average_by_seed(method, tasks, figure)
     plain = results.average_by_seed(REFERENCE, tasks, figure)
     return np.array([own[seed] - plain[seed] for seed in sorted(own.keys() & plain.keys())])
-
-
-def _cell(found: np.ndarray, digits: int, better: int) -> str:
-    if not len(found):
-        return "–"
-    of = summarise(list(found))
-    error = "" if of.n < 2 else f" ± {of.spread / of.n**0.5:.{digits}f}"
-    return f"{of.mean:+.{digits}f}{error} ({(better * found > 0).sum()}/{of.n})"
