@@ -26,7 +26,7 @@ from .parallel import (
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings
 from .state import check_state
-from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile
+from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile, same_profile
 
 OnNonfinite = Literal["raise", "skip"]
 _LOG = logging.getLogger("jachess_ext")
@@ -154,6 +154,8 @@ class JacHess:
             )
         if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
             raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
         self.on_nonfinite = on_nonfinite
@@ -286,16 +288,20 @@ class JacHess:
         return self.base
 
     def state_dict(self) -> dict[str, Any]:
-        """Base norms, seed and step: what makes a resumed run go on as it would have.
+        """Base norms, layer weights, seed and step: what a resumed run goes on from.
 
         Without a seed the directions come from torch's global generator, whose state is not here.
         """
         base = None if self.base is None else self.base.state_dict()
         skipped = {str(layer): count for layer, count in self.skipped.items()}
-        return {"step": self.step, "seed": self.seed, "base": base, "skipped": skipped}
+        state = {"step": self.step, "seed": self.seed, "base": base, "skipped": skipped}
+        return {**state, "layer_weights": self._known_weights()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned.
+
+        The layer weights are made from the base norms as this regulariser is set; a warning says
+        where they are not those of the state.
 
         Raises:
             ValueError: it is not that; the regulariser stays as it was.
@@ -305,6 +311,14 @@ class JacHess:
         skipped = {int(layer): int(count) for layer, count in state.get("skipped", {}).items()}
         self.step, self.seed = int(state["step"]), state["seed"]
         self.base, self.skipped = base, Counter(skipped)
+        before, now = state.get("layer_weights"), self._known_weights()
+        if before is not None and now is not None and not same_profile(before, now):
+            _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
+
+    def _known_weights(self) -> list[float] | None:
+        if isinstance(self.weights, Tensor):
+            return self.weights.tolist()
+        return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:

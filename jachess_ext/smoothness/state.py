@@ -24,6 +24,7 @@ class _Needed(TypedDict):
 
 class _State(_Needed, total=False):
     skipped: Mapping[str, int]
+    layer_weights: list[float] | None
 
 
 def check_state(state: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,3 +67,8 @@ def given_profile(weights: Sequence[float]) -> Tensor:
     ):
         raise ValueError(f"weights is {list(weights)}; expected non-negative finite numbers")
     return profile
+
+
+def same_profile(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two λ are equal up to rounding."""
+    return len(a) == len(b) and bool(np.allclose(a, b, rtol=1e-6, atol=0))

@@ -16,6 +16,7 @@ from .random_state import drawing_apart, step_key
 
 Batch = Mapping[str, Any]
 _FUSED = ("cpu", "cuda")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class DualSchedule:
         self.batches = batches
         self.every, self.steps = every, steps
         self.max_grad_norm, self.dropout = max_grad_norm, dropout
-        self.taken = 0
+        self.taken = self.passes = 0
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
         self._source: Iterator[Batch] = iter(())
@@ -110,10 +111,12 @@ class DualSchedule:
         own_numbers = drawing_apart(*step_key(self.regulariser))
         try:
             with own_numbers, in_mode(self.regulariser.model, self.dropout):
-                return _summary([_detached(self._step(batch)) for batch in self._pass()])
+                summary = _summary([_detached(self._step(batch)) for batch in self._pass()])
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
+        self.passes += 1
+        return summary
 
     def _pass(self) -> Iterable[Batch]:
         return iter(self.batches) if self.steps is None else islice(self._endless(), self.steps)
@@ -141,13 +144,39 @@ class DualSchedule:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state and the step count; for ``torch.save``."""
-        return {"taken": self.taken, "optimizer": self.optimizer.state_dict()}
+        """Steps and passes done, and the optimiser's moments by the parameter's number.
+
+        Where ``batches`` stands is not in it: that is the loader's to know.
+        """
+        moments = self.optimizer.state_dict()["state"]
+        return {"taken": self.taken, "passes": self.passes, "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self.taken = int(state["taken"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: the moments are of other parameters, or not AdamW's; the schedule stays as
+                it was.
+        """
+        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+
+    def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One parameter's, laid out in memory as it is, which a fused AdamW takes for granted."""
+        count = len(self._parameters)
+        if not 0 <= number < count:
+            raise ValueError(f"there are moments of parameter {number}, but {count} are trained")
+        parameter = self._parameters[number]
+        shapes = {"step": [], "exp_avg": list(parameter.shape), "exp_avg_sq": list(parameter.shape)}
+        found = {name: list(tensor.shape) for name, tensor in given.items()}
+        if found != shapes:
+            raise ValueError(f"parameter {number} has moments {found}; expected {shapes}")
+        if not all(t.is_floating_point() and t.isfinite().all() for t in given.values()):
+            raise ValueError(f"parameter {number} has moments that are not finite numbers")
+        laid_out = {n: torch.empty_like(parameter).copy_(given[n]).detach() for n in _MOMENTS}
+        return {"step": given["step"].clone(), **laid_out}
 
 
 def without_labels(batch: Batch) -> dict[str, Any]:

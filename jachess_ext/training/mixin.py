@@ -20,6 +20,7 @@ from .modes import in_mode
 from .one_pass import OnePass
 from .random_state import drawing_apart, step_key
 from .step_log import StepLog, flat
+from .unlabelled import UnlabelledBatches
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -42,7 +43,8 @@ class JacHessMixin(_Base):
     that ignores ``num_items_in_batch`` is found out, warned of, and its task loss divided.
     Modes joint and unlab draw their dropout masks and directions apart from torch's generators, so
     that the steps of task loss draw what they would without them.  Checkpoints hold the
-    regulariser's state; after resuming, unlabelled data starts from its beginning.
+    regulariser's state, the place in the unlabelled data and the schedule's, so that a resumed run
+    goes on as it would have; a pass due after a checkpoint at an epoch's end is made up for.
 
     Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss``,
     ``jachess/penalty``, ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch means per
@@ -72,8 +74,8 @@ class JacHessMixin(_Base):
         assert self.model is not None
         self.regulariser: JacHess = self.jachess.regulariser(self.model, self.args.seed)
         self.dual: DualSchedule | None = None
-        self._free: Iterator[dict[str, Any]] | None = None
-        self._resumed: dict[str, Any] | None = None
+        self._unlabelled: UnlabelledBatches | None = None
+        self._resumed: checkpoint.Resumed | None = None
         self._step_log = StepLog()
         self.add_callback(_Schedule(self))
 
@@ -130,7 +132,8 @@ class JacHessMixin(_Base):
         else:
             own_numbers = drawing_apart(*step_key(self.regulariser))
             with own_numbers, in_mode(model, self.jachess.dropout):
-                out = self.regulariser(self._next_unlabelled())
+                assert self._unlabelled is not None
+                out = self.regulariser(self._unlabelled.next())
         loss = self._step_loss(task, out, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -176,10 +179,9 @@ class JacHessMixin(_Base):
 
     # Data ---------------------------------------------------------------------------------------
 
-    def _loader(self, dataset: Any, seed_offset: int) -> DataLoader:
+    def _loader(self, dataset: Any, generator: torch.Generator) -> DataLoader:
         """Batches outside the Trainer's own order: shuffled, without touching torch's generator."""
         streamed = isinstance(dataset, IterableDataset)
-        generator = torch.Generator().manual_seed(self.args.seed + seed_offset)
         size = self.jachess.unlab_batch_size or self.args.per_device_train_batch_size
         if dataset is not self.unlabelled_dataset:
             size = self.args.train_batch_size
@@ -196,66 +198,70 @@ class JacHessMixin(_Base):
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )
 
-    def _unlabelled_batches(self) -> Iterator[dict[str, Any]]:
-        for batch in self._unlabelled_loader:
-            yield without_labels(self._prepare_inputs(batch))
+    def _unlabelled_batches(self) -> UnlabelledBatches:
+        generator = torch.Generator()
+        return UnlabelledBatches(
+            self._loader(self.unlabelled_dataset, generator),
+            generator,
+            seed=(self.args.seed, 1 + self.args.process_index),
+            prepare=self._prepare_inputs,
+        )
 
-    def _next_unlabelled(self) -> dict[str, Any]:
-        batch = None if self._free is None else next(self._free, None)
-        if batch is None:
-            self._free = self._unlabelled_batches()
-            batch = next(self._free, None)
-        if batch is None:
-            raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
-        return batch
+    def _seeded_loader(self, dataset: Any) -> DataLoader:
+        return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
 
     # Around training ----------------------------------------------------------------------------
 
     def _begin_jachess(self, model: nn.Module) -> None:
         """Calibrate, unless the norms are known; and start the schedule."""
-        rank = self.args.process_index
-        self._free = None
+        resumed, self._resumed = self._resumed or checkpoint.Resumed(None, None), None
         if self.unlabelled_dataset is not None:
-            self._unlabelled_loader = self._loader(self.unlabelled_dataset, 1 + rank)
+            self._unlabelled = self._unlabelled_batches()
+            if resumed.unlabelled is not None:
+                self._unlabelled.load_state_dict(resumed.unlabelled)
         self._mend_loss_scaling(model)
         if self.regulariser.strength == 0:
             return
         self.regulariser.model = model
         if self.regulariser.base is None and self.regulariser.needs_base:
             self.regulariser.calibrate(self._calibration_batches())
-        if self.jachess.mode == "unlab":
-            self.dual = self._make_schedule()
+        if self._unlabelled is not None and self.jachess.mode == "unlab":
+            self.dual = self._make_schedule(self._unlabelled)
+            if resumed.schedule is not None:
+                self._go_on(self.dual, resumed.schedule)
+
+    def _go_on(self, dual: DualSchedule, state: dict[str, Any]) -> None:
+        """A checkpoint after an epoch's last step is written before the pass that follows it."""
+        dual.load_state_dict(state)
+        if dual.every is None and dual.passes < int(self.state.epoch or 0):
+            self._log_pass(dual.run())
 
     def _mend_loss_scaling(self, model: nn.Module) -> None:
         steps = self.args.gradient_accumulation_steps
         own_loss = self.compute_loss_func is not None or self.label_smoother is not None
         if steps == 1 or own_loss or not self.model_accepts_loss_kwargs:
             return
-        batch = next(iter(self._loader(self.train_dataset, 0)))
+        batch = next(iter(self._seeded_loader(self.train_dataset)))
         if ignores_item_count(model, self._prepare_inputs(batch)):
             warn_of_ignored_item_count(steps)
             self.model_accepts_loss_kwargs = False
 
     def _calibration_batches(self) -> Iterator[dict[str, Any]]:
         source = self.train_dataset if self.jachess.mode == "train" else self.unlabelled_dataset
-        loader = self._loader(source, 0)
+        loader = self._seeded_loader(source)
         for _, batch in zip(range(self.jachess.calibration_batches), loader, strict=False):
             yield without_labels(self._prepare_inputs(batch))
 
-    def _make_schedule(self) -> DualSchedule:
-        schedule = DualSchedule(
+    def _make_schedule(self, batches: UnlabelledBatches) -> DualSchedule:
+        return DualSchedule(
             self.regulariser,
-            _Again(self._unlabelled_batches),
+            batches,
             lr=self._pass_rate,
             every=self.jachess.unlab_every,
             steps=self.jachess.unlab_steps,
             max_grad_norm=self.args.max_grad_norm or None,
             dropout=self.jachess.dropout,
         )
-        if self._resumed is not None:
-            schedule.load_state_dict(self._resumed)
-            self._resumed = None
-        return schedule
 
     def _pass_rate(self) -> float:
         follows = self.jachess.unlab_schedule == "follow"
@@ -281,22 +287,13 @@ class JacHessMixin(_Base):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = f"{self._get_output_dir(trial=trial)}/checkpoint-{self.state.global_step}"
-            checkpoint.save(folder, self.regulariser, self.dual)
+            checkpoint.save(folder, self.regulariser, self._unlabelled, self.dual)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         checkpoint.load(resume_from_checkpoint, self.regulariser)
-        self._resumed = checkpoint.load_schedule(resume_from_checkpoint)
-
-
-class _Again:
-    """An iterable that starts a new iterator of ``make`` each time."""
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._make()
+        if self.regulariser.strength:
+            self._resumed = checkpoint.load_rest(resume_from_checkpoint, self.jachess.mode)
 
 
 class _Schedule(TrainerCallback):

@@ -30,19 +30,20 @@ def result(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "parameters.pt", weights_only=True)
 
 
-def test_a_killed_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["train", "joint"])
+def test_a_killed_rank(tmp_path: Path, mode: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    undisturbed = launch(whole)
+    undisturbed = launch(whole, "--mode", mode)
     assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
 
     start = time.monotonic()
-    killed = launch(broken, "--die-at", "5")
+    killed = launch(broken, "--mode", mode, "--die-at", "5")
     assert killed.returncode != 0 and "SIGKILL" in killed.stderr
     assert time.monotonic() - start < TIMEOUT
     assert not (broken / "parameters.pt").exists()
     assert [path.name for path in broken.glob("checkpoint-*")] == ["checkpoint-3"]
 
-    resumed = launch(broken, "--resume")
+    resumed = launch(broken, "--mode", mode, "--resume")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     expected, found = result(whole), result(broken)
     for name, value in expected["parameters"].items():

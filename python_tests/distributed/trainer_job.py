@@ -1,5 +1,7 @@
-"""A JacHess run of the Trainer on every rank: `torchrun … -m python_tests.distributed.trainer_job
-FOLDER [--die-at STEP] [--resume]`.  Rank 0 leaves the parameters in FOLDER/parameters.pt."""
+"""A JacHess run of the Trainer on every rank, which leaves its parameters in FOLDER/parameters.pt.
+
+torchrun … -m python_tests.distributed.trainer_job FOLDER [--mode MODE] [--die-at STEP] [--resume]
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,15 @@ class _Dies(TrainerCallback):
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
+    options.add_argument("--mode", default="train")
     options.add_argument("--die-at", type=int, default=0)
     options.add_argument("--resume", action="store_true")
     given = options.parse_args()
     made = trainer(
         given.folder,
-        {"strength": 0.1, "dimensions": "4"},
+        {"mode": given.mode, "strength": 0.1, "dimensions": "4"},
         data=examples(64),
+        unlabelled=None if given.mode == "train" else examples(14, seed=5, labels=False),
         per_device_train_batch_size=2,
         max_steps=STEPS,
         save_strategy="steps",

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import io
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from jachess_ext.live_selection import read_records, read_selection
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
 from jachess_ext.training.dual import DualSchedule
+from jachess_ext.training.schedule_file import write_schedule
 from python_tests.experiment.records import record
 from python_tests.live_selection.test_records import RECORD, selection
 
@@ -143,6 +145,7 @@ STATE = json.dumps(
         "seed": 11,
         "base": {"jacobian": [1.0, 2.0], "hessian": [3.0, 4.0], "tokens": 100},
         "skipped": {"1": 2},
+        "layer_weights": [0.75, 0.25],
     }
 ).encode()
 
@@ -160,13 +163,29 @@ def state(path: Path) -> object:
 
 
 def _schedule_bytes() -> bytes:
-    content = io.BytesIO()
-    torch.save(DualSchedule(regulariser(), [], lr=0.1).state_dict(), content)
-    return content.getvalue()
+    made = DualSchedule(regulariser(), [], lr=0.1)
+    for parameter in made.regulariser.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.optimizer.step()
+    with tempfile.TemporaryDirectory() as folder:
+        write_schedule(Path(folder) / "file", made.state_dict())
+        return (Path(folder) / "file").read_bytes()
 
 
 def load_schedule(path: Path) -> object:
-    return checkpoint.load_schedule(path.parent)
+    """A schedule that is refused a state stays as it was."""
+    made = DualSchedule(regulariser(), [], lr=0.1)
+    state = checkpoint.load_schedule(path.parent)
+    try:
+        made.load_state_dict(state)
+    except Exception:
+        assert not made.state_dict()["moments"] and not made.taken
+        raise
+    return state
+
+
+def load_unlabelled(path: Path) -> object:
+    return checkpoint.load_unlabelled(path.parent)
 
 
 OUT = "out.json"
@@ -193,7 +212,10 @@ READERS = {
     "curves fit": Reader("curves.csv", CURVES, fit, (Refused,), OUT),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
     "regulariser state": Reader("jachess.json", STATE, state, (ValueError, FileNotFoundError)),
-    "schedule": Reader("jachess_schedule.pt", _schedule_bytes(), load_schedule),
+    "schedule": Reader("jachess_schedule.safetensors", _schedule_bytes(), load_schedule),
+    "place in the data": Reader(
+        "jachess_unlabelled.json", b'{"round": 2, "taken": 1}', load_unlabelled
+    ),
 }
 SLOW = ("results.jsonl", "curves fit", "curves select")  # draws figures, or fits
 """Readers that take tenths of a second where the file is well."""

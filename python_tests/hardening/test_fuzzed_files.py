@@ -51,7 +51,8 @@ def test_no_file(tmp_path: Path, name: str, kind: str) -> None:
         path.mkdir()
     elif kind == "link to itself":
         path.symlink_to(path)
-    optional = name in ("labels.json", "run file", "schedule")  # what is not there is not read
+    # what is not there is not read
+    optional = name in ("labels.json", "run file", "schedule", "place in the data")
     expected = {"refused", "read"} if optional else {"refused"}
     assert attempt(READERS[name], tmp_path) in expected
 

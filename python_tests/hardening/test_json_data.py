@@ -161,6 +161,7 @@ STATES = [
         "not positive",
     ),
     ({"step": 1, "seed": 1, "base": None, "skipped": {"last": 1}}, "the layer 'last'"),
+    ({"step": 1, "seed": 1, "base": None, "layer_weights": [True]}, r"layer_weights\[0\] is True"),
 ]
 
 
@@ -173,7 +174,7 @@ def test_states_of_no_regulariser(state: dict, words: str) -> None:
 
 
 def test_half_a_schedule(tmp_path: Path) -> None:
-    (tmp_path / "jachess_schedule.pt").write_bytes(b"PK\x03\x04")
+    (tmp_path / "jachess_schedule.safetensors").write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="is not the state of the alternating steps"):
         load_schedule(tmp_path)
     assert load_schedule(tmp_path / "none") is None

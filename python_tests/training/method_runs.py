@@ -75,3 +75,29 @@ def tapt_loss(made: MethodTrainer) -> float:
 def tensors(rows: list[dict]) -> dict[str, torch.Tensor]:
     """One batch of rows of equal length."""
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+class Padder:
+    """As a tokenizer pads, on either side."""
+
+    padding_side = "right"
+
+    def __init__(self, side: str) -> None:
+        self.side = side
+
+    def pad(self, rows: list[dict], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+        total = max(len(row["input_ids"]) for row in rows) + 1
+        batch = {}
+        for key in ("input_ids", "attention_mask"):
+            batch[key] = torch.zeros(len(rows), total, dtype=torch.long)
+            for number, row in enumerate(rows):
+                length = len(row[key])
+                place = slice(0, length) if self.side == "right" else slice(total - length, total)
+                batch[key][number, place] = torch.as_tensor(row[key])
+        return batch
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        batch = self.pad(rows)
+        if "labels" in rows[0]:
+            batch["labels"] = torch.tensor([int(row["labels"]) for row in rows])
+        return batch

@@ -16,7 +16,7 @@ from jachess_ext.training import METHODS, MethodArguments, MethodTrainer, with_l
 from jachess_ext.training.penalties import r3f_penalty
 from python_tests.smoothness.tiny_models import LABELS, classifier
 
-from .method_runs import SETTINGS, first_figures, method_trainer
+from .method_runs import SETTINGS, Padder, first_figures, method_trainer
 from .runs import assert_same_parameters, examples, furthest, trainer
 from .test_accumulation import mean_loss
 
@@ -42,32 +42,6 @@ def equal_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
 
     monkeypatch.setattr("jachess_ext.training.penalties.draw_noise", draw)
-
-
-class Padder:
-    """As a tokenizer pads, on either side."""
-
-    padding_side = "right"
-
-    def __init__(self, side: str) -> None:
-        self.side = side
-
-    def pad(self, rows: list[dict], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
-        total = max(len(row["input_ids"]) for row in rows) + 1
-        batch = {}
-        for key in ("input_ids", "attention_mask"):
-            batch[key] = torch.zeros(len(rows), total, dtype=torch.long)
-            for number, row in enumerate(rows):
-                length = len(row[key])
-                place = slice(0, length) if self.side == "right" else slice(total - length, total)
-                batch[key][number, place] = torch.as_tensor(row[key])
-        return batch
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        batch = self.pad(rows)
-        if "labels" in rows[0]:
-            batch["labels"] = torch.tensor([int(row["labels"]) for row in rows])
-        return batch
 
 
 def ragged(labels: bool = True) -> list[dict]:

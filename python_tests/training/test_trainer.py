@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import HfArgumentParser, Trainer
 
 from jachess_ext.smoothness import BaseNorms
-from jachess_ext.training import JacHessArguments, MethodTrainer
+from jachess_ext.training import JacHessArguments
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
 from .runs import assert_same_parameters, examples, furthest, parameters, trainer
@@ -138,52 +137,6 @@ def test_unlab_lowers_the_norms_more_than_the_task_alone(tmp_path: Path) -> None
     made.train()
     penalties = [entry["jachess/penalty"] for entry in entries(made, "jachess/penalty")]
     assert sum(penalties[-3:]) < 0.9 * sum(penalties[:3])
-
-
-@pytest.mark.parametrize("mode", ["train", "unlab"])
-def test_resuming_goes_on_as_the_run_would_have(tmp_path: Path, mode: str) -> None:
-    jachess = {"mode": mode, "strength": 0.3, "unlab_every": 1 if mode == "unlab" else None}
-    settings: dict[str, Any] = {"unlabelled": UNLABELLED if mode == "unlab" else None}
-    settings |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = trainer(tmp_path / "a", jachess, **settings)
-    whole.train()
-    folder = tmp_path / "a" / "checkpoint-2"
-    state = json.loads((folder / "jachess.json").read_text())
-    assert state["step"] == (2 if mode == "train" else 4)
-    assert not list(folder.glob("*.partial"))
-    resumed = trainer(
-        tmp_path / "b", jachess, model=classifier("bert", dtype=torch.float32, seed=1), **settings
-    )
-    resumed.train(resume_from_checkpoint=str(folder))
-    assert torch.equal(resumed.regulariser.base.jacobian, whole.regulariser.base.jacobian)
-    assert resumed.regulariser.step == whole.regulariser.step
-    if mode == "train":
-        assert_same_parameters(whole.model, resumed.model)
-    else:
-        assert resumed.dual.taken == whole.dual.taken == 4
-
-
-def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
-    plain = trainer(tmp_path, kind=Trainer, save_strategy="steps", save_steps=1, max_steps=1)
-    plain.train()
-    folder = str(tmp_path / "checkpoint-1")
-    with pytest.raises(
-        FileNotFoundError, match=r"has no jachess\.json.*trainer\.regulariser\.base"
-    ):
-        trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
-
-
-@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f"])
-def test_methods_without_base_norms_resume_from_any_checkpoint(tmp_path: Path, name: str) -> None:
-    """Where the method adds nothing, as the plain Trainer goes on."""
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    plain = trainer(tmp_path, kind=Trainer, **settings)
-    plain.train()
-    resumed = trainer(tmp_path / "b", kind=MethodTrainer, options={"method": name}, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed.state.global_step == 2
-    if name == "none":
-        assert_same_parameters(plain.model, resumed.model)
 
 
 def test_base_norms_given_are_kept(tmp_path: Path) -> None:

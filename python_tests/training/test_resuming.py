@@ -1,0 +1,135 @@
+"""Checkpoints: a resumed run goes on bit for bit, or says what it starts anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+from jachess_ext.training import MethodTrainer
+from python_tests.smoothness.tiny_models import classifier
+
+from .method_runs import Padder, method_trainer
+from .runs import assert_same_parameters, examples, trainer
+
+UNLABELLED = examples(8, seed=5, labels=False)
+
+RESUMED = [
+    ("train", {}),
+    ("joint", {}),
+    ("unlab", {}),
+    ("unlab", {"unlab_every": 1, "unlab_steps": 1}),
+    ("unlab", {"unlab_every": 2}),
+]
+
+
+@pytest.mark.parametrize("step", [2, 4, 5])
+@pytest.mark.parametrize("mode, options", RESUMED)
+def test_resuming_goes_on_as_the_run_would_have(
+    tmp_path: Path, mode: str, options: dict[str, Any], step: int
+) -> None:
+    """Bit for bit, within an epoch, from its last step and after it, and with dropout.
+
+    An epoch is four steps.  Twelve unlabelled rows are three batches.
+    """
+    jachess = {"mode": mode, "strength": 0.3, **options}
+    unlabelled = examples(12, seed=5, labels=False)
+    settings: dict[str, Any] = {"unlabelled": None if mode == "train" else unlabelled}
+    settings |= {"max_steps": 9, "save_strategy": "steps", "save_steps": 1}
+    dropping = {"dtype": torch.float32, "dropout": 0.1}
+    whole = trainer(tmp_path / "a", jachess, model=classifier("bert", **dropping), **settings)
+    whole.train()
+    folder = tmp_path / "a" / f"checkpoint-{step}"
+    resumed = trainer(
+        tmp_path / "b", jachess, model=classifier("bert", **dropping, seed=1), **settings
+    )
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert resumed.state.global_step == 9
+    assert_same_parameters(whole.model, resumed.model, rtol=0, atol=0)
+    assert resumed.regulariser.state_dict() == whole.regulariser.state_dict()
+    assert resumed.regulariser.step >= 9
+    if mode == "unlab":
+        assert (resumed.dual.taken, resumed.dual.passes) == (9, whole.dual.passes)
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle_of_ours(tmp_path: Path) -> None:
+    jachess = {"mode": "unlab", "unlab_every": 1}
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer(tmp_path, jachess, unlabelled=UNLABELLED, **settings).train()
+    ours = sorted(path.name for path in (tmp_path / "checkpoint-1").glob("*jachess*"))
+    assert ours == ["jachess.json", "jachess_schedule.safetensors", "jachess_unlabelled.json"]
+
+
+@pytest.mark.parametrize(
+    "mode, file, words",
+    [
+        ("joint", "jachess_unlabelled.json", "unlabelled data starts anew"),
+        ("unlab", "jachess_schedule.safetensors", "the passes' AdamW starts anew"),
+        ("train", "jachess.json", "the directions start at step 0"),
+    ],
+)
+def test_what_a_checkpoint_lacks_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, file: str, words: str
+) -> None:
+    jachess = {"mode": mode, "weights": "uniform", "normalize": False, "strength": 1e-4}
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    settings["unlabelled"] = None if mode == "train" else UNLABELLED
+    trainer(tmp_path, jachess, **settings).train()
+    folder = tmp_path / "checkpoint-1"
+    (folder / file).unlink()
+    trainer(tmp_path / "b", jachess, **settings).train(resume_from_checkpoint=str(folder))
+    assert f"{folder} has no {file}: {words}" in caplog.text
+
+
+def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, kind=Trainer, save_strategy="steps", save_steps=1, max_steps=1)
+    plain.train()
+    folder = str(tmp_path / "checkpoint-1")
+    with pytest.raises(
+        FileNotFoundError, match=r"has no jachess\.json.*trainer\.regulariser\.base"
+    ):
+        trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
+
+
+@pytest.mark.parametrize("name", ["none", "l2", "sam", "r3f"])
+def test_methods_without_base_norms_resume_from_any_checkpoint(tmp_path: Path, name: str) -> None:
+    """Where the method adds nothing, as the plain Trainer goes on."""
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    plain = trainer(tmp_path, kind=Trainer, **settings)
+    plain.train()
+    resumed = trainer(tmp_path / "b", kind=MethodTrainer, options={"method": name}, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.state.global_step == 2
+    if name == "none":
+        assert_same_parameters(plain.model, resumed.model)
+
+
+def lengths(seed: int, labels: bool = True) -> list[dict]:
+    return [row for n in (2, 4, 3) for row in examples(4, n, seed=seed + n, labels=labels)]
+
+
+@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("name", ["l2", "sam", "r3f", "jacobian-joint", "cross-holder-unlab"])
+def test_every_method_resumes(tmp_path: Path, name: str, step: int) -> None:
+    """Across epochs of three steps, batches grouped by length, with dropout and AdamW."""
+    settings: dict[str, Any] = {
+        "data": lengths(0),
+        "unlabelled": lengths(9, labels=False),
+        "train_sampling_strategy": "group_by_length",
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_steps": 7,
+        "options": {"data_collator": Padder("right")},
+    }
+    runs = [
+        method_trainer(tmp_path / kind, name, model=classifier("bert", dropout=0.1), **settings)
+        for kind in ("whole", "resumed")
+    ]
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert_same_parameters(runs[0].model, runs[1].model, rtol=0, atol=0)
