@@ -177,7 +177,7 @@ def load_schedule(path: Path) -> object:
     made = DualSchedule(regulariser(), [], lr=0.1)
     state = checkpoint.load_schedule(path.parent)
     try:
-        made.load_state_dict(state)
+        made.load_state_dict(state or made.state_dict())
     except Exception:
         assert not made.state_dict()["moments"] and not made.taken
         raise
