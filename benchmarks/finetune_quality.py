@@ -9,8 +9,9 @@ train and dev files (jsonl.gz).  Four grids lie beside this script: `finetune_qu
 tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
 `finetune_why.json`, settings of JacHess one by one; `finetune_longer.json`, ten epochs.  Methods
 see 1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows
-(in the last two grids they are given).  Stopped or killed, the same command goes on.  At the end the results files and their tables
-as markdown are in `--results`; `jachess evaluate <out>/main` draws the report again.
+(in the last two grids they are given).  Stopped or killed, the same command goes on.  At the end
+the results files and their tables as markdown are in `--results`; `jachess evaluate <out>/main`
+draws the report again.
 """
 
 from __future__ import annotations
