@@ -89,7 +89,7 @@ class DualSchedule:
         self.taken = self.passes = 0
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
-        self._source: Iterator[Batch] = iter(())
+        self._endless = endless(batches)
         # By default AdamW goes through the parameters operation by operation on the CPU.
         fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
         self.optimizer = torch.optim.AdamW(
@@ -119,17 +119,7 @@ class DualSchedule:
         return summary
 
     def _pass(self) -> Iterable[Batch]:
-        return iter(self.batches) if self.steps is None else islice(self._endless(), self.steps)
-
-    def _endless(self) -> Iterable[Batch]:
-        while True:
-            batch = next(self._source, None)
-            if batch is None:
-                self._source = iter(self.batches)
-                batch = next(self._source, None)
-            if batch is None:
-                return
-            yield batch
+        return iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
 
     def _step(self, batch: Batch) -> JacHessOutput:
         for group in self.optimizer.param_groups:
@@ -177,6 +167,15 @@ class DualSchedule:
             raise ValueError(f"parameter {number} has moments that are not finite numbers")
         laid_out = {n: torch.empty_like(parameter).copy_(given[n]).detach() for n in _MOMENTS}
         return {"step": given["step"].clone(), **laid_out}
+
+
+def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Round after round; ends where a round has none."""
+    batch: Batch | None = {}
+    while batch is not None:
+        batch = None
+        for batch in batches:
+            yield batch
 
 
 def without_labels(batch: Batch) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch.utils.data import DataLoader
 
-from .dual import without_labels
+from .dual import Batch, endless, without_labels
 from .random_state import mixed_seed
 
 
@@ -43,7 +43,7 @@ class UnlabelledBatches:
         self._loader, self._generator = loader, generator
         self._seed, self._prepare = seed, prepare
         self._round = self._taken = 0
-        self._endless: Iterator[dict[str, Any]] = iter(())
+        self._endless = endless(self)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         before = self._taken
@@ -57,16 +57,13 @@ class UnlabelledBatches:
         if over:
             yield from self
 
-    def next(self) -> dict[str, Any]:
+    def next(self) -> Batch:
         """The next batch, of the next round where one is over.
 
         Raises:
             ValueError: there is no data.
         """
         batch = next(self._endless, None)
-        if batch is None:
-            self._endless = iter(self)
-            batch = next(self._endless, None)
         if batch is None:
             raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
         return batch
@@ -78,4 +75,4 @@ class UnlabelledBatches:
     def load_state_dict(self, state: Position) -> None:
         """Go on from there; the batches before are read once more, and left out."""
         self._round, self._taken = state["round"], state["taken"]
-        self._endless = iter(())
+        self._endless = endless(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,19 @@ from .runs import assert_same_parameters, examples, trainer
 UNLABELLED = examples(8, seed=5, labels=False)
 
 RESUMED = [
-    ("train", {}),
-    ("joint", {}),
-    ("unlab", {}),
-    ("unlab", {"unlab_every": 1, "unlab_steps": 1}),
-    ("unlab", {"unlab_every": 2}),
+    ("train", {}, [2, 4, 5]),
+    ("joint", {}, [2, 4, 5]),
+    ("unlab", {}, [0, 0, 3]),
+    ("unlab", {"unlab_every": 1, "unlab_steps": 1}, [2, 4, 5]),
+    ("unlab", {"unlab_every": 2}, [3, 6, 6]),
 ]
+"""Mode, options, and the regulariser's steps in the checkpoints of steps 2, 4 and 5."""
 
 
-@pytest.mark.parametrize("step", [2, 4, 5])
-@pytest.mark.parametrize("mode, options", RESUMED)
+@pytest.mark.parametrize("which, step", enumerate([2, 4, 5]))
+@pytest.mark.parametrize("mode, options, steps", RESUMED)
 def test_resuming_goes_on_as_the_run_would_have(
-    tmp_path: Path, mode: str, options: dict[str, Any], step: int
+    tmp_path: Path, mode: str, options: dict[str, Any], steps: list[int], which: int, step: int
 ) -> None:
     """Bit for bit, within an epoch, from its last step and after it, and with dropout.
 
@@ -43,6 +45,8 @@ def test_resuming_goes_on_as_the_run_would_have(
     whole = trainer(tmp_path / "a", jachess, model=classifier("bert", **dropping), **settings)
     whole.train()
     folder = tmp_path / "a" / f"checkpoint-{step}"
+    assert json.loads((folder / "jachess.json").read_text())["step"] == steps[which]
+    assert not list(folder.glob("*.partial"))
     resumed = trainer(
         tmp_path / "b", jachess, model=classifier("bert", **dropping, seed=1), **settings
     )
