@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import Trainer
 
-from jachess_ext.training import MethodTrainer
+from jachess_ext import JacHess
+from jachess_ext.smoothness import BaseNorms
+from jachess_ext.training import DualSchedule, MethodTrainer
 from python_tests.smoothness.tiny_models import classifier
 
 from .method_runs import Padder, method_trainer
@@ -137,3 +140,37 @@ def test_every_method_resumes(tmp_path: Path, name: str, step: int) -> None:
     runs[0].train()
     runs[1].train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert_same_parameters(runs[0].model, runs[1].model, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("weights, warned", [("softmax", False), ("inverse", True)])
+def test_other_layer_weights_are_warned_of(
+    caplog: pytest.LogCaptureFixture, weights: str, warned: bool
+) -> None:
+    model = classifier("bert")
+    saved, other = JacHess(model, weights="softmax"), JacHess(model, weights=weights)
+    saved.base = BaseNorms(torch.tensor([1.0, 2.0]).double(), None, 1)
+    state = saved.state_dict()
+    # softmax of ±1, the standardised norms of two layers
+    assert state["layer_weights"] == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))])
+    other.load_state_dict(state)
+    assert ("saved with other layer weights" in caplog.text) == warned
+    if warned:
+        assert other.layer_weights().tolist() == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_moments_that_are_not_this_models() -> None:
+    reg = JacHess(torch.nn.Linear(2, 3), strength=0.1)
+    dual = DualSchedule(reg, [], lr=0.1)
+    good = {"step": torch.tensor(1.0), "exp_avg": torch.ones(3, 2), "exp_avg_sq": torch.ones(3, 2)}
+    for moments, words in (
+        ({5: good}, "moments of parameter 5, but 2 are trained"),
+        ({1: good}, "parameter 1 has moments"),
+        ({0: {"exp_avg": good["exp_avg"]}}, "parameter 0 has moments"),
+        ({0: good | {"exp_avg": torch.full((3, 2), math.nan)}}, "not finite numbers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dual.load_state_dict({"taken": 3, "passes": 1, "moments": moments})
+        assert dual.taken == dual.passes == 0 and not dual.state_dict()["moments"]
+    dual.load_state_dict({"taken": 3, "passes": 1, "moments": {0: good}})
+    assert (dual.taken, dual.passes) == (3, 1)
+    assert torch.equal(dual.state_dict()["moments"][0]["exp_avg"], good["exp_avg"])
