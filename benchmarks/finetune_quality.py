@@ -9,9 +9,9 @@ train and dev files (jsonl.gz).  Four grids lie beside this script: `finetune_qu
 tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
 `finetune_why.json`, settings of JacHess one by one; `finetune_longer.json`, ten epochs.  Methods
 see 1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows
-(in the last two grids they are given).  Stopped or killed, the same command goes on.  At the end
-the results files and their tables as markdown are in `--results`; `jachess evaluate <out>/main`
-draws the report again.
+(in the last two grids they are given).  Stopped or killed, the same command goes on; without
+`--out` of its own it goes on from the results files in `--results`.  At the end the results files
+and their tables as markdown are there; `jachess evaluate <out>/main` draws the report again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from jachess_ext.experiment.grid import Grid, make_grid, quick, read_grid
 from jachess_ext.experiment.jobs import Record
 from jachess_ext.experiment.report import sections, write_report
 from jachess_ext.experiment.run import run_grid
+from jachess_ext.experiment.store import RESULTS as STORED
 from jachess_ext.progress import BarProgress
 from jachess_ext.tasks.examples import DataError
 
+COMMITS = "commits.txt"
 HERE = Path(__file__).parent
 GRIDS = {
     "main": HERE / "finetune_quality.json",
@@ -88,12 +90,32 @@ def markdown(table: Table) -> str:
     return f"{table.caption}\n\n{text}\n"
 
 
+def go_on_from(results: Path, name: str, out: Path) -> None:
+    """Puts a published results file into a grid's folder that has none: its runs are made.
+
+    A run is taken for the same where all it depends on is, the model's path included.
+    """
+    published = results / f"finetune_{name}.jsonl"
+    if (out / STORED).exists() or not published.exists():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    commits = commits_file(results, name)
+    if commits.exists():
+        write_atomically(out / COMMITS, commits.read_text())
+    write_atomically(out / STORED, published.read_bytes())
+
+
+def commits_file(results: Path, name: str) -> Path:
+    """Where the commits at which a published grid was run stand."""
+    return results / f"finetune_{name}.commits.txt"
+
+
 def started_at(out: Path) -> list[str]:
     """The commits at which a grid was started or gone on with, this one last; kept in its folder.
 
     Finished runs are kept over commits, so that a table's runs may be older than the table.
     """
-    path = out / "commits.txt"
+    path = out / COMMITS
     commits = path.read_text().split() if path.exists() else []
     if commit() not in commits:
         commits.append(commit())
@@ -159,6 +181,8 @@ def _one(name: str, options: argparse.Namespace, command: str) -> None:
         print(f"\n{name}:")
         print_estimate(found)
         return
+    if not options.quick:
+        go_on_from(options.results, name, out)
     commits = started_at(out)
     with BarProgress() as progress:
         records = run_grid(grid, out, processes=options.processes, progress=progress)
@@ -166,8 +190,9 @@ def _one(name: str, options: argparse.Namespace, command: str) -> None:
     text = summary(name, records, command, commits)
     print(text)
     if not options.quick:
-        results = (out / "results.jsonl").read_bytes()
+        results = (out / STORED).read_bytes()
         write_atomically(options.results / f"finetune_{name}.jsonl", results)
+        write_atomically(commits_file(options.results, name), "\n".join([*commits, ""]))
         write_atomically(options.results / f"finetune_{name}.md", text)
 
 

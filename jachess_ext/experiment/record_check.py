@@ -9,6 +9,7 @@ from ..json_data import BadJSON, check
 
 
 class _Optional(TypedDict, total=False):
+    run: str
     corrupted: Mapping[str, float | None]
     noisy: Mapping[str, float | None]
     jacobian: list[float | None]

@@ -26,6 +26,7 @@ def run_grid(
 ) -> list[Record]:
     """Makes all runs that `out` does not have yet; returns the records, in the grid's order.
 
+    Of a folder with nothing but a results file, the runs in it are had.
     With `save_models` finished runs whose model was not kept are made again: a run gives the same
     each time.
 
@@ -38,6 +39,7 @@ def run_grid(
     store = Store(out)
     with store.locked():
         store.write_grid(asdict(grid))
+        store.adopt()
         return _run(
             loaded, store, processes, threads, out / "models" if save_models else None, progress
         )

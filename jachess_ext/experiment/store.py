@@ -2,24 +2,28 @@
 
 <out>/grid.json        what was asked for last
 <out>/runs/<name>.json one finished run; written whole or not at all, so a killed grid goes on
-<out>/results.jsonl    the records of all finished runs of the grid, in its order
+<out>/results.jsonl    the records of all finished runs of the grid, in its order; this file alone,
+                       put into an empty folder, is enough for a grid to go on; a run
+                       is made again once its file and its line here are gone
 <out>/report.html      drawn from results.jsonl alone
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.report import write_json
-from ..json_data import BadJSON
+from ..json_data import BadJSON, parse_json
 from ..tasks.examples import DataError
 from .jobs import Job, Record
 from .record_check import check_record, check_together
 from .run_folder import RunFolder, read_results_file
 
 RESULTS = "results.jsonl"
+_RUN_NAME = re.compile(r"(tuning|final)-[A-Za-z0-9.-]+")  # `Job.name`; never a path
 
 
 class Store(RunFolder):
@@ -33,7 +37,7 @@ class Store(RunFolder):
         write_json(self.folder / "grid.json", content)
 
     def finished(self, job: Job) -> Record | None:
-        """The record of a run, or None where it has not been made.
+        """The record of a run, under its name as `run`, or None where it has not been made.
 
         Warns:
             RuntimeWarning: its file is not whole; it is set aside, to be made again.
@@ -46,11 +50,20 @@ class Store(RunFolder):
         except BadJSON as error:
             self.set_aside(job.name, str(error))
             return None
-        return content["record"]
+        return {"run": job.name} | content["record"]
 
     def add(self, job: Job, record: Record, seconds: dict[str, float]) -> None:
         """Keeps a finished run."""
         self.write_run(job.name, {"record": record, "seconds": seconds})
+
+    def adopt(self) -> None:
+        """Keeps the runs in the results file that have no file of their own.
+
+        Lines that are no whole record are left out: their runs are made.
+        """
+        for record in _whole_records(self.folder / RESULTS):
+            if not self.has_file(record["run"]):
+                self.write_run(record["run"], {"record": record, "seconds": {}})
 
     def assemble(self, jobs: Iterable[Job]) -> list[Record]:
         """Writes the results file anew from the finished ones among `jobs`; returns its records."""
@@ -77,3 +90,17 @@ def read_results(path: Path) -> list[Record]:
     except BadJSON as error:
         raise DataError(f"{path} {error}") from error
     return records
+
+
+def _whole_records(path: Path) -> Iterator[Record]:
+    """Of a results file, if there is one: the lines that are a record with its run's name."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            record = parse_json(line)
+            check_record(record)
+        except BadJSON:
+            continue
+        if _RUN_NAME.fullmatch(record.get("run", "")):
+            yield record

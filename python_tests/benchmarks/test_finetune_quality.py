@@ -85,6 +85,21 @@ def test_commits_of_the_runs_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "0 runs, started and gone on with at aaa, bbb+, by" in text
 
 
+def test_published_results_are_gone_on_from_once(tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "out"
+    finetune_quality.go_on_from(results, "main", out)
+    assert not out.exists(), "nothing is published"
+    results.mkdir()
+    (results / "finetune_main.jsonl").write_text("published\n")
+    (results / "finetune_main.commits.txt").write_text("aaa\n")
+    finetune_quality.go_on_from(results, "main", out)
+    assert (out / "results.jsonl").read_text() == "published\n"
+    assert finetune_quality.started_at(out)[0] == "aaa"
+    (out / "results.jsonl").write_text("newer\n")
+    finetune_quality.go_on_from(results, "main", out)
+    assert (out / "results.jsonl").read_text() == "newer\n"
+
+
 def test_markdown() -> None:
     table = Table("caption", ["a", "b"], [["1", "2"]])
     assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"

@@ -86,6 +86,31 @@ def test_finished_runs_are_not_made_again(
     assert len(made) == 1 + 4, "another recipe is another run"
 
 
+def test_a_results_file_alone_is_gone_on_from(
+    grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another machine; a line that is no record costs that run only."""
+    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)})
+    records = run_grid(made, tmp_path / "here")
+    lines = (tmp_path / "here" / RESULTS).read_text().splitlines()
+    (tmp_path / "there").mkdir()
+    strange = json.dumps(records[0] | {"run": "../final-a"})
+    text = "\n".join([strange, "{half", *lines[:-1], lines[-1][:-9]])
+    (tmp_path / "there" / RESULTS).write_text(text)
+    again: list[str] = []
+    original = one_run.run
+
+    def run(job: Job, **settings: Any) -> Any:
+        again.append(job.name)
+        return original(job, **settings)
+
+    monkeypatch.setattr(one_run, "run", run)
+    assert run_grid(made, tmp_path / "there") == records
+    assert again == [records[-1]["run"]]
+    assert same_results(tmp_path / "here", tmp_path / "there")
+    assert not (tmp_path / "there" / "final-a.json").exists()
+
+
 def test_models_asked_for_later_are_made(
     grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
