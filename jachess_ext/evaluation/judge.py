@@ -31,6 +31,9 @@ class Conditions:
         draws: random corruptions and noises averaged.
         sequences: how many examples the norms are measured on; 0: no norms.
         batch: examples at a time.
+
+    Raises:
+        ValueError: one of them is out of range; the message names it.
     """
 
     corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
@@ -38,6 +41,19 @@ class Conditions:
     draws: int = 1
     sequences: int = 32
     batch: int = 64
+
+    def __post_init__(self) -> None:
+        for share in self.corruption:
+            if not 0 <= share <= 1:
+                raise ValueError(f"corruption has {share}; expected shares from 0 to 1")
+        for delta in self.deltas:
+            if not 0 <= delta < float("inf"):
+                raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
+        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a number from {least} up"
+                )
 
 
 @dataclass(frozen=True)

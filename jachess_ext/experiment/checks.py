@@ -15,6 +15,11 @@ from ..training import MethodArguments
 from ..training.tapt import is_masked
 from .grid import Grid
 
+_NEED_MORE = {  # schedulers: a metric, or settings of their own
+    *("reduce_lr_on_plateau", "greedy", "warmup_stable_decay"),
+    *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+}
+
 
 def check_methods(methods: Sequence[str]) -> list[MethodArguments]:
     """The methods, parsed.
@@ -26,6 +31,17 @@ def check_methods(methods: Sequence[str]) -> list[MethodArguments]:
         return [MethodArguments.parse(method) for method in methods]
     except ValueError as error:
         raise DataError(str(error)) from error
+
+
+def check_scheduler(name: str) -> None:
+    """Whether the learning rate's course can be built from its name alone.
+
+    Raises:
+        DataError: transformers has none of that name, or it needs more than a name.
+    """
+    known = sorted({kind.value for kind in transformers.SchedulerType} - _NEED_MORE)
+    if name not in known:
+        raise DataError(f"scheduler is {name!r}; expected one of {', '.join(known)}")
 
 
 def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> Any:

@@ -46,6 +46,10 @@ class Recipe:
                 raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise DataError(f"lr is {self.lr}; expected a number above 0")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise DataError(f"weight_decay is {self.weight_decay}; expected a number from 0 up")
+        if not 0 <= self.warmup < 1:
+            raise DataError(f"warmup is {self.warmup}; expected a share of the steps, below 1")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,14 @@ class Tuning:
     def __post_init__(self) -> None:
         if not 0 < self.validation < 1:
             raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
+        named = [(f"values for {method!r}", tried) for method, tried in self.methods.items()]
+        for name, needed in [("seeds", self.seeds), ("factors", self.factors), *named]:
+            if not needed:
+                raise DataError(f"tuning has no {name}; expected at least one")
+        given = [("strength", self.strength), ("unlab_lr_ratio", self.unlab_lr_ratio)]
+        for name, values in [("seeds", self.seeds), ("factors", self.factors), *given, *named]:
+            if len(set(values)) != len(values):
+                raise DataError(f"tuning's {name} are {list(values)}; expected each of them once")
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,11 @@ class Grid:
         for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
-        for name, seeds in (("seeds", self.seeds), ("data_seed", (self.data_seed,))):
+        for name, seeds in (
+            ("seeds", self.seeds),
+            ("data_seed", (self.data_seed,)),
+            ("tuning's seeds", self.tuning.seeds),
+        ):
             if min(seeds) < 0 or max(seeds) >= 2**32:
                 raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
 
@@ -159,7 +175,10 @@ def _part(name: str, kind: Any, content: Any) -> Any:
         check(content, kind, name)
     except BadJSON as error:
         raise DataError(str(error)) from error
-    return kind(**{name: _frozen(value) for name, value in content.items()})
+    try:
+        return kind(**{name: _frozen(value) for name, value in content.items()})
+    except ValueError as error:  # of `Conditions`, which is not of this package
+        raise DataError(str(error)) from error
 
 
 def _frozen(value: Any) -> Any:

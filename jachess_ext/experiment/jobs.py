@@ -18,7 +18,7 @@ from ..tasks.examples import DataError, Task
 from ..tasks.model_version import model_version
 from ..tasks.spec import check_shift, digest, held_out, load_task, selected
 from ..training import MethodArguments
-from .checks import check_methods, check_model
+from .checks import check_methods, check_model, check_scheduler
 from .grid import Grid, Recipe
 
 Record = dict[str, Any]
@@ -51,11 +51,7 @@ class Job:
     @property
     def arguments(self) -> MethodArguments:
         """The method with the knob at `value`."""
-        made = MethodArguments.parse(self.method)
-        if self.value is not None and made.knob is not None:
-            settings: dict[str, Any] = {made.knob: self.value}
-            made = replace(made, **settings)
-        return made
+        return _arguments(self.method, self.value)
 
     @cached_property
     def name(self) -> str:
@@ -68,6 +64,14 @@ class Job:
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
         return f"{self.kind}-{words}-s{self.seed}-{key}"
+
+
+def _arguments(method: str, value: float | None) -> MethodArguments:
+    made = MethodArguments.parse(method)
+    if value is None or made.knob is None:
+        return made
+    settings: dict[str, Any] = {made.knob: value}
+    return replace(made, **settings)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def load(grid: Grid) -> LoadedGrid:
         DataError: a task, method, size or shift that cannot be used.
     """
     methods = check_methods(grid.methods)
+    check_scheduler(grid.recipe.scheduler)
     tokenizer = check_model(grid, methods)
     tasks = tuple(_drawn(load_task(spec, grid.columns), grid, tokenizer) for spec in grid.tasks)
     names = [task.name for task in tasks]
@@ -94,7 +99,7 @@ def load(grid: Grid) -> LoadedGrid:
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
-    _check_tuned_names(grid)
+    _check_tuned(grid)
     unknown = sorted(set(grid.shift) - set(names))
     if unknown:
         raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
@@ -152,7 +157,8 @@ def _tuned_names(method: str) -> tuple[str, ...]:
     return method, made.label
 
 
-def _check_tuned_names(grid: Grid) -> None:
+def _check_tuned(grid: Grid) -> None:
+    """Whether all values to try are of methods of the grid, and ones these take."""
     names = list(dict.fromkeys(name for method in grid.methods for name in _tuned_names(method)))
     untried = sorted(set(grid.tuning.methods) - set(names))
     if untried:
@@ -160,6 +166,12 @@ def _check_tuned_names(grid: Grid) -> None:
             f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
             f"choose; expected one of: {'; '.join(names) or 'none'}"
         )
+    for method in grid.methods:
+        for value in tuned(method, grid):
+            try:
+                _arguments(method, value)
+            except ValueError as error:
+                raise DataError(f"tuning of {method!r}: {error}") from error
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
