@@ -9,9 +9,9 @@ train and dev files (jsonl.gz).  Four grids lie beside this script: `finetune_qu
 tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
 `finetune_why.json`, settings of JacHess one by one; `finetune_longer.json`, ten epochs.  Methods
 see 1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows
-(in the last two grids they are given).  Stopped or killed, the same command goes on; without
-`--out` of its own it goes on from the results files in `--results`.  At the end the results files
-and their tables as markdown are there; `jachess evaluate <out>/main` draws the report again.
+(in the last two grids they are given).  Stopped or killed, the same command goes on; where
+`--out` has no runs yet, from the results files in `--results`.  At the end the results files and
+their tables as markdown are there; `jachess evaluate <out>/main` draws the report again.
 """
 
 from __future__ import annotations
@@ -181,8 +181,7 @@ def _one(name: str, options: argparse.Namespace, command: str) -> None:
         print(f"\n{name}:")
         print_estimate(found)
         return
-    if not options.quick:
-        go_on_from(options.results, name, out)
+    go_on_from(options.results, name, out)
     commits = started_at(out)
     with BarProgress() as progress:
         records = run_grid(grid, out, processes=options.processes, progress=progress)

@@ -63,19 +63,25 @@ def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Pat
     assert json.loads((tmp_path / "grid.json").read_text())["seeds"] == [0, 1]
 
 
+def runs_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs made from here on, in order; grows."""
+    made: list[str] = []
+    original = one_run.run
+
+    def run(job: Job, models: Path | None = None) -> Any:
+        made.append(job.name)
+        return original(job, models)
+
+    monkeypatch.setattr(one_run, "run", run)
+    return made
+
+
 def test_finished_runs_are_not_made_again(
     grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_grid(grid(), tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    made: list[str] = []
-    original = one_run.run
-
-    def run(job: Job, **settings: Any) -> Any:
-        made.append(job.name)
-        return original(job, **settings)
-
-    monkeypatch.setattr(one_run, "run", run)
+    made = runs_made(monkeypatch)
     run_grid(grid(), tmp_path)
     assert made == [] and (tmp_path / RESULTS).read_bytes() == before
     run_grid(grid(seeds=(0, 1, 2), methods=("none",)), tmp_path)
@@ -97,14 +103,7 @@ def test_a_results_file_alone_is_gone_on_from(
     strange = json.dumps(records[0] | {"run": "../final-a"})
     text = "\n".join([strange, "{half", *lines[:-1], lines[-1][:-9]])
     (tmp_path / "there" / RESULTS).write_text(text)
-    again: list[str] = []
-    original = one_run.run
-
-    def run(job: Job, **settings: Any) -> Any:
-        again.append(job.name)
-        return original(job, **settings)
-
-    monkeypatch.setattr(one_run, "run", run)
+    again = runs_made(monkeypatch)
     assert run_grid(made, tmp_path / "there") == records
     assert again == [records[-1]["run"]]
     assert same_results(tmp_path / "here", tmp_path / "there")
@@ -118,14 +117,7 @@ def test_models_asked_for_later_are_made(
     made = grid(methods=("none", "sam,rho=1e30"))
     records = run_grid(made, tmp_path)
     assert [bool(r["error"]) for r in records] == [False, False, True, True]
-    asked: list[str] = []
-    plain = one_run.run
-
-    def counted(job: Job, models: Path | None = None) -> Any:
-        asked.append(job.name)
-        return plain(job, models)
-
-    monkeypatch.setattr(one_run, "run", counted)
+    asked = runs_made(monkeypatch)
     names = [job.name for job in final_jobs(load(made), {})]
     run_grid(made, tmp_path)
     assert asked == []
