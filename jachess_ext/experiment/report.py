@@ -12,6 +12,7 @@ from ..evaluation.calibration import Reliability
 from ..evaluation.extras import require
 from ..evaluation.figures import reliability_figure, score_curves_figure
 from ..evaluation.report import Picture, Section, Table, write_html
+from .association import association_table
 from .jobs import Record
 from .paired import paired_tables
 from .tables import (
@@ -25,7 +26,7 @@ from .tables import (
     failed_table,
     score_table,
     shift_table,
-    smoothness_table,
+    smoothness_tables,
 )
 
 _PANELS = 3  # side by side in one picture: more could not be read on a phone
@@ -57,7 +58,9 @@ def sections(records: Sequence[Record]) -> list[Section]:
             "Embedding noise",
             pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)"),
         ),
-        Section("Smoothness", tables=_some(smoothness_table(results))),
+        Section(
+            "Smoothness", tables=[*smoothness_tables(results), *_some(association_table(results))]
+        ),
         Section("Ablations", tables=ablation_tables(results)),
         Section("Chosen strengths", tables=_some(chosen_table(results))),
         Section("Failures", tables=_some(failed_table(results))),

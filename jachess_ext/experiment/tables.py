@@ -226,31 +226,25 @@ def shift_table(results: Results) -> Table | None:
     return table_of(caption, columns, scale=100, digits=1)
 
 
-def _total(norms: Sequence[float | None] | None) -> float | None:
-    """Their sum; None without any, or with one that was not finite."""
+def total_norm(norms: Sequence[float | None] | None) -> float | None:
+    """Their sum over layers; None without any, or with one that was not finite."""
     return sum(norms) if norms and None not in norms else None  # type: ignore[arg-type]
 
 
-def smoothness_table(results: Results) -> Table | None:
-    """Σ over layers of ‖J‖ and ‖H‖ after fine-tuning, average over tasks."""
-    if not any(r.get("jacobian") for r in results.records):
-        return None
-    columns = [
-        Column(
-            title,
-            {
-                m: list(
-                    results.average_by_seed(
-                        *(m, results.tasks),
-                        lambda r, k=key: _total(r.get(k)),  # type: ignore[misc]
-                    ).values()
-                )
-                for m in results.methods
-            },
-        )
-        for key, title in (("jacobian", "Σ‖J‖"), ("hessian", "Σ‖H‖"))
-    ]
-    return table_of("Smoothness after fine-tuning, all layers.", columns, scale=1, digits=0)
+def smoothness_tables(results: Results) -> list[Table]:
+    """Σ over layers of ‖J‖ and of ‖H‖ after fine-tuning, per task and on average."""
+    found = []
+    for key, title in (("jacobian", "Σ‖J‖"), ("hessian", "Σ‖H‖")):
+
+        def figure(record: Record, key: str = key) -> float | None:
+            return total_norm(record.get(key))
+
+        tasks = results.tasks_with(figure)
+        if tasks:
+            columns = _columns(results, tasks, figure, str)
+            caption = f"{title} after fine-tuning, all layers."
+            found.append(table_of(caption, columns, scale=1, digits=0))
+    return found
 
 
 ABLATIONS = {"weights": "layer weighting (strategy)", "dimensions": "output dimensions |D|"}

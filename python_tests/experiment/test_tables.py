@@ -112,8 +112,11 @@ def test_calibration_leaves_regression_out() -> None:
 
 
 def test_smoothness() -> None:
-    table = tables.smoothness_table(results())
-    assert table is not None and rows(table)["none"] == ["3 ± 0", "7 ± 0"]
+    jacobian, hessian = tables.smoothness_tables(results())
+    assert list(jacobian.header) == ["method", "a", "b", "average"]
+    assert rows(jacobian)["none"] == ["3 ± 0"] * 3 and rows(hessian)["none"] == ["7 ± 0"] * 3
+    unmeasured = record("none", "a", 0, 0.5, jacobian=None, hessian=[None, 1.0])
+    assert tables.smoothness_tables(Results.of([unmeasured])) == []
 
 
 def test_ablations_compare_what_differs_in_nothing_else() -> None:
@@ -191,8 +194,8 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_sections_without_runs_of_a_kind() -> None:
     bare = [
-        record("none", "a", 0, 0.5, corrupted={}, noisy={}, jacobian=[], brier=None, ece=None)
-        | {"reliability": None}
+        record("none", "a", 0, 0.5, corrupted={}, noisy={}, jacobian=[], hessian=[])
+        | {"reliability": None, "brier": None, "ece": None}
     ]
     assert [s.title for s in sections(bare)] == ["Scores", "Settings"]
 
