@@ -12,7 +12,8 @@ it comes (a few steps at a rate of 1e-12); `finetune_longer.json`, ten epochs.  
 labelled and 1,000 unlabelled rows; strengths are chosen on a quarter of the labelled rows (in the
 last three grids they are given).  Stopped or killed, the same command goes on; where `--out` has no
 runs yet, from the results files in `--results`.  At the end the results files and their tables as
-markdown are there; `jachess evaluate <out>/main` draws the report again.
+markdown are there; `jachess evaluate <out>/main` draws the report again.  A grid with other tasks,
+methods, seeds, rate or epochs than its own leaves its published results alone.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -
     content["model"] = str(model)
     tasks = [task for task in content["tasks"] if task in (options.tasks or content["tasks"])]
     content["tasks"] = [str(data / task) for task in tasks]
+    content["methods"] = options.methods or content["methods"]
     content["shift"] = {
         task: [str(data / target) for target in targets]
         for task, targets in content.get("shift", {}).items()
@@ -105,6 +107,17 @@ def go_on_from(results: Path, name: str, out: Path) -> None:
     if commits.exists():
         write_atomically(out / COMMITS, commits.read_text())
     write_atomically(out / STORED, published.read_bytes())
+
+
+def varied(name: str, options: argparse.Namespace) -> str:
+    """What the results of a grid are called: with other settings than its own, after these too."""
+    parts = [name]
+    for setting in ("tasks", "methods", "seeds", "lr", "epochs"):
+        given = getattr(options, setting)
+        if given is not None:
+            text = "+".join(given) if isinstance(given, list) else f"{given:g}"
+            parts.append(f"{setting}={text}")
+    return "_".join(parts)
 
 
 def commits_file(results: Path, name: str) -> Path:
@@ -155,12 +168,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/finetune_quality"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument(
-        "--tasks", nargs="+", help="the grids' tasks: these alone, also in the tables"
-    )
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--epochs", type=float)
+    varied = parser.add_argument_group("the grids varied: results are named after what is given")
+    varied.add_argument("--tasks", nargs="+", help="the grids' tasks: these alone")
+    varied.add_argument("--methods", nargs="+", help="these instead of the grids' own")
+    varied.add_argument("--seeds", type=int, help="how many")
+    varied.add_argument("--lr", type=float)
+    varied.add_argument("--epochs", type=float)
     parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     parser.add_argument("--quick", action="store_true", help="tiny, and no results: does it run?")
     options = parser.parse_args(argv)
@@ -188,13 +201,14 @@ def _one(name: str, options: argparse.Namespace, command: str) -> None:
     with BarProgress() as progress:
         records = run_grid(grid, out, processes=options.processes, progress=progress)
     write_report(out / "report.html", records)
-    text = summary(name, records, command, commits)
+    published = varied(name, options)
+    text = summary(published, records, command, commits)
     print(text)
     if not options.quick:
         results = (out / STORED).read_bytes()
-        write_atomically(options.results / f"finetune_{name}.jsonl", results)
-        write_atomically(commits_file(options.results, name), "\n".join([*commits, ""]))
-        write_atomically(options.results / f"finetune_{name}.md", text)
+        write_atomically(options.results / f"finetune_{published}.jsonl", results)
+        write_atomically(commits_file(options.results, published), "\n".join([*commits, ""]))
+        write_atomically(options.results / f"finetune_{published}.md", text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,14 @@ def test_published_results_are_gone_on_from_once(tmp_path: Path) -> None:
     (out / "results.jsonl").write_text("newer\n")
     finetune_quality.go_on_from(results, "main", out)
     assert (out / "results.jsonl").read_text() == "newer\n"
+
+
+def test_a_varied_grid_has_a_name_of_its_own() -> None:
+    own = dict.fromkeys(("tasks", "methods", "seeds", "lr", "epochs"))
+    assert finetune_quality.varied("why", Namespace(**own)) == "why"
+    given = own | {"methods": ["none", "sam,rho=0.1"], "lr": 2e-5, "epochs": 1.0}
+    name = "why_methods=none+sam,rho=0.1_lr=2e-05_epochs=1"
+    assert finetune_quality.varied("why", Namespace(**given)) == name
 
 
 def test_markdown() -> None:
