@@ -256,12 +256,13 @@ def ablation_tables(results: Results) -> list[Table]:
     for field, title in ABLATIONS.items():
         groups: dict[str, dict[str, str]] = {}
         for method in results.methods:
-            settings: dict[str, Any] = next(
-                r["settings"] for r in results.records if r["method"] == method
-            )
+            first = next(r for r in results.records if r["method"] == method)
+            settings: dict[str, Any] = first["settings"]
             if settings["method"] != "jachess":
                 continue
-            rest = {k: v for k, v in settings.items() if k != field and k not in _TUNED}
+            # a strength chosen on validation rows is the method's own; one given is a setting
+            own = {field} if first["value"] is None else {field, *_TUNED}
+            rest = {k: v for k, v in settings.items() if k not in own}
             groups.setdefault(str(sorted(rest.items())), {})[str(settings[field])] = method
         for members in groups.values():
             if len(members) > 1:

@@ -133,6 +133,22 @@ def test_ablations_compare_what_differs_in_nothing_else() -> None:
     assert strategy.caption.startswith("jachess-train:")
 
 
+def test_ablations_compare_given_strengths_as_settings_and_chosen_ones_not() -> None:
+    softmax, weaker, uniform = (
+        "jachess-unlab,unlab_lr_ratio=0.03",
+        "jachess-unlab,unlab_lr_ratio=0.01",
+        "jachess-unlab,weights=uniform,unlab_lr_ratio=0.03",
+    )
+    given = Results.of(
+        [record(m, "a", 0, 0.1 * i) for i, m in enumerate((softmax, weaker, uniform))]
+    )
+    (table,) = tables.ablation_tables(given)
+    assert rows(table) == {"softmax": ["0.0", "0.0"], "uniform": ["20.0", "20.0"]}
+    chosen = Results.of([record(m, "a", 0, 0.3, value=0.03) for m in (weaker, uniform)])
+    (table,) = tables.ablation_tables(chosen)
+    assert list(rows(table)) == ["softmax", "uniform"]
+
+
 def test_chosen_values_and_failures() -> None:
     found = Results.of(
         [
