@@ -6,7 +6,7 @@ import numpy as np
 
 from ..evaluation.extras import require
 from ..evaluation.report import Table
-from .tables import Figure, Results, total_norm
+from .tables import NORMS, Figure, Results
 
 _FEWEST = 10
 """Runs of a task below which no correlation is shown: of fewer, chance alone makes ± 0.6."""
@@ -22,11 +22,8 @@ def association_table(results: Results) -> Table | None:
     """Rank correlations of Σ‖J‖ and of Σ‖H‖ with quality, of tasks with enough runs."""
     rows = []
     for task in results.tasks:
-        for title, key in (("Σ‖J‖", "jacobian"), ("Σ‖H‖", "hessian")):
-            pairs = [
-                _pairs(results, task, lambda r, k=key: total_norm(r.get(k)), quality)  # type: ignore[misc]
-                for quality in _QUALITIES.values()
-            ]
+        for title, norm in NORMS.items():
+            pairs = [_pairs(results, task, norm, quality) for quality in _QUALITIES.values()]
             if len(pairs[0]) >= _FEWEST:
                 rows.append([task, title, str(len(pairs[0])), *map(_correlation, pairs)])
     if not rows:

@@ -226,19 +226,21 @@ def shift_table(results: Results) -> Table | None:
     return table_of(caption, columns, scale=100, digits=1)
 
 
-def total_norm(norms: Sequence[float | None] | None) -> float | None:
+def _total(norms: Sequence[float | None] | None) -> float | None:
     """Their sum over layers; None without any, or with one that was not finite."""
     return sum(norms) if norms and None not in norms else None  # type: ignore[arg-type]
+
+
+NORMS: dict[str, Figure] = {
+    "Σ‖J‖": lambda r: _total(r.get("jacobian")),
+    "Σ‖H‖": lambda r: _total(r.get("hessian")),
+}
 
 
 def smoothness_tables(results: Results) -> list[Table]:
     """Σ over layers of ‖J‖ and of ‖H‖ after fine-tuning, per task and on average."""
     found = []
-    for key, title in (("jacobian", "Σ‖J‖"), ("hessian", "Σ‖H‖")):
-
-        def figure(record: Record, key: str = key) -> float | None:
-            return total_norm(record.get(key))
-
+    for title, figure in NORMS.items():
         tasks = results.tasks_with(figure)
         if tasks:
             columns = _columns(results, tasks, figure, str)
