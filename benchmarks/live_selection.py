@@ -33,14 +33,15 @@ from jachess_ext.live_selection import Prediction, RunRecord, SelectionFolder, m
 from jachess_ext.live_selection.budget import Budget
 from jachess_ext.live_selection.engine import select_live
 from jachess_ext.live_selection.plan import Plan, make_plan
-from jachess_ext.live_selection.predict import METHODS, Curve, fewest_sizes, make_curve, predict
+from jachess_ext.live_selection.predict import Curve, make_curve, predict
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import coverage, fit, log_rmse, pear_corr, rel_acc
+from jachess_ext.scaling.registry import DEFAULT, LIVE, REGISTRY
 
 FREE = "lensllm, F free"
-JUDGED = (*METHODS[:2], FREE, *METHODS[2:])
-_LAWS = ("bayes", "lensllm", "rectified")
+JUDGED = (*LIVE[:2], FREE, *LIVE[2:])
+_LAWS = (DEFAULT, "lensllm", "rectified")
 
 
 @dataclass
@@ -127,13 +128,14 @@ def make_runs(settings: LiveSettings, out: Path) -> Runs:
 def judge(runs: Runs, budget: int, method: str) -> Judged | None:
     """A method from the sizes up to the budget; None where these are too few for it."""
     curves = [_up_to(curve, budget) for curve in runs.curves]
-    needed = fewest_sizes("rectified" if method == FREE else method)
+    needed = REGISTRY["rectified" if method == FREE else method].fewest_sizes(zero=True)
     if (curves[0].sizes > 0).sum() < needed:
         return None
     found = _predictions(curves, runs.plan.target, method)
     truth = runs.true_losses
     losses = np.array([truth[one.model] for one in found])
     scores = np.array([one.score for one in found])
+    forecasts = np.array([one.score if one.predicted is None else one.predicted for one in found])
     settings = runs.plan.settings
     return Judged(
         settings.train.parent.name,
@@ -141,7 +143,7 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
         budget,
         runs.plan.target,
         method,
-        pear_corr(scores, losses),
+        pear_corr(forecasts, losses),
         rel_acc(scores, losses),
         _log_rmse(found, losses),
         _coverage(found, losses),
@@ -247,6 +249,7 @@ def _settings(options: argparse.Namespace, data: Path, seed: int) -> LiveSetting
         seed=seed,
         data_seed=seed,
         probe=options.probe,
+        dev_size=sys.maxsize,  # all of them
         recipe=Recipe(epochs=options.epochs, lr=options.lr, max_length=options.max_length),
     )
 

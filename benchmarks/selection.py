@@ -2,9 +2,10 @@
 
     python -m benchmarks.selection --table /work/shared/data/scaling/flan.csv
 
-For each budget and method: PearCorr and RelAcc (per cent), root mean square of log loss at the
-target, coverage of 90 % intervals (per cent), FLOPs as a share of training every model on the full
-data, and seconds.  bayes has two more coverages, both on models left out of what was used:
+For each budget and method: PearCorr of the predicted losses with the true ones (modelsize, which
+predicts none: of its scores) and RelAcc of the choice (per cent), root mean square of log loss at
+the target, coverage of 90 % intervals (per cent), FLOPs as a share of training every model on the
+full data, and seconds.  blend has two more coverages, both on models left out of what was used:
 
 - ``left out``: a fifth of the models is removed in turn; mean over the five runs of the coverage
   on the models that stay.  How much the figure leans on single models.
@@ -41,10 +42,9 @@ from jachess_ext.scaling import (
 FLAN = Path("/work/shared/data/scaling/flan.csv")
 FOLDS = 5
 METHODS: dict[str, dict[str, Any]] = {
-    "bayes": {"method": "bayes"},
+    "blend": {"method": "blend"},
     "ats": {"method": "ats"},
     "ats tau=1": {"method": "ats", "tau": 1.0},
-    "lensllm": {"method": "lensllm"},
     "rectified": {"method": "rectified"},
     "power": {"method": "power"},
     "subtuning": {"method": "subtuning"},
@@ -82,12 +82,12 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> Judged |
         print(f"{name} at 1/{fraction}: {error}", file=sys.stderr)
         return None
     seconds = time.perf_counter() - start
-    rows = name == "bayes"
+    rows = name == "blend"
     return Judged(
         "",
         fraction,
         name,
-        pear_corr(found.scores, truth),
+        pear_corr(found.forecasts, truth),
         rel_acc(found.scores, truth),
         None if name in ("modelsize", "zeroshot") else log_rmse(found.predicted_losses, truth),
         _coverage(found, truth),

@@ -1,8 +1,8 @@
-"""Does bayes stay ahead of AtS when half of the models are taken away? Random halves of a table.
+"""Does blend stay ahead of AtS when half of the models are taken away? Random halves of a table.
 
     python -m benchmarks.selection_halves --table /work/shared/data/scaling/flan.csv
 
-For every budget, shares of the halves (per cent) in which bayes has the higher PearCorr than AtS
+For every budget, shares of the halves (per cent) in which blend has the higher PearCorr than AtS
 and than AtS with τ = 1, the higher and the lower RelAcc than AtS, the lower RMSE of log loss; and
 the mean coverage of its 90 % intervals.  Rows go to results/selection_halves.csv.
 """
@@ -44,7 +44,7 @@ def compare(half: LossTable, budget: float, target: float) -> list[float]:
     ours = select(half, budget, target)
     ats = select(half, budget, target, "ats")
     steep = select(half, budget, target, "ats", tau=1.0)
-    corr, steep_corr, ats_corr = (pear_corr(found.scores, truth) for found in (ours, steep, ats))
+    corr, steep_corr, ats_corr = (pear_corr(found.forecasts, truth) for found in (ours, steep, ats))
     chosen, ats_chosen = (rel_acc(found.scores, truth) for found in (ours, ats))
     error, ats_error = (log_rmse(found.predicted_losses, truth) for found in (ours, ats))
     won = (

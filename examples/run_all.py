@@ -17,6 +17,9 @@ EXAMPLES = {
     "transformers_trainer": "transformers",
     "trl_sft": "trl",
     "lightning_module": "lightning",
+    "four_bit_lora": "bitsandbytes",
+    "meanflow": "matplotlib",
+    "hessian_vector": "transformers",
 }
 """Script → the library it shows."""
 

@@ -12,12 +12,13 @@ from .torch_floor import require_torch as _require_torch
 _require_torch()  # before the rest, which would fail with an older torch in many ways
 
 # ruff: noqa: E402
-from .jet import Jet, JetTensor, MissingJetRule, jet
+from .jet import Jet, JetTensor, MissingJetRule, jet, jvp
 from .ntk import ntk, ntk_loss
-from .smoothness import JacHess, Smoothness, smoothness
+from .smoothness import DecisionPenalty, JacHess, Smoothness, smoothness
 
 __version__ = "0.1.0"
 __all__ = [
+    "DecisionPenalty",
     "JacHess",
     "Jet",
     "JetTensor",
@@ -25,6 +26,7 @@ __all__ = [
     "Smoothness",
     "evaluation",
     "jet",
+    "jvp",
     "ntk",
     "ntk_loss",
     "ops",

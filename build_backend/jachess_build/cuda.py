@@ -7,7 +7,9 @@ CUDA, yet the same binary serves it and a CUDA torch (stable ABI, static CUDA ru
 import os
 import re
 import shutil
+import site
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +34,15 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit | None:
-    """The toolkit of $CUDA_HOME, else of the nvcc on the path, else of /usr/local/cuda.
+    """The toolkit of $CUDA_HOME, else of the nvcc on the path, else of /usr/local/cuda, else of
+    the wheels nvidia-cuda-nvcc and its like, which lie in this Python's site-packages.
 
     nvcc may be a wrapper script elsewhere than in its toolkit, so the root is read from
     `nvcc --dryrun`, not from nvcc's path.
     """
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     names = [f"{home}/bin/nvcc" for home in homes if home] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    names += _nvcc_of_wheels()
     nvcc = next((found for name in names if (found := shutil.which(name))), None)
     if nvcc is None:
         return None
@@ -51,6 +55,13 @@ def find_toolkit() -> Toolkit | None:
     full = re.search(r"V\d+\.\d+\.\d+", version)
     name = f"nvcc {full[0]}" if full else f"nvcc {release[1]}.{release[2]}"
     return Toolkit(nvcc, Path(top[1].strip()).resolve(), (int(release[1]), int(release[2])), name)
+
+
+def _nvcc_of_wheels() -> list[str]:
+    """nvidia/cu13/bin/nvcc; until CUDA 12, nvidia/cuda_nvcc/bin/nvcc."""
+    roots = [Path(path) / "nvidia" for path in dict.fromkeys([*site.getsitepackages(), *sys.path])]
+    found = [path for root in roots for path in sorted(root.glob("cu*/bin/nvcc"), reverse=True)]
+    return [str(path) for path in found]
 
 
 def _output(*command: str) -> str:

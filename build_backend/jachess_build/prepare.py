@@ -32,11 +32,12 @@ BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
 _DEMO = ("transformers", "safetensors", "matplotlib", "rich", "tqdm", "sklearn", "scipy")
 _PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
 _TRAINERS = ("peft", "accelerate", "datasets")
-_TEST = (*_DEMO, *_TRAINERS, *_PYTEST)
+_LIBRARIES = ("bitsandbytes", "torchao", "diffusers")  # whose models and layers are tested
+_TEST = (*_DEMO, *_TRAINERS, *_LIBRARIES, *_PYTEST)
 NEEDS = {
     "build": ("", ()),
     "demo": ("[demo]", _DEMO),
-    "examples": ("[examples]", (*_DEMO, *_TRAINERS, "lightning", "trl")),
+    "examples": ("[examples]", (*_DEMO, *_TRAINERS, "bitsandbytes", "lightning", "trl")),
     "test": ("[test]", _TEST),
     "check": ("[test]", ("mypy", "ruff", "clang_format")),
 }

@@ -94,13 +94,11 @@ __device__ inline void weigh_scores(const ForwardArguments<A>& args, ScorePlace 
   for (int k = 0; k < count; ++k) {
     const int column = first + k * per_row;
     place.key = first_key + column;
-    const A offset =
-        column < args.plan.columns ? offset_of_score(rules, place) : minus_infinity<A>();
-    x[k] = offset;
-    if (offset != minus_infinity<A>()) {
+    x[k] = minus_infinity<A>();
+    if (column < args.plan.columns) {
       A s = rules.scale * *scores.at(0, row, column);
       if (rules.softcap != A(0)) s = softcap_derivatives(s, rules.softcap).f0;
-      x[k] = s + offset;
+      x[k] = s + offset_of_score(rules, place);  // NaN − ∞ is NaN, as in torch
     }
     top = x[k] > top ? x[k] : top;
   }
@@ -195,7 +193,8 @@ __device__ inline void write_quotient(const ForwardArguments<A>& args, const Sco
   }
 }
 
-// The jet of log Σ e^score: that of log L, and c. A query that saw no key has 0 throughout.
+// The jet of log Σ e^score: that of log L, and c. A query that saw no key has −∞ and zeros, as on
+// the CPU.
 template <int rows, int q, int P, typename A>
 __device__ inline void write_stats(const ForwardArguments<A>& args, const ScorePlace& place,
                                    const RowState<rows, 1 + q + P, A>& state) {
@@ -204,7 +203,7 @@ __device__ inline void write_stats(const ForwardArguments<A>& args, const ScoreP
   if (row >= rows || query >= args.rules.queries) return;
   const int64_t heads = static_cast<int64_t>(args.batch) * args.rules.heads;
   const int64_t head = static_cast<int64_t>(place.batch) * args.rules.heads + place.head;
-  A sum[S], out[S] = {};
+  A sum[S], out[S] = {minus_infinity<A>()};
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) sum[s] = state.denominator(s, row);
   if (sum[0] != A(0)) {

@@ -85,10 +85,26 @@ template <typename T>
 __device__ inline void load_tile(const Tile<T>& tile, const Rows<T>& from, int streams, int first,
                                  int column, int width) {
   const int group = from.aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
-  const int per_row = width / group, total = streams * tile.rows * per_row;
-  for (int n = threadIdx.x; n < total; n += kThreads) {
-    const int line = n / per_row, c = (n - line * per_row) * group;
-    const int s = line / tile.rows, r = line - s * tile.rows;
+  const int per_row = width / group;
+  // Divided once; from there a thread goes kThreads pieces on, by additions.
+  const int lines = kThreads / per_row, pieces = kThreads - lines * per_row;
+  const int line = static_cast<int>(threadIdx.x) / per_row;
+  int piece = static_cast<int>(threadIdx.x) - line * per_row;
+  int s = line / tile.rows, r = line - s * tile.rows;
+  const auto go_on = [&] {
+    piece += pieces;
+    r += lines;
+    if (piece >= per_row) {
+      piece -= per_row;
+      ++r;
+    }
+    while (r >= tile.rows) {
+      r -= tile.rows;
+      ++s;
+    }
+  };
+  for (; s < streams; go_on()) {
+    const int c = piece * group;
     T* to = tile.at(s, r, c);
     const bool inside = first + r < from.count && column + c < from.size;
     const T* source = from.data + s * from.stream + (first + r) * from.row + column + c;

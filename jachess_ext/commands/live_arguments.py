@@ -12,14 +12,27 @@ _DEFAULTS: dict[str, Any] = {
     "dev": None,
     "sizes": None,
     "order": "growing",
+    "promote": 0.5,
+    "rank_by": "loss",
     "drop": None,
-    "probe": 32,
+    "screen": None,
+    "screen_by": "logme",
+    "screen_rows": 512,
+    "probe": None,
     "seed": 0,
+    "seeds": 1,
     "data_seed": 0,
     "dev_size": None,
+    "keep": None,
     "batch_size": 16,
-    "lr": 2e-5,
+    "lr": None,
     "max_length": 128,
+    "lora": False,
+    "bf16": False,
+    "gradient_accumulation": 1,
+    "gradient_checkpointing": False,
+    "regression": False,
+    "device": None,
     "text_column": "text",
     "pair_column": None,
     "label_column": "label",
@@ -40,15 +53,47 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--text-column", metavar="NAME", help=_default("text_column"))
     what.add_argument("--pair-column", metavar="NAME", help="default: text_pair, if there is one")
     what.add_argument("--label-column", metavar="NAME", help=_default("label_column"))
-    what.add_argument("--dev-size", type=int, metavar="N", help="dev rows used; default all")
+    what.add_argument(
+        "--regression", action="store_true", default=None, help="labels are numbers to predict"
+    )
+    what.add_argument(
+        "--dev-size",
+        type=int,
+        metavar="N",
+        help="dev rows judged on; default as many as cost 0.5 %% of training, at least 200",
+    )
+    what.add_argument(
+        "--rank-by",
+        metavar="SCORE",
+        help="loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman",
+    )
+    what.add_argument(
+        "--keep",
+        choices=("winner",),
+        help="fine-tune the best model on all rows and save it in --out/winner",
+    )
     how = parser.add_argument_group("live: subsets and stops")
     how.add_argument(
-        "--sizes", type=int, nargs="+", metavar="D", help="default: halvings of the largest"
+        "--sizes", type=int, nargs="+", metavar="D", help="default: quarters of the largest"
     )
     how.add_argument(
         "--order",
-        choices=("growing", "halving"),
-        help="all models on small subsets first (default), or Algorithm 1 with --gamma, --tau",
+        choices=("growing", "promotion", "algorithm1", "halving"),
+        help="all models on small subsets first (default); promotion: and only the best forecasts "
+        "on larger ones; algorithm1: from the largest down, with --gamma, --tau (was: halving)",
+    )
+    how.add_argument(
+        "--promote", type=share, metavar="SHARE", help="that goes on, " + _default("promote")
+    )
+    how.add_argument(
+        "--screen",
+        type=share,
+        metavar="SHARE",
+        help="fine-tune only this share of the models, the best by their frozen features",
+    )
+    how.add_argument("--screen-by", metavar="SCORE", help="logme (default), hscore or knn")
+    how.add_argument(
+        "--screen-rows", type=int, metavar="N", help="rows for that, " + _default("screen_rows")
     )
     how.add_argument(
         "--drop",
@@ -57,11 +102,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="give a model up once its probability of being best is below P; default: never",
     )
     how.add_argument(
-        "--probe", type=int, metavar="N", help="rows the NTK is measured on, " + _default("probe")
+        "--probe",
+        type=int,
+        metavar="N",
+        help="rows the NTK is measured on; default 0, with --method lensllm 32",
     )
     train = parser.add_argument_group("live: how every model is fine-tuned")
     train.add_argument("--batch-size", type=int, metavar="N", help=_default("batch_size"))
-    train.add_argument("--lr", type=float, help=_default("lr"))
+    train.add_argument(
+        "--lr",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="default 2e-5, with --lora 1e-4; of several the best for each model counts",
+    )
+    train.add_argument("--lora", action="store_true", default=None, help="peft, r 8, alpha 16")
+    train.add_argument("--bf16", action="store_true", default=None)
+    train.add_argument(
+        "--gradient-accumulation", type=int, metavar="N", help="batches a step, default 1"
+    )
+    train.add_argument("--gradient-checkpointing", action="store_true", default=None)
     train.add_argument(
         "--max-length",
         type=int,
@@ -69,6 +129,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="texts are cut there, " + _default("max_length"),
     )
     train.add_argument("--seed", type=int, help="of head, order and dropout, " + _default("seed"))
+    train.add_argument(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="at most, of models among which the ranking is open, " + _default("seeds"),
+    )
     train.add_argument(
         "--data-seed", type=int, help="of which rows a subset has, " + _default("data_seed")
     )
@@ -80,8 +146,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, metavar="N", help="of each process, " + _default("threads")
     )
     run.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N; default: the GPU if there is one"
+    )
+    run.add_argument(
         "--ray", nargs="?", const="auto", metavar="ADDRESS", help="fan out on a Ray cluster"
     )
+
+
+def share(text: str) -> float:
+    """The argument of --promote and --screen: 1/2, 0.5 or 50%.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these, or not between 0 and 1.
+    """
+    above, slash, below = text.removesuffix("%").partition("/")
+    try:
+        value = float(above) / (float(below) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        value = float("nan")
+    value /= 100 if text.endswith("%") else 1
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1, such as 1/2")
+    return value
 
 
 def _default(name: str) -> str:

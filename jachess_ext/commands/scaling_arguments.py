@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from ..scaling.method_names import FROM_LOSSES
+from ..scaling.registry import DEFAULT, LIVE, canonical
 from . import live_arguments
 from .records import out_path
 
@@ -41,9 +41,7 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="size of the full data; live: default all training rows",
     )
-    parser.add_argument(
-        "--method", choices=FROM_LOSSES, default="bayes", help="default %(default)s"
-    )
+    parser.add_argument("--method", type=canonical, choices=LIVE, default=DEFAULT, help=_DEFAULT)
     parser.add_argument(
         "--budget",
         metavar="D",

@@ -11,7 +11,7 @@ from ..scaling import LossTable, Selection, TableError, read_table, select, suff
 from . import live_arguments
 from .records import out_path, print_records, write_records
 
-_LIVE_NEEDS = ("transformers", "accelerate", "scipy.stats", "rich")
+_LIVE_NEEDS = ("transformers", "accelerate", "scipy.stats", "sklearn", "rich")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 from ..evaluation.extras import MissingExtra
 from ..experiment.grid import Recipe
 from ..live_selection.budget import Budget
+from ..live_selection.devices import use_device
 from ..live_selection.engine import select_live
+from ..live_selection.records import RunRecord
 from ..live_selection.result import LiveSelection, Prediction
-from ..live_selection.settings import LiveSettings
+from ..live_selection.scores import from_forecast
+from ..live_selection.settings import FORMER_ORDER, LiveSettings
 from ..live_selection.store import RECORDS, RESULT
 from ..progress import BarProgress
 from ..tasks.files import Columns
@@ -31,8 +34,10 @@ def run(options: argparse.Namespace) -> None:
         ValueError: what was given cannot be used; nothing has been trained.
         MissingExtra: an optional library is needed and missing.
     """
-    settings = settings_of(options)
     live = live_arguments.complete(options)
+    if live["device"] is not None:
+        use_device(live["device"])
+    settings = settings_of(options)
     for name in ("processes", "threads"):
         if live[name] < 1:
             raise ValueError(f"--{name} is {live[name]}; expected at least 1")
@@ -40,7 +45,8 @@ def run(options: argparse.Namespace) -> None:
     if live["ray"] is not None:
         from ..live_selection.ray_jobs import ray_runner
 
-        runner = ray_runner(live["ray"], threads=live["threads"])
+        gpus = 0 if live["device"] == "cpu" else None
+        runner = ray_runner(live["ray"], threads=live["threads"], gpus=gpus)
     out = options.out or OUT
     with BarProgress() as progress:
         found = select_live(
@@ -52,6 +58,8 @@ def run(options: argparse.Namespace) -> None:
         )
     _print(found)
     print(f"Result: {out / RESULT}; the runs: {out / RECORDS}")
+    if found.winner is not None and found.winner.error is None:
+        print(f"Model: {out / 'winner'}")
     _report(out, options)
 
 
@@ -86,55 +94,89 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
         raise ValueError(f"--target is {options.target:g}; expected a whole number of examples")
     epochs = {} if options.epochs is None else {"epochs": options.epochs}
     names = ("text", "pair", "label")
-    same = ("order", "drop", "probe", "seed", "data_seed", "dev_size", "train", "dev")
+    rates = tuple(live["lr"] or ())
+    recipe = {name: live[name] for name in _RECIPE}
     settings: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
-    settings |= {name: live[name] for name in same}
+    settings |= {name: live[name] for name in _SAME}
+    if settings["order"] == FORMER_ORDER:
+        settings["order"] = "algorithm1"
+        print(
+            "note: --order halving is now called algorithm1; successive halving is promotion",
+            file=sys.stderr,
+        )
     if options.budget is not None:
         settings["budget"] = Budget.parse(options.budget)
     return LiveSettings(
         models=tuple(live["models"]),
         sizes=None if live["sizes"] is None else tuple(live["sizes"]),
         target=None if options.target is None else int(options.target),
-        columns=Columns(**{name: live[f"{name}_column"] for name in names}),
-        recipe=Recipe(
-            batch_size=live["batch_size"], lr=live["lr"], max_length=live["max_length"], **epochs
+        columns=Columns(
+            regression=live["regression"], **{name: live[f"{name}_column"] for name in names}
         ),
+        rates=rates,
+        recipe=Recipe(lr=rates[0] if rates else None, **recipe, **epochs),
         **settings,
     )
 
 
 _SHARED = ("method", "gamma", "tau", "confidence", "level")
+_SAME = (
+    *("train", "dev", "order", "promote", "rank_by", "drop", "screen", "screen_by", "screen_rows"),
+    *("probe", "seed", "seeds", "data_seed", "dev_size", "keep"),
+)
+_RECIPE = (
+    *("batch_size", "max_length", "lora", "bf16"),
+    *("gradient_accumulation", "gradient_checkpointing"),
+)
 
 
 def _print(found: LiveSelection) -> None:
     print(
-        f"{found.method}, {found.task}: predicted dev loss with {found.target} rows, from "
-        f"{100 * found.share:.3g} % of them"
+        f"{found.method}, {found.task}: predicted dev {found.rank_by} with {found.target} rows, "
+        f"from {100 * found.share:.3g} % of them"
     )
     runs = {one.model: one for one in found.candidates}
+    rates = {one.rate for one in found.candidates}
     rows = []
     for rank, one in enumerate(found.ranking, start=1):
-        sizes = len(runs[one.model].sizes) - 1
-        rows.append({"rank": rank, "model": one.model, "sizes": sizes, **_figures(one)})
+        sizes = sum(size > 0 for size in runs[one.model].sizes)
+        tried = {"lr": f"{runs[one.model].rate:g}"} if len(rates) > 1 else {}
+        figures = _figures(one, found.rank_by)
+        rows.append({"rank": rank, "model": one.model, "sizes": sizes, **tried, **figures})
     print_records(rows)
     for candidate in found.candidates:
         if candidate.stop != found.stop:
             print(f"{candidate.model}: {candidate.stop}")
     print(f"stopped: {found.stop}")
     flops = found.flops
+    parts = {name: getattr(flops, name) for name in ("training", "judging", "probe", "features")}
+    shares = (f"{name} {100 * part / flops.spent:.2g} %" for name, part in parts.items() if part)
     print(
-        f"cost {flops.spent:.3g} FLOPs (the kernels {100 * flops.probe / flops.spent:.2g} % of it),"
-        f" {100 * flops.share:.3g} % of training all models in full, "
-        f"{flops.spent / flops.sub_tuning:.3g} times the largest subset alone"
+        f"cost {flops.spent:.3g} FLOPs ({', '.join(shares)}), {100 * flops.share:.3g} % of "
+        "training all models in full"
+    )
+    if found.winner is not None:
+        _print_winner(found, found.winner)
+
+
+def _print_winner(found: LiveSelection, winner: RunRecord) -> None:
+    if winner.error is not None:
+        print(f"{winner.model} could not be trained on all rows: {winner.error}")
+        return
+    measured = from_forecast(found.rank_by, winner.to_rank_by(found.rank_by))
+    print(
+        f"{winner.model} trained on {winner.size} rows: dev {found.rank_by} {measured:.4g}; that "
+        f"took another {winner.flops:.3g} FLOPs"
     )
 
 
-def _figures(one: Prediction) -> dict[str, float]:
-    """What the method has of a model; methods have the same of all."""
+def _figures(one: Prediction, rank_by: str) -> dict[str, float]:
+    """What the method has of a model, in the score's own terms; methods have the same of all."""
     if one.predicted is None:
         return {"score": one.score}
-    found = {"predicted": one.predicted}
+    found = {"predicted": from_forecast(rank_by, one.predicted)}
     if one.low is not None and one.prob_best is not None:
-        high = math.inf if one.high is None else one.high
-        found |= {"low": one.low, "high": high, "prob_best": one.prob_best}
+        ends = (one.low, math.inf if one.high is None else one.high)
+        low, high = sorted(from_forecast(rank_by, end) for end in ends)
+        found |= {"low": low, "high": high, "prob_best": one.prob_best}
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy.typing as npt
 import torch
 
 from ..smoothness import smoothness
+from ..smoothness.model_pass import hooked_embeddings
 from ..tasks.batches import Batch, Encoded
-from .calibration import Reliability, brier_score, expected_calibration_error, reliability
+from .calibration import Reliability, reliability
+from .classification import at_temperature, class_figures, fitted_temperature
 from .metrics import Metric
 from .robustness import corrupt_tokens, perturbed_embeddings, unknown_token_id
+from .text_noise import KINDS
 
 _SMOOTHNESS_SEED = 20_000
 Floats = npt.NDArray[np.float64]
@@ -28,9 +32,13 @@ class Conditions:
         corruption: shares of tokens replaced by the unknown token (the paper's); see
             `robustness.corrupt_tokens` for tokenizers whose unknown token is the padding.
         deltas: sizes of the embedding noise; what 1 means is said where it is used.
-        draws: random corruptions and noises averaged.
+        texts: kinds of `text_noise` the texts are given.
+        text_share: of the words these change.
+        draws: random corruptions and noises averaged (of `texts` there is one).
         sequences: how many examples the norms are measured on; 0: no norms.
+        layers: whether norms of all layers are measured, beside the logits'.
         batch: examples at a time.
+        bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
 
     Raises:
         ValueError: one of them is out of range; the message names it.
@@ -38,9 +46,13 @@ class Conditions:
 
     corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
     deltas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    texts: tuple[str, ...] = ()
+    text_share: float = 0.2
     draws: int = 1
     sequences: int = 32
+    layers: bool = True
     batch: int = 64
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         for share in self.corruption:
@@ -49,6 +61,11 @@ class Conditions:
         for delta in self.deltas:
             if not 0 <= delta < float("inf"):
                 raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
+        for kind in self.texts:
+            if kind not in KINDS:
+                raise ValueError(f"texts has {kind!r}; expected some of {', '.join(KINDS)}")
+        if not 0 <= self.text_share <= 1:
+            raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
         for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
             if getattr(self, name) < least:
                 raise ValueError(
@@ -60,22 +77,38 @@ class Conditions:
 class Judgement:
     """Figures of one model on the dev data.
 
-    `corrupted[i]` is the score at `Conditions.corruption[i]`, `noisy[i]` at `deltas[i]`; `jacobian`
-    and `hessian` are [K], mean norms per layer over the sequences measured; `probabilities` [N, C]
-    and `labels` [N], in one order. A regression task has no calibration (`brier`, `ece`, `diagram`
-    are None), and its `probabilities` are predictions [N, 1].
+    `corrupted[i]` is the score at `Conditions.corruption[i]`, `noisy[i]` at `deltas[i]`, and
+    `perturbed` by kind of text noise; `accuracies` has the same conditions' accuracy by their name
+    ("corrupted 0.2"). `figures` are those of `class_figures`, `scaled` the same at the
+    ``temperature`` it has as well, fitted on validation rows (None without any). `jacobian` and
+    `hessian` are [K], mean norms per layer over the sequences measured; `slopes` see `slopes`;
+    `probabilities` [N, C] and `labels` [N], in one order. A regression task has no `figures`, and
+    its `probabilities` are predictions [N, 1].
     """
 
     score: float
-    brier: float | None
-    ece: float | None
+    figures: Mapping[str, float | None]
+    scaled: Mapping[str, float | None] | None
     corrupted: list[float]
     noisy: list[float]
+    perturbed: Mapping[str, float]
+    accuracies: Mapping[str, float]
     jacobian: list[float]
     hessian: list[float]
+    slopes: Mapping[str, float | None]
     probabilities: Floats
     labels: npt.NDArray[Any]
     diagram: Reliability | None
+
+    @property
+    def brier(self) -> float | None:
+        """Σ over classes, from 0 to 2."""
+        return self.figures.get("brier")
+
+    @property
+    def ece(self) -> float | None:
+        """Of the predicted class, 8 bins."""
+        return self.figures.get("ece")
 
 
 @torch.no_grad()
@@ -97,7 +130,7 @@ def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Flo
         ]
     finally:
         model.train(was_training)
-    found = torch.cat(logits).double()
+    found = torch.cat([part.double() for part in logits])
     if not torch.isfinite(found).all():
         raise FloatingPointError(
             "the model's outputs are not finite: training diverged; lower the learning rate"
@@ -113,6 +146,8 @@ def judge(
     conditions: Conditions = Conditions(),
     *,
     regression: bool = False,
+    validation: Encoded | None = None,
+    perturbed: Mapping[str, Encoded] | None = None,
 ) -> Judgement:
     """All figures of `Judgement`.
 
@@ -121,40 +156,133 @@ def judge(
         dev: data to judge on.
         metric: the task's score.
         scale: what δ = 1 means, in the units of the embedding's entries.
+        validation: rows neither trained nor judged on, for the temperature.
+        perturbed: the rows of `dev` with their texts changed, by kind.
     """
     dev = dev.by_length()
     clean = list(dev.in_order(conditions.batch))
     labels = np.asarray(dev.labels)
+    accuracies: dict[str, float] = {}
 
-    def score(found: Floats) -> float:
+    def score(found: Floats, labels: npt.NDArray[Any] = labels) -> float:
         return metric(found[:, 0] if regression else found.argmax(1), labels)
 
-    def mean_score(outputs: Callable[[int], Floats]) -> float:
-        return float(np.mean([score(outputs(draw)) for draw in range(conditions.draws)]))
+    def mean_score(name: str, outputs: Callable[[int], Floats]) -> float:
+        with _autocast(model, conditions.bf16):
+            found = [outputs(draw) for draw in range(conditions.draws)]
+        if not regression:
+            accuracies[name] = float(np.mean([(p.argmax(1) == labels).mean() for p in found]))
+        return float(np.mean([score(p) for p in found]))
 
-    def corrupted(share: float) -> Callable[[int], Floats]:
-        return lambda draw: model_outputs(
-            model, _corrupted(clean, dev.tokenizer, share, draw), regression
+    def corrupted(share: float) -> float:
+        return mean_score(
+            f"corrupted {share}",
+            lambda draw: model_outputs(
+                model, _corrupted(clean, dev.tokenizer, share, draw), regression
+            ),
         )
 
-    def noisy(delta: float) -> Callable[[int], Floats]:
-        return lambda draw: _noisy(model, clean, delta * scale, draw, regression)
+    def noisy(delta: float) -> float:
+        return mean_score(
+            f"noisy {delta}", lambda draw: _noisy(model, clean, delta * scale, draw, regression)
+        )
+
+    def of_texts(kind: str, rows: Encoded) -> float:
+        rows = rows.by_length()
+        own = np.asarray(rows.labels)
+        with _autocast(model, conditions.bf16):
+            found = model_outputs(model, rows.in_order(conditions.batch), regression)
+        if not regression:
+            accuracies[kind] = float((found.argmax(1) == own).mean())
+        return score(found, own)
 
     outputs = model_outputs(model, clean, regression)
     base = score(outputs)
-    jacobian, hessian = layer_norms(model, dev, conditions.sequences)
+    wide = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     return Judgement(
         score=base,
-        brier=None if regression else brier_score(outputs, labels),
-        ece=None if regression else expected_calibration_error(outputs, labels),
-        corrupted=[mean_score(corrupted(share)) for share in conditions.corruption],
-        noisy=[mean_score(noisy(delta)) if delta else base for delta in conditions.deltas],
-        jacobian=jacobian,
-        hessian=hessian,
+        figures={} if regression else class_figures(outputs, labels),
+        scaled=None
+        if regression or validation is None
+        else _scaled(model, outputs, labels, validation, conditions.batch),
+        corrupted=[corrupted(share) for share in conditions.corruption],
+        noisy=[noisy(delta) if delta else base for delta in conditions.deltas],
+        perturbed={kind: of_texts(kind, rows) for kind, rows in (perturbed or {}).items()},
+        accuracies=accuracies,
+        jacobian=wide[0],
+        hessian=wide[1],
+        slopes=slopes(model, dev, 0 if regression else conditions.sequences),
         probabilities=outputs,
         labels=labels,
         diagram=None if regression else reliability(outputs, labels),
     )
+
+
+@contextmanager
+def _autocast(model: Any, bf16: bool) -> Iterator[None]:
+    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=bf16):
+        yield
+
+
+def _scaled(
+    model: Any, outputs: Floats, labels: npt.NDArray[Any], validation: Encoded, batch: int
+) -> dict[str, float | None]:
+    rows = validation.by_length()
+    known = model_outputs(model, rows.in_order(batch), False)
+    temperature = fitted_temperature(known, np.asarray(rows.labels))
+    return {
+        "temperature": temperature,
+        **class_figures(at_temperature(outputs, temperature), labels),
+    }
+
+
+def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float | None]:
+    """How fast the logits and the margin change with the token embeddings; none of no sequences.
+
+    ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F, exact.  With the margin m = z_y − max of the
+    other logits, y the label, ``margin_over_slope``: mean over rows of m/‖∂m/∂x‖, which is about
+    the distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
+    wrong, and unmoved by a scale of the logits.  Padding has no part in x.
+
+    Args:
+        data: rows with labels; taken at even distances.
+    """
+    count = min(sequences, len(data))
+    if count == 0:
+        return {}
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    batch = {
+        key: value.to(device)
+        for key, value in data.batch([i * len(data) // count for i in range(count)]).items()
+    }
+    labels, leaves = batch.pop("labels"), []
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        leaves.append(x.detach().requires_grad_())
+        return leaves[0]
+
+    try:
+        with torch.enable_grad(), hooked_embeddings(model, leaf):
+            logits = model(**batch).logits
+            own = logits.gather(1, labels.unsqueeze(1))[:, 0]
+            others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
+
+            def norms(of: torch.Tensor) -> torch.Tensor:
+                (found,) = torch.autograd.grad(of.sum(), leaves, retain_graph=True)
+                real = batch["attention_mask"].unsqueeze(-1)
+                return (found * real).flatten(1).double().norm(dim=1)
+
+            margin = own - others
+            slope = norms(margin)
+            squares = torch.stack([norms(z).square() for z in logits.unbind(1)])
+    finally:
+        model.train(was_training)
+    return {
+        "logit_jacobian": squares.sum(0).sqrt().mean().item(),
+        "margin_over_slope": (margin.detach().double() / slope).mean().item(),
+    }
 
 
 @torch.no_grad()

@@ -82,6 +82,32 @@ def corrupt_tokens(
     Raises:
         ValueError: the share is outside [0, 1], or the shapes differ.
     """
+    chosen = chosen_tokens(
+        *(input_ids, attention_mask, share),
+        special=special,
+        generator=generator,
+        spared=padding if unknown == padding else None,
+    )
+    return torch.where(chosen, unknown, input_ids.cpu()).to(input_ids.device)
+
+
+def chosen_tokens(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    share: float,
+    *,
+    special: Tensor,
+    generator: torch.Generator,
+    spared: int | None = None,
+) -> Tensor:
+    """A share of each sequence's real, non-special tokens: booleans [B, T] on the CPU.
+
+    Arguments, numbers chosen and errors are those of `corrupt_tokens`.
+
+    Args:
+        spared: the padding id, where it is what tokens will be replaced by; the last token that is
+            not that id is then not chosen.
+    """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
     if input_ids.ndim != 2 or input_ids.shape != attention_mask.shape:
@@ -91,17 +117,16 @@ def corrupt_tokens(
         )
     ids = input_ids.cpu()
     real = attention_mask.cpu().bool() & ~torch.isin(ids, special.cpu().to(ids.dtype))
-    if unknown == padding:
+    if spared is not None:
         places = torch.arange(ids.shape[1])
-        read = torch.where(ids != padding, places, -1).amax(1, keepdim=True)
+        read = torch.where(ids != spared, places, -1).amax(1, keepdim=True)
         real = real & (places != read)
     keys = torch.rand(ids.shape, generator=generator).masked_fill(~real, 2.0)
     rank = keys.argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
     # share · n in exact arithmetic may be whole and a rounding error below it
     count = (share * real.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
-    chosen = real & (rank < count.unsqueeze(1))
-    return torch.where(chosen, unknown, ids).to(input_ids.device)
+    return real & (rank < count.unsqueeze(1))
 
 
 def unknown_token_id(tokenizer: Any) -> int:

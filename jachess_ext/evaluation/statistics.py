@@ -11,6 +11,7 @@ import numpy as np
 
 from .extras import require
 
+_FLIPPED = 16  # clusters of which every flip of signs is counted
 _COUNTED = 20_000  # splits of two samples: C(16, 8) is 12,870
 
 
@@ -59,6 +60,47 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     observed = ranks[: len(first)].sum()
     tail = min((sums <= observed).mean(), (sums >= observed).mean())
     return min(1.0, 2 * float(tail))
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> float:
+    """Half the width of the mean's confidence interval by Student's t; NaN of one value."""
+    if len(values) < 2:
+        return float("nan")
+    t = require("scipy.stats").t.ppf((1 + level) / 2, len(values) - 1)
+    return float(t * np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def sign_test(differences: Sequence[float]) -> float:
+    """Two-sided p that positive and negative differences are equally likely; zeros are left out."""
+    d = np.asarray(differences)
+    if np.isnan(d).any():
+        raise ValueError("the sign test takes no NaN")
+    count = int((d != 0).sum())
+    if not count:
+        return 1.0
+    return float(require("scipy.stats").binomtest(int((d > 0).sum()), count).pvalue)
+
+
+def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
+    """Two-sided p of the mean of all differences, signs of whole clusters flipped together.
+
+    A permutation test: under the hypothesis of no effect each cluster's differences are as likely
+    as their negatives.  Differences within a cluster (all tasks of a seed, say) may depend on each
+    other.  All 2^n flips up to n = 16 clusters, beyond that 65,536 random ones.
+
+    Raises:
+        ValueError: no clusters, or NaN.
+    """
+    sums = np.array([np.sum(cluster) for cluster in clusters], dtype=np.float64)
+    if not len(sums) or np.isnan(sums).any():
+        raise ValueError("the test needs at least one cluster, and no NaN")
+    if len(sums) <= _FLIPPED:
+        signs = 1 - 2 * ((np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums))) & 1)
+    else:
+        signs = np.random.default_rng(0).choice([-1, 1], (2**_FLIPPED, len(sums)))
+        signs[0] = 1
+    flipped = np.abs(signs @ sums)
+    return float(np.mean(flipped >= np.abs(sums.sum()) * (1 - 1e-12)))
 
 
 def holm_bonferroni(p_values: Sequence[float]) -> list[float]:

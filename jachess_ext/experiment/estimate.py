@@ -69,7 +69,7 @@ def _small(job: Job, rows: int) -> Job:
     recipe = replace(job.recipe, epochs=1.0)
     task = _thinned(job.task, rows)
     shift = tuple(_thinned(target, rows) for target in job.shift)
-    return replace(job, task=task, shift=shift, recipe=recipe)
+    return replace(job, task=task, shift=shift, recipe=recipe, curve=())
 
 
 def _thinned(task: Task, rows: int) -> Task:
@@ -85,6 +85,7 @@ def _thinned(task: Task, rows: int) -> Task:
         train=task.train.chosen(thin(task.train.texts)),
         unlabelled=task.unlabelled.chosen(thin(task.unlabelled.texts)),
         dev=task.dev.chosen(thin(task.dev.texts)),
+        validation=task.validation and task.validation.chosen(thin(task.validation.texts)),
     )
 
 
@@ -92,7 +93,9 @@ def _judged_rows(job: Job) -> int:
     """Rows that pass through the model in judging."""
     conditions = job.conditions
     passes = 1 + conditions.draws * (len(conditions.corruption) + sum(map(bool, conditions.deltas)))
-    return passes * len(job.task.dev) + sum(len(target.dev) for target in job.shift)
+    passes += len(conditions.texts) + len(job.curve)
+    validation = (1 + 2 * len(job.curve)) * len(job.task.validation or ())
+    return passes * len(job.task.dev) + validation + sum(len(t.dev) for t in job.shift)
 
 
 def _seconds(job: Job, price: tuple[float, float, float], *, judged: bool) -> float:

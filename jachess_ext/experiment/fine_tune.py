@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,3 +76,14 @@ def fine_tune(
         trainer.train()
         # accelerate leaves the forward in autocast, in which the model would be judged, too
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
+
+
+@contextmanager
+def in_own_precision(model: Any) -> Iterator[Any]:
+    """Within it the model computes without the autocast that accelerate wraps its forward in."""
+    wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
+    try:
+        yield model
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped

@@ -94,6 +94,12 @@ class Grid:
     tasks whose dev rows its models are judged on as well; `methods` are texts for
     `MethodArguments.parse`. Sizes None: all rows; `shift_size` is of the dev rows of targets.
     `fewer`: whether a task with fewer training rows than `train_size` is taken with all it has.
+
+    `resample`: whether each seed draws training and unlabelled rows of its own; the dev rows are
+    the same for all. `label_noise`: share of the training labels that are another class, drawn by
+    the seed. `validation`: share of the dev rows on which temperatures are fitted and epochs
+    chosen, and which are judged on in no way; 0: no temperatures. `curve`: whole epochs after which
+    the models of `curve_methods` are judged as well.
     """
 
     model: str
@@ -107,6 +113,11 @@ class Grid:
     shift_size: int | None = None
     fewer: bool = False
     data_seed: int = 0
+    resample: bool = False
+    label_noise: float = 0.0
+    validation: float = 0.0
+    curve: tuple[int, ...] = ()
+    curve_methods: tuple[str, ...] = ("none",)
     columns: Columns = field(default_factory=Columns)
     recipe: Recipe = field(default_factory=Recipe)
     tuning: Tuning = field(default_factory=Tuning)
@@ -120,6 +131,13 @@ class Grid:
         for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
+        for name in ("label_noise", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
+        if self.curve and (min(self.curve) < 1 or len(set(self.curve)) != len(self.curve)):
+            raise DataError(f"curve is {list(self.curve)}; expected whole epochs, each once")
+        if self.curve and not self.validation:
+            raise DataError("a curve needs validation rows to choose its epoch on; set validation")
         for name, seeds in (
             ("seeds", self.seeds),
             ("data_seed", (self.data_seed,)),
@@ -198,6 +216,7 @@ def quick(grid: Grid) -> Grid:
         unlabelled_size=min(grid.unlabelled_size or 32, 32),
         dev_size=min(grid.dev_size or 64, 64),
         shift_size=min(grid.shift_size or 64, 64),
+        curve=(1,) if grid.curve else (),
         recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
         tuning=_one_value_each(grid.tuning),
     )

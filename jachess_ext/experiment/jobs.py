@@ -16,13 +16,22 @@ from ..evaluation.judge import Conditions
 from ..tasks.batches import check_tokens
 from ..tasks.examples import DataError, Task
 from ..tasks.model_version import model_version
-from ..tasks.spec import check_shift, digest, held_out, load_task, selected
+from ..tasks.spec import (
+    check_shift,
+    digest,
+    held_out,
+    load_task,
+    selected,
+    with_validation,
+    with_wrong_labels,
+)
 from ..training import MethodArguments
+from ..training.random_state import mixed_seed
 from .checks import check_methods, check_model, check_scheduler
 from .grid import Grid, Recipe
 
 Record = dict[str, Any]
-_EDITION = 2
+_EDITION = 3
 """To be raised when a change of the code changes what a run gives: older runs are made anew."""
 
 
@@ -35,6 +44,8 @@ class Job:
         method: as it stands in the grid, which is its name in tables.
         value: of the method's knob; None: as the method has it.
         shift: tasks on whose dev rows the model is judged as well.
+        curve: epochs after which it is judged as well.
+        label_noise, resampled: how `task` was made, for the record.
     """
 
     kind: Literal["tuning", "final"]
@@ -47,6 +58,9 @@ class Job:
     recipe: Recipe
     conditions: Conditions
     shift: tuple[Task, ...] = ()
+    curve: tuple[int, ...] = ()
+    label_noise: float = 0.0
+    resampled: bool = False
 
     @property
     def arguments(self) -> MethodArguments:
@@ -60,6 +74,7 @@ class Job:
             *(_EDITION, self.kind, self.model, self.version, digest(self.task), self.seed),
             *(self.method, self.value, asdict(self.arguments)),
             *(asdict(self.recipe), asdict(self.conditions), [digest(t) for t in self.shift]),
+            self.curve,
         ]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
@@ -76,12 +91,16 @@ def _arguments(method: str, value: float | None) -> MethodArguments:
 
 @dataclass(frozen=True)
 class LoadedGrid:
-    """A grid and its tasks, checked: nothing that follows can fail for what the user gave."""
+    """A grid and its tasks, checked: nothing that follows can fail for what the user gave.
+
+    `by_seed` has the tasks, in the order of `tasks`, as each seed sees them.
+    """
 
     grid: Grid
     version: str
     tasks: tuple[Task, ...]
     shift: Mapping[str, tuple[Task, ...]]
+    by_seed: Mapping[int, tuple[Task, ...]]
 
 
 def load(grid: Grid) -> LoadedGrid:
@@ -93,7 +112,8 @@ def load(grid: Grid) -> LoadedGrid:
     methods = check_methods(grid.methods)
     check_scheduler(grid.recipe.scheduler)
     tokenizer = check_model(grid, methods)
-    tasks = tuple(_drawn(load_task(spec, grid.columns), grid, tokenizer) for spec in grid.tasks)
+    whole = [load_task(spec, grid.columns) for spec in grid.tasks]
+    tasks = tuple(_drawn(task, grid, tokenizer, grid.data_seed) for task in whole)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         raise DataError(
@@ -112,17 +132,27 @@ def load(grid: Grid) -> LoadedGrid:
     if any(tuned(method, grid) for method in grid.methods):
         for task in tasks:
             held_out(task, grid.tuning.validation)
-    return LoadedGrid(grid, model_version(grid.model), tasks, shift)
+    by_seed = {}
+    for seed in grid.seeds:
+        seen = tasks
+        if grid.resample:
+            of = mixed_seed(grid.data_seed, seed)
+            seen = tuple(_drawn(task, grid, tokenizer, of) for task in whole)
+        if grid.label_noise:
+            of = mixed_seed(grid.data_seed, seed, 1)
+            seen = tuple(with_wrong_labels(task, grid.label_noise, of) for task in seen)
+        by_seed[seed] = seen
+    return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
 
 
-def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
-    """The rows of a task that the grid uses."""
+def _drawn(task: Task, grid: Grid, tokenizer: Any, seed: int) -> Task:
+    """The rows of a task that the grid uses, those to train on drawn by `seed`."""
     size = grid.train_size
     if size is not None and grid.fewer:
         size = min(size, len(task.train))
-    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
+    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, seed, dev_seed=grid.data_seed)
     check_tokens(drawn, task, tokenizer)
-    return drawn
+    return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
 
 
 def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
@@ -177,7 +207,7 @@ def _check_tuned(grid: Grid) -> None:
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
     """Every method with values to try, on every task; judged by the clean score alone."""
     grid = loaded.grid
-    bare = replace(grid.conditions, corruption=(), deltas=(), sequences=0)
+    bare = replace(grid.conditions, corruption=(), deltas=(), texts=(), sequences=0)
     return [
         Job(
             *("tuning", grid.model, loaded.version, part, method, value, seed),
@@ -193,17 +223,23 @@ def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
 
 
 def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> list[Job]:
-    """Every method on every task from every seed, knobs as `chosen`."""
+    """Every method on every task from every seed, knobs as `chosen`.
+
+    A seed's runs come together: a grid that is cut short has whole pairs of runs to compare.
+    """
     grid = loaded.grid
     return [
         Job(
             *("final", grid.model, loaded.version, task),
             *(method, chosen.get((task.name, method)), seed),
             *(grid.recipe, grid.conditions, loaded.shift[task.name]),
+            curve=grid.curve if method in grid.curve_methods else (),
+            label_noise=grid.label_noise,
+            resampled=grid.resample,
         )
-        for task in loaded.tasks
-        for method in grid.methods
         for seed in grid.seeds
+        for task in loaded.by_seed[seed]
+        for method in grid.methods
     ]
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from ..evaluation.files import whole_folder
-from ..evaluation.judge import Judgement, judge
+from ..evaluation.judge import Conditions, Judgement, judge
 from ..evaluation.report import finite
 from ..evaluation.robustness import embedding_scale
+from ..evaluation.text_noise import noisy_texts
 from ..tasks.batches import Encoded, encode
 from ..tasks.examples import Examples
 from ..tasks.models import load_model, load_tokenizer
 from ..training import with_lora
-from .fine_tune import fine_tune
+from .fine_tune import fine_tune, in_own_precision
 from .jobs import Job, Record
 
 
@@ -26,6 +30,10 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
 
     Args:
         models: folder to save the fine-tuned model in, below the run's name; None: not saved.
+
+    Returns:
+        The record; seconds of ``training`` and ``judging``, and ``processor`` seconds of training,
+        which other work on the machine prolongs less.
     """
     tokenizer = load_tokenizer(job.model)
     model = load_model(
@@ -34,20 +42,91 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
     scale = embedding_scale(model)
     if job.recipe.lora:
         model = with_lora(model, seed=job.seed)
-    start = time.perf_counter()
+    curve = Curve(job, tokenizer) if job.curve else None
+    start = _Clock()
     record = _head(job)
     try:
-        _train(job, model, tokenizer)
-        trained = time.perf_counter()
+        _train(job, model, tokenizer, [] if curve is None else [curve])
+        trained = _Clock()
         record |= finite(_figures(job, model, tokenizer, scale))
     except FloatingPointError as error:
         return record | {"error": str(error)}, {}
-    seconds = {"training": trained - start, "judging": time.perf_counter() - trained}
+    aside = (0.0, 0.0) if curve is None else curve.seconds
+    seconds = {
+        "training": trained.wall - start.wall - aside[0],
+        "processor": trained.processor - start.processor - aside[1],
+        "judging": time.perf_counter() - trained.wall + aside[0],
+    }
+    if curve is not None:
+        record["curve"] = finite(curve.points)
     if models is not None:
         with whole_folder(models / job.name) as folder:
             _with_all_weights(model, job).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     return record, seconds
+
+
+class _Clock:
+    """Seconds as they are now: on the wall, and of this process on all its processors."""
+
+    def __init__(self) -> None:
+        self.wall, self.processor = time.perf_counter(), time.process_time()
+
+
+class Curve(TrainerCallback):
+    """Judges the model after the job's epochs, on validation rows as well, and changes nothing.
+
+    Attributes:
+        points: one an epoch: ``epoch``, the clean figures and ``scaled`` ones of the dev rows, and
+            the ``validation`` rows' score and NLL.
+        seconds: spent, on the wall and on processors.
+    """
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.points: list[Record] = []
+        self.seconds = (0.0, 0.0)
+        self._job = job
+        assert job.task.validation is not None  # the grid sees to it
+        self._dev, self._validation = (
+            encode(part, tokenizer, job.recipe.max_length)
+            for part in (job.task.dev, job.task.validation)
+        )
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Judges where the epoch is one of the job's."""
+        epoch = round(state.epoch)
+        if epoch not in self._job.curve:
+            return
+        start = _Clock()
+        with in_own_precision(kwargs["model"]) as model:
+            self.points.append({"epoch": epoch, **self._point(model)})
+        end = _Clock()
+        self.seconds = (
+            self.seconds[0] + end.wall - start.wall,
+            self.seconds[1] + end.processor - start.processor,
+        )
+
+    def _point(self, model: Any) -> Record:
+        task, conditions = self._job.task, bare(self._job.conditions)
+        found = judge(
+            *(model, self._dev, task.metric, 1.0, conditions),
+            regression=task.regression,
+            validation=self._validation,
+        )
+        other = judge(
+            *(model, self._validation, task.metric, 1.0, conditions), regression=task.regression
+        )
+        return {
+            "score": found.score,
+            **found.figures,
+            "scaled": found.scaled,
+            "validation": {"score": other.score, "nll": other.figures.get("nll")},
+        }
+
+
+def bare(conditions: Conditions) -> Conditions:
+    """The clean rows alone."""
+    return replace(conditions, corruption=(), deltas=(), texts=(), sequences=0)
 
 
 def _with_all_weights(model: Any, job: Job) -> Any:
@@ -66,6 +145,9 @@ def _head(job: Job) -> Record:
         "model": job.model,
         "metric": job.task.metric.name,
         "rows": [len(job.task.train), len(job.task.unlabelled), len(job.task.dev)],
+        "validation_rows": len(job.task.validation or ()),
+        "label_noise": job.label_noise,
+        "resampled": job.resampled,
         "settings": asdict(job.arguments),
         "recipe": asdict(job.recipe),
         "score": None,
@@ -75,7 +157,7 @@ def _head(job: Job) -> Record:
     }
 
 
-def _train(job: Job, model: Any, tokenizer: Any) -> None:
+def _train(job: Job, model: Any, tokenizer: Any, callbacks: Sequence[TrainerCallback] = ()) -> None:
     train, unlabelled = (
         encode(part, tokenizer, job.recipe.max_length)
         for part in (job.task.train, job.task.unlabelled)
@@ -85,6 +167,7 @@ def _train(job: Job, model: Any, tokenizer: Any) -> None:
         seed=job.seed,
         method=job.arguments,
         unlabelled=unlabelled,
+        callbacks=callbacks,
     )
 
 
@@ -92,26 +175,38 @@ def _figures(job: Job, model: Any, tokenizer: Any, scale: float) -> Record:
     def encoded(examples: Examples) -> Encoded:
         return encode(examples, tokenizer, job.recipe.max_length)
 
-    regression = job.task.regression
+    task, conditions = job.task, job.conditions
     found = judge(
-        model,
-        encoded(job.task.dev),
-        job.task.metric,
-        scale,
-        job.conditions,
-        regression=regression,
+        *(model, encoded(task.dev), task.metric, scale, conditions),
+        regression=task.regression,
+        validation=None if task.validation is None else encoded(task.validation),
+        perturbed={
+            kind: encoded(noisy_examples(task.dev, kind, conditions.text_share))
+            for kind in conditions.texts
+        },
     )
-    return figures_of(found, job.conditions) | {
+    return figures_of(found, conditions) | {
+        "embedding_growth": embedding_scale(model) / scale,
         "shift": {
             target.name: _shift_figures(job, model, encoded(target.dev), target)
             for target in job.shift
-        }
+        },
     }
 
 
+def noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
+    """The same rows with their texts changed, pairs apart from first texts."""
+    pairs = examples.pairs
+    return replace(
+        examples,
+        texts=noisy_texts(examples.texts, kind, share, 0),
+        pairs=None if pairs is None else noisy_texts(pairs, kind, share, 1),
+    )
+
+
 def _shift_figures(job: Job, model: Any, dev: Encoded, target: Any) -> Record:
-    bare = replace(job.conditions, corruption=(), deltas=(), sequences=0)
-    found = judge(model, dev, target.metric, 1.0, bare, regression=target.regression)
+    conditions = bare(job.conditions)
+    found = judge(model, dev, target.metric, 1.0, conditions, regression=target.regression)
     return {"score": found.score, "brier": found.brier, "ece": found.ece}
 
 
@@ -120,8 +215,12 @@ def figures_of(found: Judgement, conditions: Any) -> Record:
     diagram = found.diagram
     return {
         "score": found.score,
-        "brier": found.brier,
-        "ece": found.ece,
+        **dict.fromkeys(("brier", "ece")),
+        **found.figures,
+        "scaled": found.scaled,
+        "perturbed": found.perturbed,
+        "accuracies": found.accuracies,
+        "slopes": found.slopes,
         "corrupted": dict(zip(map(str, conditions.corruption), found.corrupted, strict=True)),
         "noisy": dict(zip(map(str, conditions.deltas), found.noisy, strict=True)),
         "jacobian": found.jacobian,

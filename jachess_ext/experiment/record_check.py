@@ -8,7 +8,17 @@ from typing import Any, Literal, TypedDict
 from ..json_data import BadJSON, check
 
 
-class _Optional(TypedDict, total=False):
+class _Figures(TypedDict, total=False):
+    accuracy: float | None
+    auc: float | None
+    nll: float | None
+    brier: float | None
+    brier_binary: float | None
+    ece: float | None
+    scaled: Mapping[str, float | None] | None
+
+
+class _Optional(_Figures, total=False):
     run: str
     corrupted: Mapping[str, float | None]
     noisy: Mapping[str, float | None]
@@ -16,6 +26,15 @@ class _Optional(TypedDict, total=False):
     hessian: list[float | None]
     reliability: _Diagram | None
     shift: Mapping[str, _ShiftFigures]
+    validation_rows: int
+    label_noise: float
+    resampled: bool
+    perturbed: Mapping[str, float | None]
+    accuracies: Mapping[str, float | None]
+    slopes: Mapping[str, float | None]
+    embedding_growth: float | None
+    curve: list[_Point]
+    seconds: Mapping[str, float | None]
 
 
 class _Shape(_Optional):
@@ -30,8 +49,8 @@ class _Shape(_Optional):
     settings: Mapping[str, Any]
     recipe: Mapping[str, Any]
     score: float | None
-    brier: float | None
-    ece: float | None
+    brier: float | None  # type: ignore[misc]  # needed here, optional elsewhere
+    ece: float | None  # type: ignore[misc]
     error: str | None
 
 
@@ -46,6 +65,12 @@ class _ShiftFigures(TypedDict):
     score: float | None
     brier: float | None
     ece: float | None
+
+
+class _Point(_Figures):
+    epoch: int
+    score: float | None
+    validation: Mapping[str, float | None]
 
 
 _SETTINGS = ("method", "mode", "weights", "dimensions")

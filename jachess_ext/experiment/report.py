@@ -14,7 +14,7 @@ from ..evaluation.figures import reliability_figure, score_curves_figure
 from ..evaluation.report import Picture, Section, Table, write_html
 from .association import association_table
 from .jobs import Record
-from .paired import paired_tables
+from .paired import best_control_table, cost_table, overall_tables, paired_tables
 from .tables import (
     NOTE,
     Figure,
@@ -24,9 +24,13 @@ from .tables import (
     chosen_table,
     corruption_tables,
     failed_table,
+    noise_tables,
+    other_score_tables,
     score_table,
     shift_table,
+    slope_tables,
     smoothness_tables,
+    text_tables,
 )
 
 _PANELS = 3  # side by side in one picture: more could not be read on a phone
@@ -41,7 +45,10 @@ def sections(records: Sequence[Record]) -> list[Section]:
     """What the page holds, in the paper's order; sections without content are left out."""
     results = Results.of(records)
     made = [
-        Section("Scores", _what_was_run(results), [score_table(results)]),
+        Section(
+            *("Scores", _what_was_run(results)),
+            [score_table(results), *other_score_tables(results)],
+        ),
         Section(
             "Token corruption",
             tables=corruption_tables(results),
@@ -55,11 +62,23 @@ def sections(records: Sequence[Record]) -> list[Section]:
         ),
         Section("Seed by seed", tables=paired_tables(results)),
         Section(
+            "Over all tasks and seeds",
+            tables=[*overall_tables(results), *_some(best_control_table(results))],
+        ),
+        Section("Cost", tables=_some(cost_table(results))),
+        Section("Changed texts", tables=text_tables(results)),
+        Section(
             "Embedding noise",
+            tables=noise_tables(results),
             pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)"),
         ),
         Section(
-            "Smoothness", tables=[*smoothness_tables(results), *_some(association_table(results))]
+            "Smoothness",
+            tables=[
+                *slope_tables(results),
+                *smoothness_tables(results),
+                *_some(association_table(results)),
+            ],
         ),
         Section("Ablations", tables=ablation_tables(results)),
         Section("Chosen strengths", tables=_some(chosen_table(results))),
@@ -75,9 +94,11 @@ def _some(table: Table | None) -> list[Table]:
 
 def _what_was_run(results: Results) -> list[str]:
     first = results.records[0]
+    noise = first.get("label_noise")
     seeds = sorted({r["seed"] for r in results.records})
     rows = {
         r["task"]: "{} training, {} unlabelled, {} judged".format(*r["rows"])
+        + f", {r.get('validation_rows')} for temperature and epoch" * bool(r.get("validation_rows"))
         for r in results.records
     }
     return [
@@ -86,6 +107,8 @@ def _what_was_run(results: Results) -> list[str]:
         + ".",
         "All methods start from the same weights and see the same labelled rows in the same order; "
         "epochs and learning rate are the same for all.",
+        *(["Each seed draws training rows of its own."] * bool(first.get("resampled"))),
+        *([f"{noise:.0%} of the training labels are wrong."] if noise else []),
     ]
 
 

@@ -50,7 +50,8 @@ class Store(RunFolder):
         except BadJSON as error:
             self.set_aside(job.name, str(error))
             return None
-        return {"run": job.name} | content["record"]
+        seconds = content.get("seconds") or {}
+        return {"run": job.name} | content["record"] | ({"seconds": seconds} if seconds else {})
 
     def add(self, job: Job, record: Record, seconds: dict[str, float]) -> None:
         """Keeps a finished run."""
@@ -63,7 +64,8 @@ class Store(RunFolder):
         """
         for record in _whole_records(self.folder / RESULTS):
             if not self.has_file(record["run"]):
-                self.write_run(record["run"], {"record": record, "seconds": {}})
+                seconds = record.pop("seconds", {})
+                self.write_run(record["run"], {"record": record, "seconds": seconds})
 
     def assemble(self, jobs: Iterable[Job]) -> list[Record]:
         """Writes the results file anew from the finished ones among `jobs`; returns its records."""

@@ -34,8 +34,14 @@ class Results:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Results:
-        """Those of `records` that count, tuning runs left out."""
-        return cls(tuple(r for r in records if r["kind"] == "final"))
+        """Those of `records` that count, tuning runs left out.
+
+        Of runs with a curve over epochs the best epoch by validation rows is a method of its own:
+        early stopping, by the score (of equals, by NLL) and by NLL.
+        """
+        final = [r for r in records if r["kind"] == "final"]
+        stopped = [found for r in final if r.get("curve") for found in _stopped(r)]
+        return cls((*final, *stopped))
 
     @property
     def methods(self) -> list[str]:
@@ -72,6 +78,38 @@ class Results:
         each = [self.by_seed(method, task, figure) for task in tasks]
         seeds = set.intersection(*map(set, each)) if each else set()
         return {seed: float(np.mean([found[seed] for found in each])) for seed in sorted(seeds)}
+
+
+def _stopped(record: Record) -> list[Record]:
+    """The record as of its best epoch, without what was judged after the last one alone."""
+
+    def by_score(point: Record) -> tuple[float, ...]:
+        of = point["validation"]
+        return of["score"], -(of["nll"] or 0.0), -point["epoch"]
+
+    def by_nll(point: Record) -> tuple[float, ...]:
+        return -(point["validation"]["nll"] or 0.0), -point["epoch"]
+
+    found = []
+    for name, key in (("score", by_score), ("NLL", by_nll)):
+        best = max(record["curve"], key=key)
+        kept = {k: v for k, v in record.items() if k not in _OF_THE_LAST_EPOCH}
+        figures = {k: v for k, v in best.items() if k not in ("epoch", "validation")}
+        found.append(
+            kept
+            | figures
+            | {
+                "method": f"{record['method']}, best epoch by {name}",
+                "recipe": {**record["recipe"], "epochs": best["epoch"]},
+            }
+        )
+    return found
+
+
+_OF_THE_LAST_EPOCH = (
+    *("corrupted", "noisy", "perturbed", "accuracies", "jacobian", "hessian", "slopes"),
+    *("reliability", "shift", "embedding_growth", "curve"),
+)
 
 
 @dataclass(frozen=True)
@@ -146,15 +184,105 @@ def calibration_tables(results: Results) -> list[Table]:
     classified = results.tasks_with(lambda r: r["brier"])
     if not classified:
         return []
-    names = {"brier": "Brier score", "ece": "Expected calibration error, 8 bins"}
+    names = {
+        "brier": "Brier score, summed over classes (of two: twice the paper's)",
+        "brier_binary": "Brier score as the paper has it, mean (p₁ − y)²",
+        "ece": "Expected calibration error, 8 bins",
+        "nll": "Negative log-likelihood, nats",
+    }
+    found = [
+        (f"{title}{', at the fitted temperature' * scaled}: lower is better.", _plain(name, scaled))
+        for scaled in (False, True)
+        for name, title in names.items()
+    ]
+    found.append(("Temperature fitted on validation rows.", _plain("temperature", True)))
     return [
         table_of(
-            f"{title}: lower is better.",
-            _columns(results, classified, lambda r, key=name: r[key], str),  # type: ignore[misc]
+            caption,
+            _columns(results, results.tasks_with(figure), figure, str),
             scale=1,
             digits=3,
         )
-        for name, title in names.items()
+        for caption, figure in found
+        if results.tasks_with(figure)
+    ]
+
+
+def _plain(name: str, scaled: bool) -> Figure:
+    """A clean figure of a record, raw or at its temperature."""
+    if scaled:
+        return lambda r: (r.get("scaled") or {}).get(name)
+    return lambda r: r.get(name)
+
+
+def other_score_tables(results: Results) -> list[Table]:
+    """Accuracy, where it is not the score everywhere, and AUC."""
+    found = []
+    named = {
+        "accuracy": "Accuracy × 100",
+        "auc": "AUC × 100 (more than two classes: mean one-vs-rest)",
+    }
+    for name, title in named.items():
+        tasks = results.tasks_with(_plain(name, False))
+        if name == "accuracy":
+            tasks = [task for task in tasks if results.metric(task) != "accuracy"]
+        if tasks:
+            columns = _columns(results, tasks, _plain(name, False), str)
+            found.append(table_of(f"{title}.", columns, scale=100, digits=1))
+    return found
+
+
+def noise_tables(results: Results) -> list[Table]:
+    """Accuracy × 100 (of old records, the score) over δ, per task and on average."""
+    return _struck_tables(
+        *(results, "noisy", _keys(results, "noisy")),
+        "{}: accuracy × 100 with Gaussian noise on the token embeddings, δ in root mean square "
+        "entries of the table before training.",
+    )
+
+
+def text_tables(results: Results) -> list[Table]:
+    """Accuracy × 100 on changed texts, per task and on average."""
+    kinds = dict.fromkeys(k for r in results.records for k in (r.get("perturbed") or {}))
+    return _struck_tables(
+        *(results, "perturbed", list(kinds)),
+        "{}: accuracy × 100 on texts with a share of their words changed.",
+    )
+
+
+def _struck_tables(results: Results, name: str, places: Sequence[str], caption: str) -> list[Table]:
+    tasks = [
+        task
+        for task in results.tasks
+        if any(r.get(name) for r in results.records if r["task"] == task)
+    ]
+    if not places or not tasks:
+        return []
+    groups = [(task, [task]) for task in tasks]
+    if len(groups) > 1:
+        groups.append(("average over tasks", tasks))
+
+    def at(place: str) -> Figure:
+        key = place if name == "perturbed" else f"{name} {place}"
+        return lambda r: (r.get("accuracies") or {}).get(key, (r.get(name) or {}).get(place))
+
+    return [
+        table_of(
+            caption.format(title),
+            [
+                Column(
+                    place if name == "perturbed" else f"δ = {place}",
+                    {
+                        m: list(results.average_by_seed(m, group, at(place)).values())
+                        for m in results.methods
+                    },
+                )
+                for place in places
+            ],
+            scale=100,
+            digits=1,
+        )
+        for title, group in groups
     ]
 
 
@@ -229,6 +357,38 @@ def shift_table(results: Results) -> Table | None:
 def _total(norms: Sequence[float | None] | None) -> float | None:
     """Their sum over layers; None without any, or with one that was not finite."""
     return sum(norms) if norms and None not in norms else None  # type: ignore[arg-type]
+
+
+def slope_tables(results: Results) -> list[Table]:
+    """The logits' Jacobian, the margin over its slope, and the growth of the embedding table."""
+    found = []
+    for title, figure, digits in _SLOPES:
+        tasks = results.tasks_with(figure)
+        if tasks:
+            columns = _columns(results, tasks, figure, str)
+            found.append(table_of(title, columns, scale=1, digits=digits))
+    return found
+
+
+_SLOPES: tuple[tuple[str, Figure, int], ...] = (
+    (
+        "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
+        lambda r: (r.get("slopes") or {}).get("logit_jacobian"),
+        2,
+    ),
+    (
+        "Margin over its slope, mean over rows: about how far, in the embeddings' units, the "
+        "decision's border is.",
+        lambda r: (r.get("slopes") or {}).get("margin_over_slope"),
+        3,
+    ),
+    (
+        "Root mean square entry of the embedding table, after over before training: where it has "
+        "grown, noise of a given δ is smaller to the model.",
+        lambda r: r.get("embedding_growth"),
+        4,
+    ),
+)
 
 
 NORMS: dict[str, Figure] = {

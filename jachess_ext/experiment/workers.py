@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 import torch
@@ -39,10 +40,13 @@ class Workers:
         jobs: Sequence[Job],
         run: Callable[[Job], Result],
         done: Callable[[Job, Result], None],
+        killed: Callable[[Job], Result] | None = None,
     ) -> None:
         """Runs every job and calls `done` in this process as each ends.
 
-        With several processes `run`, jobs and results are pickled.
+        With several processes `run`, jobs and results are pickled.  A process that is killed takes
+        the others with it; with `killed`, the jobs it leaves are run again one at a time, and
+        `killed` makes the result of one whose process is killed again.
         """
         if self._processes == 1 or not jobs:
             prepare(self._threads)
@@ -53,8 +57,29 @@ class Workers:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._processes, context, _begin, (self._threads,))
         waiting = {self._pool.submit(run, job): job for job in jobs}
+        left = []
         for future in as_completed(waiting):
-            done(waiting[future], future.result())
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                if killed is None:
+                    raise
+                left.append(waiting[future])
+            else:
+                done(waiting[future], result)
+        if killed is not None and left:
+            self._pool = None
+            for job in left:
+                done(job, self._alone(job, run) or killed(job))
+
+    def _alone(self, job: Job, run: Callable[[Job], Result]) -> Result | None:
+        """The job's result from a process of its own; None where that is killed."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, _begin, (self._threads,)) as pool:
+            try:
+                return pool.submit(run, job).result()
+            except BrokenProcessPool:
+                return None
 
 
 def prepare(threads: int) -> None:

@@ -1,6 +1,7 @@
 """The engine: 2-jets through unmodified PyTorch code (spec 03-engine)."""
 
 from .api import Jet, jet
+from .jvp import jvp
 from .layout import JetLayout
 from .registry import MissingJetRule, jet_rule
 from .settings import composed_rules
@@ -14,4 +15,5 @@ __all__ = [
     "composed_rules",
     "jet",
     "jet_rule",
+    "jvp",
 ]

@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
+from .autocast import without_autocast
 from .dynamo import without_dynamo
+from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
+from .nests import map_tensors
+from .rules.quantised import adopt_libraries
 from .tensor import JetTensor, lift
 
 
@@ -47,14 +53,17 @@ class Jet:
         return list(self.layout.pairs)
 
 
-def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2) -> Any:
-    """Propagate a Taylor expansion of ``fn`` around ``x`` (spec 03-engine).
+def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
+    """Propagate a Taylor expansion of ``fn`` around ``x``.
 
     Args:
-        fn: any torch callable of one tensor, for example a lambda around a model call; it runs
-            once, unmodified.
-        x: floating-point tensor, the point of expansion.
-        directions: ``[q, *x.shape]``, q = 1..4.
+        fn: any torch callable of tensors, for example a lambda around a model call; it runs once,
+            unmodified.
+        x: floating-point tensor, the point of expansion; or a tuple, one entry for each argument
+            of ``fn``; or another nest (list, dict, ...) of tensors, the one argument of ``fn``.
+            The entries of a tuple may be nests, too.
+        directions: ``[q, *x.shape]``, q = 1..4; of several tensors, a nest like ``x``, with the
+            same q everywhere: direction i is the i-th slice of all of them together.
         order: 1 (J u_i only) or 2 (also D²f[u_i, u_j] for all pairs i < j).
 
     Returns:
@@ -64,10 +73,10 @@ def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2)
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or
     ``functools.partial`` of one; anything else breaks the graph and runs eagerly.  NaN in ``x`` is
-    then not looked for, and goes through.
+    then not looked for, and goes through; nor is it within a transform of ``torch.func``.
 
     Raises:
-        TypeError: ``x`` is not a floating-point tensor.
+        TypeError: ``x`` holds something other than floating-point tensors.
         ValueError: ``x`` is not finite; the directions' shape does not fit; order or q is outside
             what is supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
@@ -80,84 +89,136 @@ def jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int = 2)
 
 
 @without_dynamo
-def eager_jet(fn: Callable[[Any], Any], x: Tensor, directions: Tensor, order: int) -> Any:
+def eager_jet(fn: Callable[..., Any], x: Any, directions: Any, order: int) -> Any:
     """`jet` outside ``torch.compile``."""
-    jet_input = make_input(x, directions, order)
-    return to_jets(fn(jet_input), jet_input.jet_layout)
+    arguments, layout = make_arguments(x, directions, order, check_values=not transformed())
+    with jets_through_fsdp():
+        return to_jets(fn(*arguments), layout)
+
+
+def make_arguments(
+    x: Any, directions: Any, order: int, *, check_values: bool
+) -> tuple[tuple[Any, ...], JetLayout]:
+    """The arguments of ``fn`` as jets of one pass, from x and directions as `jet` takes them."""
+    if isinstance(x, Tensor):
+        jet_input = make_input(x, directions, order, check_values=check_values)
+        return (jet_input,), jet_input.jet_layout
+    points, structure = named_leaves(x, "x")
+    if not points:
+        raise TypeError("x holds no tensor; expected at least one floating-point tensor")
+    for name, point in points:
+        check_point(point, name)
+    steps = like_structure(directions, structure, "directions", "x")
+    layout: JetLayout | None = None
+    jets = []
+    for (name, point), step in zip(points, steps, strict=True):
+        made = make_input(point, step, order, check_values=check_values, name=name, layout=layout)
+        layout = made.jet_layout
+        jets.append(made)
+    assert layout is not None
+    nest = pytree.tree_unflatten(jets, structure)
+    return nest if isinstance(x, tuple) else (nest,), layout
+
+
+def named_leaves(nest: Any, name: str) -> tuple[list[tuple[str, Any]], Any]:
+    """What a nest holds, each with what to write to reach it (``x[0]['mask']``); its structure."""
+    leaves, structure = pytree.tree_flatten_with_path(nest)
+    return [(name + pytree.keystr(path), leaf) for path, leaf in leaves], structure
+
+
+def like_structure(nest: Any, structure: Any, name: str, like: str) -> list[Any]:
+    """The leaves of ``nest``.
+
+    Raises:
+        TypeError: it is not nested as ``structure`` is.
+    """
+    leaves, found = pytree.tree_flatten(nest)
+    if found != structure:
+        raise TypeError(
+            f"{name} are nested otherwise than {like}; expected a tensor for every tensor of "
+            f"{like}, in the same tuples, lists and dicts"
+        )
+    return leaves
 
 
 def make_input(
-    x: Tensor, directions: Tensor, order: int = 2, *, check_values: bool = True
+    x: Any,
+    directions: Any,
+    order: int = 2,
+    *,
+    check_values: bool = True,
+    name: str = "x",
+    layout: JetLayout | None = None,
 ) -> JetTensor:
     """x + Σ ε_i u_i as a `JetTensor`; checks its arguments as `jet` documents.
 
-    ``check_values=False`` leaves out the one check that has to read x (NaN and infinity).
+    Args:
+        check_values: False leaves out the one check that has to read x (NaN and infinity).
+        name: what messages call x.
+        layout: of the pass, where x is not its first tensor.
     """
-    _check_point(x)
+    check_point(x, name)
     if check_values:
-        _check_finite(x)
+        _check_finite(x, name)
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, but jets exist for order 1 and 2")
+    theirs = "directions" if name == "x" else f"directions{name[1:]}"
     if not isinstance(directions, Tensor):
         raise TypeError(
-            f"directions must be a tensor [q, *x.shape], not {type(directions).__name__}"
+            f"{theirs} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
         )
     expected = f"[q, {', '.join(map(str, x.shape))}] with q = 1..{MAX_DIRECTIONS}"
     if directions.ndim != x.ndim + 1 or directions.shape[1:] != x.shape:
         raise ValueError(
-            f"directions have shape {list(directions.shape)}, but x of shape {list(x.shape)} "
+            f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
             f"needs {expected}"
         )
     if not 1 <= len(directions) <= MAX_DIRECTIONS:
         raise ValueError(f"{len(directions)} directions were given; expected shape {expected}")
+    if layout is not None and len(directions) != layout.directions:
+        raise ValueError(
+            f"{theirs} hold {len(directions)} directions, but the tensors before them "
+            f"{layout.directions}; expected the same number everywhere"
+        )
     if directions.device != x.device:
-        raise ValueError(f"directions are on {directions.device}, but x is on {x.device}")
-    layout = make_layout(len(directions), order).of_a_new_run()
-    zeros = x.new_zeros(len(layout.pairs), *x.shape)
-    return JetTensor(torch.cat([x.unsqueeze(0), directions.to(x.dtype), zeros]), layout)
+        raise ValueError(f"{theirs} are on {directions.device}, but {name} is on {x.device}")
+    if layout is None:
+        layout = begin_pass(len(directions), order)
+    parts = [x.unsqueeze(0), directions.to(x.dtype)]
+    if layout.pairs:
+        parts.append(x.new_zeros(len(layout.pairs), *x.shape))
+    with without_autocast(x.device.type):
+        return JetTensor(torch.cat(parts), layout)
 
 
-def _check_point(x: Any) -> None:
+def begin_pass(directions: int, order: int) -> JetLayout:
+    """The layout of a new pass, under the settings of this moment."""
+    adopt_libraries()
+    return make_layout(directions, order).of_a_new_run()
+
+
+def check_point(x: Any, name: str) -> None:
+    """Raises:
+    TypeError: ``x`` is not a plain floating-point tensor.
+    """
     if not isinstance(x, Tensor) or isinstance(x, JetTensor):
-        raise TypeError(f"x must be a plain tensor, not {type(x).__name__}")
+        raise TypeError(
+            f"{name} must be a plain tensor, not {type(x).__name__}; bind what carries no "
+            "derivative with functools.partial"
+        )
     if not x.is_floating_point():
         raise TypeError(
-            f"x has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
+            f"{name} has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
             "embeddings (model.get_input_embeddings()(input_ids)), not token ids"
         )
 
 
-def _check_finite(x: Tensor) -> None:
+def _check_finite(x: Tensor, name: str) -> None:
     if not torch.isfinite(x).all():
         raise ValueError(
-            "x contains NaN or infinite values, so every derivative would be NaN; check the "
+            f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
             "embeddings or the weights they come from"
         )
-
-
-def map_tensors(value: Any, apply: Callable[[Tensor], Any]) -> Any:
-    """``value`` with every tensor replaced; tuples, lists, dicts and dataclasses are rebuilt."""
-    if isinstance(value, Tensor):
-        return apply(value)
-    if isinstance(value, dict):
-        return _rebuilt_mapping(value, {k: map_tensors(v, apply) for k, v in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[map_tensors(item, apply) for item in value])
-    if isinstance(value, list | tuple):
-        return type(value)([map_tensors(item, apply) for item in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: map_tensors(getattr(value, f.name), apply) for f in _fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
-
-
-def _rebuilt_mapping(value: dict, items: dict) -> Any:
-    """transformers' ModelOutput is a dict and takes its items as keywords."""
-    return items if type(value) is dict else type(value)(**items)
-
-
-def _fields(value: Any) -> tuple:
-    return tuple(f for f in dataclasses.fields(value) if f.init)
 
 
 def to_jets(value: Any, layout: JetLayout) -> Any:

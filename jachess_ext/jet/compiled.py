@@ -1,4 +1,4 @@
-"""`jx.jet` within ``torch.compile``.
+"""`jx.jet` and `jx.jvp` within ``torch.compile``.
 
 Dynamo cannot follow the engine (a `JetTensor` is a wrapper made in C++), so the call of a module on
 a jet is a *non-strict* region: one node for dynamo, which AOT autograd traces by running the engine
@@ -11,7 +11,7 @@ Dynamo imports this file when it meets `jet`, and nobody should before: torch._d
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,13 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
+from torch.utils import _pytree as pytree
 
 from ..torch_floor import release
 from . import api
+from .jvp import eager_jvp, split_output, with_tangents
 from .layout import ORDERS, JetLayout, make_layout
+from .nests import map_tensors
 from .tensor import lift
 
 # Earlier torch's `nonstrict_trace` takes tensors and plain values alone, no nn.Module.
@@ -48,37 +51,71 @@ class JetGraphError(RuntimeError):
     """A jet that cannot be taken within a graph; the message says why."""
 
 
-def jet_in_graph(fn: Any, x: Tensor, directions: Tensor, order: int) -> Any:
+def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
     """`jet` as dynamo traces it; see there.
 
     What the graph cannot hold is a graph break with its reason, after which the engine runs
     eagerly; with ``fullgraph=True`` that is an error.
     """
-    if not MODULES_IN_GRAPHS:
-        torch._dynamo.graph_break(msg=_TOO_OLD)
+    why = _why_not(fn)
+    if why:
+        torch._dynamo.graph_break(msg=why)
         return api.eager_jet(fn, x, directions, order)
-    module, args, named = fn, (), {}
-    if isinstance(fn, functools.partial):
-        module, args, named = fn.func, fn.args, fn.keywords
-    if not isinstance(module, nn.Module):
-        torch._dynamo.graph_break(msg=_NOT_A_MODULE)
-        return api.eager_jet(fn, x, directions, order)
+    module, args, named = _call_of(fn)
     for known in ORDERS:  # with dynamic=True, dynamo makes symbols of integers, too
         order = known if order == known else order
-    # Dynamo does not look into the module; reading the flags here makes it trace again after
-    # model.train() or model.eval().
-    modes = tuple(part.training for part in module.modules())
-    stacks = _stacks(module, args, named, x, directions, order, modes)
-    if isinstance(stacks, dict):
-        for key in stacks:
-            if isinstance(key, str) and key.startswith(_PROBLEM):
-                raise JetGraphError(key.removeprefix(_PROBLEM))
-    layout = make_layout.__wrapped__(directions.shape[0], order)
+    stacks = _stacks(module, args, named, x, directions, order, _modes(module))
+    _raise_problem(stacks)
+    count = pytree.tree_leaves(directions)[0].shape[0]
+    layout = make_layout.__wrapped__(count, order)
 
     def as_jet(tensor: Tensor) -> Any:
         return api.Jet(tensor, layout) if tensor.is_floating_point() else tensor
 
-    return api.map_tensors(stacks, as_jet)
+    return map_tensors(stacks, as_jet)
+
+
+def jvp_in_graph(
+    fn: Any, primals: Any, tangents: Any, has_aux: bool, differentiable: bool
+) -> tuple[Any, ...]:
+    """`jvp` as dynamo traces it, as `jet_in_graph`."""
+    why = _why_not(fn)
+    if why:
+        torch._dynamo.graph_break(msg=why)
+        return eager_jvp(fn, primals, tangents, has_aux, differentiable)
+    module, args, named = _call_of(fn)
+    found = _outputs(
+        module, args, named, primals, tangents, has_aux, differentiable, _modes(module)
+    )
+    _raise_problem(found)
+    return found
+
+
+def _why_not(fn: Any) -> str | None:
+    """Why the graph cannot hold a derivative of ``fn``; None where it can."""
+    if not MODULES_IN_GRAPHS:
+        return _TOO_OLD
+    return None if isinstance(_call_of(fn)[0], nn.Module) else _NOT_A_MODULE
+
+
+def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
+    """What is called, and what it is called with before and beside the jets."""
+    if isinstance(fn, functools.partial):
+        return fn.func, fn.args, fn.keywords
+    return fn, (), {}
+
+
+def _modes(module: nn.Module) -> tuple[bool, ...]:
+    """Dynamo does not look into the module; reading the flags makes it trace again after
+    model.train() or model.eval()."""
+    return tuple(part.training for part in module.modules())
+
+
+def _raise_problem(result: Any) -> None:
+    if isinstance(result, dict):
+        for key in result:
+            if isinstance(key, str) and key.startswith(_PROBLEM):
+                raise JetGraphError(key.removeprefix(_PROBLEM))
 
 
 @torch._dynamo.nonstrict_trace
@@ -86,26 +123,59 @@ def _stacks(
     module: nn.Module,
     args: tuple,
     named: dict[str, Any],
-    x: Tensor,
-    directions: Tensor,
+    x: Any,
+    directions: Any,
     order: int,
     modes: tuple[bool, ...],
 ) -> Any:
-    """``module(*args, jet, **named)`` with every jet replaced by its stack ``[S, ...]``.
+    """``module(*args, *jets, **named)`` with every jet replaced by its stack ``[S, ...]``."""
 
-    A sentence about what went wrong leaves as the key of a dict: dynamo reads the structure of
-    what a non-strict region returns, but drops the message of what it raises.
+    def run() -> Any:
+        jets, layout = api.make_arguments(x, directions, order, check_values=False)
+        with _only_inputs():
+            value = module(*args, *jets, **named)
+        return map_tensors(value, lambda t: _stack(t, layout))
+
+    return _or_problem(run, x)
+
+
+@torch._dynamo.nonstrict_trace
+def _outputs(
+    module: nn.Module,
+    args: tuple,
+    named: dict[str, Any],
+    primals: Any,
+    tangents: Any,
+    has_aux: bool,
+    differentiable: bool,
+    modes: tuple[bool, ...],
+) -> Any:
+    """What `jvp` returns."""
+
+    def run() -> Any:
+        as_jets = differentiable or not torch.is_grad_enabled()
+        given = with_tangents(primals, tangents, as_jets)
+        with _only_inputs():
+            value = module(*args, *given, **named)
+        return split_output(value, has_aux, differentiable)
+
+    return _or_problem(run, primals)
+
+
+def _or_problem(run: Callable[[], Any], inputs: Any) -> Any:
+    """``run()``, or a sentence about what went wrong.
+
+    It leaves as the key of a dict: dynamo reads the structure of what a non-strict region returns,
+    but drops the message of what it raises.
     """
     try:
-        jet_input = api.make_input(x, directions, order, check_values=False)
-        with _only_inputs():
-            value = module(*args, jet_input, **named)
+        return run()
     except Exception as error:
-        if not isinstance(x, FakeTensor):
+        fakes = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, FakeTensor)]
+        if not fakes:
             raise
-        _forget_pending_symbols(x)
+        _forget_pending_symbols(fakes[0])
         return {_PROBLEM + _sentence(error): torch.zeros(())}
-    return api.map_tensors(value, lambda t: _stack(t, jet_input.jet_layout))
 
 
 def _forget_pending_symbols(x: FakeTensor) -> None:

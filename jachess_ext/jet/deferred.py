@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .autocast import without_autocast
+
 if TYPE_CHECKING:
     from .tensor import JetTensor
 
@@ -71,6 +73,7 @@ class Deferred:
         elsewhere = self._hooks != _saving_hooks()
         with (
             torch.set_grad_enabled(self._grad_enabled),
+            without_autocast(self.device.type),
             _plainly_saved() if elsewhere else nullcontext(),
         ):
             return self._make().streams

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import combinations, count
 
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
+from .settings import operators_enabled
 
 ORDERS = (1, 2)
 _RUNS = count()
@@ -22,16 +23,19 @@ class JetLayout:
 
     ``run`` numbers the pass whose jets these are, so that a jet of another pass, along other
     directions, is not taken for one of this; None in a result, which belongs to no pass.
+
+    ``composed`` says that this pass uses no compiled operators (`composed_rules`).
     """
 
     directions: int
     order: int
     pairs: tuple[tuple[int, int], ...]
     run: int | None = None
+    composed: bool = False
 
     def of_a_new_run(self) -> JetLayout:
         """The same streams, for the jets of one pass."""
-        return replace(self, run=next(_RUNS))
+        return replace(self, run=next(_RUNS), composed=not operators_enabled())
 
     @property
     def streams(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from .opaque import known_fix
+
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 
@@ -116,6 +118,11 @@ def function_name(function: Any) -> str:
     return f"{module}.{name}" if module else name
 
 
+def last_name(function: Any) -> str:
+    """``gelu`` or ``mT``: the name that all spellings of a function share."""
+    return function_name(function).removesuffix(".__get__").rpartition(".")[2]
+
+
 # What helps where no rule is meant to be written: part of a function's name, and the mend.
 _MENDS = {
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
@@ -132,7 +139,8 @@ def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
         f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
         f"(recipe: jachess_ext/jet/README.md)."
     )
-    mend = next((mend for part, mend in _MENDS.items() if part in name), register)
+    mend = next((mend for part, mend in _MENDS.items() if part in name), known_fix(name).strip())
+    mend = mend or register
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
         f"would be wrong, so the pass stops here. {mend[0].upper()}{mend[1:]}"

@@ -10,13 +10,18 @@ _OPERATORS: ContextVar[bool] = ContextVar("jachess_ext.operators", default=True)
 
 
 def operators_enabled() -> bool:
-    """Whether rules use the compiled operators of `jachess_ext.ops` where there is one."""
+    """Whether a pass that begins now uses the compiled operators of `jachess_ext.ops`.
+
+    Asked once a pass (`JetLayout.of_a_new_run`); what was begun goes on as it began, also where
+    backward runs a checkpoint again, after the context or on another thread.
+    """
     return _OPERATORS.get()
 
 
 @contextmanager
 def composed_rules() -> Iterator[None]:
-    """Within the context every rule is composed of torch functions; for checks and benchmarks."""
+    """In passes that begin within the context every rule is composed of torch functions, until
+    their backward is done; for checks and benchmarks."""
     token = _OPERATORS.set(False)
     try:
         yield

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointFunction
 
+from .autocast import call_rule, without_autocast
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
+from .opaque import refuse_opaque_functions
 from .registry import find_rule, missing_rule
 
 
-class JetTensor(torch.Tensor):
+class DerivativeTensor(torch.Tensor):
+    """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
+        refuse_opaque_functions()
+        raise missing_rule(func)
+
+
+class JetTensor(DerivativeTensor):
     """The truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
 
     Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
@@ -108,10 +133,6 @@ class JetTensor(torch.Tensor):
         return self._streams.shape[1:]
 
     @property
-    def ndim(self) -> int:  # type: ignore[override]
-        return len(self.shape)
-
-    @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self._shown.dtype
 
@@ -131,15 +152,6 @@ class JetTensor(torch.Tensor):
     def grad_fn(self) -> Any:  # type: ignore[override]
         return self.streams.grad_fn
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        return self.ndim
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"JetTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
@@ -150,45 +162,30 @@ class JetTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        check_call(cls, func, types, kwargs)
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
-        if kwargs and kwargs.get("out") is not None:
-            raise missing_rule(func, "a result cannot be written into out=")
-        if not torch.is_grad_enabled():
-            _refuse_opaque_functions()
-        return rule(*args, **(kwargs or {}))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
-        raise missing_rule(func)
+        return call_rule(func, rule, args, kwargs or {})
 
 
-_CHECKPOINT = CheckpointFunction.forward.__code__
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> None:
+    """What every function that met a tensor of ``kind`` is refused for.
 
-
-def _refuse_opaque_functions() -> None:
-    """An autograd Function runs its forward without gradients and asks autograd for its backward;
-    autograd never sees the stack inside a jet, so all gradients through it would be lost."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is _CHECKPOINT:
-            raise RuntimeError(
-                "a jet went into reentrant gradient checkpointing, which would lose its gradients; "
-                "use gradient_checkpointing_enable(gradient_checkpointing_kwargs="
-                '{"use_reentrant": False}), or checkpoint(..., use_reentrant=False)'
-            )
-        if frame.f_code is _APPLY:
-            raise RuntimeError(
-                "a jet went into a torch.autograd.Function, which would lose its gradients: write "
-                "what the Function computes with torch's own functions; if it is one of FSDP's, "
-                "call the model through jx.JacHess or jx.smoothness"
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+    Raises:
+        MissingJetRule: an argument ``out``.
+        ValueError: another kind of `DerivativeTensor` among the arguments.
+        RuntimeError: the call comes from within an autograd Function.
+    """
+    if kwargs and kwargs.get("out") is not None:
+        raise missing_rule(func, "a result cannot be written into out=")
+    if len(types) > 1 and any(issubclass(t, DerivativeTensor) and t is not kind for t in types):
+        raise ValueError(
+            "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
+            "a time"
+        )
+    if not torch.is_grad_enabled():
+        refuse_opaque_functions()
 
 
 def common_layout(*values: Any) -> JetLayout:
@@ -231,7 +228,8 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
             raise TypeError(f"a jet was expected, not {type(value).__name__}")
         value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
-    return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
+    with without_autocast(value.device.type):
+        return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
 
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:

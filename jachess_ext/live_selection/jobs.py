@@ -22,7 +22,8 @@ class SubsetJob:
         version: changes with the model's files.
         task: its training rows are the subset (none: the model is only judged), its dev rows the
             ones to judge on; unlabelled rows play no part.
-        probe: the rows Θ is measured on.
+        probe: the rows Θ is measured on; none: no Θ.
+        features: the rows whose frozen features are scored; none but at size 0.
         seed: of head, order and dropout.
         recipe: how to train.
     """
@@ -31,6 +32,7 @@ class SubsetJob:
     version: str
     task: Task
     probe: Examples
+    features: Examples
     seed: int
     recipe: Recipe
 
@@ -42,8 +44,8 @@ class SubsetJob:
     @cached_property
     def name(self) -> str:
         """Readable, and with a digest of all the run depends on; serves as a file name."""
-        probe = [self.probe.texts, self.probe.pairs, list(self.probe.labels)]
-        content = [self.model, self.version, digest(self.task), probe, self.seed]
+        parts = [[p.texts, p.pairs, list(p.labels)] for p in (self.probe, self.features)]
+        content = [self.model, self.version, digest(self.task), parts, self.seed]
         text = json.dumps([*content, asdict(self.recipe)])
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/"))[-40:].strip("-.")

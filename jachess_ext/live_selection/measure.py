@@ -1,9 +1,10 @@
-"""One run: fine-tune a model on a subset, judge it, and measure its kernel on the probe."""
+"""One run: fine-tune a model on a subset and judge it; Θ and frozen features where asked for."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,22 @@ import torch
 import transformers
 from torch import Tensor
 
+from ..evaluation.files import whole_folder
 from ..evaluation.judge import model_outputs
-from ..experiment.fine_tune import fine_tune
+from ..experiment.fine_tune import fine_tune, in_own_precision
 from ..ntk import Measurement, measure_ntk, ntk_loss
 from ..ntk.contraction import Choice
-from ..scaling.cost import OPERATIONS
 from ..tasks.batches import Batch, Encoded, encode
 from ..tasks.models import load_model, load_tokenizer
+from ..training.lora import with_lora
+from .cost import FORWARD, training_flops
+from .features import frozen_features
 from .jobs import SubsetJob
 from .records import Floats, Kernel, RunRecord, Seconds
+from .scores import class_scores, number_scores
+from .store import RUN
+from .transferability import SCORES
 
-TRAIN_ROWS = 256
-"""Rows of the subset that the training loss is measured on after training, at most."""
-
-_FORWARD = 2.0  # operations per parameter and token; a backward pass to the inputs costs as much
 _BATCH = 64
 
 
@@ -45,59 +48,117 @@ class LearningRates(transformers.TrainerCallback):
         self.total += float(kwargs["optimizer"].param_groups[0]["lr"])
 
 
-def run(job: SubsetJob) -> tuple[RunRecord, Kernel | None]:
+def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | None]:
     """The record of a run and its kernel, the same on every call but for the seconds.
 
-    A run whose loss is not finite is recorded with its `error` and without losses and kernel.
+    A run that fails, whatever for, is recorded with its `error` and without losses and kernel: the
+    other candidates go on without it.
+
+    Args:
+        keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.
     """
-    tokenizer = load_tokenizer(job.model)
-    model = load_model(job.model, job.task.outputs, tokenizer, job.seed)
-    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    train, dev, probe = (
-        encode(part, tokenizer, job.recipe.max_length)
-        for part in (job.task.train, job.task.dev, job.probe)
-    )
-    start = time.perf_counter()
-    residual = _residual(model, probe)
-    rates = LearningRates()
-    record = _head(job, model, train)
+    record = _head(job)
     try:
-        if job.size:
-            fine_tune(model, train, job.recipe, seed=job.seed, callbacks=[rates])
-            model.eval()
-        trained = time.perf_counter()
-        peak = job.recipe.learning_rate
-        record = replace(record, steps=rates.steps, time=rates.total / peak)
-        record = _judged(record, job, model, train, dev)
-        judged = time.perf_counter()
-        record, kernel = _probed(record, model, probe, residual)
+        tokenizer = load_tokenizer(job.model)
+        model = new_model(job, tokenizer)
+        rows = {
+            name: encode(part, tokenizer, job.recipe.max_length)
+            for name, part in (
+                *(("train", job.task.train), ("dev", job.task.dev)),
+                *(("probe", job.probe), ("features", job.features)),
+            )
+        }
+        record = _sized(record, job, model, rows["train"])
+        found = _run(record, job, model, rows)
     except FloatingPointError as error:
-        return replace(_head(job, model, train), error=str(error)), None
+        return replace(record, error=str(error)), None
+    except Exception as error:  # a candidate's code raises many kinds; to the others they are one
+        return replace(record, error=_reason(error), lost=True), None
+    if keep is not None:
+        with whole_folder(keep) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            (folder / RUN).write_text(job.name, encoding="utf-8")
+    return found
+
+
+def killed(job: SubsetJob) -> tuple[RunRecord, None]:
+    """What is kept of a run whose process was killed every time."""
+    return replace(
+        _head(job), error="its process was killed, perhaps out of memory", lost=True
+    ), None
+
+
+def new_model(job: SubsetJob, tokenizer: Any) -> Any:
+    """The model before fine-tuning, in evaluation mode, on the GPU where there is one."""
+    outputs, regression = job.task.outputs, job.task.regression
+    model = load_model(job.model, outputs, tokenizer, job.seed, regression=regression)
+    if job.recipe.lora:
+        model = with_lora(model, seed=job.seed)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _reason(error: Exception) -> str:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in words
+    if full and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
+
+
+def _run(
+    record: RunRecord, job: SubsetJob, model: Any, rows: dict[str, Encoded]
+) -> tuple[RunRecord, Kernel | None]:
+    residual = _residual(model, rows["probe"]) if len(job.probe) else None
+    start = time.perf_counter()
+    if len(job.features):
+        record = _with_features(record, job, model, rows["features"])
+    rates = LearningRates()
+    if job.size:
+        fine_tune(model, rows["train"], job.recipe, seed=job.seed, callbacks=[rates])
+        model.eval()
+    trained = time.perf_counter()
+    peak = job.recipe.learning_rate
+    record = replace(record, steps=rates.steps, time=rates.total / peak)
+    kernel = None
+    with in_own_precision(model):
+        record = _judged(record, job, model, rows["dev"])
+        judged = time.perf_counter()
+        if residual is not None:
+            record, kernel = _probed(record, model, rows["probe"], residual)
     seconds = Seconds(trained - start, judged - trained, time.perf_counter() - judged)
     return replace(record, seconds=seconds), kernel
 
 
-def _head(job: SubsetJob, model: Any, train: Encoded) -> RunRecord:
-    parameters, tokens = count_parameters(model), _tokens(train)
+def _head(job: SubsetJob) -> RunRecord:
     return RunRecord(
         run=job.name,
         model=job.model,
-        parameters=parameters,
+        parameters=0,
         size=job.size,
         epochs=job.recipe.epochs,
         steps=0,
         seed=job.seed,
         learning_rate=job.recipe.learning_rate,
         time=0.0,
-        tokens=tokens,
+        tokens=0,
         metric=job.task.metric.name,
-        training_flops=OPERATIONS * parameters * tokens * job.recipe.epochs,
     )
 
 
-def count_parameters(model: Any) -> int:
-    """N: all of the model's, its head's too."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def _sized(record: RunRecord, job: SubsetJob, model: Any, train: Encoded) -> RunRecord:
+    parameters, trained = count_parameters(model)
+    tokens = _tokens(train)
+    flops = training_flops(
+        *(parameters, trained, tokens, job.recipe.epochs, job.recipe.gradient_checkpointing)
+    )
+    return replace(record, parameters=parameters, tokens=tokens, training_flops=flops)
+
+
+def count_parameters(model: Any) -> tuple[int, int]:
+    """N, all of the model's with its head's (and LoRA's adapters), and those that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 
 
 def _tokens(data: Encoded) -> int:
@@ -107,25 +168,23 @@ def _tokens(data: Encoded) -> int:
 # Losses -----------------------------------------------------------------------------------------
 
 
-def _judged(
-    record: RunRecord, job: SubsetJob, model: Any, train: Encoded, dev: Encoded
-) -> RunRecord:
-    probabilities, labels = _outputs(model, dev)
-    few = Encoded(train.rows[:TRAIN_ROWS], train.labels[:TRAIN_ROWS], train.tokenizer)
+def _judged(record: RunRecord, job: SubsetJob, model: Any, dev: Encoded) -> RunRecord:
+    dev = dev.by_length()
+    found = model_outputs(model, dev.in_order(_BATCH), regression=job.task.regression)
+    if job.task.regression:
+        labels, said = np.asarray(dev.labels, dtype=np.float64), found[:, 0]
+        loss, scores = float(((said - labels) ** 2).mean()), number_scores(said, labels)
+    else:
+        labels, said = np.asarray(dev.labels, dtype=np.int64), found.argmax(1)
+        loss, scores = _likelihood_loss(found, labels), class_scores(found, labels)
     return replace(
         record,
-        dev_loss=_likelihood_loss(probabilities, labels),
-        dev_score=job.task.metric(probabilities.argmax(1), labels),
-        train_loss=_likelihood_loss(*_outputs(model, few)) if job.size else None,
-        judging_flops=_FORWARD * record.parameters * (_tokens(dev) + _tokens(few)),
+        dev_loss=loss,
+        dev_score=job.task.metric(said, labels),
+        scores=scores,
+        dev_rows=len(dev),
+        judging_flops=FORWARD * record.parameters * _tokens(dev),
     )
-
-
-def _outputs(model: Any, data: Encoded) -> tuple[Floats, Floats]:
-    """Class probabilities [n, C] and labels [n], shortest rows first."""
-    data = data.by_length()
-    found = model_outputs(model, data.in_order(_BATCH), regression=False)
-    return found, np.asarray(data.labels, dtype=np.int64)
 
 
 def _likelihood_loss(probabilities: Floats, labels: Floats) -> float:
@@ -134,16 +193,29 @@ def _likelihood_loss(probabilities: Floats, labels: Floats) -> float:
     return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
 
 
+def _with_features(record: RunRecord, job: SubsetJob, model: Any, data: Encoded) -> RunRecord:
+    found, labels = frozen_features(model, data, _BATCH), np.asarray(data.labels)
+    regression = job.task.regression
+    names = [name for name in SCORES if not (regression and name == "hscore")]
+    return replace(
+        record,
+        features={name: SCORES[name](found, labels, regression) for name in names},
+        features_flops=FORWARD * record.parameters * _tokens(data),
+    )
+
+
 # The probe --------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _residual(model: Any, probe: Encoded) -> Tensor:
-    """f(X) − y: logits minus one-hot labels, [n, C], in double precision on the CPU."""
+    """f(X) − y: logits minus one-hot labels (or the numbers), [n, C], in fp64 on the CPU."""
     batch = _on_device(model, probe)
-    labels = batch.pop("labels")
+    labels = batch.pop("labels").cpu()
     logits = model(**batch).logits.double().cpu()
-    return logits - torch.nn.functional.one_hot(labels.cpu(), logits.shape[1])
+    if labels.is_floating_point():
+        return logits - labels[:, None]
+    return logits - torch.nn.functional.one_hot(labels, logits.shape[1])
 
 
 def _on_device(model: Any, probe: Encoded) -> Batch:
@@ -165,7 +237,7 @@ def _probed(
         theta=found.theta.float().cpu().numpy(),
         residual=residual.numpy(),
         eigenvalues=np.zeros(rows * outputs),
-        labels=np.asarray(probe.labels, dtype=np.int64),
+        labels=np.asarray(probe.labels),
     )
     spectrum = kernel.spectrum()
     made = replace(
@@ -185,9 +257,10 @@ def flow_rate(record: RunRecord, rows: int) -> float:
 
 
 def _probe_flops(found: Measurement, parameters: int, tokens: int) -> float:
-    """A forward pass, a backward pass to the inputs for every output, and the contractions."""
+    """Forward passes for r, Θ and the residual after training; a backward pass an output; and the
+    contractions."""
     report = found.report
-    passes = _FORWARD * parameters * tokens * (1 + report.outputs)
+    passes = FORWARD * parameters * tokens * (3 + report.outputs)
     return passes + report.blocks * sum(map(_contraction_flops, report.choices))
 
 

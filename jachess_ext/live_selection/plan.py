@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from ..scaling.cost import OPERATIONS
-from ..tasks.examples import DataError, Task
+import numpy as np
+import torch
+
+from ..scaling.registry import DEFAULT, FEATURES, LIVE, REGISTRY
+from ..tasks.examples import DataError, Examples, Task
 from ..tasks.files import file_task
-from ..tasks.spec import selected
 from .candidates import CandidateModel, load_candidate
 from .jobs import SubsetJob
-from .predict import METHODS, fewest_sizes, has_probabilities
 from .settings import LiveSettings
 
 SMALLEST = 16
-"""Rows of the smallest subset, where none are given."""
-_MOST = 7  # sizes, where none are given and the budget is a share
+"""Rows of the smallest subset, at least, where no sizes are given."""
+_STEPS = 8  # optimiser steps on it, at least
+_RATIO = 4.0  # of one size to the next, at most
+_FEWEST = 3  # sizes, as long as the ratio stays at 2 or more
+_JUDGING = 0.005  # cost of judging a model once, as a share of training it on the target's rows
+_FEWEST_JUDGED = 200
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,11 @@ class Plan:
 
     Attributes:
         settings: what was asked for.
-        task: its training rows in the order they are taken in.
-        candidates: in the order given.
+        task: its training rows in the order they are taken in, and the dev rows judged on.
+        candidates: those that load, in the order given.
         sizes: subsets, ascending, without 0.
         target: training examples to predict for.
+        unloadable: the other models, and why.
     """
 
     settings: LiveSettings
@@ -37,31 +43,56 @@ class Plan:
     candidates: tuple[CandidateModel, ...]
     sizes: tuple[int, ...]
     target: int
+    unloadable: dict[str, str] = field(default_factory=dict)
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Sizes in the order they are run, the model before fine-tuning first."""
-        growing = self.settings.order == "growing"
-        return (0, *(self.sizes if growing else reversed(self.sizes)))
+        """Sizes in the order they are run; first 0, the model before fine-tuning, if needed."""
+        down = self.settings.order == "algorithm1"
+        first = (0,) if starts_at_zero(self.settings) else ()
+        if REGISTRY[self.settings.method].trains == "none":
+            return first
+        return (*first, *(reversed(self.sizes) if down else self.sizes))
 
-    def job(self, candidate: CandidateModel, size: int) -> SubsetJob:
-        """The run of a model on the first `size` rows."""
-        rows = replace(
-            self.task, train=self.task.train.first(size), unlabelled=self.task.unlabelled.first(0)
-        )
-        probe = self.task.train.first(self.settings.probe)
-        settings = self.settings
+    def job(
+        self, candidate: CandidateModel, size: int, rate: float | None = None, extra: int = 0
+    ) -> SubsetJob:
+        """The run of a model on the first `size` rows.
+
+        Args:
+            rate: learning rate; None: the first.
+            extra: added to the seed.
+        """
+        settings, rows = self.settings, self.task.train
+        task = replace(self.task, train=rows.first(size), unlabelled=rows.first(0))
+        scored = settings.screen_rows if size == 0 and scores_features(settings) else 0
+        recipe = replace(settings.recipe, lr=settings.rates[0] if rate is None else rate)
         return SubsetJob(
-            *(candidate.model, candidate.version, rows, probe, settings.seed, settings.recipe)
+            *(candidate.model, candidate.version, task),
+            *(rows.first(settings.probe or 0), rows.first(scored)),
+            *(settings.seed + extra, recipe),
         )
 
     def training_flops(self, candidate: CandidateModel, size: float) -> float:
-        """Expected: 6 N × tokens × epochs."""
-        return _training_flops(candidate, size, self.settings.recipe.epochs)
+        """Expected of one run."""
+        return candidate.training_flops(size, self.settings.recipe)
+
+    def flops(self, candidate: CandidateModel, size: float) -> float:
+        """Expected of one run and judging it."""
+        judging = candidate.judging_flops(len(self.task.dev))
+        return self.training_flops(candidate, size) + judging
 
 
-def _training_flops(candidate: CandidateModel, size: float, epochs: float) -> float:
-    return OPERATIONS * candidate.parameters * candidate.tokens * size * epochs
+def starts_at_zero(settings: LiveSettings) -> bool:
+    """Whether something is measured before fine-tuning."""
+    method = REGISTRY[settings.method]
+    reads = method.reads_zero or method.trains == "none"
+    return reads or scores_features(settings) or bool(settings.probe)
+
+
+def scores_features(settings: LiveSettings) -> bool:
+    """Whether frozen features are asked for."""
+    return settings.screen is not None or settings.method in FEATURES
 
 
 def make_plan(settings: LiveSettings) -> Plan:
@@ -76,34 +107,52 @@ def make_plan(settings: LiveSettings) -> Plan:
     target = settings.target or len(task.train)
     if settings.sizes is not None:
         _check_sizes(settings, settings.sizes, len(task.train), target)
-    candidates = tuple(
-        load_candidate(model, task, settings.seed, settings.recipe.max_length)
-        for model in settings.models
-    )
-    sizes = settings.sizes or _halvings(settings, candidates, task, target)
+    candidates, unloadable = _load(settings, task)
+    sizes = settings.sizes or ladder(settings, candidates, task, target)
     _check_sizes(settings, sizes, len(task.train), target)
     first = task.train.first(sizes[0])
     if len(set(first.labels)) < 2:
+        what = "label" if task.regression else "class"
         raise DataError(
-            f"the smallest subset, {sizes[0]} rows, holds one class only; begin with more rows, or "
-            "draw others with another data seed"
+            f"the smallest subset, {sizes[0]} rows, holds one {what} only; begin with more rows, "
+            "or draw others with another data seed"
         )
     _check_steps(settings, sizes[0])
-    plan = Plan(settings, task, candidates, sizes, target)
+    plan = Plan(settings, task, candidates, sizes, target, unloadable)
     _check_flops(plan)
     return plan
 
 
-def _check_method(settings: LiveSettings) -> None:
-    if settings.method not in METHODS:
+def _load(settings: LiveSettings, task: Task) -> tuple[tuple[CandidateModel, ...], dict[str, str]]:
+    """The candidates that load, and why the others do not."""
+    loaded: list[CandidateModel] = []
+    failed: dict[str, str] = {}
+    for model in settings.models:
+        try:
+            loaded.append(load_candidate(model, task, settings.seed, settings.recipe))
+        except DataError as error:
+            failed[model] = str(error)
+        except (MemoryError, RuntimeError, ValueError) as error:  # of peft, or too large a model
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            failed[model] = f"the model {model!r} could not be loaded: {reason}"
+    if len(loaded) < 2:
         raise DataError(
-            f"unknown method {settings.method!r}; a live selection knows {', '.join(METHODS)}"
+            f"{len(loaded)} of {len(settings.models)} models can be used, and a choice needs two: "
+            + "; ".join(failed.values())
+        )
+    return tuple(loaded), failed
+
+
+def _check_method(settings: LiveSettings) -> None:
+    if settings.method not in LIVE:
+        raise DataError(
+            f"unknown method {settings.method!r}; a live selection knows {', '.join(LIVE)}"
         )
     for name in ("confidence", "drop"):
-        if getattr(settings, name) is not None and not has_probabilities(settings.method):
+        if getattr(settings, name) is not None and not REGISTRY[settings.method].forecasts:
             raise DataError(
                 f"{name} needs probabilities of being the best, and {settings.method} gives none; "
-                "bayes does"
+                f"{DEFAULT} does"
             )
 
 
@@ -111,14 +160,40 @@ def _read(settings: LiveSettings) -> Task:
     train, dev = settings.train, settings.dev
     if train.exists() and dev.exists() and train.samefile(dev):
         raise DataError(f"{dev} is the training file; losses must be measured on other rows")
-    if settings.columns.regression:
-        raise DataError("a live selection compares classifiers; labels must be classes")
     task = file_task(train, dev, settings.columns)
     if task.train == task.dev:
         raise DataError(f"{dev} holds the rows of {train}; losses must be measured on other rows")
-    if settings.probe > len(task.train):
+    if (settings.probe or 0) > len(task.train):
         raise DataError(f"probe is {settings.probe}, and {train} has {len(task.train)} rows")
-    return selected(task, None, 1, settings.dev_size, settings.data_seed)
+    judged = judged_rows(settings, settings.target or len(task.train))
+    chosen = sorted(drawn(task.dev, settings.data_seed, task.regression)[:judged])
+    order = drawn(task.train, settings.data_seed, task.regression)
+    return replace(task, train=task.train.chosen(order), dev=task.dev.chosen(chosen))
+
+
+def drawn(rows: Examples, seed: int, regression: bool) -> list[int]:
+    """An order of the rows in which the classes of any first few are in proportion.
+
+    Of rows in an order drawn by the seed the k-th (from 0) of a class with n rows comes at
+    (k + ½)/n.  Numbers to predict have no classes: there it is the order drawn.
+    """
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).numpy()
+    if regression:
+        return order.tolist()
+    labels = np.asarray(rows.labels)[order]
+    places = np.empty(len(labels))
+    for label in np.unique(labels):
+        mine = np.flatnonzero(labels == label)
+        places[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+    return order[np.argsort(places, kind="stable")].tolist()
+
+
+def judged_rows(settings: LiveSettings, target: int) -> int:
+    """Dev rows judged on, where none are given: so many that judging a model once costs 0.5 % of
+    training it on the target's rows (rows being alike in length), and 200 at least."""
+    if settings.dev_size is not None:
+        return settings.dev_size
+    return max(_FEWEST_JUDGED, int(_JUDGING * 3 * settings.recipe.epochs * target))
 
 
 def _check_sizes(settings: LiveSettings, sizes: Sequence[int], rows: int, target: int) -> None:
@@ -137,7 +212,8 @@ def _check_sizes(settings: LiveSettings, sizes: Sequence[int], rows: int, target
             "be left to predict; take a smaller budget or smaller sizes"
         )
     deciding = settings.confidence is not None or settings.drop is not None
-    needed = fewest_sizes(settings.method, distribution=deciding)
+    zero = starts_at_zero(settings)
+    needed = REGISTRY[settings.method].fewest_sizes(zero=zero, distribution=deciding)
     if len(sizes) < needed:
         raise DataError(
             f"{settings.method} needs {needed} sizes or more, and there are {len(sizes)} "
@@ -159,43 +235,54 @@ def _check_steps(settings: LiveSettings, smallest: int) -> None:
 # Sizes from the budget --------------------------------------------------------------------------
 
 
-def _halvings(
+def ladder(
     settings: LiveSettings, candidates: Sequence[CandidateModel], task: Task, target: int
 ) -> tuple[int, ...]:
-    rows, budget = len(task.train), settings.budget
+    """Subsets from the largest that the budget allows down, each a quarter of the next.
+
+    Quarters and not halves: all sizes together then cost a third more than the largest, and not
+    twice as much.  Where that leaves fewer than three sizes above the smallest that makes sense
+    (`smallest_rows`), the ratio is less, 2 at least.
+    """
+    rows, budget, least = len(task.train), settings.budget, smallest_rows(settings)
     if budget.unit == "share":
-        largest = int(budget.amount * target)
-        if largest < SMALLEST:
+        largest = min(int(budget.amount * target), rows)
+        if largest < least:
             raise DataError(
-                f"the budget {budget.text} of {target} rows is {largest}; halving begins at "
-                f"{SMALLEST} rows or more: take a larger budget, or give the sizes"
+                f"the budget {budget.text} of {target} rows is {largest}; a subset needs {least} "
+                "rows or more: take a larger budget, or give the sizes"
             )
-        return _down_from(min(largest, rows))[-_MOST:]
+        return _down_from(largest, least)
     largest = min((target - 1) // 2, rows)
-    if settings.order == "halving":
-        largest = _affordable(settings, candidates, largest)
-    if largest < SMALLEST:
+    if settings.order == "algorithm1":
+        row = sum(candidate.training_flops(1, settings.recipe) for candidate in candidates)
+        judging = sum(candidate.judging_flops(len(task.dev)) for candidate in candidates)
+
+        def cost() -> float:
+            sizes = _down_from(largest, least)
+            return row * sum(sizes) + judging * len(sizes)
+
+        while largest >= least and cost() > budget.amount:
+            largest = largest * 9 // 10
+    if largest < least:
         raise DataError(
-            f"the budget {budget.text} does not pay for subsets of {SMALLEST} rows; give a larger "
-            "one"
+            f"the budget {budget.text} does not pay for subsets of {least} rows; give a larger one"
         )
-    return _down_from(largest)
+    return _down_from(largest, least)
 
 
-def _down_from(largest: int) -> tuple[int, ...]:
-    sizes = [largest]
-    while sizes[-1] // 2 >= SMALLEST:
-        sizes.append(sizes[-1] // 2)
-    return tuple(reversed(sizes))
+def smallest_rows(settings: LiveSettings) -> int:
+    """Rows that an optimiser takes eight steps on, and 16 at least."""
+    recipe = settings.recipe
+    batches = math.ceil(_STEPS / recipe.epochs)
+    return max(SMALLEST, (batches - 1) * recipe.batch_size * recipe.gradient_accumulation + 1)
 
 
-def _affordable(settings: LiveSettings, candidates: Sequence[CandidateModel], largest: int) -> int:
-    """The largest subset whose halvings all together cost no more than the budget in FLOPs."""
-    epochs = settings.recipe.epochs
-    row = sum(_training_flops(candidate, 1, epochs) for candidate in candidates)
-    while largest >= SMALLEST and row * sum(_down_from(largest)) > settings.budget.amount:
-        largest = largest * 9 // 10
-    return largest
+def _down_from(largest: int, least: int) -> tuple[int, ...]:
+    span = largest / least
+    ratio = min(_RATIO, max(2.0, span ** (1 / (_FEWEST - 1))))
+    count = 1 + int(math.log(span) / math.log(ratio) + 1e-9)
+    return tuple(round(largest / ratio**step) for step in reversed(range(count)))
 
 
 def _check_flops(plan: Plan) -> None:
@@ -203,14 +290,15 @@ def _check_flops(plan: Plan) -> None:
     budget = plan.settings.budget
     if budget.unit != "flops":
         return
-    full = sum(plan.training_flops(one, plan.target) for one in plan.candidates)
+    full = sum(plan.flops(one, plan.target) for one in plan.candidates)
     if budget.amount > full:
         raise DataError(
             f"the budget {budget.text} is above the data: training every model on all "
             f"{plan.target} rows costs {full:.3g} FLOPs"
         )
-    needed = plan.sizes[: fewest_sizes(plan.settings.method)]
-    least = sum(plan.training_flops(one, sum(needed)) for one in plan.candidates)
+    zero = 0 in plan.rounds
+    needed = plan.sizes[: REGISTRY[plan.settings.method].fewest_sizes(zero=zero)]
+    least = sum(plan.flops(one, size) for one in plan.candidates for size in needed)
     if least > budget.amount:
         raise DataError(
             f"the budget {budget.text} does not pay for the {len(needed)} sizes "

@@ -9,59 +9,31 @@ import numpy as np
 import torch
 
 from ..scaling.arrays import Array
-from ..scaling.bayes.forecast import SMALLEST
 from ..scaling.fitted import FittedLaw
 from ..scaling.fitting import fit
-from ..scaling.laws import Law, MeasuredLens, Power, Rectified
-from ..scaling.method_names import FROM_LOSSES
-from ..scaling.methods import METHODS as TABLE_METHODS
-from ..scaling.methods import Forecast, Settings
+from ..scaling.methods import METHODS, Forecast, Settings
 from ..scaling.predictive import Student
+from ..scaling.registry import FEATURES, REGISTRY
 from ..scaling.table import LossTable
 from .measure import flow_rate
-from .records import Kernel, RunRecord
+from .records import Kernel, RunRecord, merged
 from .result import Prediction
-
-METHODS = FROM_LOSSES
-"""lensllm is Eq. 10 with F measured; with F free it is the rectified law."""
-
-_LAWS: dict[str, Law | type[Law]] = {
-    "lensllm": MeasuredLens,
-    "rectified": Rectified(),
-    "power": Power,
-}
-_FEWEST = {"bayes": SMALLEST, "ats": 2}  # of the others; 1 where a single loss is enough
-_FEWEST_FOR_WIDTH = {"bayes": SMALLEST, "ats": 3}
-
-
-def fewest_sizes(method: str, distribution: bool = False) -> int:
-    """Subsets a method needs to predict, or for the distribution of its prediction.
-
-    A law needs a point for every parameter, and one more for its noise; the size 0, which is always
-    there, is a point of some.
-    """
-    if method in _LAWS:
-        law = _LAWS[method]
-        return len(law.parameters) - law.reads_zero + distribution
-    return (_FEWEST_FOR_WIDTH if distribution else _FEWEST).get(method, 1)
-
-
-def has_probabilities(method: str) -> bool:
-    """Whether a method can give probabilities of being the best."""
-    return method in _LAWS or method in _FEWEST_FOR_WIDTH
+from .scores import LOSS
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The finished runs of one model.
+    """The finished runs of one model, one record a size (see `records.merged`).
 
     Attributes:
-        records: with losses, sizes ascending, 0 first.
-        kernels: one a record.
+        records: with losses, sizes ascending; 0 first where it was run.
+        kernels: one a record, None where none was measured.
+        rank_by: the score the selection ranks by.
     """
 
     records: tuple[RunRecord, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel | None, ...]
+    rank_by: str = LOSS
 
     @property
     def model(self) -> str:
@@ -75,14 +47,31 @@ class Curve:
 
     @property
     def losses(self) -> Array:
-        """Dev losses, [m]."""
-        return np.array([record.dev_loss for record in self.records], dtype=np.float64)
+        """Dev losses, or what is forecast of another score (`scores.to_forecast`), [m]."""
+        return np.array([record.to_rank_by(self.rank_by) for record in self.records])
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether the model was judged before fine-tuning."""
+        return self.records[0].size == 0
+
+    def up_to(self, size: float) -> Curve:
+        """The same curve without larger sizes."""
+        kept = sum(record.size <= size for record in self.records)
+        return Curve(self.records[:kept], self.kernels[:kept], self.rank_by)
 
 
-def make_curve(records: Sequence[RunRecord], kernel: Callable[[RunRecord], Kernel]) -> Curve:
+def make_curve(
+    records: Sequence[RunRecord], kernel: Callable[[RunRecord], Kernel], rank_by: str = LOSS
+) -> Curve:
     """The curve of one model's runs, those that failed left out; `kernel` reads a run's kernel."""
-    whole = sorted((r for r in records if r.error is None), key=lambda record: record.size)
-    return Curve(tuple(whole), tuple(kernel(record) for record in whole))
+    by_size: dict[int, list[RunRecord]] = {}
+    for record in sorted(records, key=lambda record: record.size):
+        if record.error is None:
+            by_size.setdefault(record.size, []).append(record)
+    points = tuple(merged(runs, rank_by) for runs in by_size.values())
+    kernels = tuple(None if point.kernel is None else kernel(point) for point in points)
+    return Curve(points, kernels, rank_by)
 
 
 def fit_measured(curve: Curve) -> FittedLaw:
@@ -90,17 +79,26 @@ def fit_measured(curve: Curve) -> FittedLaw:
 
     r is that of the model before fine-tuning, Θ that of the model each run left, t its own.
 
+    Times are in steps at the learning rate of the largest size.
+
     Raises:
-        ValueError: fewer than three sizes above 0.
+        ValueError: fewer than three sizes above 0, or a run without a kernel.
     """
+    kernels = [kernel for kernel in curve.kernels if kernel is not None]
+    if len(kernels) < len(curve.records):
+        raise ValueError(
+            f"lensllm reads the kernel Θ of every run, and {curve.model} has runs without one; "
+            "measure it with --probe 32"
+        )
+    last = curve.records[-1]
     return fit(
         curve.sizes,
         curve.losses,
         "lensllm",
-        theta=[kernel.spectrum() for kernel in curve.kernels],
-        residual=[torch.from_numpy(kernel.residual) for kernel in curve.kernels],
-        t=[record.time for record in curve.records],
-        lr=flow_rate(curve.records[-1], len(curve.kernels[-1].labels)),
+        theta=[kernel.spectrum() for kernel in kernels],
+        residual=[torch.from_numpy(kernel.residual) for kernel in kernels],
+        t=[record.time * record.learning_rate / last.learning_rate for record in curve.records],
+        lr=flow_rate(last, len(kernels[-1].labels)),
     )
 
 
@@ -115,13 +113,13 @@ def predict(
 ) -> tuple[Prediction, ...]:
     """Every model at the target, best first.
 
-    A model's prediction comes from all its own sizes.  bayes learns what curves share from all
+    A model's prediction comes from all its own sizes.  blend learns what curves share from all
     models that have these sizes, so that models that were stopped early stay comparable.
 
     Args:
         curves: one a model.
         target: training examples, above all sizes.
-        method: one of `METHODS`.
+        method: one of `registry.LIVE`; lensllm is Eq. 10 with F measured.
         level: of the intervals.
         gamma, tau: of ats.
 
@@ -134,12 +132,12 @@ def predict(
     predicted = [found.predicted for found in each if found.predicted is not None]
     if len(predicted) == len(each):
         columns["predicted"] = np.concatenate(predicted)
-    widths = [found.predictive for found in each if found.predictive is not None]
-    if len(widths) == len(each):
-        joint = _joint(widths)
+    predictive = _joint([found.predictive for found in each])
+    choosing = _joint([found.choosing for found in each])
+    if predictive is not None and choosing is not None:
         with np.errstate(over="ignore"):
-            low, high = np.exp(joint.interval(level))
-        columns |= {"low": low, "high": high, "prob_best": joint.prob_lowest()}
+            low, high = np.exp(predictive.interval(level))
+        columns |= {"low": low, "high": high, "prob_best": choosing.prob_lowest()}
     return tuple(
         Prediction(
             curves[place].model,
@@ -158,13 +156,16 @@ def _forecasts(
     curves: Sequence[Curve], target: float, method: str, settings: Settings
 ) -> list[Forecast]:
     """A forecast of one row for every curve."""
-    needed = fewest_sizes(method)
+    zero = all(curve.has_zero for curve in curves)
+    needed = REGISTRY[method].fewest_sizes(zero=zero)
     for curve in curves:
         trained = int((curve.sizes > 0).sum())
         if trained < needed:
             raise ValueError(
                 f"{method} needs {needed} sizes above 0 or more, and {curve.model} has {trained}"
             )
+    if method in FEATURES:
+        return [_frozen(curve, method) for curve in curves]
     if method == "lensllm":
         return [_measured(curve, target) for curve in curves]
     made: dict[tuple[float, ...], tuple[list[str], Forecast]] = {}
@@ -172,12 +173,19 @@ def _forecasts(
         key = tuple(curve.sizes)
         if key not in made:
             table = _table(curves, curve.sizes)
-            made[key] = list(table.names), TABLE_METHODS[method](table, target, settings)
+            made[key] = list(table.names), METHODS[method](table, target, settings)
     return [
         _row(found, names.index(curve.model))
         for curve in curves
         for names, found in [made[tuple(curve.sizes)]]
     ]
+
+
+def _frozen(curve: Curve, method: str) -> Forecast:
+    found = curve.records[0].features or {}
+    if method not in found:
+        raise ValueError(f"{method} reads frozen features, and none were scored: give --screen")
+    return Forecast(np.array([-found[method]]), None, None, np.zeros(1))
 
 
 def _measured(curve: Curve, target: float) -> Forecast:
@@ -200,16 +208,21 @@ def _table(curves: Sequence[Curve], sizes: Array) -> LossTable:
 
 def _row(found: Forecast, place: int) -> Forecast:
     one = slice(place, place + 1)
-    predictive = found.predictive
-    if predictive is not None:
-        predictive = Student(predictive.location[one], predictive.scale[one], predictive.dof[one])
+    predictive, cautious = (
+        None if of is None else Student(of.location[one], of.scale[one], of.dof[one])
+        for of in (found.predictive, found.cautious)
+    )
     predicted = None if found.predicted is None else found.predicted[one]
-    return Forecast(found.score[one], predicted, predictive, found.trained[one])
+    return Forecast(found.score[one], predicted, predictive, found.trained[one], cautious)
 
 
-def _joint(each: Sequence[Student]) -> Student:
+def _joint(each: Sequence[Student | None]) -> Student | None:
+    """All in one; None where one is missing."""
+    whole = [one for one in each if one is not None]
+    if len(whole) < len(each):
+        return None
     return Student(
-        np.concatenate([one.location for one in each]),
-        np.concatenate([one.scale for one in each]),
-        np.concatenate([one.dof for one in each]),
+        np.concatenate([one.location for one in whole]),
+        np.concatenate([one.scale for one in whole]),
+        np.concatenate([one.dof for one in whole]),
     )

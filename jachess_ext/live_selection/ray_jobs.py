@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 RETRIES = 3
 
 
-def ray_runner(address: str = "auto", *, threads: int = 1, retries: int = RETRIES) -> Runner:
+def ray_runner(
+    address: str = "auto", *, threads: int = 1, retries: int = RETRIES, gpus: int | None = None
+) -> Runner:
     """A runner for `select_live`: records come back to this process, which alone writes them.
 
-    A task whose worker dies (killed, out of memory, machine lost) is tried again; the others go
-    on.  Each task takes `threads` CPUs, and one GPU where the cluster has any.  Workers load models
-    by the same path or hub id: local paths must be on a file system all machines share.
+    A task whose worker dies (killed, out of memory, machine lost) is tried again, and in the end
+    recorded as failed; the others go on.  Each task takes `threads` CPUs, and one GPU where the
+    cluster has any.  Workers load models by the same path or hub id: local paths must be on a file
+    system all machines share.
 
     Args:
         address: "auto": the cluster this machine belongs to; "local": one started here and ended
             with this process; or a cluster's address.
         threads: of each task.
         retries: how often a task is tried again.
+        gpus: of each task; None: one where the cluster has any.  Tasks on different GPUs run at
+            the same time.
 
     Raises:
         MissingExtra: ray is not installed.
@@ -46,7 +51,8 @@ def ray_runner(address: str = "auto", *, threads: int = 1, retries: int = RETRIE
                 f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start "
                 "--head`, or use --ray local"
             ) from error
-    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+    if gpus is None:
+        gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
     task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=retries)(_run)
 
     def run_round(jobs: Sequence[SubsetJob], done: Done) -> None:
@@ -55,7 +61,7 @@ def ray_runner(address: str = "auto", *, threads: int = 1, retries: int = RETRIE
             while waiting:
                 (first,), _ = ray.wait(list(waiting), num_returns=1)
                 job = waiting.pop(first)
-                done(job, _result(ray, first, job, retries))
+                done(job, _result(ray, first, job))
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -63,16 +69,13 @@ def ray_runner(address: str = "auto", *, threads: int = 1, retries: int = RETRIE
     return run_round
 
 
-def _result(ray: Any, reference: Any, job: SubsetJob, retries: int) -> Any:
+def _result(ray: Any, reference: Any, job: SubsetJob) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError:
         raise  # what the run itself raised
-    except ray.exceptions.RayError as error:
-        raise DataError(
-            f"the run {job.name} was lost {retries + 1} times ({type(error).__name__}); finished "
-            "runs are kept, and the same command goes on from them"
-        ) from error
+    except ray.exceptions.RayError:
+        return measure.killed(job)
 
 
 def _run(job: SubsetJob, threads: int) -> tuple[RunRecord, Kernel | None]:

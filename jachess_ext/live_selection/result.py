@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..scaling.registry import canonical
+from .records import RunRecord
+from .scores import LOSS
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -13,8 +17,9 @@ class Prediction:
 
     Attributes:
         model: the candidate.
-        score: what the method ranks by, lower is better.
-        predicted: dev loss at the target.
+        score: what the method ranks by, lower is better; with blend, whose choice is more cautious
+            than its forecast, not the predicted loss.
+        predicted: dev loss at the target (of another score: `scores.to_forecast`).
         low, high: where a measured one lies, with the selection's `level`; `high` is None where the
             method knows no upper end (beyond the largest double).
         prob_best: probability of having the lowest loss of all candidates at the target.
@@ -37,35 +42,39 @@ class Candidate:
         parameters: N.
         sizes: subsets it was trained on, ascending; 0 is the model before fine-tuning.
         stop: why no further size was run.
+        rate: the learning rate that was best on the largest of them; None where none was trained.
     """
 
     model: str
     parameters: int
     sizes: tuple[int, ...]
     stop: str
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations: 6 N × tokens × epochs of every training, and the probes'.
+    """Operations (`cost.training_flops`).
 
     Attributes:
-        training, probe: spent on this selection.
-        judging: forward passes over rows judged; not part of the cost (any method needs some).
-        full_tuning: training every candidate on the target's data.
-        sub_tuning: training every candidate on the largest subset alone.
+        training, probe, judging, features: spent on this selection: on fine-tuning, on Θ, on
+            forward passes over dev rows, and over the rows whose frozen features were scored.
+        full_tuning: training every candidate on the target's data with one learning rate, and
+            judging each once.
+        sub_tuning: the same on the largest subset.
     """
 
     training: float
     probe: float
     judging: float
+    features: float
     full_tuning: float
     sub_tuning: float
 
     @property
     def spent(self) -> float:
-        """Training and probes."""
-        return self.training + self.probe
+        """All of this selection."""
+        return self.training + self.probe + self.judging + self.features
 
     @property
     def share(self) -> float:
@@ -79,11 +88,12 @@ class LiveSelection:
 
     Attributes:
         task: name of the data.
-        train_rows, dev_rows: in the files.
+        train_rows, dev_rows: in the training file, and judged on.
         method: whose ranking counts.
+        rank_by: the score forecast, "loss" or a name of `scores`.
         target: training examples predicted for.
         level: of the intervals.
-        order: "growing" or "halving".
+        order: of `settings.ORDERS`.
         budget: as it was given.
         sizes: subsets planned, ascending.
         candidates: in the order given.
@@ -92,6 +102,8 @@ class LiveSelection:
         stop: why the selection ended, one sentence.
         flops: see `Flops`.
         seconds: wall-clock time of all runs.
+        winner: the best model fine-tuned on the target's rows, where it was asked for; its cost is
+            not in `flops`: it is what the choice was made for.
     """
 
     task: str
@@ -109,6 +121,8 @@ class LiveSelection:
     stop: str
     flops: Flops
     seconds: float = field(compare=False)
+    rank_by: str = LOSS
+    winner: RunRecord | None = None
 
     @property
     def ranking(self) -> tuple[Prediction, ...]:
@@ -123,7 +137,7 @@ class LiveSelection:
     @property
     def share(self) -> float:
         """The largest subset that was run, as a share of the target."""
-        return max(candidate.sizes[-1] for candidate in self.candidates) / self.target
+        return max(max(candidate.sizes, default=0) for candidate in self.candidates) / self.target
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -142,8 +156,11 @@ class LiveSelection:
             Candidate(**{**one, "sizes": tuple(one["sizes"])}) for one in made["candidates"]
         )
         made["predictions"] = {
-            method: tuple(Prediction(**one) for one in found)
+            canonical(method): tuple(Prediction(**one) for one in found)
             for method, found in made["predictions"].items()
         }
+        made["method"] = canonical(made["method"])
         made["flops"] = Flops(**made["flops"])
+        if made.get("winner") is not None:
+            made["winner"] = RunRecord.from_dict(made["winner"])
         return cls(**made)

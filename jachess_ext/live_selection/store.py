@@ -4,6 +4,7 @@
 <out>/kernels/<run>.npz    its Θ, residuals, eigenvalues (`Kernel`); written before the record
 <out>/records.jsonl        the records of all finished runs, one a line
 <out>/selection.json       the result
+<out>/winner/              the best model, fine-tuned on the target's rows, where that was asked for
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .result import LiveSelection
 
 RECORDS = "records.jsonl"
 RESULT = "selection.json"
+RUN = "run.txt"
+"""In the winner's folder: the name of its run."""
 _KERNELS = "kernels"
 
 
@@ -49,7 +52,12 @@ class SelectionFolder(RunFolder):
         return record
 
     def add(self, record: RunRecord, kernel: Kernel | None) -> None:
-        """Keeps a finished run; the record last, so that there is none without its kernel."""
+        """Keeps a finished run; the record last, so that there is none without its kernel.
+
+        A run that was lost is not kept: the next command makes it again.
+        """
+        if record.lost:
+            return
         if kernel is not None:
             assert record.kernel is not None
             write_atomically(self._kernel_path(record.kernel), kernel.to_bytes())
@@ -62,7 +70,8 @@ class SelectionFolder(RunFolder):
             DataError: the run has none, or its file is missing or not whole.
         """
         if record.kernel is None:
-            raise DataError(f"the run {record.run} has no kernel: {record.error}")
+            reason = record.error or "none was asked for"
+            raise DataError(f"the run {record.run} has no kernel: {reason}")
         path = self._kernel_path(record.kernel)
         try:
             return Kernel.from_bytes(path.read_bytes())
@@ -78,6 +87,18 @@ class SelectionFolder(RunFolder):
     def write_selection(self, found: LiveSelection) -> None:
         """Keeps the result."""
         write_json(self.folder / RESULT, found.to_dict())
+
+    def holds_winner(self, record: RunRecord) -> bool:
+        """Whether the model of this run is the one saved as the winner."""
+        try:
+            return (self.winner / RUN).read_text(encoding="utf-8") == record.run
+        except OSError:
+            return False
+
+    @property
+    def winner(self) -> Path:
+        """Where the winner is saved."""
+        return self.folder / "winner"
 
     def _kernel_path(self, name: str) -> Path:
         return self.folder / _KERNELS / name

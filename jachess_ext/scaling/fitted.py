@@ -101,7 +101,8 @@ class FittedLaw(ABC):
         """
         check_level(level)
         ends = [self.predictive(float(size)).interval(level) for size in _sizes(sizes)]
-        low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
+        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+            low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
         return self._shaped(low, sizes), self._shaped(high, sizes)
 
     def _shaped(self, values: Array, sizes: npt.ArrayLike) -> Values:

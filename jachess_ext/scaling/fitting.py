@@ -53,8 +53,8 @@ def fit(
             first; the laws with F or D_l use it, the others refuse it.
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F free, or measured when `theta` is given), "rectified", "power"
-            (Eq. 2), "ats" (the last points on a line; `gamma`, `tau`) or "kaplan" (Eq. 1; one law
-            for all rows of `losses`, with `parameters`).
+            (Eq. 2), "ats" (the last points on a line; `gamma`, `tau`) or "kaplan" (Kaplan
+            et al. 2020; one law for all rows of `losses`, with `parameters`).
         parameters: N of each row's model, [n]; for "kaplan".
         fixed: values of parameters that are not to be fitted.
         bounds: (low, high) instead of a law's own.

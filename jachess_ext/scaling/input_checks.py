@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from .arrays import Array, Mask
 
+_ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -100,7 +102,7 @@ def check_losses(
         who = f"curve {row}" if names is None else f"{names[row]!r}"
         raise ValueError(
             f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
-            "positive number"
+            f"positive number{_ZERO if losses[row, column] == 0 else ''}"
         )
 
 

@@ -3,6 +3,9 @@
 Lin et al. 2024, "Accept then Stop", and LensLLM's Algorithm 1: from the largest size downwards,
 points are accepted while the next one lies within `tau` standard deviations of the line through
 the points accepted so far, `gamma` of them at least.
+
+Algorithm 1 as printed divides the deviation by √σ, which is no standardised deviation and changes
+with the unit of ln L; here, as in AtS, it is divided by σ.
 """
 
 from __future__ import annotations

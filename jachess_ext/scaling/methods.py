@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
+from .bayes import drawn
 from .bayes import forecast as bayes_forecast
 from .fitting import fit
 from .heavy_tail import mean_exponent
 from .loglinear import accept_then_stop
 from .predictive import Student
+from .registry import REGISTRY
 from .table import LossTable, TableError
 
 
@@ -36,16 +38,24 @@ class Forecast:
     """What a method says.
 
     Attributes:
-        score: lower is better, [n]; the predicted loss where the method predicts one.
+        score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
+            one, but for blend, which chooses more cautiously than it predicts.
         predicted: the loss at the target, [n], or None.
         predictive: its distribution in ln L, or None.
         trained: examples every model was trained on for this, over all its runs, [n].
+        cautious: the distribution in ln L that `score` is of, where it is not `predictive`.
     """
 
     score: Array
     predicted: Array | None
     predictive: Student | None
     trained: Array
+    cautious: Student | None = None
+
+    @property
+    def choosing(self) -> Student | None:
+        """The distribution that P(best) is of."""
+        return self.predictive if self.cautious is None else self.cautious
 
 
 Method = Callable[[LossTable, float, Settings], Forecast]
@@ -55,7 +65,7 @@ def _law(name: str) -> Method:
     """A law fitted to every size up to the budget (size 0 too where the law reads it)."""
 
     def forecast(table: LossTable, target: float, settings: Settings) -> Forecast:
-        zero = name != "power"
+        zero = REGISTRY[name].reads_zero
         sizes = table.sizes if zero else table.trained
         losses = table.losses if zero else table.trained_losses
         fitted = fit(sizes, losses, name)
@@ -82,10 +92,11 @@ def _ats(table: LossTable, target: float, settings: Settings) -> Forecast:
     return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1))
 
 
-def _bayes(table: LossTable, target: float, settings: Settings) -> Forecast:
+def _blend(table: LossTable, target: float, settings: Settings) -> Forecast:
     found = bayes_forecast(table.trained, table.trained_losses, target)
-    predicted = np.exp(found.location)
-    return Forecast(predicted, predicted, found, _all_sizes(table))
+    cautious = drawn(found, table.trained_losses)
+    score, predicted = np.exp(cautious.location), np.exp(found.location)
+    return Forecast(score, predicted, found, _all_sizes(table), cautious)
 
 
 def _subtuning(table: LossTable, target: float, settings: Settings) -> Forecast:
@@ -119,8 +130,8 @@ def _all_sizes(table: LossTable) -> Array:
 
 
 METHODS: dict[str, Method] = {
-    "bayes": _bayes,
-    "lensllm": _law("lensllm"),
+    "blend": _blend,
+    "lensllm": _law("rectified"),  # F is free where there is no Θ, as D_l is
     "rectified": _law("rectified"),
     "power": _law("power"),
     "ats": _ats,

@@ -49,20 +49,24 @@ def log_rmse(predicted: npt.ArrayLike, losses: npt.ArrayLike) -> float:
 def coverage(low: npt.ArrayLike, high: npt.ArrayLike, losses: npt.ArrayLike) -> float:
     """Share of true losses inside their intervals, in per cent.
 
+    Ends may be infinite: an interval of a few degrees of freedom may end beyond the largest double.
+
     Raises:
-        ValueError: as `pear_corr`.
+        ValueError: as `pear_corr` for the losses, or an end that is NaN.
     """
-    a, y = _pair(low, losses)
-    b, _ = _pair(high, losses)
+    a, y = _pair(low, losses, ends=True)
+    b, _ = _pair(high, losses, ends=True)
     return float(100 * np.mean((a <= y) & (y <= b)))
 
 
-def _pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Array]:
+def _pair(first: npt.ArrayLike, second: npt.ArrayLike, ends: bool = False) -> tuple[Array, Array]:
+    """Two arrays of one shape, checked; `ends`: the first may be infinite."""
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
         raise ValueError(
             f"expected two arrays of one shape [n], n ≥ 2; got {list(x.shape)} and {list(y.shape)}"
         )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    bad = np.isnan(x) if ends else ~np.isfinite(x)
+    if bad.any() or not np.isfinite(y).all():
         raise ValueError("expected finite numbers; some are NaN or infinite")
     return x, y

@@ -10,8 +10,11 @@ import numpy as np
 from ..evaluation.extras import require
 from .arrays import Array
 
-_TAIL = 1e-6
-_CELLS = 4000
+_TAIL = np.geomspace(1e-9, 0.004, 75)
+_LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
+"""Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
+tails: the lowest of many lies in the lower tail of each."""
+_MOST_EDGES = 12_000  # of all together; more candidates share them
 
 
 class Predictive(ABC):
@@ -22,8 +25,8 @@ class Predictive(ABC):
         """P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
 
     @abstractmethod
-    def quantile(self, probability: float) -> Array:
-        """[n]."""
+    def quantile(self, probabilities: Array) -> Array:
+        """[k] -> [n, k]."""
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """The central interval of a level, [n] and [n].
@@ -32,13 +35,18 @@ class Predictive(ABC):
             ValueError: a level outside (0, 1).
         """
         check_level(level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        low, high = self.quantile(np.array([(1 - level) / 2, (1 + level) / 2])).T
+        return low, high
 
     def prob_lowest(self) -> Array:
-        """P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j)."""
-        low, high = self.quantile(_TAIL).min(), self.quantile(1 - _TAIL).min()
-        edges = np.linspace(low, max(high, low + 1e-12), _CELLS + 1)
-        cumulative = self.cdf(edges)
+        """P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
+
+        The cells lie between quantiles of all the distributions, so that none has a large share of
+        any, however different their widths and tails.
+        """
+        edges = np.unique(self.quantile(_LEVELS))
+        edges = edges[:: 1 + len(edges) // _MOST_EDGES]
+        cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
         mass = np.diff(cumulative, axis=-1)
         survival = np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300)
         logs = np.log(survival)
@@ -64,5 +72,6 @@ class Student(Predictive):
         standard = (values - self.location[:, None]) / self.scale[:, None]
         return require("scipy.stats").t.cdf(standard, self.dof[:, None])
 
-    def quantile(self, probability: float) -> Array:
-        return self.location + self.scale * require("scipy.stats").t.ppf(probability, self.dof)
+    def quantile(self, probabilities: Array) -> Array:
+        standard = require("scipy.stats").t.ppf(probabilities, self.dof[:, None])
+        return self.location[:, None] + self.scale[:, None] * standard

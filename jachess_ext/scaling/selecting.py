@@ -10,6 +10,7 @@ import numpy as np
 from .calibration import calibrated
 from .cost import Cost
 from .methods import METHODS, Forecast, Settings
+from .registry import DEFAULT, canonical
 from .selection import Selection
 from .table import LossTable, TableError, read_table
 
@@ -18,7 +19,7 @@ def select(
     table: Any,
     budget: float,
     target: float,
-    method: str = "bayes",
+    method: str = DEFAULT,
     *,
     references: Sequence[str] = (),
     gamma: int = 3,
@@ -35,7 +36,7 @@ def select(
         table: csv path, pandas DataFrame or `LossTable`, one row a model; see `read_table`.
         budget: training examples a model may be trained on; up to the table's largest size.
         target: training examples to predict for, above the budget.
-        method: bayes, lensllm, rectified, power, ats, subtuning, zeroshot, modelsize, nlpmetrics.
+        method: blend, lensllm, rectified, power, ats, subtuning, zeroshot, modelsize, nlpmetrics.
             lensllm and rectified read a column 0 where there is one, and zeroshot needs it;
             modelsize needs the column `size`.
         references: names of models (three or more) whose loss at the target is in the table and may
@@ -52,6 +53,7 @@ def select(
         TableError: the table, or what of it the method needs, cannot be used.
         ValueError: an unknown method, a target not above the budget, or too few sizes.
     """
+    method = canonical(method)
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
     for name, value in (("budget", budget), ("target", target)):
@@ -72,7 +74,7 @@ def select(
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
-    if forecast.predictive is None:
+    if forecast.predictive is None or forecast.choosing is None:
         raise ValueError(f"{method} gives no distribution here that references could calibrate")
     unknown = [name for name in references if name not in losses.names]
     if unknown:
@@ -80,12 +82,13 @@ def _calibrated(
     rows = np.array([place for place, name in enumerate(losses.names) if name in references])
     truth = losses.rows(rows).losses_at(target)
     predictive = calibrated(forecast.predictive, rows, truth)
-    predicted = np.exp(predictive.location)
-    return Forecast(predicted, predicted, predictive, forecast.trained)
+    choosing = calibrated(forecast.choosing, rows, truth)
+    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
+    return Forecast(score, predicted, predictive, forecast.trained, choosing)
 
 
 def sufficient_budget(
-    table: Any, target: float, confidence: float, method: str = "bayes", **settings: Any
+    table: Any, target: float, confidence: float, method: str = DEFAULT, **settings: Any
 ) -> Selection | None:
     """The selection at the smallest budget whose best model is best with the wanted probability.
 

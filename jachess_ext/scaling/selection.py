@@ -11,7 +11,8 @@ from ..evaluation.extras import require
 from .arrays import Array
 from .cost import Cost
 from .methods import Forecast
-from .predictive import check_level
+from .predictive import Student, check_level
+from .registry import DEFAULT
 from .table import LossTable
 
 
@@ -39,7 +40,11 @@ class Selection:
 
     @property
     def scores(self) -> Array:
-        """What the method ranks by, lower is better, [n] in the table's order."""
+        """What the method ranks by, lower is better, [n] in the table's order.
+
+        The predicted losses where it predicts any, but for blend: its choice is more cautious than
+        its forecast, so that the first of its ranking need not have the lowest predicted loss.
+        """
         return self._forecast.score
 
     @property
@@ -66,6 +71,11 @@ class Selection:
             raise ValueError(f"{self.method} ranks models and predicts no loss; see .scores")
         return self._forecast.predicted
 
+    @property
+    def forecasts(self) -> Array:
+        """What PearCorr compares with the true losses, [n]: `predicted_losses`, else `scores`."""
+        return self.scores if self._forecast.predicted is None else self._forecast.predicted
+
     def interval(self, level: float = 0.9) -> Any:
         """Where the loss measured at the target lies with probability `level`.
 
@@ -81,10 +91,11 @@ class Selection:
         return require("pandas").DataFrame(frame, index=list(self.names))
 
     def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
-        """`interval` as two arrays, [n] in the table's order."""
+        """`interval` as two arrays, [n] in the table's order; an upper end may be infinite."""
         check_level(level)
-        low, high = self._distribution().interval(level)
-        return np.exp(low), np.exp(high)
+        low, high = self._known(self._forecast.predictive).interval(level)
+        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+            return np.exp(low), np.exp(high)
 
     @property
     def has_intervals(self) -> bool:
@@ -94,6 +105,8 @@ class Selection:
     @property
     def prob_best(self) -> Any:
         """Probability of having the lowest loss at the target: a pandas Series over names.
+
+        It belongs to the ranking: for blend it is of the cautious distribution that ranks.
 
         Errors are taken as independent; what shifts all models alike changes nothing in truth but
         widens this, so the probabilities err on the side of doubt.
@@ -107,7 +120,7 @@ class Selection:
     @property
     def best_probabilities(self) -> Array:
         """`prob_best` as an array, [n] in the table's order."""
-        return self._distribution().prob_lowest()
+        return self._known(self._forecast.choosing).prob_lowest()
 
     @property
     def flops(self) -> float:
@@ -145,10 +158,10 @@ class Selection:
             for rank, place in enumerate(order, start=1)
         ]
 
-    def _distribution(self) -> Any:
-        if self._forecast.predictive is None:
+    def _known(self, distribution: Student | None) -> Student:
+        if distribution is None:
             raise ValueError(
                 f"{self.method} gives no distribution here, so there are no intervals and no "
-                "probabilities; bayes does, and laws with more sizes than parameters"
+                f"probabilities; {DEFAULT} does, and laws with more sizes than parameters"
             )
-        return self._forecast.predictive
+        return distribution

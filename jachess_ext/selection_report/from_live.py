@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from ..live_selection import (
     read_records,
     read_selection,
 )
+from ..live_selection.cost import paid
 from ..live_selection.predict import Curve, fit_measured, make_curve, predict
+from ..live_selection.scores import LOSS, title
 from ..scaling.arrays import Array
 from .heavy_tails import exponents
 from .history import FREE, Scores, over_budgets
 from .kernels import kernels_of
-from .page import scientific
 from .study import Band, CandidateView, History, Kernels, Spending, Study, short_labels
 
 _STEPS = 6  # sizes between the last subset and the target at which forecasts are drawn
@@ -62,13 +62,17 @@ class _Live:
         self.found: LiveSelection = read_selection(folder)
         self.records = read_records(folder)
         store = SelectionFolder(folder)
+        ranked = {one.model for one in self.found.ranking}
         self.curves = [
-            make_curve(self._used(candidate), store.kernel) for candidate in self.found.candidates
+            make_curve(self._used(candidate), store.kernel, self.found.rank_by)
+            for candidate in self.found.candidates
+            if candidate.model in ranked
         ]
         names = [candidate.model for candidate in self.found.candidates]
         self.labels = dict(zip(names, short_labels(names), strict=True))
         self.gamma, self.tau = gamma, tau
-        self.exponents = exponents(names)
+        self.regression = any("mae" in (record.scores or {}) for record in self.records)
+        self.exponents = exponents([curve.model for curve in self.curves])
         self.truth = self._full_runs(store) if truth is None else truth
 
     def study(self) -> Study:
@@ -81,8 +85,8 @@ class _Live:
             method=found.method,
             target=float(found.target),
             level=found.level,
-            loss="dev loss",
-            unit="nats",
+            loss=title(found.rank_by),
+            unit="nats" if found.rank_by == LOSS and not self.regression else "",
             candidates=self._views(),
             stop=found.stop,
             spending=self._spending(),
@@ -105,16 +109,17 @@ class _Live:
         They lie among the folder's runs; a file that is not whole is none.
         """
         first = self.records[0]
-        alike = {name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")}
+        rates = {one.model: one.rate for one in self.found.candidates}
         found = {}
         for path in store.runs.glob(f"*-{self.found.target}-*.json"):
             try:
                 record = RunRecord.from_dict(json.loads(path.read_text("utf-8"))["record"])
             except (ValueError, KeyError, TypeError):
                 continue
-            same = all(getattr(record, name) == value for name, value in alike.items())
+            same = (record.epochs, record.seed) == (first.epochs, first.seed)
+            same = same and record.learning_rate == rates.get(record.model)
             if same and record.size == self.found.target and record.dev_loss is not None:
-                found[record.model] = record.dev_loss
+                found[record.model] = record.to_rank_by(self.found.rank_by)
         return found
 
     def _views(self) -> list[CandidateView]:
@@ -144,7 +149,7 @@ class _Live:
 
     def _kept_aside(self, candidate: Candidate) -> tuple[Array, Array]:
         later = {
-            float(record.size): record.dev_loss
+            float(record.size): record.to_rank_by(self.found.rank_by)
             for record in self.records
             if record.model == candidate.model
             and record.size not in candidate.sizes
@@ -178,7 +183,7 @@ class _Live:
             return predict(curves, target, method, level=self.found.level, **settings)
 
     def _laws(self) -> dict[str, Band]:
-        """Eq. 10 with F as it was measured, for models with enough sizes."""
+        """Eq. 10 with F as it was measured, for models with enough sizes and kernels."""
         bands = {}
         for curve in self.curves:
             sizes = np.geomspace(curve.sizes[curve.sizes > 0].min(), self.found.target, _FINE)
@@ -193,35 +198,28 @@ class _Live:
         known = all(name in self.truth for name in names)
         truth = np.array([self.truth[name] for name in names]) if known else None
         budgets = sorted({size for curve in self.curves for size in curve.sizes if size > 0})
+        if not budgets:
+            return None  # nothing was trained
 
         def score(method: str, budget: float) -> Scores | None:
             if method == "nlpmetrics":
                 alphas = [self.exponents.get(name, np.nan) for name in names]
-                return None if np.isnan(alphas).any() else (np.array(alphas), 0.0, 0.0)
-            curves = [_up_to(curve, budget) for curve in self.curves]
+                found = np.array(alphas)
+                return None if np.isnan(found).any() else (found, found, 0.0, 0.0)
+            curves = [curve.up_to(budget) for curve in self.curves]
             try:
                 made = self._predict(curves, float(self.found.target), method)
             except ValueError:
                 return None
-            scores = {one.model: one.score for one in made}
+            places = [one.model for one in made]
+            ordered = [made[places.index(name)] for name in names]
+            scores = np.array([one.score for one in ordered])
+            forecasts = [one.score if one.predicted is None else one.predicted for one in ordered]
             read = 0.0 if method in FREE else budget
-            share = self._flops(curves, method) / self.found.flops.full_tuning
-            return np.array([scores[name] for name in names]), read, share
+            share = paid(curves, method) / self.found.flops.full_tuning
+            return np.array(forecasts), scores, read, share
 
         return over_budgets(score, budgets, truth, self.found.method)
-
-    def _flops(self, curves: Sequence[Curve], method: str) -> float:
-        """Of the trainings a method reads; kernels for the law that reads them."""
-        if method in FREE:
-            return 0.0
-        if method == "subtuning":
-            return sum(curve.records[-1].training_flops for curve in curves)
-        kernels = method == "lensllm"
-        return sum(
-            record.training_flops + kernels * record.probe_flops
-            for curve in curves
-            for record in curve.records
-        )
 
     def _kernels(self) -> Kernels | None:
         curves = {curve.model: curve for curve in self.curves}
@@ -229,19 +227,21 @@ class _Live:
         points = {label: found for label, found in points.items() if found}
         if not points:
             return None
-        return Kernels(points, len(self.curves[0].kernels[0].eigenvalues))
+        first = next(k for curve in self.curves for k in curve.kernels if k is not None)
+        return Kernels(points, len(first.eigenvalues))
 
     def _spending(self) -> Sequence[Spending]:
         flops = self.found.flops
         last = f"every model on the largest subset alone ({max(self.found.sizes):,})"
-        return (
+        parts = (
             Spending("trainings of this selection", flops.training, "every subset that was run"),
+            Spending("judging", flops.judging, f"{self.found.dev_rows:,} dev rows after every run"),
             Spending("kernels", flops.probe, "Θ of the probe rows after every run"),
-            Spending(
-                "this selection",
-                flops.spent,
-                f"both; judging on dev rows took another {scientific(flops.judging)}",
-            ),
+            Spending("frozen features", flops.features, "one pass over labelled rows a model"),
+        )
+        return (
+            *(part for part in parts if part.flops),
+            Spending("this selection", flops.spent, "all of these"),
             Spending("SubTuning", flops.sub_tuning, last),
             Spending(
                 "FullTuning", flops.full_tuning, f"every model on {self.found.target:,} examples"
@@ -271,14 +271,16 @@ class _Live:
         return [Table(text, ["model", "parameters", "dev loss", "tail exponent"], rows)]
 
     def _runs(self) -> Table:
-        header = ["model", "examples", "steps", "t", "dev loss", "dev score", "train loss", "s"]
+        header = ["model", "examples", "rate", "seed", "steps", "t", "dev loss", "dev score", "s"]
         rows = [
             [
                 self.labels.get(record.model, record.model),
                 f"{record.size:,}",
+                f"{record.learning_rate:g}",
+                f"{record.seed}",
                 f"{record.steps:,}",
                 f"{record.time:.4g}",
-                *map(_figure, (record.dev_loss, record.dev_score, record.train_loss)),
+                *map(_figure, (record.dev_loss, record.dev_score)),
                 "–" if record.seconds is None else f"{record.seconds.total:.1f}",
             ]
             for record in self.records
@@ -316,18 +318,14 @@ class _Live:
 
     def _settings(self) -> dict[str, object]:
         found = self.found
-        names = ("task", "method", "target", "level", "order", "budget", "sizes", "seconds")
+        names = ["task", "method", "rank_by", "target", "level", "order", "budget", "sizes"]
+        names.append("seconds")
         first = self.records[0]
         return {
             **{name: getattr(found, name) for name in names},
             "models": list(self.labels),
             **{name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")},
         }
-
-
-def _up_to(curve: Curve, budget: float) -> Curve:
-    kept = sum(1 for record in curve.records if record.size <= budget)
-    return replace(curve, records=curve.records[:kept], kernels=curve.kernels[:kept])
 
 
 def _band(sizes: Array, ones: Sequence[Prediction]) -> Band | None:

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..scaling import LossTable, Selection, TableError, fit, select
 from ..scaling.arrays import Array
+from ..scaling.registry import REGISTRY
 from . import history
 from .study import Band, CandidateView, Spending, Study, short_labels
 
 _STEPS = 6  # sizes between the budget and the target at which forecasts are drawn
-_FORECASTERS = ("bayes", "lensllm", "rectified", "power", "ats")
 _FINE = 60  # points of a law's curve
 
 
@@ -91,7 +91,7 @@ def _candidates(
     known = table.up_to(found.budget)
     labels = short_labels(table.names)
     forecasts: Sequence[Band | None] = [None] * len(labels)
-    if walk is not None and found.method in _FORECASTERS:
+    if walk is not None and REGISTRY[found.method].forecasts:
         forecasts = forecast_bands(known, found, level, walk)
     laws = law_bands(known, found.target)
     later = table.sizes > found.budget

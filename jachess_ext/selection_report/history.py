@@ -8,17 +8,17 @@ import numpy as np
 
 from ..scaling import pear_corr, rel_acc, select
 from ..scaling.arrays import Array
+from ..scaling.registry import REGISTRY
 from ..scaling.selection import Selection
 from ..scaling.table import LossTable, TableError
 from .study import History, Step
 
-FREE = ("zeroshot", "modelsize", "nlpmetrics")
+FREE = tuple(name for name, method in REGISTRY.items() if method.trains == "none")
 """Methods that train nothing."""
-METHODS = ("bayes", "lensllm", "rectified", "power", "ats", "subtuning", *FREE)
-"""Those compared, as far as they can rank from what is there."""
 
-Scores = tuple[Array, float, float]
-"""Scores [n] (lower is better), the largest size read, and FLOPs as a share of FullTuning."""
+Scores = tuple[Array, Array, float, float]
+"""Predicted losses [n] (scores where there are none), scores [n] (what ranks, lower is better), the
+largest size read, and FLOPs as a share of FullTuning."""
 
 
 def over_budgets(
@@ -27,7 +27,7 @@ def over_budgets(
     truth: Array | None,
     method: str,
 ) -> History | None:
-    """Every method at every budget against the true losses, or against the last scores of `method`.
+    """Every method at every budget against the true losses, or the last forecast of `method`.
 
     Args:
         score: (method, budget) -> its scores; None where it cannot rank from so little.
@@ -43,8 +43,7 @@ def over_budgets(
         reference = None if last is None else last[0]
     if reference is None or len(reference) < 2 or np.ptp(reference) == 0:
         return None
-    methods = METHODS if method in METHODS else (method, *METHODS)
-    steps = {name: _steps(score, name, budgets, reference) for name in methods}
+    steps = {name: _steps(score, name, budgets, reference) for name in REGISTRY}
     return History({name: found for name, found in steps.items() if found}, truth is not None)
 
 
@@ -59,8 +58,8 @@ def _steps(
         made = score(method, budget)
         if made is None or np.ptp(made[0]) == 0:
             continue
-        scores, read, share = made
-        found[read] = Step(read, share, pear_corr(scores, reference), rel_acc(scores, reference))
+        forecasts, scores, read, share = made
+        found[read] = Step(read, share, pear_corr(forecasts, reference), rel_acc(scores, reference))
     return list(found.values())
 
 
@@ -87,7 +86,8 @@ def of_table(
             )
         except (TableError, ValueError):
             return None  # too few sizes, no size 0, or losses missing there
-        return found.scores, 0.0 if name in FREE else float(size), share_of(found)
+        read = 0.0 if name in FREE else float(size)
+        return found.forecasts, found.scores, read, share_of(found)
 
     return over_budgets(score, [float(size) for size in budgets], truth, method)
 

@@ -12,13 +12,12 @@ from .study import KernelPoint
 
 
 def kernels_of(curve: Curve) -> list[KernelPoint]:
-    """One point a run of the model, sizes ascending."""
-    start = next(
-        (k for r, k in zip(curve.records, curve.kernels, strict=True) if r.size == 0), None
-    )
+    """One point a run of the model whose Θ was measured, sizes ascending."""
+    start = curve.kernels[0] if curve.has_zero else None
     return [
         kernel_point(record, kernel, start)
         for record, kernel in zip(curve.records, curve.kernels, strict=True)
+        if kernel is not None
     ]
 
 

@@ -98,9 +98,19 @@ def ranking_table(study: Study) -> Table:
         columns.append(("measured", [_figure(one.truth) for one in rows]))
     return Table(
         f"Ranking by {study.method}; {study.loss} predicted at {study.target:,.0f} examples. "
-        "P(best): probability of the lowest loss of all.",
+        "P(best): probability of the lowest loss of all." + _caution(rows),
         [head for head, _ in columns],
         [list(row) for row in zip(*(cells for _, cells in columns), strict=True)],
+    )
+
+
+def _caution(rows: Sequence[CandidateView]) -> str:
+    losses = [one.predicted for one in rows if one.predicted is not None]
+    if losses == sorted(losses):
+        return ""
+    return (
+        " The ranking and P(best) trust a predicted catch-up less than the predictions do, so that "
+        "a lower prediction can rank behind a higher one."
     )
 
 
@@ -155,12 +165,16 @@ def _judged(study: Study) -> list[Table]:
     if len(truth) < 2 or np.ptp(truth) == 0:
         return []
     score = np.array([one.score for one in study.candidates])
+    predicts = all(one.predicted is not None for one in study.candidates)
+    forecast = (
+        np.array([one.predicted for one in study.candidates], np.float64) if predicts else score
+    )
     header = ["method", "PearCorr, %", "RelAcc, %"]
-    row = [study.method, _minus(f"{pear_corr(score, truth):.1f}"), f"{rel_acc(score, truth):.1f}"]
-    if all(one.predicted is not None for one in study.candidates):
+    correlation = _minus(f"{pear_corr(forecast, truth):.1f}")
+    row = [study.method, correlation, f"{rel_acc(score, truth):.1f}"]
+    if predicts:
         header.append("RMSE of ln loss")
-        predicted = np.array([one.predicted for one in study.candidates], dtype=np.float64)
-        row.append(f"{log_rmse(predicted, truth):.3f}")
+        row.append(f"{log_rmse(forecast, truth):.3f}")
     if all(one.low is not None and one.high is not None for one in study.candidates):
         header.append(f"inside their {100 * study.level:g} % intervals")
         low, high = (
@@ -175,13 +189,14 @@ def _history(study: Study) -> list[Picture]:
         return []
     if study.history.against_truth:
         text = (
-            "Pareto curve: how well scores correlate with the measured full-data losses "
-            "(PearCorr), over the FLOPs they took. Up and left is better; a point is a budget."
+            "Pareto curve: how well predicted losses (or scores, of methods that predict none) "
+            "correlate with the measured full-data losses (PearCorr), over the FLOPs they took. Up "
+            "and left is better; a point is a budget."
         )
     else:
         text = (
             f"The full-data losses are not known, so this shows stability instead: how well "
-            f"scores from smaller budgets agree with {study.method}'s last prediction (PearCorr "
+            f"predictions from smaller budgets agree with {study.method}'s last (PearCorr "
             "of the two; its own last point is 100 by definition). A line that is still moving "
             "says that more data may change the ranking."
         )

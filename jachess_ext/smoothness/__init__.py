@@ -1,8 +1,21 @@
 """Smoothness of a model: estimators, layer weights and the JacHess regulariser (spec 01)."""
 
 from .calibration import BaseNorms
+from .decision import DecisionOutput, DecisionPenalty
 from .estimate import Smoothness, smoothness
+from .perturbations import Isotropic, Substitution
 from .regulariser import JacHess, JacHessOutput
 from .weights import layer_profile
 
-__all__ = ["BaseNorms", "JacHess", "JacHessOutput", "Smoothness", "layer_profile", "smoothness"]
+__all__ = [
+    "BaseNorms",
+    "DecisionOutput",
+    "DecisionPenalty",
+    "Isotropic",
+    "JacHess",
+    "JacHessOutput",
+    "Smoothness",
+    "Substitution",
+    "layer_profile",
+    "smoothness",
+]

@@ -81,7 +81,7 @@ def build_graph(
                 "tensor; token ids go in as input_ids"
             )
         x = x if x.requires_grad else x.detach().requires_grad_()
-        if settings.check_embeddings and not torch.isfinite(x).all():
+        if settings.check_values and not torch.isfinite(x).all():
             raise ValueError("the embeddings contain NaN or infinite values; check the weights")
         entered.append(x)
         return x

@@ -96,6 +96,7 @@ def _sums(
     hessian: Any = 0
     count = 0
     for number, batch in enumerate(batches):
+        padding_mask(batch)  # raises where a row has no token
         random = Randomness.from_seed(seed, number, rank=rank, calibrating=True)
         norms = measure_tokens(model, batch, settings, random)
         jacobian = jacobian + norms.jacobian.sum((-1, -2))

@@ -37,7 +37,7 @@ def measure(
 
     More than 4 directions take several passes, whose squares are averaged before any root.
     """
-    mask = padding_mask(batch)
+    mask = padding_mask(batch, check_rows=settings.check_values)
     sampled: list[tuple[Tensor | None, float]] = []
     total: _Squares | None = None
     result: Pass | None = None
@@ -77,7 +77,7 @@ def _jet_pass(
             counter=random.directions,
         )
         order = 2 if settings.second_order else 1
-        return make_input(x, directions, order=order, check_values=settings.check_embeddings)
+        return make_input(x, directions, order=order, check_values=settings.check_values)
 
     return run_model(model, batch, enter, through_head=settings.layers == "logits")
 

@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..jet.api import map_tensors
+from ..jet.fsdp import jets_through_fsdp
+from ..jet.nests import map_tensors
 from ..jet.tensor import primal_of
-from .parallel import jets_through_fsdp
 
 Enter = Callable[[Tensor], Tensor]
 _NO_HIDDEN_STATES = (
@@ -48,8 +48,11 @@ class Pass:
     logits: Tensor | None
 
 
-def padding_mask(batch: Mapping[str, Any]) -> Tensor:
+def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
     """``[B, T]`` booleans, true at real tokens.
+
+    ``check_rows=False`` leaves out the one check that has to read the mask, for which the host
+    would wait for a GPU.
 
     Raises:
         TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
@@ -75,7 +78,7 @@ def padding_mask(batch: Mapping[str, Any]) -> Tensor:
     mask = mask.bool()
     if not mask.numel():
         raise ValueError("the batch is empty; expected at least one row and one token")
-    empty = (~mask.any(1)).nonzero().flatten().tolist()
+    empty = (~mask.any(1)).nonzero().flatten().tolist() if check_rows else []
     if empty:
         raise ValueError(
             f"rows {empty} of the batch are all padding, so they have no smoothness; drop them"
@@ -84,7 +87,12 @@ def padding_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def run_model(
-    model: nn.Module, batch: Mapping[str, Any], enter: Enter, *, through_head: bool = True
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    enter: Enter,
+    *,
+    through_head: bool = True,
+    hidden: bool = True,
 ) -> Pass:
     """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
 
@@ -92,6 +100,7 @@ def run_model(
         enter: gives what the model goes on with: a jet of x, or x itself.
         through_head: False lets what follows the backbone see primals only, so that heads and
             losses cost what they cost without jets.
+        hidden: False asks for no hidden states, and leaves ``blocks`` empty.
 
     Raises:
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
@@ -105,15 +114,15 @@ def run_model(
         seen.append(x)
         return enter(x)
 
-    arguments = _arguments(model, batch)
+    arguments = _arguments(model, batch, hidden)
     with ExitStack() as hooks:
         if arguments.get("inputs_embeds") is not None:
             arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
         else:
-            hooks.enter_context(_hooked_embeddings(model, replace))
+            hooks.enter_context(hooked_embeddings(model, replace))
         if not through_head:
             hooks.enter_context(_head_on_primals(model, collected))
-        hooks.enter_context(jets_through_fsdp(model))
+        hooks.enter_context(jets_through_fsdp())
         output = model(**arguments)
     if not seen:
         if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
@@ -122,7 +131,9 @@ def run_model(
             "the model did not call the layer that get_input_embeddings() returns, so the "
             "embeddings could not be reached; pass inputs_embeds in the batch"
         )
-    states = collected[0] if collected else hidden_states(output)
+    states: Any = ()
+    if hidden:
+        states = collected[0] if collected else hidden_states(output)
     plain = map_tensors(output, primal_of)
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
 
@@ -157,12 +168,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _arguments(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict[str, Any]:
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if "output_hidden_states" not in parameters and not takes_any:
-        raise ValueError(_NO_HIDDEN_STATES)
-    arguments = dict(batch) | {"output_hidden_states": True}
+    arguments = dict(batch)
+    if hidden:
+        if "output_hidden_states" not in parameters and not takes_any:
+            raise ValueError(_NO_HIDDEN_STATES)
+        arguments["output_hidden_states"] = True
     for name, value in (("return_dict", True), ("use_cache", False)):
         if name in parameters:
             arguments[name] = value
@@ -170,7 +183,12 @@ def _arguments(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
+def hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
+    """Within it the model goes on with ``replace(x)`` in place of its token embeddings x.
+
+    Raises:
+        ValueError: the model has no embedding layer to hook.
+    """
     inner = unwrapped(model)
     layer = getattr(inner, "get_input_embeddings", lambda: None)()
     if layer is None:

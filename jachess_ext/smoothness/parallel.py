@@ -1,4 +1,4 @@
-"""Data-parallel models: which rank this is, and what FSDP needs to know of jets.
+"""Data-parallel models: which rank this is, and what keeps the ranks together.
 
 A model says itself whether it is data-parallel: it is wrapped in DistributedDataParallel, or
 `fully_shard` has made its parameters DTensors.  A job that merely has several ranks (a search with
@@ -7,18 +7,13 @@ a model of its own on each) is none, and no collective is ever called for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from ..jet.api import map_tensors
-from ..jet.layout import JetLayout
-from ..jet.tensor import JetTensor
 
 
 @dataclass(frozen=True)
@@ -82,70 +77,6 @@ def _sharded_modules(model: nn.Module) -> list[nn.Module]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-@contextmanager
-def jets_through_fsdp(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the hooks of `fully_shard` get the stacks of jets, as plain tensors.
-
-    They hang the gathering and freeing of weights on the gradients of a module's inputs and
-    outputs, and free weights after its forward.  Of a jet autograd knows only the stack; and one
-    that is deferred (jet/deferred.py) reads weights when its stack is made.
-    """
-    changed: list[tuple[dict, int, Any]] = []
-    for module in _sharded_modules(model):
-        for hooks, handing in (
-            (module._forward_pre_hooks, _stacks_to_pre_hook),
-            (module._forward_hooks, _stacks_to_hook),
-        ):
-            for number, hook in hooks.items():
-                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
-                    changed.append((hooks, number, hook))
-                    hooks[number] = handing(hook)
-    try:
-        yield
-    finally:
-        for hooks, number, hook in changed:
-            hooks[number] = hook
-
-
-def _stacks_to_pre_hook(hook: Callable) -> Callable:
-    def handed(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        stacks, layouts = _opened((args, kwargs))
-        changed = hook(module, *stacks)
-        return _closed(stacks if changed is None else changed, layouts)
-
-    return handed
-
-
-def _stacks_to_hook(hook: Callable) -> Callable:
-    def handed(module: nn.Module, args: Any, output: Any) -> Any:
-        stacks, layouts = _opened(output)
-        changed = hook(module, args, stacks)
-        return _closed(stacks if changed is None else changed, layouts)
-
-    return handed
-
-
-def _opened(value: Any) -> tuple[Any, list[JetLayout | None]]:
-    """``value`` with stacks for jets, and the layouts of its tensors; None of a plain one."""
-    layouts: list[JetLayout | None] = []
-
-    def open_one(tensor: Tensor) -> Tensor:
-        layouts.append(tensor.jet_layout if isinstance(tensor, JetTensor) else None)
-        return tensor.streams if isinstance(tensor, JetTensor) else tensor
-
-    return map_tensors(value, open_one), layouts
-
-
-def _closed(value: Any, layouts: list[JetLayout | None]) -> Any:
-    remaining = iter(layouts)
-
-    def close_one(tensor: Tensor) -> Tensor:
-        layout = next(remaining)
-        return tensor if layout is None else JetTensor(tensor, layout)
-
-    return map_tensors(value, close_one)
 
 
 def has_tokens(batch: Mapping[str, Any]) -> bool:

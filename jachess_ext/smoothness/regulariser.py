@@ -93,8 +93,9 @@ class JacHess:
 
     Args:
         model: as for `jx.smoothness`; called as it is, in the mode (train or eval) it is in.
-        weights: the profile of λ over layers: "uniform", "inverse", "norm", "softmax", or one
-            number per layer.  All names but "uniform" need `calibrate` first.
+        weights: the profile of λ over layers: "uniform", "inverse", "norm", "softmax",
+            "raw_softmax" (`layer_profile`), or one number per layer.  All names but "uniform"
+            need `calibrate` first.
         strength: factor of R, ≥ 0. With ``normalize``, start at 0.01: the demo's small encoder
             lost accuracy at 0.03 and collapsed at 0.1 (examples/README.md).  Without it R is in
             the hundreds or thousands, and the strength has to match.
@@ -104,6 +105,8 @@ class JacHess:
             `jx.smoothness` draws with this seed and ``step=n``.  None: every step draws a fresh
             seed from torch's global CPU generator.
         normalize: see above; needs `calibrate`.
+        hessian_gradient: False counts the Hessian term without differentiating it, which is what
+            the paper's code does.
         temperature: of the softmax weighting.
         on_nonfinite: what to do where R is not finite: "raise", or "skip" the step (see
             `JacHessOutput.skipped`), log it and count it in ``skipped``.
@@ -139,6 +142,7 @@ class JacHess:
         hessian_norm: HessianNorm = "per_dimension",
         distribution: Distribution = "gaussian",
         normalize: bool = False,
+        hessian_gradient: bool = True,
         temperature: float = 1.0,
         on_nonfinite: OnNonfinite = "raise",
     ) -> None:
@@ -163,6 +167,7 @@ class JacHess:
         self.strength = float(strength)
         self.seed = seed
         self.normalize = normalize
+        self.hessian_gradient = hessian_gradient
         self.temperature = temperature
         self.step = 0
         self.skipped: Counter[int] = Counter()
@@ -232,7 +237,10 @@ class JacHess:
         result = reduced(norms)
         terms = self._layer_terms(result)
         loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
-        layer = nonfinite_layer(terms, loss, ranks)
+        rows = padding_mask(batch, check_rows=False) if ranks.size == 1 else None
+        layer = nonfinite_layer(terms, loss, ranks, rows)
+        if layer == len(terms):
+            padding_mask(batch)  # raises
         if layer is not None:
             embeddings = norms.model_pass.embeddings
             self._note_nonfinite(layer, bool(torch.isfinite(embeddings).all()))
@@ -270,15 +278,17 @@ class JacHess:
 
     def _layer_terms(self, result: Smoothness) -> Tensor:
         """``[K]``: Jacobian plus Hessian term of R per layer, before λ."""
-        if not self.normalize:
-            return result.jacobian if result.hessian is None else result.jacobian + result.hessian
-        base = self._require_base("normalize=True")
-        counts = result.tokens.sum(1)
-        terms = _token_mean(result.jacobian_tokens, counts) / base.jacobian.to(result.jacobian)
-        if result.hessian_tokens is not None and base.hessian is not None:
-            hessian = _token_mean(result.hessian_tokens, counts)
-            terms = terms + hessian / base.hessian.to(hessian)
-        return terms
+        jacobian, hessian = result.jacobian, result.hessian
+        if self.normalize:
+            base = self._require_base("normalize=True")
+            counts = result.tokens.sum(1)
+            jacobian = _token_mean(result.jacobian_tokens, counts) / base.jacobian.to(jacobian)
+            if result.hessian_tokens is not None and base.hessian is not None:
+                mean = _token_mean(result.hessian_tokens, counts)
+                hessian = mean / base.hessian.to(mean)
+        if hessian is None:
+            return jacobian
+        return jacobian + (hessian if self.hessian_gradient else hessian.detach())
 
     def _require_base(self, why: str) -> BaseNorms:
         if self.base is None:
@@ -326,11 +336,22 @@ def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
     return (tokens.sum(-1) / counts).mean(-1)
 
 
-def nonfinite_layer(terms: Tensor, loss: Tensor, ranks: Ranks) -> int | None:
-    """The first layer whose term is not finite on any rank, or None; a collective."""
+def nonfinite_layer(
+    terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
+) -> int | None:
+    """The first layer whose term is not finite on any rank, or None; a collective.
+
+    The number of layers, where a row of the mask ``rows`` has no real token: both in one number,
+    since reading one is waiting for a GPU.
+    """
     bad = ~torch.isfinite(terms.detach())
     bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
     count = len(terms)
     from_the_end = torch.arange(count, 0, -1, device=terms.device)
-    worst = int(ranks.max((bad * from_the_end).max()))
+    found = (bad * from_the_end).max()
+    if rows is not None:
+        found = found.where(rows.to(found.device).any(1).all(), count + 1)
+    worst = int(ranks.max(found))
+    if worst > count:
+        return count
     return count - worst if worst else None

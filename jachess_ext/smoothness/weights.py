@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Weighting = Literal["uniform", "inverse", "norm", "softmax"]
-WEIGHTINGS = ("uniform", "inverse", "norm", "softmax")
+Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
+WEIGHTINGS = ("uniform", "inverse", "norm", "softmax", "raw_softmax")
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
@@ -23,6 +23,7 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
     - norm: smoothness −j, shifted by the total and normalised: (Σj − j_k) / ((K−1) Σj).
     - softmax: softmax of −j, standardised over the layers and divided by ``temperature``; a raw
       softmax saturates when norms differ by orders of magnitude.
+    - raw_softmax: softmax of −j / ``temperature`` as it is, which is what the paper's code does.
 
     Args:
         norms: ``[K]``, positive and finite.
@@ -46,6 +47,8 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
         return norms / norms.sum()
     if weighting == "norm":
         return (norms.sum() - norms) / ((count - 1) * norms.sum())
+    if weighting == "raw_softmax":
+        return torch.softmax(-norms / temperature, 0)
     spread = norms.std(correction=0)
     if spread == 0:
         return torch.full_like(norms, 1 / count)

@@ -48,7 +48,8 @@ class Task:
     """A task: labelled training and dev data, and unlabelled text of its domain.
 
     `classes` are their names; without any it is a regression task. `unlabelled` has labels as
-    `Examples` always do; no method looks at them.
+    `Examples` always do; no method looks at them. `validation` are rows neither trained nor judged
+    on, for temperatures and the epoch to stop at; None: no such rows.
 
     Raises:
         DataError: a label of the training or dev data is not the index of a class.
@@ -61,6 +62,7 @@ class Task:
     unlabelled: Examples
     dev: Examples
     metric: Metric
+    validation: Examples | None = None
 
     def __post_init__(self) -> None:
         # a loss takes some of these for "no label" and leaves the row out without a word

@@ -41,9 +41,15 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
 
 
 def selected(
-    task: Task, train: int | None, unlabelled: int | None, dev: int | None, seed: int
+    task: Task,
+    train: int | None,
+    unlabelled: int | None,
+    dev: int | None,
+    seed: int,
+    *,
+    dev_seed: int | None = None,
 ) -> Task:
-    """The same task with so many rows, drawn by `seed`; None keeps all.
+    """The same task with so many rows, drawn by `seed` (dev rows by `dev_seed`); None keeps all.
 
     Unlabelled rows are training rows that are not trained on, as long as there are such; the rest
     are training rows, too (their labels are not looked at).
@@ -68,8 +74,49 @@ def selected(
         task,
         train=rows,
         unlabelled=task.train.chosen(free),
-        dev=_spread(task.dev, dev, seed),
+        dev=_spread(task.dev, dev, seed if dev_seed is None else dev_seed),
     )
+
+
+def with_validation(task: Task, share: float, seed: int) -> Task:
+    """The task with a share of its dev rows, drawn by `seed`, as validation rows in their place.
+
+    Raises:
+        DataError: one of the two parts would be empty.
+    """
+    count, total = round(share * len(task.dev)), len(task.dev)
+    if not 0 < count < total:
+        raise DataError(
+            f"{task.name}: a share of {share} of {total} dev rows leaves {count} to validate on "
+            f"and {total - count} to judge on; expected some of both"
+        )
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    return replace(
+        task,
+        validation=task.dev.chosen(sorted(order[:count])),
+        dev=task.dev.chosen(sorted(order[count:])),
+    )
+
+
+def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
+    """The task with a share of its training rows labelled as another class, at random.
+
+    Exactly round(share · N) rows, each with any of the other classes alike; dev, validation and
+    unlabelled rows stay.
+
+    Raises:
+        DataError: it is a regression.
+    """
+    if task.regression:
+        raise DataError(f"{task.name}: label noise is of classes, and its labels are numbers")
+    generator = torch.Generator().manual_seed(seed)
+    count = len(task.train)
+    wrong = torch.randperm(count, generator=generator)[: round(share * count)].tolist()
+    moves = torch.randint(1, task.outputs, (len(wrong),), generator=generator).tolist()
+    labels = list(task.train.labels)
+    for row, move in zip(wrong, moves, strict=True):
+        labels[row] = (int(labels[row]) + move) % task.outputs
+    return replace(task, train=replace(task.train, labels=labels))
 
 
 def _spread(examples: Examples, count: int | None, seed: int) -> Examples:
@@ -99,7 +146,9 @@ def held_out(task: Task, share: float) -> Task:
             f"and {count} to choose a strength on"
         )
     dev = task.train.part(rest, len(task.train))
-    return replace(task, train=train, unlabelled=_without(task.unlabelled, dev), dev=dev)
+    return replace(
+        task, train=train, unlabelled=_without(task.unlabelled, dev), dev=dev, validation=None
+    )
 
 
 def _without(examples: Examples, others: Examples) -> Examples:
@@ -116,6 +165,8 @@ def digest(task: Task) -> str:
         [part.texts, part.pairs, list(part.labels)]
         for part in (task.train, task.unlabelled, task.dev)
     ]
+    if task.validation is not None:
+        parts.append([task.validation.texts, task.validation.pairs, list(task.validation.labels)])
     content = json.dumps([*parts, task.classes, task.metric.name])
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 

@@ -34,7 +34,8 @@ class JacHessArguments:
     mode: str = _help("train, joint or unlab", default="train")
     strength: float = _help("factor of R; in mode unlab AdamW undoes it", default=0.01)
     weights: str = _help(
-        "λ over layers: uniform, inverse, norm, softmax, or numbers: '0.5,1,1'", default="softmax"
+        "λ over layers: uniform, inverse, norm, softmax, raw_softmax, or numbers: '0.5,1,1'",
+        default="softmax",
     )
     temperature: float = _help("of the softmax weighting", default=1.0)
     normalize: bool = _help(
@@ -45,6 +46,10 @@ class JacHessArguments:
     engine: str = _help("jet, reverse or exact", default="jet")
     directions: int = _help("random directions per step (jet) or projections", default=2)
     hessian: bool = _help("with the Hessian term", default=True)
+    hessian_gradient: bool = _help(
+        "False: the Hessian term counts but is not differentiated, as in the paper's code",
+        default=True,
+    )
     dimensions: str = _help("output dimensions sampled per layer, or 'all'", default="10")
     hessian_norm: str = _help("per_dimension or tensor", default="per_dimension")
     distribution: str = _help("gaussian or rademacher directions", default="gaussian")
@@ -121,6 +126,7 @@ class JacHessArguments:
             hessian_norm=self.hessian_norm,  # type: ignore[arg-type]
             distribution=self.distribution,  # type: ignore[arg-type]
             normalize=self.normalize,
+            hessian_gradient=self.hessian_gradient,
             temperature=self.temperature,
             on_nonfinite=self.on_nonfinite,  # type: ignore[arg-type]
         )

@@ -2,41 +2,118 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .adversarial import SMART, FreeLB
 from .arguments import MODES, JacHessArguments, _help
+from .consistency import CorruptAugment, CorruptConsistency, RDrop
+from .decision import Divergence, Fisher, Margin
+from .method import Method
+from .of_transformers import NEFTune
+from .penalties import L2, R3F
+from .sam import SAM
+from .start import L2SP, WiSEFT
+from .tapt import TAPT
 
-SMOOTHERS = ("jacobian", "cross-holder", "jachess")
-"""Penalties on derivatives; each has the modes of `JacHessArguments`."""
+_JACHESS = tuple(f.name for f in fields(JacHessArguments))
+_LOGITS: dict[str, Any] = {"layers": "logits", "weights": "uniform"}
 
-METHODS = ("none", "l2", "tapt", "sam", "r3f", *SMOOTHERS)
 
-_STRENGTHS = {"l2": 1e-5, "r3f": 1.0}  # Σ θ² of an encoder is in the ten thousands
-_STRENGTH = 0.01  # of all others
-_LOGITS = {"layers": "logits", "weights": "uniform"}
-_PRESETS: dict[str, dict[str, Any]] = {
-    "jacobian": _LOGITS | {"hessian": False},
-    "cross-holder": _LOGITS | {"hessian": True},
+@dataclass(frozen=True)
+class Entry:
+    """A method of the table below.
+
+    Attributes:
+        acts: what it does in a run, and what it needs; `Method` itself for penalties on derivatives
+            (`smooths`), which `JacHessMixin` adds.
+        settings: fields of `MethodArguments` it takes.
+        defaults: of those that are None where they are not given.
+        fixed: settings that make the method what it is, and are not taken.
+        control: whether reports take it for one that methods of this package have to beat.
+    """
+
+    acts: type[Method]
+    settings: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    smooths: bool = False
+    control: bool = True
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The settings that can be given."""
+        return tuple(name for name in self.settings if name not in self.fixed)
+
+
+def _smoother(strength: float = 0.01, **fixed: Any) -> Entry:
+    settings = (*_JACHESS, "placebo")
+    return Entry(Method, settings, {"strength": strength}, fixed, smooths=True, control=False)
+
+
+def _decision(acts: type[Method], strength: float) -> Entry:
+    settings = ("strength", "placebo", "directions", "along", "size", "path", "every")
+    return Entry(
+        *(acts, (*settings, "smoothing", "swapped", "unknown"), {"strength": strength}),
+        {"hessian": False},  # one direction is enough
+        control=False,
+    )
+
+
+_ADVERSARIAL = ("adv_steps", "adv_lr", "adv_start", "adv_radius")
+
+METHODS: dict[str, Entry] = {
+    "none": Entry(Method),
+    # Σ θ² of an encoder is in the ten thousands
+    "l2": Entry(L2, ("strength", "placebo"), {"strength": 1e-5}),
+    "l2-sp": Entry(L2SP, ("strength", "placebo"), {"strength": 0.01}),
+    "wise-ft": Entry(WiSEFT, ("mix",)),
+    "tapt": Entry(TAPT, ("tapt_epochs", "tapt_lr", "tapt_masked")),
+    "sam": Entry(SAM, ("rho",)),
+    "label-smoothing": Entry(Method, ("smoothing",), {"smoothing": 0.1}),
+    "r-drop": Entry(RDrop, ("strength", "placebo", "smoothing"), {"strength": 1.0}),
+    "r3f": Entry(R3F, ("strength", "placebo", "noise", "noise_distribution"), {"strength": 1.0}),
+    "neftune": Entry(NEFTune, ("alpha",)),
+    "freelb": Entry(
+        *(FreeLB, _ADVERSARIAL),
+        {"adv_steps": 3, "adv_lr": 0.1, "adv_start": 0.1, "adv_radius": 0.0},
+    ),
+    "smart": Entry(
+        *(SMART, ("strength", "placebo", *_ADVERSARIAL)),
+        {"strength": 1.0, "adv_steps": 1, "adv_lr": 1.0, "adv_start": 0.1, "adv_radius": 0.5},
+    ),
+    "corrupt-augment": Entry(CorruptAugment, ("swapped", "unknown", "clean", "smoothing")),
+    "corrupt-consistency": Entry(
+        *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown")), {"strength": 1.0}
+    ),
+    "fisher": _decision(Fisher, 1.0),
+    "divergence": _decision(Divergence, 1.0),
+    "margin": _decision(Margin, 0.01),
+    "jacobian": _smoother(**_LOGITS, hessian=False),
+    "cross-holder": _smoother(**_LOGITS, hessian=True),
+    "jachess": _smoother(),
+    # What the paper's code computes: its Hessian term has no gradient
+    "published": _smoother(
+        1.0,
+        squared=True,
+        scope="first",
+        weights="raw_softmax",
+        hessian_gradient=False,
+        normalize=False,
+    ),
 }
+"""Every method by name.  A new one: a subclass of `Method` in a file of its own, a line here, a
+field of `MethodArguments` for each setting that no other method has, a line in docs/methods.md."""
 
 
 @dataclass
 class MethodArguments(JacHessArguments):
-    """One method by name, with its settings (spec 01, "Baselines in the same harness").
+    """One of `METHODS` by name, with its settings; docs/methods.md describes them.
 
-    - ``none``: the task loss alone.
-    - ``l2``: + strength · ½ Σ θ² over trained matrices (biases and norms are left free).
-    - ``tapt``: first `tapt_epochs` of masked (decoders: causal) language modelling on the
-      unlabelled text, then the task loss (Gururangan et al. 2020, *Don't Stop Pretraining*).
-    - ``sam``: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021).
-    - ``r3f``: + strength · symmetric KL between the outputs at x and at x + noise (Aghajanyan et
-      al. 2021, *Better Fine-Tuning by Reducing Representational Collapse*).
-    - ``jacobian``, ``cross-holder``: JacHess on the logits alone, without and with the Hessian.
-    - ``jachess``: Eq. 7 on the blocks.
-
-    The last three take a mode, also as part of the name: ``jachess-unlab``.  Fields that a
-    method does not use are refused where they are given by name (`parse`).
+    Penalties on derivatives (``jacobian``, ``cross-holder``, ``jachess``) take a mode, also as part
+    of the name: ``jachess-unlab``.  Fields that a method does not use are refused where they are
+    given by name (`parse`).
 
     Raises:
         ValueError: an unknown method or mode, or a field out of range; the message names it.
@@ -44,7 +121,11 @@ class MethodArguments(JacHessArguments):
 
     method: str = _help("one of " + ", ".join(METHODS), default="jachess")
     strength: float | None = _help(  # type: ignore[assignment]
-        "factor of the penalty; default: 1e-5 for l2, 1 for r3f, else 0.01", default=None
+        "factor of the penalty; its default is the method's", default=None
+    )
+    placebo: bool = _help(
+        "a control: each step's penalty gradient replaced by a random one of its norm",
+        default=False,
     )
     rho: float = _help("sam: radius ρ of the ascent step", default=0.05)
     noise: float = _help("r3f: half width (uniform) or deviation (normal) of it", default=1e-5)
@@ -52,24 +133,79 @@ class MethodArguments(JacHessArguments):
     tapt_epochs: float = _help("tapt: epochs over the unlabelled text", default=3.0)
     tapt_lr: float = _help("tapt: learning rate", default=5e-5)
     tapt_masked: float = _help("tapt: share of tokens masked, encoders", default=0.15)
+    mix: float = _help("wise-ft: share of the fine-tuned weights, from 0 to 1", default=0.5)
+    smoothing: float | None = _help(
+        "ε of label smoothing, the share spread over all labels; default: 0.1 of label-smoothing, "
+        "else 0",
+        default=None,
+    )
+    alpha: float = _help("neftune: noise is uniform, ± α / √(T d)", default=5.0)
+    adv_steps: int | None = _help("freelb, smart: steps of ascent", default=None)
+    adv_lr: float | None = _help("freelb, smart: length of one", default=None)
+    adv_start: float | None = _help("freelb, smart: size of the noise to start from", default=None)
+    adv_radius: float | None = _help(
+        "freelb: norm of a row's noise, 0: any; smart: largest entry", default=None
+    )
+    swapped: float = _help("corrupt-…, swaps: share of tokens swapped", default=0.15)
+    unknown: float = _help(
+        "corrupt-…, swaps: share of those for the unknown token, others for a random one",
+        default=0.5,
+    )
+    along: str = _help("fisher, divergence, margin: directions: swaps or noise", default="swaps")
+    size: float = _help("noise: its deviation over the embeddings' rms entry", default=1.0)
+    path: bool = _help(
+        "… : at a random point on the way, where the task loss is too", default=False
+    )
+    every: int = _help("… : in every n-th step, with n-fold strength", default=1)
+    clean: float = _help("corrupt-augment: share of the clean rows' loss", default=0.5)
 
     def __post_init__(self) -> None:
         self.method, mode = _split(self.method)
         if mode is not None:
             self.mode = mode
-        if self.strength is None:
-            self.strength = _STRENGTHS.get(self.method, _STRENGTH)
-        for name, value in _PRESETS.get(self.method, {}).items():
+        entry = METHODS[self.method]
+        for name, value in entry.defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        for name, value in entry.fixed.items():
             setattr(self, name, value)
+        kept, self.strength = self.strength, self.strength or 0.0
         super().__post_init__()
-        for name in ("rho", "noise", "tapt_epochs", "tapt_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
-        if not 0 < self.tapt_masked < 1:
-            raise ValueError(f"tapt_masked is {self.tapt_masked}; expected a share between 0 and 1")
+        self.strength = kept
+        for name in ("rho", "noise", "tapt_epochs", "tapt_lr", "alpha", "adv_lr", "adv_start"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value}; expected a number above 0")
+        lowest = 1e-9 if "smoothing" in entry.defaults else 0.0
+        self.smoothing = self.smoothing or 0.0
+        if not lowest <= self.smoothing < 1:
+            raise ValueError(f"smoothing is {self.smoothing}; expected a share between 0 and 1")
+        for name in ("tapt_masked", "swapped"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a share between 0 and 1"
+                )
+        for name in ("mix", "unknown", "clean"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a share from 0 to 1")
+        if self.adv_steps is not None and self.adv_steps < 1:
+            raise ValueError(f"adv_steps is {self.adv_steps}; expected a whole number from 1 up")
+        if self.adv_radius is not None and not 0 <= self.adv_radius < float("inf"):
+            raise ValueError(f"adv_radius is {self.adv_radius}; expected a number from 0 up")
+        if self.along not in ("swaps", "noise"):
+            raise ValueError(f"along is {self.along!r}; expected swaps or noise")
+        if not 0 < self.size < float("inf"):
+            raise ValueError(f"size is {self.size}; expected a number above 0")
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}; expected a whole number from 1 up")
         if self.noise_distribution not in ("uniform", "normal"):
             raise ValueError(
                 f"noise_distribution is {self.noise_distribution!r}; expected uniform or normal"
+            )
+        if self.placebo and entry.smooths and self.mode == "unlab":
+            raise ValueError(
+                "placebo acts on penalties added to the task loss, and mode unlab steps along its "
+                "own; use mode train or joint"
             )
 
     @classmethod
@@ -86,15 +222,15 @@ class MethodArguments(JacHessArguments):
         name, *parts = (part.strip() for part in text.split(","))
         given: dict[str, str] = {}
         for part in parts:
-            field, equals, value = (piece.strip() for piece in part.partition("="))
+            name_of, equals, value = (piece.strip() for piece in part.partition("="))
             if equals:
-                given[field] = value
+                given[name_of] = value
             elif given:  # weights=0.5,1,1
                 given[list(given)[-1]] += f",{part}"
             else:
                 raise ValueError(f"{text!r}: expected name,field=value,…; {part!r} has no =")
         method, mode = _split(name)
-        known = set(_fields_of(method)) - ({"mode"} if mode else set())
+        known = set(METHODS[method].known) - ({"mode"} if mode else set())
         unknown = sorted(set(given) - known)
         if unknown:
             raise ValueError(
@@ -106,7 +242,7 @@ class MethodArguments(JacHessArguments):
     @property
     def smooths(self) -> bool:
         """Whether it penalises derivatives, through `JacHess`."""
-        return self.method in SMOOTHERS
+        return METHODS[self.method].smooths
 
     @property
     def knob(self) -> str | None:
@@ -116,12 +252,12 @@ class MethodArguments(JacHessArguments):
         """
         if self.smooths and self.mode == "unlab":
             return "unlab_lr_ratio"
-        return "strength" if "strength" in _fields_of(self.method) else None
+        return "strength" if "strength" in METHODS[self.method].known else None
 
     @property
     def uses_unlabelled(self) -> bool:
         """Whether it needs unlabelled data."""
-        return self.method == "tapt" or (self.smooths and self.mode != "train")
+        return METHODS[self.method].acts.unlabelled or (self.smooths and self.mode != "train")
 
     @property
     def label(self) -> str:
@@ -129,28 +265,12 @@ class MethodArguments(JacHessArguments):
         return f"{self.method}-{self.mode}" if self.smooths else self.method
 
 
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "l2": ("strength",),
-    "tapt": ("tapt_epochs", "tapt_lr", "tapt_masked"),
-    "sam": ("rho",),
-    "r3f": ("strength", "noise", "noise_distribution"),
-}
-
-
-def _fields_of(method: str) -> tuple[str, ...]:
-    if method in _FIELDS:
-        return _FIELDS[method]
-    preset = _PRESETS.get(method, {})
-    return tuple(f.name for f in fields(JacHessArguments) if f.name not in preset)
-
-
 def _split(name: str) -> tuple[str, str | None]:
     """The method and, where the name says one, the mode."""
     if name in METHODS:
         return name, None
     method, _, mode = name.rpartition("-")
-    if method in SMOOTHERS and mode in MODES:
+    if method in METHODS and METHODS[method].smooths and mode in MODES:
         return method, mode
     modes = ", ".join(f"jachess-{mode}" for mode in MODES)
     raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)} ({modes}, …)")

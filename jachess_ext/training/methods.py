@@ -1,25 +1,20 @@
-"""`MethodTrainer`: every method of spec 01 through one Trainer, chosen by `MethodArguments`."""
+"""`MethodTrainer`: every method of `METHODS` through one Trainer, chosen by `MethodArguments`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..tasks.padding import padded_right
-from . import tapt
 from .arguments import JacHessArguments
-from .dual import without_labels
-from .method_arguments import MethodArguments
+from .method import Batch
+from .method_arguments import METHODS, MethodArguments
 from .mixin import JacHessMixin
 from .order import SeededOrder
-from .penalties import half_square_norm, r3f_penalty
-from .random_state import RandomState
-from .sam import sharpness_aware_gradient
+from .placebo import placebo
 
 
 class MethodMixin(JacHessMixin):
@@ -33,7 +28,7 @@ class MethodMixin(JacHessMixin):
     alone are not the model), and needs ``processing_class``.  Seed and epoch alone decide the
     order of rows, so that methods compared from one seed see the same batches.
 
-    Logged as `JacHessMixin` does: ``jachess/task_loss`` and ``jachess/penalty`` of L2 and R3F, too.
+    Logged as `JacHessMixin` does: ``jachess/task_loss`` and ``jachess/penalty`` of all penalties.
 
     Args:
         method: `MethodArguments`, or what `MethodArguments.parse` takes.
@@ -41,8 +36,8 @@ class MethodMixin(JacHessMixin):
             so that one call serves them all.
 
     Raises:
-        ValueError: as `JacHessMixin`; TAPT without unlabelled data or tokenizer; SAM in fp16 or in
-            several processes.
+        ValueError: as `JacHessMixin`; a method without the unlabelled data or tokenizer it needs;
+            SAM, FreeLB or a placebo in fp16 or in several processes.
     """
 
     def __init__(
@@ -62,22 +57,16 @@ class MethodMixin(JacHessMixin):
             else None,
             **kwargs,
         )
-        self._adaptation_text = unlabelled_dataset
-        self._window: list[tuple[dict[str, Any], RandomState]] = []
-        self._noise, self._noise_step = torch.Generator(), -1
-        self._check_method()
-
-    def _check_method(self) -> None:
-        name = self.method.method
-        if name == "tapt" and self._adaptation_text is None:
-            raise ValueError("method='tapt' needs unlabelled_dataset=..., which was not given")
-        if name == "tapt" and not hasattr(self.processing_class, "pad"):
-            raise ValueError("method='tapt' needs processing_class=<the tokenizer>")
-        if name == "sam" and (self.args.fp16 or self.args.world_size > 1):
+        self.unlabelled_text = unlabelled_dataset
+        acts = METHODS[self.method.method].acts
+        if acts.unlabelled and unlabelled_dataset is None:
             raise ValueError(
-                "method='sam' runs in one process and not in fp16, whose loss scaling may skip "
-                "steps; use bf16=True"
+                f"method={self.method.method!r} needs unlabelled_dataset=..., which was not given"
             )
+        if self.method.placebo and (self.args.fp16 or self.args.world_size > 1):
+            raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
+        self._acting = acts(self)
+        self.add_callback(_End(self))
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -100,41 +89,32 @@ class MethodMixin(JacHessMixin):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The Trainer's task loss, plus the method's penalty in training."""
-        strength = self.method.strength or 0.0
-        if self.method.method not in ("l2", "r3f") or not strength or not model.training:
-            return super().compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+
+        def run(batch: Batch, called: Any = model) -> tuple[Tensor, Any]:
+            return super(MethodMixin, self).compute_loss(
+                *(called, dict(batch)), return_outputs=True, num_items_in_batch=num_items_in_batch
             )
-        task, outputs = super().compute_loss(
-            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
-        )
-        penalty = strength * self._penalty(model, inputs, outputs)
-        self._step_log.add(
-            task_loss=task * self._share(num_items_in_batch, invert=True), penalty=penalty
-        )
-        loss = task + penalty * self._share(num_items_in_batch)
+
+        if not model.training:
+            loss, outputs = run(inputs)
+        else:
+            loss, outputs, penalty = self._acting.loss(run, model, inputs)
+            if penalty is not None:
+                assert self.method.strength is not None
+                penalty = self.method.strength * penalty
+                self._step_log.add(
+                    task_loss=loss * self._share(num_items_in_batch, invert=True), penalty=penalty
+                )
+                loss = loss + self._felt(penalty) * self._share(num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def _penalty(self, model: nn.Module, inputs: Mapping[str, Any], outputs: Any) -> Tensor:
-        if self.method.method == "l2":
-            return half_square_norm(model.parameters())
-        # From the step's number, so that a resumed run draws what it would have drawn.
-        step = self.state.global_step
-        if self._noise_step != step:
-            self._noise.manual_seed(self.args.seed + (step << 32))
-            self._noise_step = step
-        config = getattr(self.accelerator.unwrap_model(model), "config", None)
-        return r3f_penalty(
-            model,
-            without_labels(inputs),
-            outputs["logits"] if isinstance(outputs, Mapping) else outputs.logits,
-            noise=self.method.noise,
-            distribution=self.method.noise_distribution,
-            generator=self._noise,
-            regression=getattr(config, "problem_type", None) == "regression",
-        )
+    def _felt(self, penalty: Tensor) -> Tensor:
+        if not self.method.placebo:
+            return penalty
+        assert self.model is not None
+        return placebo(penalty, self.model.parameters(), self._acting.key())
 
-    # SAM's second pass --------------------------------------------------------------------------
+    # What a method does beside the loss ---------------------------------------------------------
 
     def training_step(
         self,
@@ -142,56 +122,27 @@ class MethodMixin(JacHessMixin):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """The Trainer's step; with SAM, after an optimiser step's last micro-batch, the ascent."""
-        if self.method.method != "sam":
-            return super().training_step(model, inputs, num_items_in_batch)
-        self._window.append((inputs, RandomState()))
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients:
-            window, self._window = self._window, []
-            after = RandomState()
+        """The Trainer's step, as the method takes it."""
 
-            def again() -> None:
-                for batch, random in window:
-                    random.restore()
-                    super(MethodMixin, self).training_step(model, batch, num_items_in_batch)
+        def run(batch: Batch) -> Tensor:
+            return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 
-            sharpness_aware_gradient(model.parameters(), again, self.method.rho)
-            after.restore()
-        return loss
-
-    # TAPT's first stage -------------------------------------------------------------------------
+        return self._acting.step(run, inputs)
 
     def _begin_jachess(self, model: nn.Module) -> None:
-        self._window, self._noise_step = [], -1
-        if self.method.method == "tapt":
-            self._begin_tapt(self.accelerator.unwrap_model(model))
+        self._acting.begin(self.accelerator.unwrap_model(model))
         super()._begin_jachess(model)
 
-    def _begin_tapt(self, model: nn.Module) -> None:
-        if self.state.global_step == 0:
-            self._adapt(model)
-        elif hasattr(model, "peft_config"):
-            raise ValueError(
-                "method='tapt' with adapters cannot go on from a checkpoint: it has the adapters "
-                "alone, not the backbone that TAPT changed; train from the start"
-            )
 
-    def _adapt(self, model: nn.Module) -> None:
-        random = RandomState()
-        made = tapt.language_model(model)
-        masked = tapt.is_masked(made.config)
-        with tapt.whole_backbone_trained(model):
-            stage = MethodTrainer(
-                model=made,
-                args=tapt.training_arguments(self.args, self.method),
-                data_collator=tapt.collator(self.processing_class, masked, self.method),
-                train_dataset=tapt.UnlabelledRows(self._adaptation_text),
-                processing_class=self.processing_class,
-            )
-            stage.train()
-        self.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
-        random.restore()
+class _End(TrainerCallback):
+    """Tells the method when training is over."""
+
+    def __init__(self, trainer: MethodMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self._trainer
+        trainer._acting.end(trainer.accelerator.unwrap_model(trainer.model_wrapped))
 
 
 class MethodTrainer(MethodMixin, Trainer):

@@ -151,7 +151,11 @@ class JacHessMixin(_Base):
             jacobian=out.jacobian,
             hessian=out.hessian,
         )
-        return task + out.loss * self._share(num_items_in_batch)
+        return task + self._felt(out.loss) * self._share(num_items_in_batch)
+
+    def _felt(self, penalty: Tensor) -> Tensor:
+        """What the parameters get of the penalty; a subclass may put a placebo there."""
+        return penalty
 
     def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
         """What a mean over the micro-batch has to be multiplied by, so that micro-batches add up.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..smoothness import JacHess, JacHessOutput
+from ..smoothness import DecisionOutput, DecisionPenalty, JacHess, JacHessOutput
 
 
 class OnePass:
@@ -19,10 +19,10 @@ class OnePass:
         result: of the last call; None before.
     """
 
-    def __init__(self, model: nn.Module, regulariser: JacHess) -> None:
+    def __init__(self, model: nn.Module, regulariser: JacHess | DecisionPenalty) -> None:
         self._model = model
         self._regulariser = regulariser
-        self.result: JacHessOutput | None = None
+        self.result: JacHessOutput | DecisionOutput | None = None
 
     # isinstance() asks for it: the Trainer tells PEFT models and wrappers apart by it.
     @property  # type: ignore[misc]

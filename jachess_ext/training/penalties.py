@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..smoothness.model_pass import unwrapped
+from ..smoothness.model_pass import hooked_embeddings, unwrapped
+from .dual import without_labels
+from .method import Batch, Method, logits_of
 from .random_state import drawing_apart
 
 
@@ -41,6 +43,24 @@ def symmetric_divergence(first: Tensor, second: Tensor, regression: bool = False
         return (first - second).square().sum(-1)
     log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+
+
+def kl_divergence(first: Tensor, second: Tensor, regression: bool = False) -> Tensor:
+    """KL(p‖q) per row of logits ``[..., C]``; of a regression, the squared difference."""
+    wide = torch.promote_types(first.dtype, torch.float32)
+    first, second = first.to(wide), second.to(wide)
+    if regression:
+        return (first - second).square().sum(-1)
+    log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def row_mean(apart: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Mean over rows ``[B]``; of a language model's ``[B, T]``, over real tokens."""
+    mask = batch.get("attention_mask")
+    if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
+        return (apart * mask).sum() / mask.sum()
+    return apart.mean()
 
 
 def r3f_penalty(
@@ -75,13 +95,13 @@ def r3f_penalty(
             run = getattr(unwrapped(model), "_original_forward", model)
             contexts.enter_context(torch.autocast(device, enabled=False))
             logits = run(**batch).logits
-        contexts.enter_context(_noisy_embeddings(model, noise, distribution, generator))
+        contexts.enter_context(
+            hooked_embeddings(
+                model, lambda x: x + draw_noise(x.shape, noise, distribution, generator).to(x)
+            )
+        )
         moved = run(**batch).logits
-    apart = symmetric_divergence(logits, moved, regression)
-    mask = batch.get("attention_mask")
-    if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
-        return (apart * mask).sum() / mask.sum()
-    return apart.mean()
+    return row_mean(symmetric_divergence(logits, moved, regression), batch)
 
 
 def mixed_precision(model: nn.Module, device: str) -> bool:
@@ -99,16 +119,25 @@ def draw_noise(
     return z.normal_(0.0, size, generator=generator)
 
 
-@contextmanager
-def _noisy_embeddings(
-    model: nn.Module, size: float, distribution: str, generator: torch.Generator
-) -> Iterator[None]:
-    def add(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        return output + draw_noise(output.shape, size, distribution, generator).to(output)
+class L2(Method):
+    """+ strength · ½ Σ θ² over trained matrices; biases and norm weights are left free."""
 
-    embeddings: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
-    handle = embeddings.register_forward_hook(add)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+        """See `half_square_norm`."""
+        return half_square_norm(model.parameters())
+
+
+class R3F(Method):
+    """+ strength · symmetric divergence under noise (Aghajanyan et al. 2021, R3F)."""
+
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+        """See `r3f_penalty`."""
+        return r3f_penalty(
+            model,
+            without_labels(inputs),
+            logits_of(outputs),
+            noise=self.settings.noise,
+            distribution=self.settings.noise_distribution,
+            generator=self.generator(),
+            regression=self.is_regression(model),
+        )

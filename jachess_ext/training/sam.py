@@ -8,9 +8,48 @@ accumulation and its clipping, does not offer.  This one leaves the optimiser al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .method import Batch, Method
+from .random_state import RandomState
+
+
+class SAM(Method):
+    """The gradient at θ + ρ g/‖g‖; once per optimiser step, g of all its micro-batches.
+
+    Both passes have the same dropout masks, and later steps those of the plain run.
+    """
+
+    one_process = True
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._window: list[tuple[Batch, RandomState]] = []
+
+    def begin(self, model: nn.Module) -> None:
+        """Forget what a run that was broken off left."""
+        super().begin(model)
+        self._window = []
+
+    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
+        """The plain step; after an optimiser step's last micro-batch, the ascent and all again."""
+        self._window.append((inputs, RandomState()))
+        loss = run(inputs)
+        if self.trainer.accelerator.sync_gradients:
+            window, self._window = self._window, []
+            after = RandomState()
+
+            def again() -> None:
+                for batch, random in window:
+                    random.restore()
+                    run(batch)
+
+            sharpness_aware_gradient(self.trainer.model.parameters(), again, self.settings.rho)
+            after.restore()
+        return loss
 
 
 def sharpness_aware_gradient(

@@ -5,14 +5,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import nn
 from torch.utils.data import Dataset
 
 from ..smoothness.model_pass import backbone_of, unwrapped
-from .method_arguments import MethodArguments
+from .method import Method
+from .random_state import RandomState
+
+if TYPE_CHECKING:
+    from .method_arguments import MethodArguments
+
+
+class TAPT(Method):
+    """Language modelling on the unlabelled text, then the task loss."""
+
+    unlabelled = tokenizer = True
+
+    def begin(self, model: nn.Module) -> None:
+        """The first stage; not where a checkpoint goes on."""
+        super().begin(model)
+        if self.trainer.state.global_step == 0:
+            self._adapt(model)
+        elif hasattr(model, "peft_config"):
+            raise ValueError(
+                "method='tapt' with adapters cannot go on from a checkpoint: it has the adapters "
+                "alone, not the backbone that TAPT changed; train from the start"
+            )
+
+    def _adapt(self, model: nn.Module) -> None:
+        from .methods import MethodTrainer  # which knows all methods, this one among them
+
+        random, trainer = RandomState(), self.trainer
+        made = language_model(model)
+        masked = is_masked(made.config)
+        with whole_backbone_trained(model):
+            stage = MethodTrainer(
+                model=made,
+                args=training_arguments(trainer.args, self.settings),
+                data_collator=collator(trainer.processing_class, masked, self.settings),
+                train_dataset=UnlabelledRows(trainer.unlabelled_text),
+                processing_class=trainer.processing_class,
+            )
+            stage.train()
+        trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
+        random.restore()
 
 
 def is_masked(config: Any) -> bool:

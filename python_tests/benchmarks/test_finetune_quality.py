@@ -11,11 +11,14 @@ import pytest
 
 from benchmarks import finetune_quality
 from jachess_ext.evaluation.report import Table
+from jachess_ext.experiment.checks import check_methods
+from jachess_ext.experiment.grid import make_grid
 from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
 
 
 def write_folders(data: Path) -> None:
-    for name in ("cola", "sst2", "mrpc", "imdb", "movie_sentences", "product_sentences"):
+    names = ("cola", "sst2", "mrpc", "imdb", "movie_sentences", "product_sentences", "snips7")
+    for name in names:
         (data / name).mkdir(parents=True)
         rows = []
         for number in range(80):
@@ -26,12 +29,17 @@ def write_folders(data: Path) -> None:
             (data / name / f"{part}.jsonl.gz").write_bytes(gzip.compress(content.encode()))
 
 
-def test_the_grids_are_as_the_issue_has_them(tmp_path: Path) -> None:
+def test_the_grids_are_what_the_notes_say() -> None:
+    rows = {"few": (500, 500), "develop": (500, 500), "noisy": (1000, 500), "sizes": (10000, 1000)}
+    seeds = {"why": 3, "longer": 3, "before": 1, "few": 10, "develop": 10, "sizes": 3}
     for name, path in finetune_quality.GRIDS.items():
         content = json.loads(path.read_text())
-        assert (content["train_size"], content["unlabelled_size"]) == (1000, 1000)
-        seeds = {"why": 3, "longer": 3, "before": 1}.get(name, 5)
-        assert content["seeds"] == list(range(seeds)) and content["methods"][0] == "none"
+        given = (content["train_size"], content["unlabelled_size"])
+        assert given == rows.get(name, (1000, 1000))
+        assert content["seeds"] == list(range(seeds.get(name, 5)))
+        assert content["methods"][0] == "none"
+        make_grid(content | {"model": "a"})
+        check_methods(content["methods"])
 
 
 @pytest.mark.slow
@@ -69,7 +77,7 @@ def test_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grids = list(finetune_quality.GRIDS)
     assert finetune_quality.chosen_grids(grids, None) == grids
-    assert finetune_quality.chosen_grids(grids, ["mrpc"]) == ["main", "before"]
+    assert finetune_quality.chosen_grids(grids, ["mrpc"]) == ["main", "before", "few", "sizes"]
     assert finetune_quality.chosen_grids(grids, ["sst2", "imdb"]) == grids
     given = ["--model", str(tmp_path), "--data", str(tmp_path), "--tasks", "sst2", "sst"]
     assert finetune_quality.main(given) == 2

@@ -51,7 +51,7 @@ def test_every_method_is_judged_by_the_truth(
         errors = [np.log(loss[name, budget] / truth[name]) for name in truth]
         expected = np.sqrt(np.mean(np.square(errors)))
         assert found[budget, "subtuning"].log_rmse == pytest.approx(expected, rel=1e-3)
-    assert (16, "bayes") not in found and (32, "bayes") in found, "three sizes are needed"
+    assert (16, "blend") not in found and (32, "blend") in found, "three sizes are needed"
     assert found[32, "lensllm"].flops_share > found[32, "rectified"].flops_share, "the probes"
     assert {row.method for row in rows if row.budget == 32} == set(live_selection.JUDGED) - {
         "power"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import law_fits, selection, selection_halves
+from benchmarks import law_fits, selection, selection_families, selection_halves
 from jachess_ext.scaling import LossTable, pear_corr, select
 from python_tests.scaling import tables
 
@@ -48,8 +48,11 @@ def test_selection_writes_what_select_gives(table: LossTable, tmp_path: Path) ->
     assert float(row["flops_share"]) == pytest.approx(
         expected.flops / expected.full_flops, rel=1e-4
     )
-    bayes = found[("32", "bayes")]
-    assert 0 <= float(bayes["coverage_referenced"]) <= 100
+    ours, blend = found[("32", "blend")], select(table, 51200, 1638400)
+    assert float(ours["pear_corr"]) == pytest.approx(
+        np.corrcoef(blend.predicted_losses, truth)[0, 1] * 100, rel=1e-4
+    )
+    assert 0 <= float(ours["coverage_referenced"]) <= 100
     assert found[("32", "zeroshot")]["coverage"] == ""
 
 
@@ -65,3 +68,62 @@ def test_halves_are_shares(table: LossTable, tmp_path: Path) -> None:
     assert one == mean
     assert all(value in (0.0, 50.0, 100.0) for value in one[:5]) and 0 <= one[5] <= 100
     assert one[2] + one[3] <= 100
+
+
+def lcdb_folder(folder: Path) -> Path:
+    """Two even data sets and an odd one: ten learners, two splits; one learner stops at 512."""
+    sizes = [2**k for k in range(4, 12)]
+    generator = np.random.default_rng(0)
+    for measure in ("logloss", "accuracy", "auc"):
+        lines = ["openmlid,learner,size_train,outer_seed,score_test"]
+        for number in (2, 4, 5):
+            for learner in range(10):
+                for size in sizes[: 6 if learner == 9 else 8]:
+                    for seed in (0, 1):
+                        error = 0.1 + (1 + 0.1 * learner) / size**0.3 * generator.uniform(0.9, 1.1)
+                        score = error if measure == "logloss" else 1 - error / 2
+                        lines.append(f"{number},l{learner},{size},{seed},{score}")
+        (folder / f"database-{measure}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_families_are_read_and_judged(tmp_path: Path) -> None:
+    flan = tables.write_csv(tmp_path / "flan.csv", tables.population(3, models=12)[0])
+    llm = tmp_path / "llm.csv"
+    rows = ["task,model,metric,50,100,200,500,1000,5000,9000"]
+    for task in ("x", "y"):
+        for place, model in enumerate("abc"):
+            scores = [0.5, 0.6, 0.65 - 0.01 * place, 0.7, 0.75, 0.9 - 0.02 * place]
+            rows.append(f"{task},{model},accuracy," + ",".join(map(str, scores)) + ",")
+    llm.write_text("\n".join(rows) + "\n")
+    cases = list(selection_families.lcdb_cases(lcdb_folder(tmp_path), None))
+    assert [(case.family, case.half) for case in cases[:2]] == [
+        ("lcdb logloss", "B"),
+        ("lcdb logloss", "A"),
+    ]
+    assert len(cases) == 6 and cases[0].table.losses.shape == (9, 8)
+    assert cases[0].budgets == (256.0, 64.0)
+    given = ["--flan", str(flan), "--llm", str(llm), "--lcdb", str(tmp_path)]
+    chosen = ["--methods", "blend", "subtuning", "--results", str(tmp_path)]
+    found = selection_families.main([*given, *chosen])
+    one = found[("llm", "A", "blend")]
+    assert len(one.rel_acc) == 2 and len(one.said) == len(one.true) == 6
+    assert sum(one.said) == pytest.approx(2) and sum(one.true) == pytest.approx(2)
+    whole = found[("flan", "A", "subtuning")]
+    table, target = selection_families.read_table(flan), 1638400.0
+    forecasts = [select(table, target / 2**k, target).predicted_losses for k in range(3, 10)]
+    expected = [100 * np.corrcoef(x, table.losses_at(target))[0, 1] for x in forecasts]
+    assert found[("flan", "A", "blend")].pear_corr == pytest.approx(expected)
+    by_hand = [
+        pear_corr(table.losses_at(target / 2**k), table.losses_at(target)) for k in range(3, 10)
+    ]
+    assert whole.pear_corr == pytest.approx(by_hand)
+    written = (tmp_path / "selection_families.md").read_text()
+    assert f"| {np.mean(by_hand):.1f} |" in written and "| llm | B | blend | 2 |" in written
+
+
+def test_bins_compare_what_was_said_with_what_was_true() -> None:
+    figures = selection_families.Figures(said=[0.1, 0.9, 1.0, 0.85], true=[0.0, 1.0, 1.0, 0.0])
+    head, *rows = selection_families.bins_of({("llm", "B", "blend"): figures})
+    assert len(head) == 8 and [row[2] for row in rows] == ["all", "llm"]
+    assert rows[0][3] == "0.10 0.00 (1)" and rows[0][7] == "0.92 0.67 (3)"

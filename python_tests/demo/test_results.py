@@ -24,8 +24,11 @@ LABELS = np.array([0, 1, 1])
 def judgement(score: float, brier: float) -> Judgement:
     return Judgement(
         score=score,
-        brier=brier,
-        ece=0.1,
+        figures={"brier": brier, "ece": 0.1},
+        scaled=None,
+        perturbed={},
+        accuracies={},
+        slopes={},
         corrupted=[score - 0.1, score - 0.2],
         noisy=[score, score - 0.1, score - 0.2, score - 0.3],
         jacobian=[10.0, 20.0],

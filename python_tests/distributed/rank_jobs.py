@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import jachess_ext as jx
-from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
+from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, WIDTH, classifier
 
 ROWS, TOKENS = 2, 5
+KINDS = ("jet", "jvp", "jvp without a graph", "decision")
 SETTINGS: dict[str, Any] = {"dimensions": 4, "weights": "uniform", "strength": 1e-3, "seed": 11}
 
 
@@ -86,10 +88,12 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Whole, on every rank, by the names of the bare model."""
     found = {}
     for name, value in model.named_parameters():
-        value = value.detach()
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        found[name.removeprefix("module.")] = whole.clone()
+        found[name.removeprefix("module.")] = whole(value.detach()).clone()
     return found
+
+
+def whole(value: Any) -> Tensor:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def equal_to_one_process(engine: str, micro: int, checkpointing: bool) -> dict[str, Any]:
@@ -218,6 +222,62 @@ def directions_differ(engine: str) -> dict[str, Any]:
     return {"jacobian": torch.stack(found)}
 
 
+def fed_with_embeddings() -> Any:
+    """A classifier called with ``inputs_embeds``, so that its table of embeddings is not used."""
+    model: Any = classifier("bert", attention="sdpa")
+    model.bert.embeddings.word_embeddings.requires_grad_(False)
+    return model
+
+
+def loss_of(kind: str, model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """A mean over rows of a jet, or of a jvp, taken straight through the (wrapped) model."""
+    real = batch["attention_mask"]
+    numbers = torch.arange(3 * real.numel() * WIDTH, dtype=torch.float64).sin()
+    x, *directions = numbers.reshape(3, *real.shape, WIDTH)
+
+    def logits(x: Tensor) -> Tensor:
+        return model(inputs_embeds=x, attention_mask=real).logits
+
+    if kind == "decision":
+        u = torch.stack(directions)
+        fed = {"inputs_embeds": x, "attention_mask": real, "labels": batch["labels"]}
+        penalty = jx.DecisionPenalty(model, perturbation=lambda *_: u, seed=0)
+        return penalty(fed).total
+    if kind == "jet":
+        return jx.jet(logits, x, torch.stack(directions)).streams.sin().sum(-1).mean()
+    differentiable = kind == "jvp"
+    output, tangent = jx.jvp(logits, (x,), (directions[0],), differentiable=differentiable)
+    assert tangent.requires_grad == differentiable
+    return (output - tangent.sin()).square().sum(-1).mean()
+
+
+def derivatives(engine: str) -> dict[str, Any]:
+    """Gradients of `loss_of` for one and the same batch on every rank, with checkpointing too."""
+    found: dict[str, Any] = {}
+    wrap = ENGINES[engine]
+    ways = {"plain": wrap, "checkpointing": wrap}
+    if engine == "ddp":
+        ways["unused"] = partial(DistributedDataParallel, find_unused_parameters=True)
+    for way, wrapping in ways.items():
+        for kind in KINDS:
+            model = fed_with_embeddings()
+            if way == "unused":
+                model.extra = nn.Linear(1, 1).double()
+            if way == "checkpointing":
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+                model.train()
+            wrapped = wrapping(model)
+            for _ in range(2):  # the second time, hooks are those that the first one left
+                wrapped.zero_grad()
+                loss_of(kind, wrapped, shard(0, 0)).backward()
+            found[f"{kind} {way}"] = {
+                name.removeprefix("module."): whole(value.grad)
+                for name, value in wrapped.named_parameters()
+                if value.requires_grad and "extra" not in name
+            }
+    return found
+
+
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -227,7 +287,7 @@ def main(folder: Path) -> None:
             name = f"{engine} {micro}"
             results[name] = equal_to_one_process(engine, micro, checkpointing=False)
         results[f"{engine} checkpointing"] = equal_to_one_process(engine, 1, checkpointing=True)
-        jobs = [empty_shards, non_finite, raising, calibration, directions_differ]
+        jobs = [empty_shards, non_finite, raising, calibration, directions_differ, derivatives]
         for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)
     every: list[Any] = [None] * dist.get_world_size()

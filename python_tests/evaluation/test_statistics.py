@@ -5,9 +5,18 @@ from __future__ import annotations
 from itertools import combinations
 from math import comb, isnan
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from jachess_ext.evaluation.statistics import holm_bonferroni, mann_whitney, summarise
+from jachess_ext.evaluation.statistics import (
+    cluster_flip_test,
+    holm_bonferroni,
+    interval,
+    mann_whitney,
+    sign_test,
+    summarise,
+)
 
 
 def test_mean_and_sample_spread() -> None:
@@ -94,3 +103,28 @@ def test_holm_caps_at_one_and_accepts_nothing() -> None:
     assert holm_bonferroni([]) == []
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         holm_bonferroni([1.2])
+
+
+def test_intervals_and_the_sign_test_by_hand() -> None:
+    assert interval([1, 2, 3, 4, 5]) == pytest.approx(2.776445 * (2.5 / 5) ** 0.5, rel=1e-6)
+    assert np.isnan(interval([1.0]))
+    assert sign_test([1.0] * 8 + [-3.0] * 2) == pytest.approx(2 * (1 + 10 + 45) / 1024)
+    assert sign_test([0.0, 0.0]) == 1.0 and sign_test([0.0, 2.0]) == 1.0
+    with pytest.raises(ValueError, match="no NaN"):
+        sign_test([float("nan")])
+
+
+def test_flips_of_clusters() -> None:
+    assert cluster_flip_test([[1.0], [2.0], [3.0]]) == 0.25
+    assert cluster_flip_test([[1.0, 2.0], [3.0]]) == 0.5, "as two values of 3"
+    assert cluster_flip_test([[1.0], [2.0], [-3.0]]) == 1.0
+    values = np.random.default_rng(1).normal(0.3, 1.0, 12)
+    oracle = stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", n_resamples=np.inf
+    )
+    assert cluster_flip_test([[v] for v in values]) == pytest.approx(oracle.pvalue, abs=1e-9)
+    many = np.random.default_rng(2).normal(0.6, 1.0, 24)
+    near = stats.ttest_1samp(many, 0).pvalue
+    assert cluster_flip_test([[v] for v in many]) == pytest.approx(near, abs=0.01)
+    with pytest.raises(ValueError, match="at least one cluster"):
+        cluster_flip_test([])

@@ -200,8 +200,8 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path: Path) -> None:
     assert "http" not in text and "@import" not in text
     titles = re.findall(r"<h2>([^<]*)</h2>", text)
     assert titles == [
-        *("Scores", "Token corruption", "Calibration", "Seed by seed", "Embedding noise"),
-        *("Smoothness", "Settings"),
+        *("Scores", "Token corruption", "Calibration", "Seed by seed", "Over all tasks and seeds"),
+        *("Embedding noise", "Smoothness", "Settings"),
     ]
     # three tasks' curves twice, and four methods' diagrams in two pictures
     assert page.tags.count("img") == 3 + 3 + 2

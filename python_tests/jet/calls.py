@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,18 @@ class Call:
     x: Tensor
     constants: dict[int, Tensor]
     dtype: torch.dtype
+    place: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def on(self, device: str) -> Call:
+        """The same call with tensors of another device whose entries are not set (fake ones)."""
+        return self._placed_by(lambda tensor: torch.empty_like(tensor, device=device))
+
+    def moved(self, device: str) -> Call:
+        """The same call on another device."""
+        return self._placed_by(lambda tensor: tensor.to(device))
+
+    def _placed_by(self, place: Callable[[Tensor], Tensor]) -> Call:
+        return replace(self, x=place(self.x.detach()), place=place)
 
     def __call__(self, x: Any) -> tuple:
         """Everything floating-point that the call returns, in a tuple."""
@@ -49,12 +61,16 @@ class Call:
             nonlocal used
             if isinstance(value, list):
                 return [fill(item) for item in value]
+            if isinstance(value, Tensor):
+                return self.place(value)
+            if isinstance(value, tuple):  # an index
+                return tuple(self.place(v) if isinstance(v, Tensor) else v for v in value)
             if not isinstance(value, X):
                 return value
             if not value.active:
-                return self.constants[id(value)]
+                return self.place(self.constants[id(value)])
             count = torch.Size(value.shape).numel()
-            part = x[used : used + count].reshape(value.shape)
+            part = x.narrow(0, used, count).reshape(value.shape)
             used += count
             return part
 

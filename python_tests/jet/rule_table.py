@@ -191,6 +191,9 @@ LINEAR = [
     Row(["conv1d"], [X((2, 3, 5)), P(4, 3, 2), P(4)], {"stride": 2}, exact=False),
     Row(["conv1d"], [X((3, 5)), P(4, 3, 3), None, 1, 1], exact=False),
     Row(["conv2d"], [X((2, 2, 4, 4)), P(3, 2, 2, 2), P(3)], {"stride": 2}, exact=False),
+    Row([F.interpolate], [X((1, 2, 3)), 5], exact=False),
+    Row([F.interpolate], [X((1, 2, 3, 3))], {"scale_factor": 2, "mode": "bilinear"}, exact=False),
+    Row([F.interpolate], [X((2, 1, 4, 4)), (3, 2)], {"mode": "area"}, exact=False),
     Row(
         ["conv2d"], [X((1, 2, 4, 4)), P(4, 1, 3, 3)], {"groups": 2, "padding": "same"}, exact=False
     ),

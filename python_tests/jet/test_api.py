@@ -50,7 +50,8 @@ U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual
             TypeError,
             "x has dtype torch.int64, but derivatives need a floating-point",
         ),
-        (X.tolist(), U, 2, TypeError, "x must be a plain tensor, not list"),
+        (X.tolist(), U, 2, TypeError, "x[0][0] must be a plain tensor, not float"),
+        ([1.0], [U], 2, TypeError, "x[0] must be a plain tensor, not float"),
         (X, U.tolist(), 2, TypeError, "directions must be a tensor [q, *x.shape], not list"),
     ],
 )

@@ -5,7 +5,9 @@ A checkpoint runs its function a second time, and autograd compares what both ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import jachess_ext as jx
 from jachess_ext import ops
+from jachess_ext.jet import composed_rules
 
 pytestmark = pytest.mark.skipif(
     not ops.available("rms_norm_jet", "cpu"), reason="the compiled operators are missing"
@@ -148,6 +151,57 @@ def test_within_a_checkpoint_the_operators_still_fuse() -> None:
         assert (norm.call_count, gate.call_count) == (1, 1)
         jet.streams.sum().backward()
     assert (norm.call_count, gate.call_count) == (2, 2)
+
+
+def _everything(x: Tensor) -> Tensor:
+    """Each operator that a rule may use: norms, softmax, attention, a gate, an activation."""
+    h = F.layer_norm(x + torch.sin(x), (WIDTH,)) + F.rms_norm(x, (WIDTH,)).softmax(-1)
+    h = F.silu(h) * torch.cos(h) + F.gelu(h)
+    return F.scaled_dot_product_attention(h[None, None], x[None, None], h[None, None])[0, 0]
+
+
+def _backward_here(loss: Tensor, x: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(loss, x)
+    return gradient
+
+
+def _backward_on_a_thread(loss: Tensor, x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_backward_here, loss, x).result(60)
+
+
+@pytest.mark.parametrize("backward", [_backward_here, _backward_on_a_thread])
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("composed", [True, False])
+def test_the_switch_belongs_to_the_pass(composed: bool, within: bool, backward: Call) -> None:
+    """A checkpoint runs its function again where backward is called: in the context or after it,
+    on this thread or on another; a pass begun without the context, and recomputed within one, too.
+    """
+
+    def streams(call: Call, x: Tensor) -> Tensor:
+        return jx.jet(lambda x: call(_everything, x), x, U).streams
+
+    weights = torch.linspace(-1, 1, 4 * X.numel(), dtype=X.dtype).reshape(4, *X.shape)
+    x = X.clone().requires_grad_()
+    expected = _backward_here((streams(_kept, x) * weights).sum(), x)
+    with composed_rules() if composed else nullcontext(), _operator_calls() as calls:
+        loss = (streams(_recomputed, x) * weights).sum()
+        forward = sum(call.call_count for call in calls)
+        found = backward(loss, x) if within else None
+    with nullcontext() if composed else composed_rules(), _operator_calls() as later:
+        found = backward(loss, x) if found is None else found
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+    assert forward == (0 if composed else 6)
+    assert sum(call.call_count for call in (*calls, *later)) == 2 * forward
+
+
+@contextmanager
+def _operator_calls() -> Iterator[list[mock.MagicMock]]:
+    names = ["add_layer_norm_jet", "rms_norm_jet", "softmax_jet", "attention_jet"]
+    names += ["gated_activation_jet", "activation_jet"]
+    with ExitStack() as stack:
+        patches = [mock.patch.object(ops, name, wraps=getattr(ops, name)) for name in names]
+        yield [stack.enter_context(patch) for patch in patches]
 
 
 def test_a_write_over_what_a_deferred_jet_saved_is_still_noticed() -> None:

@@ -328,3 +328,71 @@ def test_import_leaves_dynamo_alone() -> None:
     """Importing torch._dynamo takes seconds."""
     code = "import sys, jachess_ext; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- jvp, and several tensors --------------------------------------------------------------------
+
+
+class OfTwo(nn.Module):
+    """Two inputs, one of them in a dict; attention and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        y = nn.functional.scaled_dot_product_attention(x, given["key"], x)
+        return {"y": nn.functional.gelu(self.layer(y)) + x}
+
+
+def _two_inputs() -> tuple[Any, Any]:
+    values = [torch.randn(2, 1, 3, 4, dtype=torch.float64) for _ in range(4)]
+    for value in values[:2]:
+        value.requires_grad_()
+    return (values[0], {"key": values[1]}), (values[2], {"key": values[3]})
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_jvp_in_a_graph(differentiable: bool) -> None:
+    model = OfTwo().double()
+    primals, tangents = _two_inputs()
+
+    def both(primals: Any, tangents: Any) -> Any:
+        output, tangent = jx.jvp(model, primals, tangents, differentiable=differentiable)
+        return output["y"], tangent["y"]
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (both, compiled):
+        output, tangent = function(primals, tangents)
+        assert tangent.requires_grad == differentiable
+        loss = output.sin().sum() + tangent.cos().sum()
+        inputs = (primals[0], primals[1]["key"], *model.parameters())
+        results.append((output, tangent, *torch.autograd.grad(loss, inputs)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-10)
+    assert graphs() == 1 and not counters["graph_break"]
+
+
+def test_a_jet_of_several_tensors_in_a_graph() -> None:
+    model = OfTwo().double()
+    primals, tangents = _two_inputs()
+    directions = (torch.stack([tangents[0]] * 2), {"key": torch.stack([tangents[1]["key"]] * 2)})
+
+    def streams(primals: Any, directions: Any) -> Tensor:
+        return jx.jet(model, primals, directions)["y"].streams
+
+    compiled = torch.compile(streams, fullgraph=True, backend="aot_eager")
+    expected = streams(primals, directions)
+    torch.testing.assert_close(compiled(primals, directions), expected, rtol=1e-10, atol=1e-10)
+    assert graphs() == 1 and not counters["graph_break"]
+
+
+def test_a_jvp_with_wrong_input_says_so_in_a_graph() -> None:
+    layer = nn.Linear(3, 3)
+
+    def wrong(x: Tensor, t: Tensor) -> Any:
+        return jx.jvp(layer, (x,), (t,))
+
+    compiled = torch.compile(wrong, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"tangents\[0\] has shape \[2\]; expected \[3\]"):
+        compiled(torch.ones(3), torch.ones(2))

@@ -131,12 +131,16 @@ def test_gradients_are_those_of_the_composed_rules(
 def test_bfloat16_keeps_its_dtype_and_is_no_worse_than_composed(
     function: Callable[[Tensor], Tensor], operator: str
 ) -> None:
-    x, directions = point(torch.bfloat16)
+    """Over enough tokens that one rounding more or less does not decide."""
+    torch.manual_seed(4)
+    x, directions = torch.randn(40, 5, 6).bfloat16(), torch.randn(3, 40, 5, 6).bfloat16()
     exact = jx.jet(function, x.double(), directions.double()).streams
     fused = jx.jet(function, x, directions).streams
-    assert fused.dtype == torch.bfloat16
-    error = (fused.double() - exact).norm() / exact.norm()
-    assert error < 2e-2
+    with composed_rules():
+        composed = jx.jet(function, x, directions).streams
+    assert fused.dtype == composed.dtype == torch.bfloat16
+    ours, theirs = (float((found.double() - exact).norm()) for found in (fused, composed))
+    assert ours < 1e-2 * exact.norm() and ours < 1.02 * theirs
 
 
 @pytest.mark.parametrize("name", ["LlamaRMSNorm", "T5LayerNorm", "GemmaRMSNorm", "Qwen3RMSNorm"])

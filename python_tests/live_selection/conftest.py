@@ -76,7 +76,7 @@ def settings(models: tuple[str, str], files: tuple[Path, Path]) -> MakeSettings:
         recipe = Recipe(epochs=1.0, batch_size=2, lr=5e-3, max_length=16)
         defaults: dict[str, Any] = {
             **{"models": models, "train": files[0], "dev": files[1]},
-            **{"budget": Budget.parse("1/4"), "probe": 4, "recipe": recipe},
+            **{"budget": Budget.parse("1/4"), "recipe": recipe},
         }
         return LiveSettings(**(defaults | given))
 

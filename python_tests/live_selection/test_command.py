@@ -63,7 +63,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     out, found, _ = whole
     records = read_records(out)
     assert [record.size for record in records] == [s for s in (0, 8, 16, 32, 64) for _ in "ab"]
-    assert found.missing == {} and len(found.predictions) == 8
+    assert set(found.missing) == {"logme", "hscore", "knn"} and len(found.predictions) == 8
     for method, predictions in found.predictions.items():
         assert len({one.model for one in predictions}) == 2
         scores = [one.score for one in predictions]

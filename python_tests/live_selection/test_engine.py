@@ -23,14 +23,20 @@ from .conftest import MakeSettings
 
 Made = list[tuple[str, int]]
 SIZES = (4, 8, 16, 32, 64)
-ALL = [(name, size) for size in (0, *SIZES) for name in ("narrow", "wide")]
+ALL = [(name, size) for size in SIZES for name in ("narrow", "wide")]
 PROBE_FLOPS = 1000.0
+DEV_ROWS = 40
 PARAMETERS = {"narrow": 1010, "wide": 3170}
 
 
 def training_flops(model: str, size: int) -> float:
     """6 N D with eight tokens a row, one epoch."""
     return 6.0 * PARAMETERS[Path(model).name] * 8 * size
+
+
+def judging_flops(model: str) -> float:
+    """2 N D: a forward pass over the dev rows."""
+    return 2.0 * PARAMETERS[Path(model).name] * 8 * DEV_ROWS
 
 
 def loss_of(model: str, size: int) -> float:
@@ -45,8 +51,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Which runs were made, in order; each takes three seconds and a second more a hundred rows."""
     runs: Made = []
 
-    def run(job: SubsetJob) -> tuple[RunRecord, Kernel]:
+    def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | None]:
         runs.append((Path(job.model).name, job.size))
+        if keep is not None:
+            keep.mkdir()
+            (keep / "run.txt").write_text(job.name)
+        probed = len(job.probe) > 0
         theta = np.eye(8, dtype=np.float32) * (1 + job.size)
         record = RunRecord(
             run=job.name,
@@ -55,19 +65,26 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
             size=job.size,
             epochs=1.0,
             steps=job.size,
-            seed=0,
-            learning_rate=1e-3,
+            seed=job.seed,
+            learning_rate=job.recipe.learning_rate,
             time=float(job.size),
             tokens=8 * job.size,
             metric="accuracy",
             dev_loss=loss_of(job.model, job.size),
+            scores={"accuracy": 1 - loss_of(job.model, job.size) / 2},
             training_flops=training_flops(job.model, job.size),
-            probe_flops=PROBE_FLOPS,
-            kernel=f"{job.name}.npz",
+            judging_flops=judging_flops(job.model),
+            dev_rows=DEV_ROWS,
+            probe_flops=PROBE_FLOPS if probed else 0.0,
+            kernel=f"{job.name}.npz" if probed else None,
+            features={"logme": float(-PARAMETERS[Path(job.model).name])}
+            if len(job.features)
+            else None,
+            features_flops=7.0 if len(job.features) else 0.0,
             seconds=Seconds(job.size / 100, 1.0, 2.0),
         )
         kernel = Kernel(theta.reshape(4, 2, 4, 2), np.ones((4, 2)), np.ones(8), np.arange(4))
-        return record, kernel
+        return record, kernel if probed else None
 
     monkeypatch.setattr(measure, "run", run)
     return runs
@@ -85,17 +102,23 @@ def test_all_rounds(go: Callable[..., LiveSelection], made: Made, tmp_path: Path
     found = go()
     assert made == ALL
     assert found.stop == "every planned size was run" and found.share == 1 / 4
-    assert [one.sizes for one in found.candidates] == [(0, *SIZES)] * 2
+    assert [one.sizes for one in found.candidates] == [SIZES] * 2
     assert set(found.predictions) == {
-        *("bayes", "lensllm", "rectified", "power", "ats", "subtuning", "zeroshot", "modelsize")
+        *("blend", "rectified", "power", "ats", "subtuning", "modelsize")
     }
-    assert found.missing == {} and found.best.endswith("wide"), "loss_of crosses beyond 64"
+    assert set(found.missing) == {"lensllm", "zeroshot", "logme", "hscore", "knn"}
+    assert "give --screen" in found.missing["knn"] and "--probe" in found.missing["lensllm"]
+    assert found.best.endswith("wide"), "loss_of crosses beyond 64"
     assert loss_of("wide", 64) > loss_of("narrow", 64) - 0.2
     assert read_selection(tmp_path) == found
     assert [r.size for r in read_records(tmp_path)] == [r[1] for r in made]
     training = sum(training_flops(*run) for run in made)
-    assert found.flops.training == training and found.flops.probe == PROBE_FLOPS * len(made)
-    assert found.flops.spent == training + PROBE_FLOPS * len(made)
+    judging = sum(judging_flops(name) for name, _ in made)
+    assert found.flops.training == training and found.flops.judging == judging
+    assert found.flops.probe == found.flops.features == 0
+    assert found.flops.spent == training + judging
+    full = sum(training_flops(name, 256) + judging_flops(name) for name in PARAMETERS)
+    assert found.flops.full_tuning == full and found.flops.share == found.flops.spent / full
     assert found.seconds == pytest.approx(sum(3 + size / 100 for _, size in made))
 
 
@@ -117,7 +140,7 @@ def test_finished_runs_are_not_made_again(
     assert made == [("narrow", 48), ("wide", 48)]
     made.clear()
     go(seed=1)
-    assert len(made) == 12, "another seed is another run"
+    assert len(made) == 10, "another seed is another run"
 
 
 def test_a_decided_ranking_stops(
@@ -127,7 +150,7 @@ def test_a_decided_ranking_stops(
     assert found.stop.startswith("decided: ") and found.ranking[0].prob_best >= 0.6
     assert found.ranking[0].model in found.stop
     largest = max(size for _, size in made)
-    assert largest in SIZES[2:-1] and made == ALL[: 2 * (2 + SIZES.index(largest))]
+    assert largest in SIZES[2:-1] and made == ALL[: 2 * (1 + SIZES.index(largest))]
     alike = loss_of
     monkeypatch.setattr(sys.modules[__name__], "loss_of", lambda model, size: alike("", size))
     undecided = go(confidence=0.6, seed=1)
@@ -142,30 +165,32 @@ def test_models_clearly_out_are_dropped_only_if_asked(
     dropped = [one for one in found.candidates if one.stop.startswith("dropped: ")]
     assert len(dropped) == 1 and found.stop.startswith("all but ")
     assert len(found.ranking) == 2 and sum(p.prob_best for p in found.ranking) == pytest.approx(1)
-    assert go().candidates[0].sizes == go().candidates[1].sizes == (0, *SIZES)
+    assert go().candidates[0].sizes == go().candidates[1].sizes == SIZES
 
 
 def test_flops_are_not_exceeded(go: Callable[..., LiveSelection], made: Made) -> None:
-    found = go()
-    assert found.flops.full_tuning == sum(training_flops(name, 256) for name in PARAMETERS)
-    assert found.flops.sub_tuning == sum(training_flops(name, 64) for name in PARAMETERS)
+    found = go(probe=4)
+    judging = sum(map(judging_flops, PARAMETERS))
+    assert found.flops.probe == PROBE_FLOPS * len(made), "before fine-tuning too"
+    assert found.flops.sub_tuning == judging + sum(training_flops(m, 64) for m in PARAMETERS)
     made.clear()
-    least = sum(training_flops(*run) + PROBE_FLOPS for run in ALL[:8])
+    each = [training_flops(*run) + judging_flops(run[0]) + PROBE_FLOPS for run in ALL[:6]]
+    least = sum(each) + judging + 2 * PROBE_FLOPS
     for amount, rounds in ((found.flops.spent, 6), (found.flops.spent - 1, 5), (least, 4)):
-        less = go(budget=Budget.parse(f"{amount}flops"))
+        less = go(budget=Budget.parse(f"{amount}flops"), probe=4)
         assert less.flops.spent <= amount
         assert less.candidates[0].sizes == (0, *SIZES)[:rounds]
         assert rounds == 6 or "does not pay for the next size" in less.stop
     with pytest.raises(DataError, match=r"no ranking yet .* the runs are kept"):
-        go(budget=Budget.parse(f"{least - 1}flops"))
+        go(budget=Budget.parse(f"{least - 1}flops"), probe=4)
     assert made == [], "all of these runs were there"
 
 
 def test_minutes(go: Callable[..., LiveSelection], made: Made) -> None:
     """A round of two takes 6 s and a fiftieth of its rows; four rounds are paid, the fifth not."""
-    spent = sum(2 * (3 + size / 100) for size in (0, *SIZES[:4]))
+    spent = sum(2 * (3 + size / 100) for size in SIZES[:4])
     found = go(budget=Budget.parse(f"{spent + 7.2}s"))
-    assert found.candidates[0].sizes == (0, *SIZES[:4])
+    assert found.candidates[0].sizes == SIZES[:4]
     assert found.stop == f"the budget {spent + 7.2}s does not pay for the next size, 64"
     assert found.seconds == pytest.approx(spent)
 
@@ -173,11 +198,11 @@ def test_minutes(go: Callable[..., LiveSelection], made: Made) -> None:
 def test_too_small_a_budget_keeps_the_runs(
     go: Callable[..., LiveSelection], made: Made, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"no ranking yet .* bayes needs 3 sizes .* has 1"):
+    with pytest.raises(DataError, match=r"no ranking yet .* blend needs 3 sizes .* has 2"):
         go(budget=Budget.parse("14s"))
     assert len(read_records(tmp_path)) == len(made) == 4
     made.clear()
-    assert go(budget=Budget.parse("1h")).share == 1 / 4 and len(made) == 8
+    assert go(budget=Budget.parse("1h")).share == 1 / 4 and len(made) == 6
 
 
 def kinked(job: SubsetJob) -> float:
@@ -193,15 +218,15 @@ def test_algorithm_1(
     """From the largest size down, every model until a loss leaves its line."""
     original = measure.run
 
-    def run(job: SubsetJob) -> tuple[RunRecord, Kernel | None]:
-        record, kernel = original(job)
+    def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | None]:
+        record, kernel = original(job, keep)
         return replace(record, dev_loss=kinked(job)), kernel
 
     monkeypatch.setattr(measure, "run", run)
     sizes = (3, 4, 8, 16, 32, 64)
-    found = go(sizes=sizes, order="halving", method="ats", tau=5.0)
-    assert [size for name, size in made if name == "wide"] == [0, 64, 32, 16, 8]
-    assert [size for name, size in made if name == "narrow"] == [0, 64, 32, 16, 8, 4]
+    found = go(sizes=sizes, order="algorithm1", method="ats", tau=5.0)
+    assert [size for name, size in made if name == "wide"] == [64, 32, 16, 8]
+    assert [size for name, size in made if name == "narrow"] == [64, 32, 16, 8, 4]
     assert found.candidates[1].stop.startswith("the loss at 8 rows left the line of the 3 larger")
     assert found.candidates[0].stop.startswith("the loss at 4 rows left the line of the 4 larger")
     assert found.stop == "every model was stopped"
@@ -211,8 +236,10 @@ def test_algorithm_1(
         slope, level = np.polyfit(np.log(kept), np.log(losses), 1)
         assert one.predicted == pytest.approx(np.exp(level + slope * np.log(256)))
     made.clear()
-    patient = go(sizes=sizes, order="halving", method="ats", tau=1e9)
-    assert patient.stop == "every planned size was run" and len(made) == 3
+    with pytest.warns(FutureWarning, match="'halving' is now called 'algorithm1'"):
+        patient = go(sizes=sizes, order="halving", method="ats", tau=1e9)
+    assert patient.order == "algorithm1" and len(made) == 3
+    assert patient.stop == "every planned size was run"
 
 
 class _Job:
@@ -225,8 +252,8 @@ def test_a_model_that_diverges_is_left_out(
 ) -> None:
     original = measure.run
 
-    def run(job: SubsetJob) -> tuple[RunRecord, Kernel | None]:
-        record, kernel = original(job)
+    def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | None]:
+        record, kernel = original(job, keep)
         if job.model.endswith("wide") and job.size == 8:
             return replace(record, dev_loss=None, kernel=None, error="not finite"), None
         return record, kernel
@@ -234,7 +261,7 @@ def test_a_model_that_diverges_is_left_out(
     monkeypatch.setattr(measure, "run", run)
     found = go()
     assert found.candidates[1].stop == "failed at 8 rows: not finite"
-    assert found.candidates[1].sizes == (0, 4, 8)
+    assert found.candidates[1].sizes == (4, 8)
     assert [Path(one.model).name for one in found.ranking] == ["narrow"]
     made.clear()
     assert go() == found and made == [], "a failure is a result, too"

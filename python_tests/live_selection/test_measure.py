@@ -20,7 +20,7 @@ from .conftest import MakeSettings
 
 @pytest.fixture
 def job(settings: MakeSettings) -> SubsetJob:
-    plan = make_plan(settings(sizes=(8, 16, 40)))
+    plan = make_plan(settings(sizes=(8, 16, 40), probe=4))
     return plan.job(plan.candidates[0], 16)
 
 
@@ -71,15 +71,17 @@ def test_a_run_is_what_it_says(job: SubsetJob, monkeypatch: pytest.MonkeyPatch) 
     record, kernel = measure.run(job)
     assert kernel is not None
     model, probe = seen["model"], batch_of(job, "probe")
-    for part, found in (("dev", record.dev_loss), ("train", record.train_loss)):
-        batch = batch_of(job, part)
-        with torch.no_grad():
-            logits = logits_of(model, batch)
-        expected = float(functional.cross_entropy(logits.double(), batch["labels"]))
-        assert found == pytest.approx(expected, rel=1e-5)
-        if part == "dev":
-            right = (logits.argmax(1) == batch["labels"]).double().mean()
-            assert record.dev_score == pytest.approx(float(right))
+    batch = batch_of(job, "dev")
+    with torch.no_grad():
+        logits = logits_of(model, batch)
+    expected = float(functional.cross_entropy(logits.double(), batch["labels"]))
+    assert record.dev_loss == pytest.approx(expected, rel=1e-5)
+    right = (logits.argmax(1) == batch["labels"]).double().mean()
+    assert record.dev_score == record.scores["accuracy"] == pytest.approx(float(right))
+    one_hot = functional.one_hot(batch["labels"], 2)
+    brier = (logits.double().softmax(-1) - one_hot).square().sum(-1).mean()
+    assert record.scores["brier"] == pytest.approx(float(brier), rel=1e-5)
+    assert record.dev_rows == 40
     theta = explicit_kernel(model, probe)
     np.testing.assert_allclose(
         kernel.theta.reshape(8, 8), theta, rtol=1e-4, atol=1e-5 * theta.max()
@@ -113,8 +115,12 @@ def test_the_cost_is_six_n_d(job: SubsetJob) -> None:
     tokens = 16 * (6 + 2)  # words of a row, [CLS], [SEP]
     assert record.tokens == tokens
     assert record.training_flops == 6 * parameters * tokens * 1.0
-    assert record.judging_flops == 2 * parameters * (40 + 16) * 8
-    assert record.probe_flops > 2 * parameters * 4 * 8 * 3  # forward, and back for both outputs
+    assert record.judging_flops == 2 * parameters * 40 * 8
+    # forward three times, and back for both outputs
+    assert record.probe_flops > 2 * parameters * 4 * 8 * 5
+    bare, kernel = measure.run(replace(job, probe=job.probe.first(0)))
+    assert kernel is None and bare.probe_flops == 0 and bare.kernel is None
+    assert (bare.dev_loss, bare.flops) == (record.dev_loss, record.flops - record.probe_flops)
 
 
 @pytest.mark.parametrize(("epochs", "rows"), [(1.0, 40), (3.0, 16)])
@@ -133,7 +139,7 @@ def test_time_is_the_sum_of_the_schedule(job: SubsetJob, epochs: float, rows: in
 def test_size_zero_is_the_model_before_training(job: SubsetJob) -> None:
     record, kernel = measure.run(replace(job, task=replace(job.task, train=job.probe.first(0))))
     assert (record.size, record.steps, record.time, record.tokens) == (0, 0, 0.0, 0)
-    assert record.training_flops == 0 and record.train_loss is None and kernel is not None
+    assert record.training_flops == 0 and kernel is not None
     assert record.kernel_loss == pytest.approx(record.residual_square) == record.probe_square
     trained, later = measure.run(job)
     assert later is not None
@@ -162,9 +168,10 @@ def test_names_follow_what_a_run_depends_on(job: SubsetJob) -> None:
         replace(job, seed=5),
         replace(job, version="another"),
         replace(job, probe=job.probe.first(2)),
+        replace(job, features=job.probe),
         replace(job, recipe=replace(job.recipe, epochs=2.0)),
         replace(job, task=replace(job.task, dev=job.task.dev.first(3))),
         replace(job, task=replace(job.task, train=job.task.train.first(3))),
     ]
-    assert len({job.name, *(other.name for other in others)}) == 7
+    assert len({job.name, *(other.name for other in others)}) == 8
     assert replace(job).name == job.name

@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.experiment.grid import Recipe
 from jachess_ext.live_selection import measure
 from jachess_ext.live_selection.budget import Budget
 from jachess_ext.live_selection.engine import select_live
-from jachess_ext.live_selection.plan import make_plan
-from jachess_ext.tasks.examples import DataError
+from jachess_ext.live_selection.plan import drawn, judged_rows, ladder, make_plan, smallest_rows
+from jachess_ext.tasks.examples import DataError, Examples, Task
 from jachess_ext.tasks.files import Columns
 
-from .conftest import MakeSettings
+from .conftest import MakeSettings, write_rows
 
 
 @pytest.mark.parametrize(
@@ -58,16 +60,58 @@ def test_bad_budgets(text: str, words: str) -> None:
         Budget.parse(text)
 
 
-def test_sizes_are_halvings_of_the_largest(settings: MakeSettings) -> None:
-    plan = make_plan(settings())  # a quarter of 256 rows
-    assert plan.sizes == (16, 32, 64) and plan.target == 256
-    assert plan.rounds == (0, 16, 32, 64)
-    assert make_plan(settings(order="halving")).rounds == (0, 64, 32, 16)
-    assert make_plan(settings(budget=Budget.parse("20min"))).sizes == (31, 63, 127)
+def test_sizes_are_quarters_and_three_where_they_fit(settings: MakeSettings) -> None:
+    plan = make_plan(settings())  # a quarter of 256 rows; 16 and more make sense
+    assert plan.sizes == plan.rounds == (16, 32, 64) and plan.target == 256
+    assert make_plan(settings(probe=4)).rounds == (0, 16, 32, 64)
+    assert make_plan(settings(order="algorithm1")).rounds == (64, 32, 16)
+    assert make_plan(settings(budget=Budget.parse("1/2"))).sizes == (16, 45, 128)
+    assert make_plan(settings(budget=Budget.parse("20min"))).sizes == (16, 45, 127)
+    made = settings(budget=Budget.parse("1"), target=5000)
+    assert make_plan(made).sizes == (16, 64, 256), "no more rows than there are"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "accumulation", "rows"),
+    [(1.0, 2, 1, 16), (5.0, 16, 1, 17), (1.0, 16, 1, 113), (5.0, 16, 2, 33), (8.0, 64, 1, 16)],
+)
+def test_the_smallest_subset_gives_eight_steps(
+    settings: MakeSettings, epochs: float, batch: int, accumulation: int, rows: int
+) -> None:
+    recipe = Recipe(epochs=epochs, batch_size=batch, gradient_accumulation=accumulation)
+    assert smallest_rows(settings(recipe=recipe)) == rows
+    if rows > 16:
+        steps = [-(-n // (batch * accumulation)) * epochs for n in (rows - 1, rows)]
+        assert steps[0] < 8 <= steps[1]
+
+
+@pytest.mark.parametrize("target", [2088, 5000, 12_000, 100_000])
+def test_an_eighth_costs_at_most_a_fifth(settings: MakeSettings, target: int) -> None:
+    """Training all sizes and judging after each, against training all and judging once."""
+    recipe = Recipe()
+    given = settings(budget=Budget.parse("1/8"), target=target, recipe=recipe)
+    rows = Examples(["a"] * target, None, [0] * target)
+    sizes = ladder(given, (), Task("t", "", ("a", "b"), rows, rows, rows, ACCURACY), target)
+    dev = judged_rows(given, target)  # at most: there may be fewer
+    per_row = 6 * recipe.epochs
+    spent = per_row * sum(sizes) + 2 * dev * len(sizes)
+    assert len(sizes) >= 3 and sizes[-1] == target // 8
+    assert spent <= 0.2 * (per_row * target + 2 * dev)
+
+
+def test_dev_rows_are_as_many_as_judging_may_cost(settings: MakeSettings, tmp_path: Path) -> None:
+    given = settings(dev=write_rows(tmp_path / "dev.csv", 900, 5))
+    plan = make_plan(given)
+    assert len(plan.task.dev) == 200, "at least"
+    many = make_plan(replace(given, recipe=replace(given.recipe, epochs=100.0)))
+    assert len(many.task.dev) == 384, "0.5 % of 256 rows, 100 epochs, forward and back"
+    whole = make_plan(replace(given, dev_size=10_000)).task.dev
+    texts = iter(whole.texts)
+    assert len(whole) == 900 and all(text in texts for text in plan.task.dev.texts), "in order"
 
 
 def test_subsets_are_nested_and_the_same_for_all_models(settings: MakeSettings) -> None:
-    plan = make_plan(settings())
+    plan = make_plan(settings(probe=4))
     small, large = (plan.job(plan.candidates[0], size) for size in (16, 64))
     assert large.task.train.texts[:16] == small.task.train.texts
     assert small.probe.texts == small.task.train.texts[:4] == large.probe.texts
@@ -77,14 +121,27 @@ def test_subsets_are_nested_and_the_same_for_all_models(settings: MakeSettings) 
     assert rows != plan.task.train.texts and sorted(rows) == sorted(plan.task.train.texts)
 
 
-def test_a_halving_within_flops(settings: MakeSettings) -> None:
-    """The largest subset is as large as all halvings together may cost."""
+def test_subsets_have_the_classes_in_proportion() -> None:
+    labels = [0] * 60 + [1] * 30 + [2] * 10
+    rows = Examples([str(i) for i in range(100)], None, labels)
+    order = drawn(rows, 3, regression=False)
+    assert sorted(order) == list(range(100)) and order != drawn(rows, 4, regression=False)
+    for count in range(1, 101):
+        found = np.bincount([labels[i] for i in order[:count]], minlength=3)
+        assert np.abs(found - count * np.array([0.6, 0.3, 0.1])).max() <= 1.0
+    ones = [i for i in order if labels[i] == 1]
+    assert ones != sorted(ones), "within a class the order is drawn"
+
+
+def test_algorithm_1_within_flops(settings: MakeSettings) -> None:
+    """The largest subset is as large as all sizes together may cost."""
     plain = make_plan(settings())
     row = sum(plain.training_flops(one, 1) for one in plain.candidates)
-    plan = make_plan(settings(budget=Budget.parse(f"{row * 240}flops"), order="halving"))
-    assert sum(plan.sizes) <= 240 < sum(plan.sizes) * 10 / 9 + 2 and len(plan.sizes) == 3
-    growing = make_plan(settings(budget=Budget.parse(f"{row * 240}flops")))
-    assert growing.sizes == (31, 63, 127)
+    judging = sum(plain.flops(one, 0) for one in plain.candidates)
+    budget = Budget.parse(f"{row * 150 + 3 * judging}flops")
+    plan = make_plan(settings(budget=budget, order="algorithm1"))
+    spent = sum(plan.flops(one, size) for one in plan.candidates for size in plan.sizes)
+    assert 0.8 * budget.amount < spent <= budget.amount and len(plan.sizes) == 3
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -93,19 +150,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sizes": (0, 16, 32)}, "expected numbers of rows from 1 up"),
     ({"sizes": (16, 32, 300)}, "the size 300 is above the data: .* has 256 rows"),
     ({"sizes": (16, 32, 65)}, r"the size 65 is above the budget 1/4 of 256 rows \(64\)"),
-    ({"sizes": (16, 32)}, "bayes needs 3 sizes or more, and there are 2"),
+    ({"sizes": (16, 32)}, "blend needs 3 sizes or more, and there are 2"),
     ({"sizes": (8, 16, 32), "method": "power"}, "power needs 4 sizes or more"),
     ({"sizes": (8, 16), "method": "lensllm"}, "lensllm needs 3 sizes or more"),
+    ({"sizes": (8, 16), "method": "rectified"}, "rectified needs 3 sizes or more"),
     (
         {"sizes": (8, 16, 32), "method": "lensllm", "confidence": 0.9},
         "lensllm needs 4 sizes or more",
     ),
     ({"budget": Budget.parse("1")}, "nothing would be left to predict"),
-    ({"budget": Budget.parse("1/100")}, "halving begins at 16 rows"),
+    ({"budget": Budget.parse("1/100")}, "a subset needs 16 rows or more"),
     ({"budget": Budget.parse("1e15flops")}, "is above the data: training every model"),
     ({"budget": Budget.parse("1flops")}, "does not pay for the 3 sizes"),
-    ({"budget": Budget.parse("1flops"), "order": "halving"}, "does not pay for subsets of 16"),
-    ({"budget": Budget.parse("1min"), "order": "halving"}, "which minutes do not tell"),
+    ({"budget": Budget.parse("1flops"), "order": "algorithm1"}, "does not pay for subsets of 16"),
+    ({"budget": Budget.parse("1min"), "order": "algorithm1"}, "which minutes do not tell"),
     ({"target": 64, "sizes": (8, 16, 64), "budget": Budget.parse("1")}, "not below the target 64"),
     ({"method": "oracle"}, "unknown method 'oracle'"),
     ({"method": "subtuning", "confidence": 0.9}, "subtuning gives none"),
@@ -113,17 +171,28 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 2}, "gamma is 2"),
     ({"tau": 0.0}, "tau is 0.0"),
     ({"probe": 1000}, "probe is 1000, and .* has 256 rows"),
-    ({"probe": 0}, "probe is 0"),
+    ({"probe": -1}, "probe is -1; expected 0 or more"),
+    ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
+    ({"order": "sideways"}, "order is 'sideways'; expected one of growing, promotion"),
+    ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
+    ({"screen": 1.5}, "screen is 1.5; expected a share"),
+    ({"screen_by": "luck"}, "screen_by is 'luck'; expected one of logme, hscore, knn"),
+    ({"keep": "all"}, "keep is 'all'; expected one of winner, None"),
+    ({"seeds": 0}, "seeds is 0"),
+    ({"rates": (1e-3, 1e-3)}, "the learning rate 0.001 is given twice"),
+    ({"rates": (1e-3, -1.0)}, "lr is -1.0"),
     ({"models": ("a",)}, "1 model to choose from"),
     ({"models": ("a", "b", "a")}, "the model 'a' is given twice"),
     (
         {"models": ("/nowhere/a", "/nowhere/b")},
-        "'/nowhere/a' could not be loaded: there is no such folder",
+        "0 of 2 models can be used, .*'/nowhere/a' could not be loaded: there is no such folder",
     ),
     ({"columns": Columns(text="words")}, "has no column 'words'"),
-    ({"columns": Columns(regression=True)}, "labels must be classes"),
-    ({"recipe": Recipe(lora=True)}, "leave lora out"),
-    ({"recipe": Recipe(epochs=1, batch_size=16)}, "is trained on in one step, whose learning rate"),
+    ({"columns": Columns(regression=True)}, "has the label 'bad'; expected a number"),
+    (
+        {"recipe": Recipe(epochs=1, batch_size=16), "sizes": (16, 32, 64)},
+        "is trained on in one step, whose learning rate",
+    ),
 ]
 
 

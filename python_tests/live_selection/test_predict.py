@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from jachess_ext.live_selection.predict import METHODS, Curve, fit_measured, make_curve, predict
+from jachess_ext.live_selection.predict import Curve, fit_measured, make_curve, predict
 from jachess_ext.live_selection.records import Kernel, RunRecord
 from jachess_ext.scaling import LossTable, select
+from jachess_ext.scaling.registry import LIVE, REGISTRY
 
 SIZES = (0, 25, 50, 100, 200, 400, 800)
 ROWS, OUTPUTS, RATE = 5, 2, 1e-3
@@ -116,7 +117,7 @@ def curves() -> list[Curve]:
     return made
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "lensllm"])
+@pytest.mark.parametrize("method", [m for m in LIVE if REGISTRY[m].table and m != "lensllm"])
 def test_other_methods_are_those_of_select(curves: list[Curve], method: str) -> None:
     table = LossTable(
         tuple(curve.model for curve in curves),
@@ -137,10 +138,10 @@ def test_other_methods_are_those_of_select(curves: list[Curve], method: str) -> 
 def test_a_model_stopped_early_keeps_its_own_sizes(curves: list[Curve]) -> None:
     """Its forecast is the one of the table up to its last size; the others' is without it."""
     short = Curve(curves[0].records[:5], curves[0].kernels[:5])
-    mixed = {one.model: one for one in predict([short, *curves[1:]], TARGET, "bayes")}
+    mixed = {one.model: one for one in predict([short, *curves[1:]], TARGET, "blend")}
     up_to = [Curve(curve.records[:5], curve.kernels[:5]) for curve in curves]
-    alone = {one.model: one for one in predict(up_to, TARGET, "bayes")}
-    others = {one.model: one for one in predict(curves[1:], TARGET, "bayes")}
+    alone = {one.model: one for one in predict(up_to, TARGET, "blend")}
+    others = {one.model: one for one in predict(curves[1:], TARGET, "blend")}
     assert mixed["a"].predicted == pytest.approx(alone["a"].predicted)
     for name in ("b", "c"):
         assert mixed[name].predicted == pytest.approx(others[name].predicted)
@@ -152,8 +153,8 @@ def test_failed_runs_and_short_curves(curves: list[Curve]) -> None:
     records = [*curves[0].records[:3], failed]
     curve = make_curve(records, lambda record: curves[0].kernels[0])
     assert list(curve.sizes) == [0, 25, 50]
-    with pytest.raises(ValueError, match="bayes needs 3 sizes above 0 or more, and a has 2"):
-        predict([curve, *curves[1:]], TARGET, "bayes")
+    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and a has 2"):
+        predict([curve, *curves[1:]], TARGET, "blend")
 
 
 def test_an_interval_without_an_upper_end_has_none() -> None:

@@ -111,7 +111,7 @@ def selection() -> LiveSelection:
         task="t",
         train_rows=800,
         dev_rows=100,
-        method="bayes",
+        method="blend",
         target=800,
         level=0.9,
         order="growing",
@@ -119,12 +119,12 @@ def selection() -> LiveSelection:
         sizes=(25, 50, 100),
         candidates=(Candidate("a", 10, (0, 25, 50, 100), "done"), Candidate("b", 9, (0,), "out")),
         predictions={
-            "bayes": (Prediction("b", 0.3, 0.3, 0.2, 0.4, 0.9), Prediction("a", 0.5, 0.5)),
+            "blend": (Prediction("b", 0.3, 0.3, 0.2, 0.4, 0.9), Prediction("a", 0.5, 0.5)),
             "modelsize": (Prediction("a", -2.3), Prediction("b", -2.2)),
         },
         missing={"power": "too few points"},
         stop="the budget is spent",
-        flops=Flops(1.0, 2.0, 3.0, 12.0, 2.0),
+        flops=Flops(1.0, 2.0, 3.0, 0.5, 13.0, 2.0),
         seconds=4.0,
     )
 
@@ -134,7 +134,7 @@ def test_a_selection_is_read_back(tmp_path: Path) -> None:
     found = read_selection(tmp_path)
     assert found == selection() == replace(selection(), seconds=9.0)
     assert found.best == "b" and found.share == 1 / 8
-    assert found.flops.spent == 3.0 and found.flops.share == 0.25
+    assert found.flops.spent == 6.5 and found.flops.share == 0.5
 
 
 def test_an_unfinished_folder_says_so(tmp_path: Path) -> None:

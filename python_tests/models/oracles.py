@@ -5,6 +5,7 @@ Nested ``torch.func.jvp`` is no oracle: it is wrong in silence through ``layer_n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,10 +169,12 @@ def crosses_a_kink(function: Function, x: Tensor, displacements: Tensors) -> boo
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """‖actual − expected‖ / ‖expected‖ (both zero: 0)."""
+    """‖actual − expected‖ / ‖expected‖ (both zero: 0; infinite with a NaN anywhere)."""
+    assert actual.shape == expected.shape, "a difference would broadcast"
     scale = expected.norm().item()
     error = (actual - expected).norm().item()
-    return error / scale if scale else error
+    relative = error / scale if scale else error
+    return math.inf if math.isnan(relative) else relative
 
 
 def parameter_difference(

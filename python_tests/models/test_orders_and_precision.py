@@ -85,7 +85,7 @@ def test_bfloat16_norms_agree_with_float64(name: str, attention: str) -> None:
     for seed in range(5):
         for layer, part, low, high in _against_float64(name, attention, torch.bfloat16, seed):
             assert low.dtype == torch.bfloat16
-            assert torch.isfinite(low).all()
+            assert torch.isfinite(low).all() and torch.isfinite(high).all()
             ratio = (low.double().norm() / high.norm()).item()
             deviations.setdefault((layer, part), []).append(abs(ratio - 1))
     medians = {key: statistics.median(values) for key, values in deviations.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -50,5 +51,7 @@ def kernel(
 
 
 def error(theta: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the kernel's largest entry."""
-    return float((theta.double() - expected).abs().max() / expected.abs().max())
+    """Largest difference, relative to the kernel's largest entry; infinite with a NaN anywhere."""
+    assert theta.shape == expected.shape, "a difference would broadcast"
+    difference = (theta.double() - expected).abs().max() / expected.abs().max()
+    return float(difference.nan_to_num(nan=math.inf, posinf=math.inf))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,9 +50,10 @@ def gradients(side: Side) -> Tensor:
 
 
 def error(got: Tensor, wanted: Tensor) -> float:
-    """Largest difference over the largest value."""
-    difference = (got.double() - wanted).abs().max()
-    return float(difference / wanted.abs().max().clamp_min(1e-300))
+    """Largest difference over the largest value; infinite with a NaN anywhere."""
+    assert got.shape == wanted.shape, "a difference would broadcast"
+    difference = (got.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-300)
+    return float(difference.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 # samples and positions that make: less than one tile, ragged tiles of several samples, one sample

@@ -11,6 +11,7 @@ The NTK's operators, which have no streams, are in `random_ntk_calls`.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch
 HUGE = {torch.float64: 1e200, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
 TINY = {torch.float64: 1e-300, torch.float32: 1e-38, torch.bfloat16: 1e-38, torch.float16: 1e-7}
 SPECIAL = {"nan": lambda dtype: float("nan"), "inf": lambda dtype: float("inf"), "huge": HUGE.get}
+CHANGED = "another entry has changed"
 
 
 @dataclass(frozen=True)
@@ -254,11 +256,12 @@ def check_against_twin(call: Call, ordinary: bool = True) -> None:
 
 
 def error_of(found: Tensor, right: Tensor, scale: float) -> float:
-    """The worst stream's largest error, over its largest number or over ``scale``."""
+    """The worst stream's largest error, over its largest number or over ``scale``; infinite with a
+    NaN anywhere."""
     rows = len(right)
     difference = (found.double() - right.double()).abs().reshape(rows, -1).amax(1)
     size = right.double().abs().reshape(rows, -1).amax(1).clamp_min(max(scale, 1e-12))
-    return float((difference / size).max())
+    return float((difference / size).nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def _with_gradients(call: Call, function: Any, dtype: torch.dtype) -> list[Tensor]:
@@ -294,7 +297,7 @@ def check_containment(call: Call, values: str) -> None:
         assert one.shape == other.shape and one.dtype == other.dtype
         axis = 0 if call.name == "jet_mean_squares" else 1
         rest = [x.narrow(axis, 1, x.shape[axis] - 1) for x in (one, other)]
-        assert torch.equal(*(x.nan_to_num(7.0) for x in rest)), "another entry has changed"
+        torch.testing.assert_close(*rest, rtol=0, atol=0, equal_nan=True, msg=CHANGED)
     if values == "nan" and call.name not in ("jet_norms", "jet_mean_squares", "attention_jet"):
         assert dirty[0][0, 0].isnan().any(), "the NaN is lost"
 

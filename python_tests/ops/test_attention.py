@@ -214,10 +214,25 @@ def test_settings_agree_with_twin(device: str, name: str, queries: int, keys: in
         assert error < 3 * own
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [8, 32, 48, 64, 80, 128, 256])
-def test_head_sizes(size: int) -> None:
-    leaves = inputs(queries=20, keys=40, size=size, dtype=torch.float32)
+def test_head_sizes(size: int, device: str) -> None:
+    leaves = inputs(queries=20, keys=40, size=size, dtype=torch.float32, device=device)
     assert errors_against_twin(leaves, q=2, causal=True) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("q", "streams"), [(2, 4), (4, 11)])
+@pytest.mark.parametrize(("size", "value_size"), [(64, 256), (256, 64), (128, 128)])
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_heads_in_pieces(
+    size: int, value_size: int, q: int, streams: int, dtype: torch.dtype, bound: float, device: str
+) -> None:
+    """On a GPU: more than a block holds in shared memory, and several chunks of value columns."""
+    leaves = inputs(
+        streams, queries=20, keys=40, size=size, value_size=value_size, dtype=dtype, device=device
+    )
+    assert errors_against_twin(leaves, q=q, causal=True, scale=0.9 * size**-0.5) < bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -231,10 +246,11 @@ def test_everything_at_once(device: str) -> None:
     assert errors_against_twin(leaves, mask, q=2, causal=True, **keywords) < 1e-5
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keys", [1000, 1500])
-def test_split_keys_agree_with_twin(keys: int) -> None:
+def test_split_keys_agree_with_twin(keys: int, device: str) -> None:
     """Few heads and many keys: the backward sums partial gradients of the queries."""
-    leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=torch.float32)
+    leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=torch.float32, device=device)
     assert errors_against_twin(leaves, q=2) < 1e-5
     assert errors_against_twin(leaves, q=2, window=(-1, 700)) < 1e-5
 
@@ -319,13 +335,14 @@ def test_opcheck(device: str) -> None:
     )
 
 
-def test_queries_that_see_nothing() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_queries_that_see_nothing(device: str) -> None:
     """Zeros in all streams and gradients, as torch's attention; the others are untouched."""
-    leaves = inputs(queries=9, keys=6, dtype=torch.float32)
-    mask = torch.ones(9, 6, dtype=torch.bool)
+    leaves = inputs(queries=9, keys=6, dtype=torch.float32, device=device)
+    mask = torch.ones(9, 6, dtype=torch.bool, device=device)
     mask[4] = False
     others = [0, 1, 2, 3, 5, 6, 7, 8]
-    for hidden in (mask, torch.zeros(9, 6).masked_fill(~mask, -math.inf)):
+    for hidden in (mask, torch.zeros(9, 6, device=device).masked_fill(~mask, -math.inf)):
         y = ops.attention_jet(*leaves, hidden, q=2)
         assert not y[:, :, :, 4].any()
         full = ops.attention_jet(*leaves, q=2)
@@ -334,10 +351,14 @@ def test_queries_that_see_nothing() -> None:
         assert all(torch.isfinite(g).all() for g in gradients)
         assert not gradients[0][:, :, :, 4].any()
         assert gradients[0][:, :, :, others].any()
-    nowhere = torch.zeros(1, 6, dtype=torch.bool)
+    nowhere = torch.zeros(1, 6, dtype=torch.bool, device=device)
     y = ops.attention_jet(*leaves, nowhere, q=2)
     assert not y.any()
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), leaves))
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+    _, stats = torch.ops.jachess.attention_jet(*leaves, mask, *numbers)
+    assert (stats[0, :, :, 4] == -math.inf).all() and not stats[1:, :, :, 4].any()
+    assert torch.isfinite(stats[:, :, :, others]).all()
 
 
 def test_hidden_keys_take_no_part() -> None:
@@ -458,10 +479,13 @@ def test_empty(device: str, empty: str) -> None:
         torch.testing.assert_close(g, w)
 
 
-def test_is_the_same_run_to_run() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_is_the_same_run_to_run(device: str, dtype: torch.dtype) -> None:
     """Bit for bit, whatever the number of threads; also where key heads are split."""
-    cases = [inputs(batch=2, queries=70, keys=150, dtype=torch.float32)]
-    cases.append(inputs(heads=1, queries=30, keys=1100, dtype=torch.float32))
+    cases = [inputs(batch=2, queries=70, keys=150, dtype=dtype, device=device)]
+    cases.append(inputs(heads=1, queries=30, keys=1100, dtype=dtype, device=device))
+    cases.append(inputs(4, queries=20, keys=40, size=128, dtype=dtype, device=device))
     before = torch.get_num_threads()
     for leaves in cases:
         results = []

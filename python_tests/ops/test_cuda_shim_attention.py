@@ -75,7 +75,7 @@ def run_attention(
         "keys": key.shape[3],
         "size": query.shape[4],
         "value_size": value.shape[4],
-        "scale": query.shape[4] ** -0.5,
+        "scale": settings.get("scale", query.shape[4] ** -0.5),
         "softcap": settings.get("softcap", 0.0),
         "dropout_p": settings.get("dropout_p", 0.0),
         "dropout_seed": settings.get("dropout_seed", 0),
@@ -203,9 +203,58 @@ def test_mask_and_a_query_that_sees_nothing(programs: Programs) -> None:
     mask = padding_mask(torch.bool, 20, 50)
     check_case(programs("none"), tensors, mask, q=2)
     output = run_attention(programs("none"), tensors, mask, [], {"q": 2})
-    y, _ = by_token(output, 0, tensors["query"])
+    y, offset = by_token(output, 0, tensors["query"])
     assert not y[:, :, :, 1].any()
     assert y[:, :, :, 2].all()
+    _check_stats(output, offset, tensors, mask)
+    stats = torch.frombuffer(output, dtype=torch.float32, offset=offset).view(3, 1, 1, 20)
+    assert stats[0, 0, 0, 1] == -torch.inf and not stats[1:, 0, 0, 1].any()
+
+
+def _check_stats(
+    output: bytearray, offset: int, tensors: dict[str, Tensor], mask: Tensor | None
+) -> None:
+    """The saved statistics, hidden queries' too, are the CPU operator's."""
+    if not ops.available("attention_jet", "cpu"):
+        pytest.skip("the compiled operators are missing")
+    numbers = (2, tensors["query"].shape[4] ** -0.5, False, -1, -1, 0.0, 0.0, 0)
+    _, expected = torch.ops.jachess.attention_jet(*tensors.values(), mask, *numbers)
+    got = torch.frombuffer(output, dtype=expected.dtype, offset=offset).view(expected.shape)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("spoilt", ["key", "value"])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_a_hidden_nan_is_a_nan_as_in_torch(programs: Programs, boolean: bool, spoilt: str) -> None:
+    """In a tile of keys that is seen in part; the other batch entry stays as it is."""
+    tensors = inputs(2, 4, torch.float32, batch=2, heads=1, key_heads=1, queries=5, keys=6, size=8)
+    mask = torch.ones(1, 1, 5, 6, dtype=torch.bool)
+    mask[..., 5] = False
+    mask = mask if boolean else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    clean, _ = by_token(
+        run_attention(programs("none"), tensors, mask, [], {"q": 2}), 0, tensors["query"]
+    )
+    tensors[spoilt][0, 0, 0, 5, 0] = torch.nan
+    dirty, _ = by_token(
+        run_attention(programs("none"), tensors, mask, [], {"q": 2}), 0, tensors["query"]
+    )
+    plain = [tensor[0] for tensor in tensors.values()]
+    primal = torch.nn.functional.scaled_dot_product_attention(*plain, attn_mask=mask)
+    assert primal[0].isnan().any()
+    assert torch.equal(dirty[0].isnan(), primal.isnan())
+    assert torch.equal(dirty[:, 1], clean[:, 1])
+
+
+def test_scale(programs: Programs) -> None:
+    tensors = inputs(1, 2, torch.float32, heads=1, key_heads=1, queries=9, keys=11, size=8)
+    check_case(programs("none"), tensors, q=1, scale=0.7)
+
+
+@pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (256, 256), (64, 256)])
+def test_large_heads(programs: Programs, size: int, value_size: int) -> None:
+    """Heads in pieces and several chunks of values; check_case runs each twice."""
+    tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 18, 34, size, value_size)
+    check_case(programs("none"), tensors, q=2, causal=True)
 
 
 def test_says_so_where_no_tile_fits(programs: Programs) -> None:
@@ -236,6 +285,7 @@ def test_streams(programs: Programs, dtype: torch.dtype, q: int, streams: int) -
         {"window": (5, 3)},
         {"window": (40, -1), "causal": True},
         {"softcap": 1.5},
+        {"scale": 0.7},
         {"dropout_p": 0.4, "dropout_seed": -(2**40) - 3},
         {"causal": True, "softcap": 2.0, "dropout_p": 0.2, "dropout_seed": 7},
     ],

@@ -93,6 +93,28 @@ def test_a_wrapper_nvcc_tells_its_real_home(
         cuda.library_dir(toolkit)
 
 
+def test_the_nvcc_of_the_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where there is none on the path: pip install nvidia-cuda-nvcc, as a bare machine has it."""
+    nvcc = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; else\n'
+        f'echo "#$ TOP={nvcc.parent}/.."; fi\n'
+    )
+    nvcc.chmod(0o755)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    which = cuda.shutil.which
+    monkeypatch.setattr(
+        cuda.shutil, "which", lambda name: which(name) if str(tmp_path) in name else None
+    )
+    assert cuda.find_toolkit() is None or str(tmp_path) not in cuda.find_toolkit().nvcc
+    monkeypatch.setattr(cuda.site, "getsitepackages", lambda: [str(tmp_path)])
+    toolkit = cuda.find_toolkit()
+    assert toolkit is not None and toolkit.nvcc == str(nvcc)
+    assert toolkit.home == nvcc.parents[1]
+
+
 def test_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     assert cuda.architectures() == list(cuda.DEFAULT_ARCHS)

@@ -141,6 +141,12 @@ def test_measured_kernel_end_to_end() -> None:
     assert found.params["beta"] == pytest.approx(0.4, rel=0.01)
     assert found.params["E"] == pytest.approx(0.7, rel=0.02)
     np.testing.assert_allclose(found.predict(curves.SIZES), losses, rtol=1e-4)
+    transition = found.transition
+    assert transition is not None
+    time = torch.tensor([found.params["t"] * transition.size / 400])
+    there = ntk_loss(theta, residual, time, 0.02).item()
+    assert there == pytest.approx(transition.size ** found.params["beta"], rel=1e-6)
+    assert transition.low < transition.size < transition.high < 1.5 * transition.size
     per_size = given_ | {"theta": [theta] * 14, "residual": [residual] * 14}
     again = fit(curves.SIZES, losses, "lensllm", **per_size)
     assert again.params["t"] == pytest.approx(found.params["t"])

@@ -119,6 +119,20 @@ def test_transition_balances_the_denominator() -> None:
         assert gradient[0, k] == pytest.approx(slope[0], abs=1e-4)
 
 
+def test_measured_transition_gradient() -> None:
+    law = measured()
+    u = np.array([[np.log(40.0), 0.3, np.log(0.4), 0.2]])
+    value, gradient = law.log_transition(u)
+    kernel = law.kernel.loss(float(np.exp(value[0])), u[:, 1])[0][0]
+    assert np.log(kernel) == pytest.approx(0.4 * value[0], abs=1e-9)
+    step = 1e-2
+    for k in range(4):
+        moved = u.copy()
+        moved[:, k] += step
+        slope = (law.log_transition(moved)[0] - value) / step
+        assert gradient[0, k] == pytest.approx(slope[0], rel=0.05, abs=1e-6)
+
+
 @pytest.mark.parametrize("law", LAWS[:4], ids=lambda law: type(law).__name__)
 def test_candidates_are_finite_and_one_is_near(law: Law) -> None:
     truth = np.array([CENTRES[law.name]])

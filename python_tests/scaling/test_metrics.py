@@ -20,6 +20,7 @@ def test_metrics() -> None:
     assert rel_acc([3.0, 1.0, 2.0], [1.0, 1.5, 3.0]) == pytest.approx(75.0)
     assert log_rmse([1.0, 2.0], [np.e, 2.0]) == pytest.approx(np.sqrt(0.5))
     assert coverage([0, 0, 0, 2], [1, 1, 1, 3], [0.5, 1.0, 1.5, 2.5]) == 75.0
+    assert coverage([0.0, -np.inf], [np.inf, 1.0], [5.0, 2.0]) == 50.0
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,8 @@ def test_metrics() -> None:
         (lambda: rel_acc([1.0, np.nan], [1.0, 2.0]), "finite"),
         (lambda: rel_acc([1.0, 2.0], [1.0, 1.0]), "nothing to choose"),
         (lambda: log_rmse([0.0, 1.0], [1.0, 1.0]), "positive"),
+        (lambda: coverage([0.0, np.nan], [1.0, 1.0], [1.0, 1.0]), "NaN"),
+        (lambda: coverage([0.0, 0.0], [np.inf, np.inf], [1.0, np.inf]), "infinite"),
     ],
 )
 def test_bad_metrics(call, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ from jachess_ext.live_selection.predict import Curve, predict
 from python_tests.live_selection.test_predict import LAWS, TARGET, curve_of
 
 SIZES = (0, 50, 100, 200, 400)
-METHODS = ("bayes", "ats", "subtuning")
+METHODS = ("blend", "ats", "subtuning")
 
 
 def curves(names: tuple[str, ...] = ("zoo/a", "zoo/b", "zoo/c"), short: int = 0) -> list[Curve]:
@@ -46,7 +46,6 @@ def _priced(record: RunRecord, factor: float) -> RunRecord:
         parameters=parameters,
         dev_loss=record.dev_loss * factor,
         dev_score=0.5,
-        train_loss=None if record.size == 0 else 0.1,
         kernel_loss=3.0,
         residual_square=4.0,
         probe_square=2.0,
@@ -90,7 +89,7 @@ def selection(made: list[Curve], records: list[RunRecord]) -> LiveSelection:
         task="sentiment",
         train_rows=TARGET,
         dev_rows=200,
-        method="bayes",
+        method="blend",
         target=TARGET,
         level=0.9,
         order="growing",
@@ -102,12 +101,13 @@ def selection(made: list[Curve], records: list[RunRecord]) -> LiveSelection:
                 curve.records[0].parameters,
                 tuple(r.size for r in curve.records),
                 "every planned size was run",
+                1e-3,
             )
             for curve in made
         ),
         predictions={method: predict(made, TARGET, method) for method in METHODS},
         missing={"a method": "too few sizes"},
         stop="every planned size was run",
-        flops=Flops(training, 1e6 * len(records), 1e7, full, full / 16),
+        flops=Flops(training, 1e6 * len(records), 1e7, 0.0, full, full / 16),
         seconds=12.0,
     )

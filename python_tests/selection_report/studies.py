@@ -24,12 +24,12 @@ def table(models: int = 6) -> LossTable:
 
 
 @cache
-def study(method: str = "bayes") -> Study:
+def study(method: str = "blend") -> Study:
     """Of `table`; budget and target as above."""
     return of(table(), method)
 
 
-def of(losses: LossTable, method: str = "bayes") -> Study:
+def of(losses: LossTable, method: str = "blend") -> Study:
     """Of any table."""
     found = select(losses, BUDGET, TARGET, method)
     return study_of_table(losses, found, "losses.csv")

@@ -86,10 +86,10 @@ def test_a_loss_before_fine_tuning_far_above_does_not_squash_the_rest(
 
 def test_the_history(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     assert study.history is not None
-    draw = lambda: figures.history_figure(study.history, "bayes")  # noqa: E731
+    draw = lambda: figures.history_figure(study.history, "blend")  # noqa: E731
     (figure,) = drawn.figures_of(monkeypatch, draw)
     (panel,) = figure.axes
-    steps = study.history.steps["bayes"]
+    steps = study.history.steps["blend"]
     line = ([100 * step.share for step in steps], [step.pear_corr for step in steps])
     assert line in drawn.lines(panel, "o")
     names = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -101,13 +101,13 @@ def test_the_history(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_history_without_parameters_is_over_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = replace(studies.table(), parameters=None)
-    history = of_table(losses, "bayes", studies.BUDGET, studies.TARGET, None)
+    history = of_table(losses, "blend", studies.BUDGET, studies.TARGET, None)
     assert history is not None and "modelsize" not in history.steps
-    draw = lambda: figures.history_figure(history, "bayes")  # noqa: E731
+    draw = lambda: figures.history_figure(history, "blend")  # noqa: E731
     (figure,) = drawn.figures_of(monkeypatch, draw)
     assert "examples" in figure.axes[0].get_xlabel()
     across, up = drawn.lines(figure.axes[0], "o")[0]
-    assert across == [step.budget for step in history.steps["bayes"]]
+    assert across == [step.budget for step in history.steps["blend"]]
     assert up[-1] == pytest.approx(100.0)
 
 

@@ -16,14 +16,14 @@ TRUTH = TABLE.losses_at(studies.TARGET)
 
 
 def test_against_the_truth() -> None:
-    """Every point is numpy's correlation of the scores that `select` gives at that budget."""
-    found = of_table(TABLE, "bayes", studies.BUDGET, studies.TARGET, TRUTH, tokens=7.0)
+    """Every point is numpy's correlation of the forecasts that `select` gives at that budget."""
+    found = of_table(TABLE, "blend", studies.BUDGET, studies.TARGET, TRUTH, tokens=7.0)
     assert found is not None and found.against_truth
-    assert [s.budget for s in found.steps["bayes"]] == list(TABLE.trained[2:-1])
-    for method in ("bayes", "ats", "subtuning"):
+    assert [s.budget for s in found.steps["blend"]] == list(TABLE.trained[2:-1])
+    for method in ("blend", "ats", "subtuning"):
         for step in found.steps[method]:
             made = select(TABLE, step.budget, studies.TARGET, method)
-            expected = 100 * np.corrcoef(made.scores, TRUTH)[0, 1]
+            expected = 100 * np.corrcoef(made.predicted_losses, TRUTH)[0, 1]
             assert step.pear_corr == pytest.approx(expected)
             chosen = TRUTH[made.scores.argmin()]
             assert step.rel_acc == pytest.approx(100 * (TRUTH.max() - chosen) / np.ptp(TRUTH))
@@ -36,18 +36,18 @@ def test_against_the_truth() -> None:
 
 
 def test_stability_reads_nothing_above_the_budget() -> None:
-    found = of_table(TABLE, "bayes", studies.BUDGET, studies.TARGET, None)
+    found = of_table(TABLE, "blend", studies.BUDGET, studies.TARGET, None)
     assert found is not None and not found.against_truth
-    assert found.steps["bayes"][-1].pear_corr == pytest.approx(100.0)
-    assert found.steps["bayes"][-1].budget == studies.BUDGET
+    assert found.steps["blend"][-1].pear_corr == pytest.approx(100.0)
+    assert found.steps["blend"][-1].budget == studies.BUDGET
     hidden = TABLE.losses.copy()
     hidden[:, TABLE.sizes > studies.BUDGET] = np.nan
-    again = of_table(replace(TABLE, losses=hidden), "bayes", studies.BUDGET, studies.TARGET, None)
+    again = of_table(replace(TABLE, losses=hidden), "blend", studies.BUDGET, studies.TARGET, None)
     assert again == found
 
 
 def test_nothing_to_compare() -> None:
     alike = replace(TABLE, losses=np.ones_like(TABLE.losses))
-    assert of_table(alike, "bayes", studies.BUDGET, studies.TARGET, None) is None
+    assert of_table(alike, "blend", studies.BUDGET, studies.TARGET, None) is None
     few = replace(TABLE, sizes=TABLE.sizes[:3], losses=TABLE.losses[:, :3])
-    assert of_table(few, "bayes", 1600.0, studies.TARGET, None) is None
+    assert of_table(few, "blend", 1600.0, studies.TARGET, None) is None

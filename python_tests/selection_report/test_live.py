@@ -42,7 +42,7 @@ def study(folder: Path) -> Study:
 
 def test_the_candidates(study: Study) -> None:
     made = {curve.model: curve for curve in live_folder.curves()}
-    ranking = predict(list(made.values()), TARGET, "bayes")
+    ranking = predict(list(made.values()), TARGET, "blend")
     assert [one.name for one in study.candidates] == [one.model for one in ranking]
     for one, expected in zip(study.candidates, ranking, strict=True):
         curve = made[one.name]
@@ -79,15 +79,15 @@ def test_the_history_counts_what_was_run(study: Study) -> None:
     full = sum(60.0 * curve.records[0].parameters * TARGET for curve in made)
     assert study.history is not None and not study.history.against_truth
     steps = study.history.steps
-    assert [step.budget for step in steps["bayes"]] == [200.0, 400.0]
-    assert steps["bayes"][-1].pear_corr == pytest.approx(100.0)
-    for step in steps["bayes"]:
+    assert [step.budget for step in steps["blend"]] == [200.0, 400.0]
+    assert steps["blend"][-1].pear_corr == pytest.approx(100.0)
+    for step in steps["blend"]:
         spent = sum(r.training_flops for c in made for r in c.records if r.size <= step.budget)
         assert step.share == pytest.approx(spent / full)
     for step in steps["subtuning"]:
         spent = sum(r.training_flops for c in made for r in c.records if r.size == step.budget)
         assert step.share == pytest.approx(spent / full)
-    last = steps["lensllm"][-1].share - steps["bayes"][-1].share
+    last = steps["lensllm"][-1].share - steps["blend"][-1].share
     assert last == pytest.approx(15 * 1e6 / full), "Eq. 10 pays for its kernels"
 
 
@@ -117,7 +117,8 @@ def test_the_costs_are_the_selections(study: Study) -> None:
         live_folder.curves(), [r for c in live_folder.curves() for r in c.records]
     ).flops
     (table,) = next(s for s in sections(study) if s.title == "Cost").tables
-    figures = (flops.training, flops.probe, flops.spent, flops.sub_tuning, flops.full_tuning)
+    parts = (flops.training, flops.judging, flops.probe)
+    figures = (*parts, sum(parts), flops.sub_tuning, flops.full_tuning)
     assert [row[1] for row in table.rows] == [scientific(value) for value in figures]
 
 
@@ -128,7 +129,7 @@ def test_a_model_stopped_early(tmp_path: Path) -> None:
     assert last == {"zoo/a": 400.0, "zoo/b": 400.0, "zoo/c": 200.0}
     assert all(one.forecast is not None for one in made.candidates)
     assert made.history is not None
-    assert [step.budget for step in made.history.steps["bayes"]] == [200.0, 400.0]
+    assert [step.budget for step in made.history.steps["blend"]] == [200.0, 400.0]
 
 
 def test_failed_runs_are_named(tmp_path: Path, folder: Path) -> None:
@@ -186,7 +187,7 @@ def test_heavy_tails_of_models_in_folders(tmp_path: Path, monkeypatch: pytest.Mo
     assert study.history is not None
     (step,) = study.history.steps["nlpmetrics"]
     scores = [expected[name[-1]] for name in names]
-    last = {one.name: one.score for one in study.candidates}
+    last = {one.name: one.predicted for one in study.candidates}
     correlation = np.corrcoef(scores, [last[name] for name in names])[0, 1]
     assert step.pear_corr == pytest.approx(100 * correlation) and step.share == 0.0
     monkeypatch.setattr(heavy_tails, "LARGEST", 10)

@@ -94,8 +94,8 @@ def test_the_selection_is_judged_by_the_metrics(study: Study) -> None:
     found = select(losses, studies.BUDGET, studies.TARGET)
     (row,) = find(study, "Ranking quality and cost").tables[0].rows
     assert list(row) == [
-        "bayes",
-        f"{pear_corr(found.scores, truth):.1f}",
+        "blend",
+        f"{pear_corr(found.predicted_losses, truth):.1f}",
         f"{rel_acc(found.scores, truth):.1f}",
         f"{log_rmse(found.predicted_losses, truth):.3f}",
         f"{coverage(*found.interval_ends(0.9), truth):.0f} %",
@@ -139,7 +139,7 @@ def test_losses_beyond_the_budget_change_no_forecast() -> None:
 
 
 def test_a_forecast_ends_at_the_prediction() -> None:
-    for method in ("bayes", "ats", "rectified"):
+    for method in ("blend", "ats", "rectified"):
         for one in studies.study(method=method).candidates:
             band = one.forecast
             assert band is not None and band.low is not None and band.high is not None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import jachess_ext as jx
 from jachess_ext.smoothness import layer_profile
@@ -75,6 +76,21 @@ def test_normalised_r_starts_at_two(name: str, hessian: bool, value: float) -> N
     reg.calibrate(rows)
     with torch.no_grad():
         assert reg(rows).loss.item() == pytest.approx(value, rel=0.1)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_hessian_term_without_gradient(normalize: bool) -> None:
+    """It counts in the loss; its gradient is that of the loss without it."""
+    model = classifier("bert")
+    settings: dict[str, Any] = {"normalize": normalize, "weights": "uniform"}
+    whole = calibrated(model, hessian_gradient=False, **settings)(BATCH).loss
+    both = calibrated(model, **settings)(BATCH).loss
+    alone = calibrated(model, hessian=False, **settings)(BATCH).loss
+    torch.testing.assert_close(whole, both, rtol=1e-12, atol=0)
+    assert whole > 1.1 * alone
+    got, want = (parameter_gradients(loss, model) for loss in (whole, alone))
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, want[name], rtol=1e-9, atol=1e-14)
 
 
 def test_base_norms_are_means_per_token() -> None:
@@ -172,6 +188,52 @@ def test_total_without_labels() -> None:
     assert torch.isfinite(out.loss)
     with pytest.raises(ValueError, match=r"no task loss: train mode needs 'labels' in the batch"):
         _ = out.total
+
+
+class ValuesRead(TorchDispatchMode):
+    """Counts the reads of a tensor's values on the host, for each of which it waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
+        self.count += func._schema.name.removeprefix("aten::") in read
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"on_nonfinite": "skip"}])
+def test_a_step_reads_one_value(settings: dict) -> None:
+    """Beside what the model itself reads.  Uniform: other weights are made of the base model's
+    norms, which lie on the CPU, for which nobody waits."""
+    model = classifier("bert")
+    reg = jx.JacHess(model, weights="uniform", seed=0, **settings)
+    reg.calibrate([BATCH])
+    with ValuesRead() as plain:
+        model(**BATCH).loss.backward()
+    with ValuesRead() as ours:
+        reg(BATCH).total.backward()
+    assert ours.count == plain.count + 1
+
+
+@pytest.mark.parametrize("engine", ["jet", "reverse", "exact"])
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_a_row_that_is_all_padding(on_nonfinite: str, engine: str) -> None:
+    """Found after the pass, and still told as what it is; the step was none."""
+    batch = {key: value.clone() for key, value in BATCH.items()}
+    batch["attention_mask"][1] = 0
+    reg = jx.JacHess(
+        classifier("bert"),
+        weights="uniform",
+        engine=engine,
+        on_nonfinite=on_nonfinite,
+        dimensions=1,
+        layers=[0],
+    )
+    with pytest.raises(ValueError, match=r"rows \[1\] of the batch are all padding"):
+        reg(batch)
+    assert reg.step == 0 and not reg.skipped
 
 
 def test_nan_in_the_weights() -> None:

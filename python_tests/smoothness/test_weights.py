@@ -27,6 +27,9 @@ def test_closed_forms() -> None:
         powers = [math.exp(-j / (spread * temperature)) for j in (1, 3, 4)]
         values = layer_profile("softmax", NORMS, temperature).tolist()
         assert values == pytest.approx([power / sum(powers) for power in powers])
+        powers = [math.exp(-j / temperature) for j in (1, 3, 4)]
+        values = layer_profile("raw_softmax", NORMS, temperature).tolist()
+        assert values == pytest.approx([power / sum(powers) for power in powers])
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=12))

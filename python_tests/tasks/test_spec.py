@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.tasks.examples import DataError, Examples, Task
 from jachess_ext.tasks.files import Columns
-from jachess_ext.tasks.spec import digest, held_out, load_task, selected
+from jachess_ext.tasks.spec import (
+    digest,
+    held_out,
+    load_task,
+    selected,
+    with_validation,
+    with_wrong_labels,
+)
 
 
 def task(rows: int = 20, dev: int = 10) -> Task:
@@ -87,3 +94,38 @@ def test_words(tmp_path: Path) -> None:
         load_task("cola")
     with pytest.raises(DataError, match="unknown GLUE task 'nope'"):
         load_task("glue/nope")
+
+
+def test_validation_rows_are_dev_rows_that_are_not_judged_on() -> None:
+    made = with_validation(task(), 0.3, 4)
+    assert made.validation is not None and len(made.validation) == 3
+    parts = [*made.validation.texts, *made.dev.texts]
+    assert sorted(parts) == sorted(task().dev.texts)
+    assert made.train == task().train
+    others = {tuple(with_validation(task(), 0.3, seed).dev.texts) for seed in range(5)}
+    assert len(others) > 1
+    assert len({digest(made), digest(replace(made, validation=None)), digest(task())}) == 3
+    assert held_out(made, 0.25).validation is None
+    with pytest.raises(DataError, match="leaves 0 to validate on and 10 to judge on"):
+        with_validation(task(), 0.01, 0)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_wrong_labels(classes: int) -> None:
+    """Exactly the share of training rows; each other class alike; nothing else changes."""
+    count = 3000
+    rows = Examples([f"t{i}" for i in range(count)], None, [i % classes for i in range(count)])
+    whole = replace(task(), classes=("a", "b", "c")[:classes], train=rows)
+    made = with_wrong_labels(whole, 0.4, 1)
+    moves = [(b - a) % classes for a, b in zip(rows.labels, made.train.labels, strict=True)]
+    assert sum(move != 0 for move in moves) == 1200
+    if classes == 3:
+        assert abs(moves.count(1) - 600) < 4 * 300**0.5
+    assert replace(made, train=rows) == whole
+    assert with_wrong_labels(whole, 0.4, 1) == made != with_wrong_labels(whole, 0.4, 2)
+    assert with_wrong_labels(whole, 0.0, 1) == whole
+
+
+def test_label_noise_is_of_classes() -> None:
+    with pytest.raises(DataError, match="label noise is of classes"):
+        with_wrong_labels(replace(task(), classes=()), 0.2, 0)

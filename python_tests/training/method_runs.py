@@ -17,6 +17,11 @@ SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "l2": {"strength": 0.1},
+    "l2-sp": {"strength": 20.0},
+    "label-smoothing": {"smoothing": 0.3},
+    "r-drop": {"strength": 2.0},
+    "freelb": {"adv_start": 1.0, "adv_lr": 0.5},
+    "smart": {"strength": 20.0, "adv_start": 0.3},
     "sam": {"rho": 0.5},
     "r3f": {"strength": 50.0, "noise": 0.1},
     "jacobian-train": {"strength": 0.2},
@@ -44,7 +49,7 @@ def method_trainer(
     **settings: Any,
 ) -> MethodTrainer:
     given = SETTINGS.get(name, {}) | (method or {})
-    if "-" in name and name != "cross-holder":
+    if name.endswith(("-train", "-joint", "-unlab")):
         given = {"dimensions": "all", "seed": 0} | given
     return MethodTrainer(
         model=classifier("bert") if model is None else model,

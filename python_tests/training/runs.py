@@ -92,4 +92,4 @@ def assert_same_parameters(a: Any, b: Any, *, rtol: float = 1e-6, atol: float = 
 
 def furthest(a: Any, b: Any) -> float:
     pairs = zip(parameters(a).values(), parameters(b).values(), strict=True)
-    return max((x - y).abs().max().item() for x, y in pairs)
+    return float(torch.stack([(x - y).abs().max() for x, y in pairs]).max())

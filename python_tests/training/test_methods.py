@@ -41,7 +41,8 @@ def equal_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         generator = torch.Generator().manual_seed(2)
         return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
 
-    monkeypatch.setattr("jachess_ext.training.penalties.draw_noise", draw)
+    for user in ("penalties", "adversarial"):
+        monkeypatch.setattr(f"jachess_ext.training.{user}.draw_noise", draw)
 
 
 def ragged(labels: bool = True) -> list[dict]:
@@ -78,7 +79,8 @@ def test_padding_side_changes_nothing(tmp_path: Path, name: str, family: str) ->
 @pytest.mark.usefixtures("equal_directions", "equal_noise")
 @pytest.mark.parametrize(
     "name, own_loss",
-    [pytest.param(*p.values, False, marks=p.marks) for p in methods("-unlab")]
+    # R-Drop acts by dropout alone, and micro-batches have other masks
+    [pytest.param(*p.values, False, marks=p.marks) for p in methods("-unlab", "r-drop")]
     + [("l2", True), ("r3f", True)],
 )
 def test_micro_batches_change_nothing(tmp_path: Path, name: str, own_loss: bool) -> None:
@@ -252,6 +254,8 @@ def test_parse() -> None:
     for name in METHODS:
         assert MethodArguments.parse(name).method == name
     assert [MethodArguments.parse(n).knob for n in ("none", "tapt", "sam")] == [None] * 3
+    made = [MethodArguments.parse(name) for name in ("freelb", "smart", "smart,adv_lr=0.2")]
+    assert [(m.adv_steps, m.adv_lr) for m in made] == [(3, 0.1), (1, 1.0), (1, 0.2)]
 
 
 @pytest.mark.parametrize("name", ["jacobian", "cross-holder"])
@@ -275,6 +279,12 @@ BAD = [
     ("tapt,tapt_masked=1", "tapt_masked is 1.0; expected a share"),
     ("jachess,strength=-1", "strength is -1.0"),
     ("jachess-train,dropout=no", "dropout=False needs a pass of R alone"),
+    ("wise-ft,mix=1.5", "mix is 1.5; expected a share from 0 to 1"),
+    ("label-smoothing,smoothing=0", "smoothing is 0.0; expected a share between 0 and 1"),
+    ("freelb,adv_steps=0", "adv_steps is 0; expected a whole number"),
+    ("smart,adv_radius=-1", "adv_radius is -1.0; expected a number from 0 up"),
+    ("jachess-unlab,placebo=yes", "placebo acts on penalties added to the task loss"),
+    ("sam,placebo=yes", "method 'sam' has no setting 'placebo'"),
 ]
 
 

@@ -3,10 +3,12 @@
 from . import arithmetic as arithmetic
 from . import attention as attention
 from . import buffer as buffer
+from . import image as image
 from . import linear as linear
 from . import loss as loss
 from . import norm as norm
 from . import pointwise as pointwise
+from . import quantised as quantised
 from . import query as query
 from . import reduce as reduce
 from . import shape as shape

@@ -13,7 +13,6 @@ from ... import ops
 from ..directions import fresh_seed
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
-from .linear import autocast
 from .patterns import RepeatedHeads, fusable
 from .product import matmul_jets, products_fuse
 from .softmax import along, masked_softmax_streams
@@ -83,11 +82,10 @@ def _operator(
         stacks += [key.streams, value.streams]
     # A seed from torch's generator: repeatable, and restored by gradient checkpointing.
     seed = fresh_seed() if dropout_p else 0
-    inputs = autocast(query.device, *stacks)
     out = ops.attention_jet(
-        inputs[0],
-        inputs[1],
-        inputs[2],
+        stacks[0],
+        stacks[1],
+        stacks[2],
         mask,
         q=query.jet_layout.directions,
         scale=scale,

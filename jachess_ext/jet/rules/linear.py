@@ -12,6 +12,7 @@ from torch import Tensor
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor
 from .product import matmul_jets, products_fuse
+from .quantised import is_quantised, quantised_linear
 from .stacked_linear import stacked_linear
 from .streamwise import (
     add_to_primal,
@@ -23,24 +24,16 @@ from .streamwise import (
 )
 
 
-def autocast(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Inputs of a matrix product in the dtype torch's autocast would give them."""
-    if not torch.is_autocast_enabled(device.type):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype(device.type)
-    return [tensor.to(dtype) for tensor in tensors]
-
-
 @jet_rule("linear")
 def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
     if not isinstance(input, JetTensor) or isinstance(weight, JetTensor):
         raise missing_rule(F.linear, "the weight is a jet; only the input may be one")
+    if is_quantised(weight):
+        return quantised_linear(input, weight, bias)
     if weight.ndim == 1:
         row = None if bias is None else bias.reshape(1)
         return linear(input, weight.unsqueeze(0), row).squeeze(-1)  # type: ignore[return-value]
-    streams, weight = autocast(input.device, input.streams, weight)
-    bias = None if bias is None else autocast(input.device, bias)[0]
-    return input.with_streams(stacked_linear(streams, weight, bias))
+    return input.with_streams(stacked_linear(input.streams, weight, bias))
 
 
 @jet_rule("addmm")

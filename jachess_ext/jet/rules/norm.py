@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ... import ops
 from ..registry import jet_rule, missing_rule
-from ..settings import operators_enabled
 from ..tensor import JetTensor
 from .patterns import Sum
 from .reduce import root_of_squares
@@ -33,10 +32,14 @@ def layer_norm(
 ) -> JetTensor:
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor) and not isinstance(bias, JetTensor)
-    if simple and operators_enabled() and ops.available("layer_norm_jet", input.device):
+    if simple and _has_operator("layer_norm_jet", input):
         settings = (weight, bias, eps, input.jet_layout.directions)
         return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, *settings)
     return composed_layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def _has_operator(name: str, input: JetTensor) -> bool:
+    return not input.jet_layout.composed and ops.available(name, input.device)
 
 
 def _fused(
@@ -75,7 +78,7 @@ def rms_norm(
     eps = torch.finfo(statistics).eps if eps is None else eps
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor)
-    if simple and operators_enabled() and ops.available("rms_norm_jet", input.device):
+    if simple and _has_operator("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
     dims = tuple(range(-len(normalized_shape), 0))
     x = input.to(statistics)

@@ -10,7 +10,6 @@ from torch import Tensor
 from ... import ops
 from ..deferred import Deferred, Pattern
 from ..registry import Rule
-from ..settings import operators_enabled
 from ..tensor import JetTensor
 
 
@@ -106,8 +105,8 @@ def fusable(operator: str, *jets: Any) -> bool:
     """Whether these are jets of one shape, dtype and layout that ``operator`` could take."""
     first = jets[0]
     return (
-        operators_enabled()
-        and all(isinstance(jet, JetTensor) for jet in jets)
+        all(isinstance(jet, JetTensor) for jet in jets)
+        and not first.jet_layout.composed
         and all(
             jet.shape == first.shape
             and jet.dtype == first.dtype

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ops.library import transformed
 from ..layout import JetLayout
 from ..tensor import JetTensor
 
@@ -93,7 +94,7 @@ def products_fuse(a: Any, b: Any) -> bool:
         and a.ndim == b.ndim >= 3
         and a.shape[:-2] == b.shape[:-2]
         and a.dtype == b.dtype
-        and not torch.is_autocast_enabled(a.device.type)
+        and not transformed()
     )
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
+from ...ops.library import transformed
 from ..layout import JetLayout
 from ..registry import jet_rule
-from ..settings import operators_enabled
 from ..tensor import JetTensor
 from .streamwise import behind_streams, behind_streams_all, varargs
 
@@ -26,7 +26,7 @@ def softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
 
     Rows whose scores are all −inf give NaN, as torch's softmax does.
     """
-    if _has_operator(streams, dim):
+    if _has_operator(streams, layout, dim):
         return ops.softmax_jet(streams, layout.directions)
     return _streams_from_primal(streams, torch.softmax(streams[0], dim), layout, dim)
 
@@ -36,18 +36,18 @@ def masked_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tens
 
     Their scores are replaced before the softmax: 0 · NaN would make their gradient NaN otherwise.
     """
-    if _has_operator(streams, dim):
+    if _has_operator(streams, layout, dim):
         return ops.softmax_jet(streams, layout.directions, masked=True)
     scores = streams[0]
     hidden = torch.isneginf(scores).all(dim, keepdim=True)
-    if not hidden.any():
+    if not transformed() and not hidden.any():  # vmap knows no value to branch on
         return softmax_streams(streams, layout, dim)
     primal = torch.softmax(scores.masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
     return _streams_from_primal(streams, primal, layout, dim)
 
 
-def _has_operator(streams: Tensor, dim: int) -> bool:
-    return dim == -1 and operators_enabled() and ops.available("softmax_jet", streams.device)
+def _has_operator(streams: Tensor, layout: JetLayout, dim: int) -> bool:
+    return dim == -1 and not layout.composed and ops.available("softmax_jet", streams.device)
 
 
 def _streams_from_primal(streams: Tensor, primal: Tensor, layout: JetLayout, dim: int) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ...ops.gemm import rows_times
+from ...ops.library import transformed
+from .streamwise import add_to_primal
 
 
 class _StackedLinear(torch.autograd.Function):
@@ -46,4 +48,7 @@ def _rows_by(rows: Tensor, matrix: Tensor) -> Tensor:
 
 def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
+    if transformed():  # torch's own functions, which forward mode and vmap know
+        out = torch.nn.functional.linear(streams, weight)
+        return out if bias is None else add_to_primal(out, bias)
     return _StackedLinear.apply(streams, weight, bias)

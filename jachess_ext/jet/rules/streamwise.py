@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.library import transformed
 from ..deferred import make_pending
 from ..tensor import JetTensor, aligned, common_layout, lift
 
@@ -65,7 +66,7 @@ def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
     if isinstance(constant, Tensor) and constant.device == streams.device:
         same = torch.result_type(streams, constant) == streams.dtype
         fits = torch.broadcast_shapes(streams.shape[1:], constant.shape) == streams.shape[1:]
-        if same and fits:
+        if same and fits and not transformed():
             return _AddToPrimal.apply(streams, constant)
     primal = streams[0] + constant
     tangents = streams[1:].to(primal.dtype)

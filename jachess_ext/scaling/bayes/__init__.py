@@ -1,5 +1,5 @@
-"""Hierarchical Bayes over rectified shapes: the method "bayes" of `select`."""
+"""The method "blend" of `select`: a hierarchical model of rectified shapes, and today's losses."""
 
-from .forecast import forecast
+from .forecast import drawn, forecast
 
-__all__ = ["forecast"]
+__all__ = ["drawn", "forecast"]

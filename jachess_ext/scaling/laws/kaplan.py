@@ -1,4 +1,7 @@
-"""Kaplan's joint law L(N, D) = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D (LensLLM, Eq. 1)."""
+"""Kaplan's joint law L(N, D) = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D (Kaplan et al. 2020, Eq. 1.5).
+
+LensLLM's Eq. 1 writes it with one more exponent β, which is left out here: the published law.
+"""
 
 from __future__ import annotations
 

@@ -16,15 +16,18 @@ _FASTEST = 1e4
 """How far the fit may stretch or shrink the measured training times."""
 
 
+_FARTHEST = 60.0  # of ln D*
+_HALVINGS = 50
+_SMALL = 1e-4  # step of the transition's gradient
+
+
 class FreeLens(Rectified):
     """F is a free number in [0, ‖r‖²], for curves without a measured kernel.
 
-    The function is the rectified law's with F for D_l; the fit has LensLLM's two stages: F held
-    while B, β and E are fitted, then all four.
+    This is the rectified law, with F for D_l and an upper bound for it.
     """
 
     name = "lensllm"
-    stages = (("F",), ())
 
     def __init__(self, residual_square: float = 1e16) -> None:
         """`residual_square`: ‖r‖², the upper bound of F."""
@@ -127,6 +130,30 @@ class MeasuredLens(Law):
         """F and ∂F/∂ln t, [n, m]; every row of `sizes` is the same curve."""
         pairs = [self.kernel.loss(float(size), log_stretch) for size in sizes[0]]
         return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
+
+    def log_transition(self, u: Array) -> tuple[Array, Array]:
+        """Where F(Θ, t) = D^β: F falls with D and D^β grows, so that they meet once."""
+        gradient = np.zeros_like(u)
+        for place in (1, 2):
+            ends = []
+            for sign in (1, -1):
+                moved = u.copy()
+                moved[:, place] += sign * _SMALL
+                ends.append(self._log_meeting(moved))
+            gradient[:, place] = (ends[0] - ends[1]) / (2 * _SMALL)
+        return self._log_meeting(u), gradient
+
+    def _log_meeting(self, u: Array) -> Array:
+        """ln D* by bisection, [n]."""
+        low, high = np.full(len(u), -_FARTHEST), np.full(len(u), _FARTHEST)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            size = zip(np.exp(middle), u[:, 1:2], strict=True)
+            with np.errstate(over="ignore", divide="ignore"):
+                kernel = np.log([self.kernel.loss(float(d), stretch)[0][0] for d, stretch in size])
+            before = kernel > np.exp(u[:, 2]) * middle
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        return (low + high) / 2
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         free = FreeLens().candidates(points, log_losses, weights)

@@ -1,0 +1,148 @@
+"""``torch.autocast`` for jets.
+
+Autocast acts below ``__torch_function__``: on the plain tensors that a rule computes with, where it
+would meet other functions than the one that was called (the derivative of a GELU takes an ``exp``,
+which autocast runs in float32 on a GPU).  So a rule runs without autocast, on arguments that are
+cast here as torch casts those of the function itself on that device.  The names are those of
+torch's own lists (ATen/autocast_mode.h; for the CPU, autocast_mode.cpp), and of Python functions
+that are made of them; `python_tests/jet/test_autocast.py` holds every rule against torch's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .registry import last_name
+
+# Computed in autocast's own dtype.
+_LOWER = {
+    *(
+        "linear",
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "bmm",
+        "mm",
+        "spmm",
+        "addmm",
+        "baddbmm",
+        "addbmm",
+    ),
+    *("einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
+    *("conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+}
+_LOWER_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
+# Computed in float32.
+_WIDE = {
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "cross_entropy", "kl_div"),
+    *("binary_cross_entropy_with_logits", "poisson_nll_loss", "hinge_embedding_loss"),
+    *("cosine_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss"),
+    *("multi_margin_loss", "multilabel_margin_loss", "cdist"),
+}
+_WIDE_ON_CPU = {"binary_cross_entropy", "prod"}
+_WIDE_ON_GPU = {
+    *("acos", "arccos", "asin", "arcsin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
+    *("log", "log2", "log10", "log1p", "reciprocal", "__rtruediv__", "__rdiv__", "rsqrt"),
+    *("pow", "__pow__", "__rpow__", "square", "softplus", "layer_norm", "rms_norm", "group_norm"),
+    *("normalize", "norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
+    "interpolate",
+}
+# Computed in the dtype they are asked for; in float32 where they are asked for none.
+_DTYPE_ON_GPU = {
+    *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm"),
+}
+
+
+def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> Any:
+    """``rule(*args, **named)``, as torch would call ``function`` under the autocast that is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return rule(*args, **named)
+    device = next((t.device.type for t in _tensors((args, named)) if _is_active(t)), "")
+    if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
+        return rule(*args, **named)
+    kind = _kind(function, _on_gpu(device))
+    if function is torch.einsum and not _on_gpu(device) and len(list(_tensors((args, named)))) == 1:
+        kind = None  # a sum, not a product
+    if function is F.interpolate and "area" in (named.get("mode"), *args[3:4]):
+        kind = None  # an average over windows, which torch leaves in its dtype
+    if kind == "lower":
+        args, named = _cast((args, named), torch.get_autocast_dtype(device), device)
+    elif kind == "wide":
+        args, named = _cast((args, named), torch.float32, device)
+    elif kind == "dtype" and _is_cast(next(_tensors((args, named))), device):
+        given = named.get("dtype") or any(isinstance(a, torch.dtype) for a in args)
+        named = named if given else {**named, "dtype": torch.float32}
+    with without_autocast(device):
+        return rule(*args, **named)
+
+
+def _on_gpu(device: str) -> bool:
+    """Of torch's lists for accelerators, CUDA's stands for all."""
+    return device != "cpu"
+
+
+@cache
+def _kind(function: Callable, on_gpu: bool) -> str | None:
+    name = last_name(function)
+    if name in _LOWER or (on_gpu and name in _LOWER_ON_GPU):
+        return "lower"
+    if name in _WIDE or name in (_WIDE_ON_GPU if on_gpu else _WIDE_ON_CPU):
+        return "wide"
+    return "dtype" if on_gpu and name in _DTYPE_ON_GPU else None
+
+
+def _is_ours(rule: Callable) -> bool:
+    """A rule from outside is written with torch's functions, under torch's autocast."""
+    return rule.__module__.startswith(__package__)
+
+
+@contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """torch.autocast(device, enabled=False), which costs more and looks for a GPU."""
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _is_active(tensor: Tensor) -> bool:
+    return hasattr(tensor, "jet_layout")
+
+
+def _is_cast(tensor: Tensor, device: str) -> bool:
+    """Doubles stay, as do tensors that hold others (quantised ones), whose rules see to that."""
+    floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+    holds = not _is_active(tensor) and is_traceable_wrapper_subclass(tensor)
+    return floating and tensor.device.type == device and not holds
+
+
+def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if _is_cast(value, device) else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, dtype, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,408 @@
+"""`DualTensor`: a tensor with a tangent that autograd does not see.
+
+For `jx.jvp(..., differentiable=False)`.  The primal goes through torch's own functions, so that its
+graph is the one of a plain call; beside each of them the tangent is computed without gradients and
+kept apart, so that what autograd saves does not hold it.
+
+Where a function is linear, or a product, its tangent is that function of tangents, and the primal
+is computed once.  Everything else asks the rule of `JetTensor`, which computes the primal again;
+these are the functions that cost little beside matrix products, attention excepted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.gemm import rows_times
+from .autocast import call_rule
+from .layout import JetLayout
+from .registry import attribute, find_rule, missing_rule, spellings
+from .rules.quantised import is_quantised
+from .tensor import DerivativeTensor, JetTensor, check_call, lift
+
+
+class Pass:
+    """What the dual tensors of one call of `jvp` share.
+
+    Attributes:
+        layout: of the jets that the rules are asked with.
+        torn: storages of primals of which a view was taken whose tangent is a copy.
+    """
+
+    def __init__(self, layout: JetLayout) -> None:
+        self.layout = layout
+        self.torn: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class DualTensor(DerivativeTensor):
+    """x + ε t, with shape, dtype, device and graph of x.
+
+    Args:
+        primal: x; plain, with whatever graph it has.
+        tangent: t, of x's shape, dtype and device; without a graph.
+        of_pass: the call it belongs to.
+    """
+
+    primal: Tensor
+    tangent: Tensor
+    of_pass: Pass
+
+    @staticmethod
+    def __new__(cls, primal: Tensor, tangent: Tensor, of_pass: Pass) -> DualTensor:
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, primal.shape, strides=primal.stride(), dtype=primal.dtype, device=primal.device
+        )
+        wrapper.primal, wrapper.tangent = primal, _laid_out_as(primal, tangent)
+        wrapper.of_pass = of_pass
+        return wrapper
+
+    def with_primal(self, primal: Tensor) -> DualTensor:
+        """The same tangent beside another primal of this shape, in the primal's dtype."""
+        return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self.primal.shape
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.primal.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.primal.device
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.primal.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self.primal.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self.primal.grad_fn
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"DualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        check_call(cls, func, types, kwargs)
+        named = kwargs or {}
+        known = _TANGENTS.get(func)
+        result = NotImplemented if known is None else known(func, args, named)
+        return _by_jet_rule(func, args, named) if result is NotImplemented else result
+
+
+def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
+    """The tangent with the primal's strides, so that a function that gives a view of one gives a
+    view of the other, and one that copies copies both."""
+    if tangent.stride() == primal.stride() or 0 in primal.stride():
+        return tangent
+    out = torch.empty_strided(
+        primal.shape, primal.stride(), dtype=tangent.dtype, device=tangent.device
+    )
+    return out.copy_(tangent)
+
+
+# ---- walking through arguments and results -----------------------------------------------------
+
+
+def _each(value: Any) -> Iterator[Any]:
+    """Every tensor in arguments, nested in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _each(item)
+    elif isinstance(value, dict):
+        yield from _each(tuple(value.values()))
+
+
+def _duals(*values: Any) -> list[DualTensor]:
+    """Every dual tensor in arguments.
+
+    Raises:
+        ValueError: they are of different calls of `jvp`.
+    """
+    duals = [tensor for tensor in _each(values) if isinstance(tensor, DualTensor)]
+    if any(dual.of_pass is not duals[0].of_pass for dual in duals):
+        raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
+    return duals
+
+
+def _replaced(value: Any, replace: Callable[[DualTensor], Any]) -> Any:
+    """Arguments with every dual tensor replaced."""
+    if isinstance(value, DualTensor):
+        return replace(value)
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_replaced(item, replace) for item in value])
+    if isinstance(value, dict):
+        return {key: _replaced(item, replace) for key, item in value.items()}
+    return value
+
+
+def _primal(dual: DualTensor) -> Tensor:
+    return dual.primal
+
+
+def _tangent(dual: DualTensor) -> Tensor:
+    return dual.tangent
+
+
+# ---- functions whose tangent needs no rule ------------------------------------------------------
+
+_TANGENTS: dict[Any, Callable] = {}
+
+
+def _tangent_of(*functions: Any) -> Callable[[Callable], Callable]:
+    """Register ``(func, args, named) -> result`` for functions, by name or themselves; it may
+    return NotImplemented, which leaves the call to the jet rule."""
+
+    def register(tangent: Callable) -> Callable:
+        for function in functions:
+            for spelling in spellings(function) if isinstance(function, str) else [function]:
+                _TANGENTS[spelling] = tangent
+        return tangent
+
+    return register
+
+
+_VIEWS_AND_SUMS = (
+    *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "swapaxes", "swapdims"),
+    *("movedim", "moveaxis", "t", "unsqueeze", "squeeze", "expand", "broadcast_to", "narrow"),
+    *("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "select", "__getitem__"),
+    *("diagonal", "unfold", "index_select", "gather", "take_along_dim", "flip", "roll", "repeat"),
+    *("repeat_interleave", "tile", "tril", "triu", "contiguous", "clone", "to", "float", "double"),
+    *("half", "bfloat16", "type", "sum", "mean", "cumsum", "neg", "negative", "__neg__"),
+    *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"),
+    *(attribute(name) for name in ("T", "mT")),
+)
+
+
+@_tangent_of(*_VIEWS_AND_SUMS)
+def _linear_in_first(func: Callable, args: tuple, named: dict) -> Any:
+    """The function of the tangent, where nothing but its first argument has one."""
+    if len(_duals(args, named)) != 1 or not args or not isinstance(args[0], DualTensor):
+        return NotImplemented
+    dual, *rest = args
+    primal = func(dual.primal, *rest, **named)
+    with torch.no_grad():
+        return _beside(primal, func(dual.tangent, *rest, **named), dual)
+
+
+@_tangent_of("view_as", "reshape_as", "expand_as", "type_as")
+def _as_another(func: Callable, args: tuple, named: dict) -> Any:
+    """The other tensor gives its shape or dtype alone."""
+    if not isinstance(args[0], DualTensor):
+        return NotImplemented
+    rest, named = _replaced((args[1:], named), _primal)
+    return _linear_in_first(func, (args[0], *rest), named)
+
+
+@_tangent_of("broadcast_tensors")
+def _broadcast(func: Callable, args: tuple, named: dict) -> Any:
+    tensors = args[0] if isinstance(args[0], list | tuple) else args
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return tuple(tensor.expand(shape) for tensor in tensors)
+
+
+@_tangent_of(torch.Tensor.__iter__)
+def _iterated(func: Callable, args: tuple, named: dict) -> Any:
+    return iter(torch.unbind(args[0]))
+
+
+def _beside(primal: Any, tangent: Any, source: DualTensor) -> Any:
+    """Dual tensors of what a linear function made of a primal and of its tangent."""
+    if isinstance(primal, list | tuple):
+        pairs = zip(primal, tangent, strict=True)
+        return type(primal)([_beside(x, t, source) for x, t in pairs])
+    if not isinstance(primal, Tensor) or not primal.is_floating_point():
+        return primal
+    return DualTensor(primal, tangent, source.of_pass)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@_tangent_of("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__")
+def _sum(func: Callable, args: tuple, named: dict) -> Any:
+    """Linear in both; a constant's tangent is zero."""
+    duals = _duals(args, named)
+    if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
+        return NotImplemented
+    primal = func(*_replaced(args, _primal), **named)
+    with torch.no_grad():
+        zero = duals[0].tangent.new_zeros(())
+        parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
+        tangent = func(*parts, **named).to(primal.dtype).expand(primal.shape)
+        return DualTensor(primal, tangent, duals[0].of_pass)
+
+
+_PRODUCTS = ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "mv", "dot")
+
+
+@_tangent_of(*_PRODUCTS, "__matmul__", torch.Tensor.__rmatmul__)
+def _product(func: Callable, args: tuple, named: dict) -> Any:
+    """Linear in each of two factors: a₁ b₀ + a₀ b₁."""
+    duals = _duals(args, named)
+    if len(args) != 2 or named:
+        return NotImplemented
+    a, b = args
+    primal = func(*_replaced(args, _primal))
+    with torch.no_grad():
+        if len(duals) == 1:
+            tangent = func(*_replaced(args, _tangent))
+        else:
+            tangent = func(a.tangent, b.primal) + func(a.primal, b.tangent)
+        return DualTensor(primal, tangent.to(primal.dtype), duals[0].of_pass)
+
+
+@_tangent_of("div", "divide", "true_divide", "__truediv__", "__div__")
+def _quotient(func: Callable, args: tuple, named: dict) -> Any:
+    return NotImplemented if named or len(args) != 2 else _linear_in_first(func, args, named)
+
+
+@_tangent_of("cat", "concat", "concatenate", "stack")
+def _joined(func: Callable, args: tuple, named: dict) -> Any:
+    """Constants have zero tangents."""
+    if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], named):
+        return NotImplemented
+    tensors, *rest = args
+    primal = func(_replaced(tensors, _primal), *rest, **named)
+    with torch.no_grad():
+        parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
+        tangent = func(parts, *rest, **named)
+        return DualTensor(primal, tangent.to(primal.dtype), _duals(tensors)[0].of_pass)
+
+
+@_tangent_of("linear", "conv1d", "conv2d", "conv3d")
+def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: Any = None) -> Any:
+    """The tangent goes through without the bias."""
+    names = ("input", "weight", "bias")
+    given = dict(zip(names, args, strict=False)) | {n: named[n] for n in names if n in named}
+    rest = args[len(names) :], {n: v for n, v in named.items() if n not in names}
+    dual, weight, bias = (given.get(name) for name in names)
+    if not isinstance(dual, DualTensor) or _duals(weight, bias, rest) or is_quantised(weight):
+        return NotImplemented
+    primal = func(dual.primal, weight, bias, *rest[0], **rest[1])
+    with torch.no_grad():
+        if func is F.linear and not torch.is_autocast_enabled(dual.device.type):
+            tangent = rows_times(dual.tangent, weight)
+        else:
+            tangent = func(dual.tangent, weight, None, *rest[0], **rest[1])
+        return DualTensor(primal, tangent, dual.of_pass)
+
+
+# ---- functions that draw: once for both ---------------------------------------------------------
+
+
+@_tangent_of("dropout", "dropout_")
+def _dropout(func: Callable, args: tuple, named: dict) -> Any:
+    """One mask, drawn as torch draws it."""
+    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | named
+    dual, p = given["input"], given.get("p", 0.5)
+    training = given.get("training", True) and given.get("train", True)
+    if not training or p == 0:
+        return dual
+    with torch.no_grad():
+        mask = F.dropout(torch.ones_like(dual.primal), p, True)
+    if given.get("inplace", False) or func.__name__.endswith("_"):
+        _refuse_torn(func, dual)
+        dual.primal.mul_(mask)
+        dual.tangent.mul_(mask)
+        return dual
+    return DualTensor(dual.primal * mask, dual.tangent * mask, dual.of_pass)
+
+
+@_tangent_of("scaled_dot_product_attention")
+def _attention(func: Callable, args: tuple, named: dict) -> Any:
+    """With dropout both come from the jet rule, which draws its mask from torch's generator: the
+    primal's graph is then that of a jet with zero tangents, and takes its memory."""
+    dropout_p = named.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+    if dropout_p == 0:
+        return NotImplemented
+    dual = _duals(args, named)[0]
+    rule = find_rule(func)
+    assert rule is not None
+    devices = [dual.device] if dual.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        jet_args, jet_named = _replaced((args, named), _as_jet)
+        tangent = call_rule(func, rule, jet_args, jet_named).streams[1]
+    jet_args, jet_named = _replaced((args, named), lambda d: lift(d.primal, d.of_pass.layout))
+    primal = call_rule(func, rule, jet_args, jet_named).streams[0]
+    return DualTensor(primal, tangent, dual.of_pass)
+
+
+@_tangent_of("bernoulli", "rand_like", "randn_like")
+def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
+    return func(*_replaced(args, _primal), **_replaced(named, _primal))
+
+
+# ---- everything else, by the rules of jets ------------------------------------------------------
+
+
+def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
+    """The plain function of the primals; the jet rule, without gradients, for the tangents."""
+    rule = find_rule(func)
+    if rule is None:
+        raise missing_rule(func)
+    duals = _duals(args, named)
+    with torch.no_grad():
+        jets = {id(dual): _as_jet(dual) for dual in duals}  # before a write into a primal
+    versions = {key: jet.streams._version for key, jet in jets.items()}
+    plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
+    with torch.no_grad():
+        jet_args, jet_named = _replaced((args, named), lambda dual: jets[id(dual)])
+        found = call_rule(func, rule, jet_args, jet_named)
+        for dual in duals:
+            jet = jets[id(dual)]
+            if jet.streams._version != versions[id(dual)]:
+                _refuse_torn(func, dual)
+                dual.tangent.copy_(jet.streams[1])
+        sources = {id(jets[id(dual)]): dual for dual in duals}
+        return _paired(func, found, plain, sources)
+
+
+def _as_jet(dual: DualTensor) -> JetTensor:
+    streams = torch.stack([dual.primal.detach(), dual.tangent])
+    return JetTensor(streams, dual.of_pass.layout)
+
+
+def _paired(func: Callable, found: Any, plain: Any, sources: dict[int, DualTensor]) -> Any:
+    """What the plain function returned, with the tangents that the rule found."""
+    if isinstance(found, JetTensor):
+        if id(found) in sources:  # the argument itself, perhaps written into
+            return sources[id(found)]
+        of_pass = next(iter(sources.values())).of_pass
+        storage = plain.untyped_storage()
+        if any(_storage(dual.primal) == storage._cdata for dual in sources.values()):
+            of_pass.torn[storage._cdata] = storage
+        return DualTensor(plain, found.streams[1].to(plain.dtype), of_pass)
+    if isinstance(found, list | tuple) and not isinstance(found, torch.Size):
+        pairs = zip(found, plain, strict=True)
+        return type(plain)([_paired(func, f, p, sources) for f, p in pairs])
+    if found is not None and not isinstance(found, _PLAIN):
+        raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(found)} apart")
+    return plain
+
+
+_PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+def _refuse_torn(func: Callable, dual: DualTensor) -> None:
+    if _storage(dual.primal) in dual.of_pass.torn:
+        raise missing_rule(
+            func, "it writes into a tensor of which jvp(differentiable=False) has copied a view"
+        )

@@ -1,0 +1,141 @@
+"""What `fully_shard` and DistributedDataParallel need to know of jets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from .dual import DualTensor
+from .nests import map_tensors
+from .tensor import JetTensor
+
+Rebuild = Callable[[Tensor], Tensor]
+
+
+def _sharded_modules() -> list[nn.Module]:
+    """Every module of this process that `fully_shard` was called on."""
+    if not _dist_is_on():
+        return []
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    from torch.distributed._composable_state import _module_state_mapping
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in list(_module_state_mapping) if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def jets_through_fsdp() -> Iterator[None]:
+    """While it lasts, the hooks of `fully_shard` get plain tensors for jets: what autograd knows.
+
+    They hang the gathering and freeing of weights on the gradients of a module's inputs and
+    outputs, and free weights after its forward.  Of a jet autograd knows only the stack, of a dual
+    tensor the primal; and a jet that is deferred (deferred.py) reads weights when its stack is
+    made.
+    """
+    changed: list[tuple[dict, int, Any]] = []
+    for module in _sharded_modules():
+        for hooks, handing in (
+            (module._forward_pre_hooks, _plain_to_pre_hook),
+            (module._forward_hooks, _plain_to_hook),
+        ):
+            for number, hook in hooks.items():
+                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                    changed.append((hooks, number, hook))
+                    hooks[number] = handing(hook)
+    try:
+        with _jets_through_ddp():
+            yield
+    finally:
+        for hooks, number, hook in changed:
+            hooks[number] = hook
+
+
+def _dist_is_on() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def _jets_through_ddp() -> Iterator[None]:
+    """While it lasts, DistributedDataParallel gets plain tensors for the jets its module returns.
+
+    Where it looks for unused parameters, it follows the outputs' graphs and sends them through an
+    autograd Function of its own.
+    """
+    if not _dist_is_on():
+        yield
+        return
+    opened: list[tuple[Any, list[Rebuild]]] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            rebuild: list[Rebuild] = []
+
+            def plain(inner: nn.Module, args: Any, output: Any) -> Any:
+                value, rebuild[:] = _opened(output)
+                return value
+
+            # Its last hook, so that the others see jets.
+            opened.append((module.module.register_forward_hook(plain), rebuild))
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(module, nn.parallel.DistributedDataParallel):
+            return output
+        hook, rebuild = opened.pop()
+        hook.remove()
+        return _closed(output, rebuild)
+
+    with ExitStack() as hooks:
+        hooks.callback(lambda: [hook.remove() for hook, _ in opened])
+        for handle in (
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after),
+        ):
+            hooks.callback(handle.remove)
+        yield
+
+
+def _plain_to_pre_hook(hook: Callable) -> Callable:
+    def handed(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        plain, rebuild = _opened((args, kwargs))
+        changed = hook(module, *plain)
+        return _closed(plain if changed is None else changed, rebuild)
+
+    return handed
+
+
+def _plain_to_hook(hook: Callable) -> Callable:
+    def handed(module: nn.Module, args: Any, output: Any) -> Any:
+        plain, rebuild = _opened(output)
+        changed = hook(module, args, plain)
+        return _closed(plain if changed is None else changed, rebuild)
+
+    return handed
+
+
+def _opened(value: Any) -> tuple[Any, list[Rebuild]]:
+    """``value`` with plain tensors for jets, and what makes each of its tensors again."""
+    rebuild: list[Rebuild] = []
+
+    def open_one(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, JetTensor):
+            rebuild.append(tensor.with_streams)
+            return tensor.streams
+        if isinstance(tensor, DualTensor):
+            rebuild.append(tensor.with_primal)
+            return tensor.primal
+        rebuild.append(lambda same: same)
+        return tensor
+
+    return map_tensors(value, open_one), rebuild
+
+
+def _closed(value: Any, rebuild: list[Rebuild]) -> Any:
+    remaining = iter(rebuild)
+    return map_tensors(value, lambda tensor: next(remaining)(tensor))

@@ -1,0 +1,177 @@
+"""Frozen quantised weights: bitsandbytes' 4-bit and 8-bit layers, torchao's weight-only ones.
+
+Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matrix Ŵ, so every stream
+goes through one product with Ŵ.  Ŵ is made for the product and again in the backward, and kept by
+neither: between them a layer occupies what its quantised weight does.
+
+torchao's weights are tensors, which the rule of ``linear`` meets.  bitsandbytes calls
+autograd Functions and operators of its own, which ask no tensor whether it would answer: its two
+public products are made to ask (`adopt_libraries`) once a program has imported it.  Plain tensors
+reach the library's own code unchanged.
+
+`Linear8bitLt` outside of training (and on a GPU always) also rounds its *input* to int8, so its
+true derivative is zero or undefined.  There the value is the library's own, and the derivatives are
+those of the layer without that rounding, Ŵ u: what the library's own backward uses as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.gemm import rows_times
+from ..registry import jet_rule, missing_rule
+from ..tensor import DerivativeTensor, JetTensor
+
+Dequantise = Callable[[], Tensor]
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """``[S, ..., k]`` times Ŵᵀ, plus ``[n]`` on stream 0; Ŵ ``[n, k]`` carries no gradient."""
+
+    @staticmethod
+    def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
+        out = rows_times(streams, dequantise())
+        if bias is not None:
+            out[0].add_(bias)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.dequantise = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        grad_streams = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_streams = grad @ ctx.dequantise()
+        if ctx.needs_input_grad[1]:
+            grad_bias = grad[0].flatten(0, -2).sum(0) if grad.ndim > 2 else grad[0]
+        return grad_streams, grad_bias, None
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether the weight of a linear layer is a tensor subclass that can be dequantised."""
+    kind = type(weight)
+    return kind not in _PLAIN and (
+        kind.dequantize is not Tensor.dequantize or kind.__module__.startswith("torchao.")
+    )
+
+
+def quantised_linear(input: JetTensor, weight: Any, bias: Tensor | None) -> JetTensor:
+    """``linear`` with a weight for which `is_quantised` holds."""
+    function = torch.nn.functional.linear
+    kind = f"{type(weight).__module__}.{type(weight).__name__}"
+    if type(weight).dequantize is Tensor.dequantize or _rounds_its_input(weight):
+        raise missing_rule(
+            function,
+            f"the weight is a {kind}, with which torchao also rounds the layer's input; quantise "
+            "the weight alone, with Int8WeightOnlyConfig or IntxWeightOnlyConfig",
+        )
+    _refuse_trained(function, weight)
+    dtype = input.dtype
+    bias = None if bias is None else bias.to(dtype)
+    streams = input.streams.to(dtype)
+    return input.with_streams(
+        _FrozenLinear.apply(streams, bias, lambda: weight.dequantize().to(dtype))
+    )
+
+
+def _rounds_its_input(weight: Any) -> bool:
+    """torchao's weights say in an attribute how the input is scaled or rounded, where it is."""
+    return any(
+        value is not None and value != weight.dtype
+        for name, value in vars(weight).items()
+        if name.startswith("act")
+    )
+
+
+def _refuse_trained(function: Any, weight: Tensor) -> None:
+    if weight.requires_grad:
+        raise missing_rule(
+            function,
+            "the quantised weight asks for a gradient, which it would not get; freeze it with "
+            "weight.requires_grad_(False) and train an adapter (LoRA) on top",
+        )
+
+
+def adopt_libraries() -> None:
+    """Teach bitsandbytes' products to take jets, where the program has imported it.
+
+    Called at the start of every pass; a look into ``sys.modules`` where there is nothing to do.
+    """
+    library: Any = sys.modules.get("bitsandbytes")
+    if library is None or not hasattr(library, "matmul_4bit"):
+        return
+    if not hasattr(library.matmul_4bit, "takes_jets"):
+        library.matmul_4bit = overridable(library.matmul_4bit, functools.partial(_4bit, library))
+        library.matmul = overridable(library.matmul, _8bit)
+
+
+def overridable(function: Callable, rule: Callable) -> Callable:
+    """``function`` as one that torch could override (torch.overrides), with its jet rule.
+
+    ``rule`` takes the function, then its arguments.
+    """
+
+    @functools.wraps(function)
+    def asks_first(A: Tensor, *args: Any, **named: Any) -> Tensor:
+        if isinstance(A, DerivativeTensor):
+            return torch.overrides.handle_torch_function(asks_first, (A,), A, *args, **named)
+        return function(A, *args, **named)
+
+    asks_first.takes_jets = True  # type: ignore[attr-defined]
+    jet_rule(asks_first)(functools.partial(rule, function))
+    return asks_first
+
+
+def _4bit(
+    library: Any,
+    function: Callable,
+    A: JetTensor,
+    B: Tensor,
+    quant_state: Any,
+    out: None = None,
+    bias: Tensor | None = None,
+) -> JetTensor:
+    _refuse_trained(function, B)
+
+    def dequantise() -> Tensor:
+        if getattr(quant_state, "packing_format_for_cpu", False):
+            # Packed in place for AVX-512: the library's own product with the identity reads it.
+            unit = torch.eye(quant_state.shape[1], dtype=torch.bfloat16)
+            return function(unit, B, quant_state=quant_state).mT.to(A.dtype)
+        packed = B.detach().reshape(-1, 1)
+        return library.functional.dequantize_4bit(packed, quant_state).to(A.dtype)
+
+    return A.with_streams(_FrozenLinear.apply(A.streams, bias, dequantise))
+
+
+def _8bit(
+    function: Callable,
+    A: JetTensor,
+    B: Tensor,
+    out: None = None,
+    state: Any = None,
+    threshold: float = 0.0,
+    bias: Tensor | None = None,
+) -> JetTensor:
+    if state is None or state.has_fp16_weights:
+        raise missing_rule(
+            function,
+            "the layer trains its weight and rounds it anew at every call; make it with "
+            "has_fp16_weights=False, as load_in_8bit=True does, and train an adapter (LoRA) on top",
+        )
+    value = function(A.primal, B, state=state, threshold=threshold, bias=bias)
+
+    def dequantise() -> Tensor:
+        return (state.CB.float() * (state.SCB.float() / 127).unsqueeze(1)).to(A.dtype)
+
+    tangents = _FrozenLinear.apply(A.streams[1:], None, dequantise)
+    return A.with_streams(torch.cat([value.unsqueeze(0), tangents]))

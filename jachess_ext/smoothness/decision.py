@@ -1,0 +1,422 @@
+"""`jx.DecisionPenalty`: derivatives of a model's decision, not of its hidden states.
+
+With z the logits, p = softmax(z) and D_u = J_z u their derivative along a direction u in embedding
+space, three penalties of a row:
+
+- ``fisher``: ½ Σ_c p_c (D_{u,c} − Σ_k p_k D_{u,k})², the second-order term of
+  KL(p(x) ‖ p(x + u)).  In nats, so a strength of 1 weighs it as the task loss is weighed.
+- ``divergence``: KL(p(z) ‖ p(z + D_u)), the divergence of the model made linear around x; with
+  order 2 of z + D_u + ½ D²z[u, u].
+- ``margin``: log √(mean_u (∂_u m)²) − log(m + ε) with the margin m = z_y − max_{c≠y} z_c, on rows
+  that are right (m > 0): how far x may move before the decision changes (Sokolić et al. 2017,
+  *Robust Large Margin Deep Neural Networks*).  Scaling the logits does not change it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from ..jet.api import make_input
+from ..jet.directions import DrawCounter
+from ..jet.layout import MAX_DIRECTIONS
+from ..jet.tensor import JetTensor
+from ..json_data import check
+from .model_pass import padding_mask, run_model, unwrapped
+from .parallel import has_tokens, ranks_of, stand_in
+from .perturbations import Isotropic, Perturbation, generator_of
+from .settings import Randomness
+
+_LOG = logging.getLogger("jachess_ext")
+_NO_LABEL = -100
+_SLOPE_FLOOR, _MARGIN_OFFSET = 1e-6, 0.1
+_DUAL_RATE, _DUAL_MEMORY, _DUAL_RANGE = 0.02, 0.9, 1e3
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a form of penalty sees of N decisions (rows, or labelled tokens) with C outputs each.
+
+    Attributes:
+        logits: ``[N, C]``, float32 or wider.
+        first: ``[q, N, C]``, D_u.
+        second: ``[q, N, C]``, D²z[u, u], or None at order 1.
+        labels: ``[N]`` class numbers: the labels, or the model's own choice.
+        kind: "single" (one of C classes), "multi" (each of C labels or not) or "regression".
+    """
+
+    logits: Tensor
+    first: Tensor
+    second: Tensor | None
+    labels: Tensor
+    kind: Literal["single", "multi", "regression"]
+
+
+def fisher(at: Decisions) -> Tensor:
+    """``[N]``: the mean over u of F_u; of a regression ½ D_u², a Gaussian's with variance 1."""
+    if at.kind == "regression":
+        per_direction = at.first.square().sum(-1)
+    elif at.kind == "multi":
+        p = at.logits.sigmoid()
+        per_direction = (p * (1 - p) * at.first.square()).sum(-1)
+    else:
+        p = at.logits.softmax(-1)
+        centred = at.first - (p * at.first).sum(-1, keepdim=True)
+        per_direction = (p * centred.square()).sum(-1)
+    return per_direction.mean(0) / 2
+
+
+def divergence(at: Decisions) -> Tensor:
+    """``[N]``: the mean over u of KL(p(z) ‖ p(z + D_u + ½ D²z[u, u])), without the last at order 1.
+
+    Of a regression, half the squared step.
+    """
+    step = at.first if at.second is None else at.first + at.second / 2
+    if at.kind == "regression":
+        return step.square().sum(-1).mean(0) / 2
+    if at.kind == "multi":
+        pairs = torch.stack([at.logits, torch.zeros_like(at.logits)], -1)
+        moved = torch.stack([at.logits + step, torch.zeros_like(step)], -1)
+        return _kl(pairs, moved).sum(-1).mean(0)
+    return _kl(at.logits, at.logits + step).mean(0)
+
+
+def _kl(z: Tensor, moved: Tensor) -> Tensor:
+    log_p = z.log_softmax(-1)
+    return (log_p.exp() * (log_p - moved.log_softmax(-1))).sum(-1)
+
+
+def margin(at: Decisions) -> Tensor:
+    """``[N]``: log slope − log margin of rows that are right, 0 of the others."""
+    m, slope = margin_and_slope(at)
+    right = m > 0
+    ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
+    return torch.where(right, ratio, torch.zeros_like(ratio))
+
+
+def margin_and_slope(at: Decisions) -> tuple[Tensor, Tensor]:
+    """``[N]`` each: z_y − max_{c≠y} z_c, and √(mean_u of its squared derivative along u)."""
+    label = at.labels.unsqueeze(-1)
+    others = at.logits.scatter(-1, label, -math.inf)
+    rival = others.argmax(-1, keepdim=True)
+
+    def difference(values: Tensor) -> Tensor:
+        shape = (*values.shape[:-1], 1)
+        return (
+            values.gather(-1, label.expand(shape)) - values.gather(-1, rival.expand(shape))
+        ).squeeze(-1)
+
+    slope = (difference(at.first).square().mean(0) + _SLOPE_FLOOR).sqrt()
+    return difference(at.logits), slope
+
+
+FORMS: dict[str, Callable[[Decisions], Tensor]] = {
+    "fisher": fisher,
+    "divergence": divergence,
+    "margin": margin,
+}
+"""A form of penalty: `Decisions` → ``[N]``.  A new one is a function and its entry here."""
+
+
+@dataclass
+class DecisionOutput:
+    """One step's penalty and what came with it.
+
+    Attributes:
+        loss: scalar, strength · penalty; differentiable.
+        model_output: the model's own output, plain tensors, with its task loss where the batch had
+            labels; on the same graph.
+        figures: scalars to log: ``penalty`` before its strength and the ``strength``.
+        skipped: 0 where the penalty was not finite, so that this step teaches nothing; else None.
+        empty: this rank of a data-parallel model had no real token (see `JacHessOutput`).
+    """
+
+    loss: Tensor
+    model_output: Any
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    skipped: int | None = None
+    empty: bool = False
+
+    @property
+    def total(self) -> Tensor:
+        """Task loss + penalty.
+
+        Raises:
+            ValueError: the model computed no task loss.
+        """
+        if self.skipped is not None or self.empty:
+            return self.loss
+        task = getattr(self.model_output, "loss", None)
+        if task is None:
+            raise ValueError("the model returned no task loss: put 'labels' into the batch")
+        return task + self.loss
+
+
+class DecisionPenalty:
+    """Penalises how fast the model's decision changes along directions in embedding space.
+
+    Example:
+        >>> penalty = jx.DecisionPenalty(model, perturbation=Substitution.of(tokenizer))
+        >>> penalty(batch).total.backward()
+
+    Args:
+        model: any transformers model with a head; called as it is, in the mode it is in.
+        form: "fisher", "divergence" or "margin"; see this module.
+        perturbation: draws the directions: `Isotropic` or `Substitution`.
+        directions: how many a step, 1 to 4.
+        order: 2 only with "divergence" and one direction.
+        path: takes the model to a random point between x and x + u, another one in every row, and
+            the derivatives there.  Their mean over the way bounds what the whole step u does, so
+            that a function with flat places and cliffs between them gains nothing.  The task loss
+            is then of the moved rows, too.
+        strength: factor of the penalty, ≥ 0.  With ``target`` where it starts.
+        target: holds the penalty at this many times its value before training (needs
+            `calibrate`): the strength then rises while the penalty is above that and falls while
+            it is below, by dual ascent.  None: the strength stays.
+        every: acts in every n-th step with n-fold strength; the others cost a plain step.
+        seed: makes the directions reproducible; None: fresh ones from torch's CPU generator.
+        on_nonfinite: what to do where the penalty is not finite: "raise", or "skip" the step.
+
+    Attributes:
+        step: number of the next step.
+        base: the penalty before training, once `calibrate` was called.
+
+    Decisions are rows, or, of a language model or a token classifier, the labelled tokens (all real
+    tokens where there are no labels).  A number of labels of 1 (or ``problem_type="regression"``)
+    makes it a regression: its forms are "fisher" and "divergence".
+
+    Raises:
+        ValueError: bad arguments, or a call that needs `calibrate` before it was called.
+        FloatingPointError: the penalty is not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        form: str = "fisher",
+        perturbation: Perturbation | None = None,
+        directions: int = 2,
+        order: int = 1,
+        path: bool = False,
+        strength: float = 1.0,
+        target: float | None = None,
+        every: int = 1,
+        seed: int | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if form not in FORMS:
+            raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+        if order not in (1, 2) or (order == 2 and (form != "divergence" or directions != 1)):
+            raise ValueError(
+                f"order is {order!r}; expected 1, or 2 with form='divergence' and directions=1"
+            )
+        if not isinstance(directions, int) or not 1 <= directions <= MAX_DIRECTIONS:
+            raise ValueError(f"directions is {directions!r}; expected 1 to {MAX_DIRECTIONS}")
+        if not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+            raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        if target is not None and not 0 < target < math.inf:
+            raise ValueError(f"target is {target!r}; expected a number above 0, or None")
+        if target is not None and strength == 0:
+            raise ValueError("strength is 0; expected a number above 0 for a target to start from")
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every is {every!r}; expected a whole number from 1 up")
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
+        self.model = model
+        self.form, self.perturbation = form, perturbation or Isotropic()
+        self.directions, self.order, self.path = directions, order, path
+        self.strength = self._first_strength = float(strength)
+        self.target, self.every, self.seed = target, every, seed
+        self.on_nonfinite = on_nonfinite
+        self.step = 0
+        self.base: float | None = None
+        self._dual = self._excess = 0.0
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether a step needs what `calibrate` measures."""
+        return self.target is not None
+
+    def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> float:
+        """Measure the penalty before training, without dropout; kept as ``self.base``.
+
+        Raises:
+            ValueError: there is no batch, or the penalty is zero or not finite.
+        """
+        batches = [batches] if isinstance(batches, Mapping) else batches
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                values = [
+                    self._measure(batch, self._randomness(number, calibrating=True))[0]
+                    for number, batch in enumerate(batches)
+                ]
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        if not values:
+            raise ValueError("there is no batch to measure the penalty on; expected one or more")
+        ranks = ranks_of(self.model)
+        base = float(ranks.sum(torch.stack(values).mean()) / ranks.size)
+        if not math.isfinite(base) or base == 0 or (base < 0 and self.form != "margin"):
+            raise ValueError(f"the penalty before training is {base}; expected a number above 0")
+        self.base = base
+        return base
+
+    def __call__(self, batch: Mapping[str, Any]) -> DecisionOutput:
+        """One forward pass: the penalty, and the model's output with it.
+
+        Args:
+            batch: a dict as a collator yields it; with labels the model's own loss comes too.
+        """
+        number, self.step = self.step, self.step + 1
+        if number % self.every or self.strength == 0:
+            output = self.model(**batch)
+            return DecisionOutput(torch.zeros((), device=next(iter(batch.values())).device), output)
+        if self.needs_base and self.base is None:
+            raise ValueError(
+                f"target={self.target} needs the penalty before training: call calibrate(batches)"
+            )
+        ranks = ranks_of(self.model)
+        empty = ranks.size > 1 and not has_tokens(batch)
+        value, output = self._measure(
+            stand_in(batch) if empty else batch, self._randomness(number, rank=ranks.rank)
+        )
+        loss = self.strength * self.every * value
+        figures = {"penalty": value.detach(), "strength": loss.new_tensor(self.strength)}
+        result = DecisionOutput(loss, output, figures, empty=empty)
+        if empty:
+            task = getattr(output, "loss", None)
+            result.loss = (loss if task is None else loss + task) * 0
+        level = float(ranks.sum(value.detach().double()) / ranks.size)
+        if not math.isfinite(level):
+            return self._skipped(result, number)
+        if self.target is not None:
+            self._ascend(level)
+        return result
+
+    def _skipped(self, result: DecisionOutput, number: int) -> DecisionOutput:
+        if self.on_nonfinite == "raise":
+            raise FloatingPointError(
+                f"step {number}: the penalty is not finite; lower the learning rate, use a wider "
+                "dtype, or on_nonfinite='skip'"
+            )
+        _LOG.warning("step %d: the penalty is not finite; the step is skipped", number)
+        result.loss, result.skipped = torch.zeros_like(result.loss, requires_grad=True), 0
+        return result
+
+    def _ascend(self, level: float) -> None:
+        """Dual ascent on log strength; the margin's penalty is a logarithm already."""
+        assert self.base is not None and self.target is not None
+        if self.form == "margin":
+            excess = level - (self.base + math.log(self.target))
+        else:
+            excess = math.log(max(level, 1e-30) / (self.base * self.target))
+        # The integral finds the strength; the excess itself, on top, keeps it from swinging.
+        self._excess = _DUAL_MEMORY * self._excess + (1 - _DUAL_MEMORY) * max(
+            -3.0, min(3.0, excess)
+        )
+        bound = math.log(_DUAL_RANGE)
+        self._dual = max(-bound, min(bound, self._dual + _DUAL_RATE * self._excess))
+        self.strength = self._first_strength * math.exp(self._dual + self._excess)
+
+    def _randomness(self, number: int, rank: int = 0, calibrating: bool = False) -> Randomness:
+        return Randomness.from_seed(self.seed, number, rank=rank, calibrating=calibrating)
+
+    def _measure(self, batch: Mapping[str, Any], random: Randomness) -> tuple[Tensor, Any]:
+        """The mean penalty over the decisions, and the model's output."""
+        mask = padding_mask(batch)
+
+        def enter(x: Tensor) -> JetTensor:
+            u = self.perturbation(
+                self.model, batch, x, mask, self.directions, random.directions
+            ).to(x.dtype)
+            if self.path:
+                x = x + _shares(len(x), random.directions).to(x) * u[0]
+            u = torch.cat([u, u]) if self.order == 2 else u
+            return make_input(x, u, order=self.order, check_values=False)
+
+        done = run_model(self.model, batch, enter, hidden=False)
+        if not isinstance(done.logits, JetTensor):
+            raise ValueError(
+                "the model returned no logits that depend on its embeddings; expected a "
+                "transformers model with a head"
+            )
+        at = self._decisions(done.logits, batch, mask)
+        return FORMS[self.form](at).mean(), done.output
+
+    def _decisions(self, logits: JetTensor, batch: Mapping[str, Any], mask: Tensor) -> Decisions:
+        streams = logits.streams
+        streams = streams.to(torch.promote_types(streams.dtype, torch.float32))
+        model: Any = unwrapped(self.model)
+        kind = decision_kind(model, logits)
+        labels = batch.get("labels")
+        if logits.ndim == 3:  # a decision a token
+            # transformers takes a model whose class says nothing for a causal language model
+            if getattr(model, "loss_type", "") in ("ForCausalLM", None):  # tells the next token
+                streams, mask = streams[:, :, :-1], mask[:, 1:]
+                labels = None if labels is None else labels[:, 1:]
+            chosen = mask if labels is None else labels != _NO_LABEL
+            streams = streams[:, chosen]
+            labels = None if labels is None else labels[chosen]
+        if kind != "single":
+            if self.form == "margin":
+                raise ValueError(
+                    f"form='margin' needs one of several classes, but this is a {kind} problem; "
+                    "use form='fisher'"
+                )
+            labels = streams[0].new_zeros(len(streams[0]))
+        elif labels is None:
+            labels = streams[0].detach().argmax(-1)
+        if not streams.shape[1]:
+            raise ValueError("no token of the batch has a label, so there is no decision")
+        first = streams[logits.jet_layout.first]
+        if self.order == 1:
+            return Decisions(streams[0], first, None, labels, kind)
+        return Decisions(streams[0], first[:1], streams[logits.jet_layout.second], labels, kind)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from."""
+        dual = {"strength": self.strength, "dual": self._dual, "excess": self._excess}
+        return {"step": self.step, "seed": self.seed, "base": self.base, **dual}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: it is not that; the penalty stays as it was.
+        """
+        check(state, _State, "the penalty's state")
+        self.step, self.seed, self.base = state["step"], state["seed"], state["base"]
+        self.strength, self._dual = float(state["strength"]), float(state["dual"])
+        self._excess = float(state["excess"])
+
+
+class _State(TypedDict):
+    step: int
+    seed: int | None
+    base: float | None
+    strength: float
+    dual: float
+    excess: float
+
+
+def _shares(rows: int, draw: DrawCounter) -> Tensor:
+    """``[B, 1, 1]``: how far each row goes along its direction, uniform on [0, 1)."""
+    return torch.rand(rows, 1, 1, generator=generator_of(draw))
+
+
+def decision_kind(model: Any, logits: Tensor) -> Literal["single", "multi", "regression"]:
+    """What the logits decide, from the model's config as transformers reads it."""
+    stated = getattr(getattr(model, "config", None), "problem_type", None)
+    if stated == "regression" or (stated is None and logits.shape[-1] == 1):
+        return "regression"
+    return "multi" if stated == "multi_label_classification" else "single"

@@ -1,0 +1,65 @@
+"""Penalties on the decision's derivatives as methods: `DecisionPenalty` in a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..smoothness import DecisionPenalty, Isotropic, Substitution
+from ..smoothness.perturbations import Perturbation
+from .method import Batch, Loss, Method, Run
+from .one_pass import OnePass
+
+
+class Decision(Method):
+    """+ strength · the penalty of the settings' form, from the forward pass of the task loss.
+
+    Every ``every``-th optimiser step with ``every``-fold strength; the others are plain steps.
+    """
+
+    form: str
+    tokenizer = True
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        settings = self.settings
+        perturbation: Perturbation = Isotropic(settings.size)
+        if settings.along == "swaps":
+            perturbation = Substitution.of(
+                trainer.processing_class, share=settings.swapped, unknown_share=settings.unknown
+            )
+        self._penalty = DecisionPenalty(
+            trainer.model,
+            form=self.form,
+            perturbation=perturbation,
+            directions=settings.directions,
+            path=settings.path,
+            every=settings.every,
+        )
+
+    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        """Task loss and penalty from one forward pass."""
+        self._penalty.model, self._penalty.seed = model, self.key()
+        self._penalty.step = self.trainer.state.global_step
+        once: Any = OnePass(model, self._penalty)
+        task, outputs = run(inputs, once)
+        return Loss(task, outputs, once.result.loss)
+
+
+class Fisher(Decision):
+    """The second-order term of KL(p(x) ‖ p(x + u)), in nats."""
+
+    form = "fisher"
+
+
+class Margin(Decision):
+    """log slope − log margin on rows that are right."""
+
+    form = "margin"
+
+
+class Divergence(Decision):
+    """KL(p(z) ‖ p(z + D_u)), of the model made linear."""
+
+    form = "divergence"

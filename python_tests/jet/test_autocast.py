@@ -1,0 +1,85 @@
+"""Under autocast every rule gives the dtype that torch gives, on the CPU and on a GPU.
+
+No GPU is needed: a fake tensor knows its device, and torch's autocast acts on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+import jachess_ext as jx
+from jachess_ext.jet import autocast as jet_autocast
+from jachess_ext.jet.registry import last_name
+
+from .calls import Call, make_call
+from .rule_table import Row
+from .test_rules import RULES
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# What a build of torch for the CPU cannot try with fake tensors; from torch's list.
+ON_A_GPU = {"mv": torch.bfloat16, "bmm": torch.bfloat16, "baddbmm": torch.bfloat16}
+ON_A_GPU["scaled_dot_product_attention"] = torch.bfloat16
+
+
+class autocast:
+    """`torch.autocast`, which switches itself off for "cuda" where there is no GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(self.device, True)
+        torch.set_autocast_dtype(self.device, torch.bfloat16)
+
+    def __exit__(self, *_: Any) -> None:
+        torch.set_autocast_enabled(self.device, False)
+
+
+def _dtypes(call: Call, x: torch.Tensor) -> list[torch.dtype] | None:
+    """None where torch refuses such arguments."""
+    try:
+        return [tensor.dtype for tensor in call(x)]
+    except (RuntimeError, NotImplementedError, TypeError, DataDependentOutputException):
+        return None
+
+
+def _jet_dtypes(call: Call, x: torch.Tensor) -> list[torch.dtype]:
+    directions = torch.zeros(2, len(x), dtype=x.dtype, device=x.device)
+    with torch.no_grad():
+        jets = jx.jet(call, x, directions)
+    assert all(jet.first.dtype == jet.primal.dtype for jet in jets)
+    return [jet.primal.dtype for jet in jets]
+
+
+@pytest.mark.parametrize("function, row", RULES)
+def test_dtype_on_the_cpu(function: Any, row: Row) -> None:
+    for dtype in FLOATS:
+        call = make_call(function, row, dtype)
+        with autocast("cpu"):
+            expected = _dtypes(call, call.x)
+            assert expected is not None or dtype != torch.float32
+            if expected is not None:
+                assert _jet_dtypes(call, call.x) == expected, dtype
+
+
+@pytest.mark.parametrize("function, row", RULES)
+def test_dtype_on_a_gpu(function: Any, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain call is fake, on "cuda"; the jet's is on the CPU, by the lists for a GPU."""
+    monkeypatch.setattr(jet_autocast, "_on_gpu", lambda device: True)
+    name, tried = last_name(function), 0
+    for dtype in FLOATS:
+        call = make_call(function, row, dtype)
+        with FakeTensorMode(allow_non_fake_inputs=True), autocast("cuda"):
+            expected = _dtypes(call.on("cuda"), call.on("cuda").x)
+        if expected is None and name in ON_A_GPU:
+            expected = [dtype if dtype == torch.float64 else ON_A_GPU[name]]
+        with autocast("cpu"):
+            if expected is not None and _dtypes(call, call.x) is not None:
+                tried += 1
+                assert _jet_dtypes(call, call.x) == expected, dtype
+    if not tried:
+        pytest.skip("a build for the CPU cannot try this with fake tensors")

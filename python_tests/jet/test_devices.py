@@ -1,0 +1,52 @@
+"""On a GPU every rule gives what it gives on the CPU, where `test_rules.py` checks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jachess_ext as jx
+
+from .calls import Call, make_call
+from .rule_table import Row
+from .test_rules import RULES
+
+pytestmark = pytest.mark.cuda
+DEVICE = "cuda"
+
+
+def _drawn(row: Row) -> bool:
+    return any(isinstance(name, str) and "dropout" in name for name in row.names) or bool(
+        row.kwargs.get("dropout_p")
+    )
+
+
+def _streams_and_gradients(call: Call, device: str) -> list[Tensor]:
+    """Every stream of every output, and the gradient of a weighted sum of them all."""
+    torch.manual_seed(1)
+    directions = torch.randn(2, len(call.x), dtype=torch.float64).to(device)
+    moved = call.moved(device)
+    x = moved.x.requires_grad_()
+    streams = [jet.streams for jet in jx.jet(moved, x, directions)]
+    finite = [s.masked_fill(s == -torch.inf, 0.0) for s in streams]
+    weighted = [
+        (s * torch.linspace(0.5, 1.5, s.numel(), dtype=s.dtype, device=device).view_as(s)).sum()
+        for s in finite
+    ]
+    total = torch.stack([w.double() for w in weighted]).sum()
+    gradient = torch.autograd.grad(total, x)[0] if total.requires_grad else torch.zeros_like(x)
+    return [*(s.detach().cpu() for s in finite), gradient.cpu()]
+
+
+@pytest.mark.parametrize("function, row", RULES)
+def test_a_rule_is_the_cpus(function: Any, row: Row) -> None:
+    if _drawn(row):
+        pytest.skip("another device draws another mask")
+    call = make_call(function, row)
+    expected = _streams_and_gradients(call, "cpu")
+    found = _streams_and_gradients(call, DEVICE)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert all(f.dtype == e.dtype for f, e in zip(found, expected, strict=True))

@@ -1,0 +1,111 @@
+"""What is said where a jet meets an autograd Function of a library that has no rule.
+
+The libraries need a GPU, so the Functions here only carry their modules' names; what a Function
+does with its input first differs, and so does the place where the jet is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jachess_ext as jx
+from jachess_ext.jet import MissingJetRule
+
+LIBRARIES = {
+    "flash_attn.flash_attn_interface": ("FlashAttention", 'attn_implementation="sdpa"'),
+    "flash_attn_interface": ("FlashAttention", 'set_attn_implementation("sdpa")'),
+    "xformers.ops.fmha": ("xFormers", "disable_xformers_memory_efficient_attention()"),
+    "liger_kernel.ops.rms_norm": ("Liger Kernel", "use_liger_kernel=False"),
+    "deepspeed.runtime.zero.linear": ("DeepSpeed", '"zero_optimization": {"stage": 2}'),
+    "bitsandbytes.research.autograd._functions": ("bitsandbytes", "Linear4bit"),
+    "transformer_engine.pytorch.module.linear": ("Transformer Engine", "torch.nn"),
+    "apex.normalization.fused_layer_norm": ("Apex", "torch.nn.RMSNorm"),
+    "unsloth.kernels.rms_layernorm": ("Unsloth", "AutoModelForCausalLM.from_pretrained"),
+    "torch.distributed.fsdp._fully_shard": ("FSDP", "jx.JacHess"),
+    "torch.nn.parallel.distributed": ("DDP", "jx.JacHess"),
+    "somebody.kernels": ("", "Write what it computes with torch's own functions"),
+}
+
+
+def _with_a_rule(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def _without_a_rule(x: Tensor) -> Tensor:
+    return torch.special.bessel_j0(x)
+
+
+def _by_an_operator(x: Tensor) -> Tensor:
+    """Below what a tensor's own class is asked for, as a compiled extension goes."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.ops.aten.mul(x, x)
+
+
+def _function(module: str, compute: Callable[[Tensor], Tensor]) -> Any:
+    """An autograd Function named ``<module>.TheFunction``."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return compute(x)
+
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+        "__module__": module,
+    }
+    return type("TheFunction", (torch.autograd.Function,), members)
+
+
+class _Layer(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function.apply(x)
+
+
+@pytest.mark.parametrize("compute", [_with_a_rule, _without_a_rule, _by_an_operator])
+@pytest.mark.parametrize("module", LIBRARIES)
+def test_the_error_names_the_library_and_what_helps(module: str, compute: Callable) -> None:
+    library, fix = LIBRARIES[module]
+    layer = _Layer(_function(module, compute))
+    x = torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(RuntimeError) as caught:
+        jx.jet(layer, x, torch.randn(2, 2, 4))
+    said = str(caught.value)
+    assert f"{module}.TheFunction" in said
+    assert fix in said
+    assert f"It belongs to {library}" in said if library else "It belongs" not in said
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_jvp_says_the_same(differentiable: bool) -> None:
+    layer = _Layer(_function("flash_attn.flash_attn_interface", _with_a_rule))
+    x = torch.randn(2, 4)
+    with pytest.raises(RuntimeError, match='attn_implementation="sdpa"'):
+        jx.jvp(layer, (x,), (x,), differentiable=differentiable)
+
+
+def test_an_operator_of_a_library_without_a_function_around_it() -> None:
+    """FlashAttention registers its kernels with torch.library as well."""
+    library = torch.library.Library("flash_attn", "FRAGMENT")
+    library.define("jachess_test(Tensor q) -> Tensor")
+    library.impl("jachess_test", lambda q: q, "CPU")
+    x = torch.randn(2, 4)
+    with pytest.raises(MissingJetRule, match='attn_implementation="sdpa"'):
+        jx.jet(torch.ops.flash_attn.jachess_test, x, torch.randn(1, 2, 4))
+
+
+def test_liger_itself() -> None:
+    liger = pytest.importorskip("liger_kernel.transformers", reason="liger-kernel, or triton")
+    layer = liger.LigerRMSNorm(8)
+    with pytest.raises(RuntimeError, match="use_liger_kernel=False"):
+        jx.jet(layer, torch.randn(2, 8), torch.randn(1, 2, 8))

@@ -1,0 +1,31 @@
+"""`mutation.py` finds what the tests hold, and says what they do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "python_tests.mutation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_a_small_part_of_the_mutants_is_noticed() -> None:
+    """The derivatives of one rule: every break of it is noticed."""
+    found = run("--only", "softsign /")
+    assert found.returncode == 0, found.stdout
+    assert "8 mutants, 8 noticed, 0 survived" in found.stdout
+
+
+def test_without_its_tests_a_mutant_survives() -> None:
+    found = run("--only", "softsign / gradient doubled", "--without", "test_backward_of_rule")
+    assert found.returncode == 1, found.stdout
+    assert "survived: softsign / gradient doubled" in found.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--only", "no such mutant")])
+def test_nothing_chosen_is_no_success(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).returncode == 2
