@@ -507,5 +507,10 @@ ROWS = [
 NARROWING = ("float", "half", "bfloat16")
 # Needs a device that is not everywhere; the rule is one line.
 ELSEWHERE = ("cuda",)
+# Products of a library, which get a rule once a program has imported it; test_quantised.py.
+OF_LIBRARIES = (
+    "bitsandbytes.autograd._functions.matmul",
+    "bitsandbytes.autograd._functions.matmul_4bit",
+)
 # Their entries are arbitrary; test_api.py fills them.
 UNSET = ("empty_like", "new_empty")
