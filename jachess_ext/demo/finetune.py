@@ -1,4 +1,4 @@
-"""Fine-tuning with and without JacHess: a plain PyTorch loop, one object that takes the steps."""
+"""Fine-tuning plainly, as recommended and with JacHess: a plain PyTorch loop, one object that takes the steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from ..smoothness import JacHess
+from ..smoothness import DecisionPenalty, JacHess
 from ..tasks.batches import Batch, Encoded
+from ..training.decision import decision_penalty
+from ..training.method_arguments import MethodArguments
 
-Method = Literal["none", "train", "unlab"]
+Method = Literal["none", "recommended", "train", "unlab"]
 Form = Literal["joint", "alternating"]
 
 TITLES: dict[Method, str] = {
     "none": "no regulariser",
+    "recommended": "recommended",
     "train": "JacHess-train",
     "unlab": "JacHess-unlab",
 }
@@ -75,6 +79,7 @@ class Trainer:
     _labelled: Iterator[Batch] = field(init=False)
     _free: Iterator[Batch] = field(init=False)
     _regulariser: JacHess | None = field(init=False, default=None)
+    _decision: DecisionPenalty | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         outside = torch.get_rng_state()
@@ -86,7 +91,13 @@ class Trainer:
         self._free = self.unlabelled.shuffled(size, self.seed + 1)
         self._optimiser = self._adamw(self.recipe.lr)
         self._smoother = self._adamw(self.recipe.lr * self.recipe.strength)
-        if self.method != "none":
+        if self.method == "recommended":
+            settings = MethodArguments(method="recommended")
+            self._decision = decision_penalty(
+                "fisher", settings, self.model, self.train.tokenizer, self.seed
+            )
+            self._smoothing = settings.smoothing
+        elif self.method != "none":
             alone = self.method == "unlab" and self.recipe.form == "alternating"
             self._regulariser = JacHess(
                 self.model,
@@ -105,7 +116,7 @@ class Trainer:
         self.model.train()
 
     def step(self) -> dict[str, float]:
-        """Takes one step; returns its `task` loss and, with JacHess, its `penalty` strength · R.
+        """Takes one step; returns its `task` loss and, with a penalty, that as `penalty`.
 
         Dropout draws from a state of the trainer's own, so trainers that take turns do not disturb
         one another, and torch's global generator is left as it was.
@@ -125,6 +136,13 @@ class Trainer:
         self._set_rates()
         self.taken += 1
         batch = next(self._labelled)
+        if self._decision is not None:
+            found = self._decision(batch)
+            task = cross_entropy(
+                found.model_output.logits, batch["labels"], label_smoothing=self._smoothing
+            )
+            self._descend(task + found.loss, self._optimiser)
+            return {"task": task.item(), "penalty": found.loss.item()}
         if self._regulariser is None:
             task = self.model(**batch).loss
             self._descend(task, self._optimiser)
@@ -185,7 +203,7 @@ def finetune_in_turns(trainers: Sequence[Trainer], on_step: Callable[[], None]) 
     """Takes all steps of all trainers, one of each in turn, and times them.
 
     Times of methods that take turns see the same state of the machine, so their ratios mean
-    something where the times themselves do not (05-measuring.md).
+    something where the times themselves do not.
 
     Args:
         trainers: at least one, with recipes of one length.

@@ -76,7 +76,7 @@ class Row:
 
 
 def table(outcome: Outcome) -> list[Row]:
-    """The rows in the order the issue lists them."""
+    """The rows score and calibration first, then robustness, norms and time."""
     name = outcome.score_name
     judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
         (name, "higher", 3, lambda j: j.score),

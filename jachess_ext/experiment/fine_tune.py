@@ -32,7 +32,7 @@ def fine_tune(
         train: what to train on.
         recipe: epochs, batches, learning rate and the rest; its `lora` is the caller's to apply.
         seed: of the order of examples and of dropout.
-        method: one of spec 01's, or its text.
+        method: one of docs/methods.md, or its text.
         unlabelled: for the methods that use it.
         callbacks: the Trainer's.
 

@@ -61,6 +61,9 @@ def _decision(acts: type[Method], strength: float) -> Entry:
     )
 
 
+RECOMMENDED: Mapping[str, Any] = {"directions": 1, "path": True, "smoothing": 0.1, "strength": 1.0}
+"""Settings of ``fisher`` chosen on SST-2 alone; docs/finetuning.md has the evidence."""
+
 _ADVERSARIAL = ("adv_steps", "adv_lr", "adv_start", "adv_radius")
 
 METHODS: dict[str, Entry] = {
@@ -87,6 +90,7 @@ METHODS: dict[str, Entry] = {
     "corrupt-consistency": Entry(
         *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown")), {"strength": 1.0}
     ),
+    "recommended": Entry(Fisher, fixed={"hessian": False, **RECOMMENDED}, control=False),
     "fisher": _decision(Fisher, 1.0),
     "divergence": _decision(Divergence, 1.0),
     "margin": _decision(Margin, 0.01),

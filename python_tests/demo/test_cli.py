@@ -31,7 +31,7 @@ def test_demo_from_start_to_end(tiny_model: Path, sentiment: Path, tmp_path: Pat
     assert "Naive Bayes on words: accuracy 1.000" in done.stdout
     assert "ratio to plain" in done.stdout and str(out / "report.html") in done.stdout
     found = json.loads((out / "results.json").read_text())
-    assert [run["method"] for run in found["runs"]] == ["none", "train", "unlab"]
+    assert [run["method"] for run in found["runs"]] == ["none", "recommended", "train", "unlab"]
     assert all(len(run["losses"]) == 6 for run in found["runs"])
     assert found["setting"]["recipe"]["lr"] == 0.005
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 3

@@ -46,7 +46,8 @@ def test_every_method_and_form_learns(tiny_model: Path, data: Encoded) -> None:
 
 def test_jachess_ends_smoother_than_none(tiny_model: Path, data: Encoded) -> None:
     recipe = replace(RECIPE, steps=12, strength=1.0)
-    trainers = [trainer(tiny_model, data, method, recipe) for method in TITLES]
+    methods: tuple[Method, ...] = ("none", "train", "unlab")
+    trainers = [trainer(tiny_model, data, method, recipe) for method in methods]
     finetune_in_turns(trainers, lambda: None)
     (plain_j, plain_h), *others = (layer_norms(made.model, data) for made in trainers)
     for ours_j, ours_h in others:
