@@ -1,1 +1,1 @@
-"""One script per question of spec 05-measuring; run them with ``python -m benchmarks.NAME``."""
+"""One script per question (README.md); run them with ``python -m benchmarks.NAME``."""

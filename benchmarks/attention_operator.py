@@ -1,4 +1,4 @@
-"""Attention row of spec 05: the fused operator against the composed rules, forward and backward.
+"""The fused attention operator against the composed rules, forward and backward.
 
 Jets of q = 2 directions, order 2 (S = 4): the composed rules are `jachess_ext.jet`'s with operators
 switched off, whose products are fused sums of batched matrix products and whose softmax is composed

@@ -1,11 +1,11 @@
-"""Row 4 of spec 05: one 2-jet, forward and backward, against torch.func's jvp of jvp.
+"""One 2-jet, forward and backward, against torch.func's jvp of jvp.
 
 The same four streams of every layer (z, J u, J w, D²z[u, w]), and the parameter gradients of the
 sum of squares of the last three.  Ours runs with sdpa attention; nested jvp needs eager attention,
 since sdpa kernels have no forward mode.
 
-For timing only: nested jvp is silently wrong through layer_norm (spec 03, traps), so its values
-are never compared with ours here.  Dropout is off, whatever --dropout says.
+For timing only: nested jvp is silently wrong through layer_norm (docs/how_it_works.md, traps), so
+its values are never compared with ours here.  Dropout is off, whatever --dropout says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row 3 of spec 05: what an equally precise estimate of R costs.
+"""What an equally precise estimate of R costs.
 
 Independent draws of R's estimate average to any precision, so an estimator's price is (time of a
 training step) × (relative variance of its R).  Both sides estimate the same R: all layers, J + H,

@@ -1,4 +1,4 @@
-"""Row 6 of spec 05: peak memory of a JacHess step against a plain step's.
+"""Peak memory of a JacHess step against a plain step's.
 
 Every step runs in a process of its own, twice.  CPU: the peak of the resident set minus what was
 resident after a step of a tiny model (Python and its libraries).  CUDA: the allocator's peak.

@@ -1,4 +1,4 @@
-"""The published reference code's protocol, re-enacted from spec 01's description of it.
+"""The published reference code's protocol, re-enacted from a description of it.
 
 Per layer: one forward pass of the whole model with eager attention, of which only the classifier
 token's hidden state is used; 10 random projections of it differentiated with respect to the

@@ -1,4 +1,4 @@
-"""All rows of spec 05 that have a script, one after another; one table last.
+"""All ratios of the README's table, one after another; one table last.
 
     python -m benchmarks.run_all                                  # CPU; figures into results/
     python -m benchmarks.run_all --quick                          # tiny shapes, a minute, no CSV

@@ -1,4 +1,4 @@
-"""Row 1 of spec 05: a JacHess step (J + H, q = 2, all layers and tokens) against a plain step.
+"""A JacHess step (J + H, q = 2, all layers and tokens) against a plain step.
 
 Ours: forward and backward of R alone (unlab mode), |D| = all dimensions.  Plain: forward and
 backward of the task loss through sdpa attention, same model, same token ids.  Neither includes the

@@ -1,4 +1,4 @@
-"""Row 2 of spec 05: a JacHess step against the published code's protocol, re-enacted.
+"""A JacHess step against the published code's protocol, re-enacted.
 
 Ours: R over all layers, all tokens, all dimensions, forward and backward.  The protocol
 (`benchmarks.published_protocol`): the classifier token only, per layer one forward, 10 Jacobian

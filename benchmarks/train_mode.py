@@ -1,4 +1,4 @@
-"""Row 5 of spec 05: train mode, task loss + R from one forward, against a plain step.
+"""Train mode, task loss + R from one forward, against a plain step.
 
 Both on the same labelled batch, forward and backward, without the optimiser; the plain step's
 attention is sdpa.

@@ -1,4 +1,5 @@
-// The arithmetic of truncated 2-jets, for host and device, in one place (spec 03).
+// The arithmetic of truncated 2-jets, for host and device, in one place; the formulas are in
+// docs/how_it_works.md.
 //
 // A jet has S = 1 + q + P streams: primal x[0], first order x[1..q], and either no (P = 0) or all
 // (P = q(q-1)/2) mixed second-order streams, pairs i < j in lexicographic order. Functions here
@@ -124,7 +125,7 @@ struct ActivationOf<Activation::tanh, T> {  // tanh x = 2 sigma(2x) - 1
   }
 };
 
-// ---- jet rules (spec 03) and their reverse -------------------------------------------------
+// ---- jet rules and their reverse -------------------------------------------------------------
 
 // y_i = f' x_i;  y_ij = f' x_ij + f'' x_i x_j.  y[0] is left alone: f itself is the caller's.
 template <int q, int P, typename T, typename F>
@@ -269,7 +270,8 @@ JACHESS_HD void square_jet_finish(const T* acc, T n, T* v) {
   for (int s = 1; s < 1 + q + P; ++s) v[s] = T(2) * acc[s] / n;
 }
 
-// Jet of r = (v + eps)^(-1/2), with a = v / v^ so that no power of v can overflow (spec 03, norm):
+// Jet of r = (v + eps)^(-1/2), with a = v / v^ so that no power of v can overflow
+// (docs/how_it_works.md, norm):
 //   r_i = -1/2 r a_i;  r_ij = r (-1/2 a_ij + 3/4 a_i a_j).
 template <int q, int P, typename T>
 JACHESS_HD void rsqrt_jet(const T* v, T eps, T* r) {

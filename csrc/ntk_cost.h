@@ -1,4 +1,4 @@
-// What forms A and B of a linear layer's NTK cost (spec 02), in operations and bytes: what the
+// What forms A and B of a linear layer's NTK cost (docs/ntk.md), in operations and bytes: what the
 // choice between them goes by. The formulas stand in jachess_ext/ntk/cost.py, whose twin this is.
 #pragma once
 

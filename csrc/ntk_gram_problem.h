@@ -1,4 +1,4 @@
-// Form A of the NTK of linear layers (spec 02), as the CPU and CUDA kernels both see it:
+// Form A of the NTK of linear layers (docs/ntk.md), as the CPU and CUDA kernels both see it:
 //     K[c, n, c', m] = sum over t, t' of (a_nt . a_mt') sum over l of (delta^l_nct .
 //     delta^l_mc't').
 // No torch and no CUDA header.

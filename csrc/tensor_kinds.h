@@ -11,7 +11,7 @@
 
 namespace jachess {
 
-// The accumulation dtype of the spec: float for the 16-bit types, else the type itself.
+// The dtype of accumulation: float for the 16-bit types, else the type itself.
 inline ScalarType wide_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
 }

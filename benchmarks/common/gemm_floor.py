@@ -1,4 +1,4 @@
-"""The floor under a step: its matrix products alone, at the machine's own rate (spec 05).
+"""The floor under a step: its matrix products alone, at the machine's own rate.
 
 A jet of S streams multiplies S times the rows of every linear layer forward, and twice that
 backward (for the input's and the weight's gradient); attention's two products per head count S

@@ -1,4 +1,4 @@
-"""Reference shapes of spec 05-measuring as transformers models with random weights."""
+"""The benchmarks' reference shapes as transformers models with random weights."""
 
 from __future__ import annotations
 

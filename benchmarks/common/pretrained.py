@@ -30,7 +30,7 @@ ENCODER = {
     "num_attention_heads": 12,
     "intermediate_size": 1536,
 }
-"""Sizes of the 22M encoder of spec's data (MiniLM): what random weights imitate."""
+"""Sizes of the 22M encoder (all-MiniLM-L6-v2): what random weights imitate."""
 SMALL = ENCODER | {"vocab_size": 2_000, "hidden_size": 48, "num_hidden_layers": 2}
 """For trying a script out."""
 

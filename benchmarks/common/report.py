@@ -33,7 +33,7 @@ class Row:
             (a speed-up); both from one run.
         peak_mb: peak memory of the step in MiB, where the timing run can tell (on a GPU).
         floor_ratio: figure over the matrix products' own time, where that was measured.
-        target: what spec 05-measuring asks of the ratio on the CPU; empty where nothing.
+        target: what we ask of the ratio on the CPU; empty where nothing.
     """
 
     question: str

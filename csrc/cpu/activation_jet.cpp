@@ -1,4 +1,4 @@
-// jachess::activation_jet and its backward on the CPU: the pointwise jet rule (spec 03).
+// jachess::activation_jet and its backward on the CPU: the pointwise jet rule.
 //
 // Elements are taken in blocks that stay in L1. Per block, one loop evaluates the derivatives of
 // the activation (activation_derivatives.h), a second one multiplies them into the streams (one

@@ -1,5 +1,5 @@
 // jachess::gated_activation_jet and its backward on the CPU: f(g) u by the pointwise rule and
-// Leibniz (spec 03), in blocks that stay in L1, as activation_jet does it.
+// Leibniz, in blocks that stay in L1, as activation_jet does it.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>

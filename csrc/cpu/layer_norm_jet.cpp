@@ -1,4 +1,5 @@
-// jachess::layer_norm_jet and its backward on the CPU: the norm rule (spec 03), centred.
+// jachess::layer_norm_jet and its backward on the CPU: the norm rule (docs/how_it_works.md),
+// centred.
 #include <torch/csrc/stable/library.h>
 
 #include "norm_jet.h"

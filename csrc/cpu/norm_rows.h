@@ -1,5 +1,5 @@
 // The row algorithms of layer norm (centred) and RMS norm (not centred) on jets, one row at a time
-// (spec 03, norm).
+// (docs/how_it_works.md, norm).
 //
 // Forward: one sweep for the streams' means (layer norm), one for the mean square's jet, one to
 // write; backward: one sweep for the row's sums, one to write. The row stays in L1/L2. Vectors of

@@ -1,4 +1,5 @@
-// jachess::rms_norm_jet and its backward on the CPU: the norm rule (spec 03), not centred.
+// jachess::rms_norm_jet and its backward on the CPU: the norm rule (docs/how_it_works.md), not
+// centred.
 #include <torch/csrc/stable/library.h>
 
 #include "norm_jet.h"

@@ -1,4 +1,5 @@
-// jachess::softmax_jet and its backward on the CPU: the softmax rule (spec 03), row by row.
+// jachess::softmax_jet and its backward on the CPU: the softmax rule (docs/how_it_works.md), row by
+// row.
 //
 // With c_i = s_i − Σ p s_i and m, v the means of s_ij and of c_i c_j under p:
 //     p_i = p c_i,   p_ij = p (s_ij − m_ij + c_i c_j − v_ij).

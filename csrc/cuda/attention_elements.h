@@ -1,5 +1,5 @@
 // What the attention kernels do to one score: which take part, soft cap, mask, dropout, and the
-// jets of the softmax's pieces (spec 03).
+// jets of the softmax's pieces (docs/how_it_works.md).
 #pragma once
 
 #include <limits>

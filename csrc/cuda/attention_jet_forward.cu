@@ -1,5 +1,5 @@
 // CUDA kernel of jachess::attention_jet: a block takes a tile of queries of one head and goes over
-// the keys tile by tile. The jets of numerator and denominator (spec 03),
+// the keys tile by tile. The jets of numerator and denominator,
 //
 //     N = Σ e^{s−c} v,   L = Σ e^{s−c},   y = N / L,
 //

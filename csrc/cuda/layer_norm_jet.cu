@@ -1,4 +1,4 @@
-// CUDA kernels of jachess::layer_norm_jet: the norm rule (spec 03), centred.
+// CUDA kernels of jachess::layer_norm_jet: the norm rule (docs/how_it_works.md), centred.
 #include "norm_kernels.h"
 
 namespace jachess {

@@ -1,4 +1,4 @@
-// CUDA kernels of jachess::rms_norm_jet: the norm rule (spec 03), not centred.
+// CUDA kernels of jachess::rms_norm_jet: the norm rule (docs/how_it_works.md), not centred.
 #include "norm_kernels.h"
 
 namespace jachess {

@@ -1,5 +1,6 @@
-// CUDA kernels of jachess::softmax_jet (spec 03, softmax). A short row is a warp's, a long one a
-// block's; the row is read again from L1/L2 for each sweep, and p is computed anew in each.
+// CUDA kernels of jachess::softmax_jet (docs/how_it_works.md, softmax). A short row is a warp's, a
+// long one a block's; the row is read again from L1/L2 for each sweep, and p is computed anew in
+// each.
 //
 // With c_i = s_i − Σ p s_i and m, v the means of s_ij and of c_i c_j under p:
 //     p_i = p c_i,   p_ij = p (s_ij − m_ij − v_ij + c_i c_j).

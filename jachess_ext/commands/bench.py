@@ -1,4 +1,4 @@
-"""`jachess bench`: the benchmark set of the source checkout (spec 05) and its tables."""
+"""`jachess bench`: the benchmark set of the source checkout and its tables."""
 
 from __future__ import annotations
 

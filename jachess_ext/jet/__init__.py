@@ -1,4 +1,4 @@
-"""The engine: 2-jets through unmodified PyTorch code (spec 03-engine)."""
+"""The engine: 2-jets through unmodified PyTorch code (docs/how_it_works.md)."""
 
 from .api import Jet, jet
 from .jvp import jvp

@@ -1,4 +1,4 @@
-"""Random directions with identity covariance, for the forward estimator (spec 01)."""
+"""Random directions with identity covariance, for the forward estimator."""
 
 from __future__ import annotations
 

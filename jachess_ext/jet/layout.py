@@ -19,7 +19,7 @@ class JetLayout:
 
     Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are
     the mixed second-order coefficients x_ij for the pairs i < j in lexicographic order
-    (spec 03-engine, "Streams").  Order 1 has no pairs.
+    (docs/how_it_works.md, 2-jets).  Order 1 has no pairs.
 
     ``run`` numbers the pass whose jets these are, so that a jet of another pass, along other
     directions, is not taken for one of this; None in a result, which belongs to no pass.

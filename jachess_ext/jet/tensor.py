@@ -44,9 +44,9 @@ class JetTensor(DerivativeTensor):
     """The truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
 
     Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
-    function called with one is answered by a rule of the registry (spec 03-engine).  Autograd sees
-    the plain tensor `streams`, never the wrapper: calling ``backward`` on what a rule returns is
-    the double backward of the model.
+    function called with one is answered by a rule of the registry.  Autograd sees the plain tensor
+    `streams`, never the wrapper: calling ``backward`` on what a rule returns is the double backward
+    of the model.
 
     Args:
         streams: ``[S, *shape]`` floating-point tensor, S as ``layout.streams``.

@@ -46,7 +46,7 @@ def ntk(
     """The empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m) (LensLLM, Eq. 8), exactly.
 
     One forward and C backward passes a block of samples give each layer's inputs and output
-    cotangents; these are contracted layer by layer (spec 02, forms A and B).  The model is put in
+    cotangents; these are contracted layer by layer (docs/ntk.md, Forms).  The model is put in
     evaluation mode for the call (no dropout); its parameters and their ``.grad`` are untouched.
 
     Args:

@@ -1,6 +1,6 @@
-"""Form B (spec 02) as blocked matrix products, where `jachess::ntk_materialised` has no kernel (on
-GPUs, and without the compiled operators): write a block of every per-sample gradient of a layer,
-multiply, forget it.
+"""Form B (docs/ntk.md) as blocked matrix products, where `jachess::ntk_materialised` has no kernel
+(on GPUs, and without the compiled operators): write a block of every per-sample gradient of a
+layer, multiply, forget it.
 
 K[c, n, c', m] = Σ_{blocks of rows r} vec(G_{n,c}[r, :]) · vec(G_{m,c'}[r, :])
 

@@ -2,7 +2,7 @@
 `jachess::activation_jet`.
 
 Signature: [S, ...], kind, q -> [S, ...], with S = 1 + q (first order) or 1 + q + q(q-1)/2 streams
-(spec 03, pointwise):
+(docs/how_it_works.md, pointwise):
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
 """
@@ -122,7 +122,7 @@ def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
 
 
 def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
-    """Push a 2-jet through an activation function (spec 03, pointwise).
+    """Push a 2-jet through an activation function (docs/how_it_works.md, pointwise).
 
     Args:
         x: [S, ...] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16 (the

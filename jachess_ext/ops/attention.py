@@ -2,8 +2,8 @@
 `jachess::attention_jet`, whose memory is linear in the number of tokens.
 
 The kernels keep, tile by tile, the jets of the softmax's numerator N = Σ e^{s−m} v and denominator
-L = Σ e^{s−m} (spec 03) and form the jet of N/L once; the backward recomputes the tiles. The twin is
-`attention_formula`.
+L = Σ e^{s−m} (docs/how_it_works.md) and form the jet of N/L once; the backward recomputes the
+tiles. The reference is `attention_formula`.
 """
 
 import math
@@ -154,7 +154,7 @@ def attention_jet(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
 ) -> Tensor:
-    """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor (spec 03).
+    """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
 
     A query that may look nowhere gives zeros in every stream, as in torch's attention.
 

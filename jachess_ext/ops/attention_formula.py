@@ -2,8 +2,8 @@
 
     s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
 
-(spec 03: bilinear, pointwise, softmax, bilinear). Dropout multiplies every stream of p by the same
-keep / (1 − dropout_p), after the softmax.
+(docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
+after the softmax.
 """
 
 import math

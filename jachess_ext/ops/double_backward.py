@@ -1,7 +1,7 @@
 """Autograd of the backward operators.
 
 A backward operator without autograd of its own would drop terms of a second backward with no more
-than a warning (spec 07). Its gradient is taken from the pure-torch twin of the forward operator,
+than a warning. Its gradient is taken from the pure-torch twin of the forward operator,
 differentiated twice, so it stays right without a second set of kernels.
 """
 

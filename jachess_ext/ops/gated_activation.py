@@ -2,11 +2,12 @@
 autograd of `jachess::gated_activation_jet`.
 
 Signature: [S, ...], [S, ...], kind, q -> [S, ...] with S = 1 + q (first order) or
-1 + q + q(q-1)/2 (second order) streams. With the streams h of f(g) (spec 03, pointwise)
+1 + q + q(q-1)/2 (second order) streams. With the streams h of f(g)
+(docs/how_it_works.md, pointwise)
 
     h_0 = f(g_0);   h_i = f' g_i;   h_ij = f' g_ij + f'' g_i g_j
 
-the result's are Leibniz' (spec 03, bilinear):
+the result's are Leibniz' (there, bilinear):
 
     y_0 = h_0 u_0;   y_i = h_i u_0 + h_0 u_i;   y_ij = h_ij u_0 + h_i u_j + h_j u_i + h_0 u_ij
 """
@@ -40,7 +41,7 @@ def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> T
 
 
 def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
-    """Push 2-jets through act(g) · u (spec 03, pointwise and bilinear).
+    """Push 2-jets through act(g) · u (docs/how_it_works.md, pointwise and bilinear).
 
     Args:
         g: [S, ...] stacked streams of the gate, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or

@@ -1,4 +1,4 @@
-"""The jet rules that the operators' pure-torch twins share, on lists of streams (spec 03)."""
+"""The jet rules (docs/how_it_works.md) that the operators' references share, on lists of them."""
 
 import torch
 from torch import Tensor

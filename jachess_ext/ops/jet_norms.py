@@ -7,8 +7,9 @@ Both take streams x [S, ..., D], S = 1 + q (first order) or 1 + q + P with P = q
     jet_mean_squares    [...]:         1/q Σ_i Σ_j x_ij²
                         [..., |D'|]:   1/P Σ_{i<i'} x_{ii',j}²  for the dimensions j in D'
 
-The second is what the estimator needs (spec 01): with directions of identity covariance its two
-results have the expectations ‖J_t‖² and ‖H_{t,j}‖².  Sums of 16-bit types are kept in fp32.
+The second is what the estimator needs (docs/how_it_works.md): with directions of identity
+covariance its two results have the expectations ‖J_t‖² and ‖H_{t,j}‖².  Sums of 16-bit types are
+kept in fp32.
 """
 
 from typing import Any

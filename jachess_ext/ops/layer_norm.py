@@ -3,7 +3,7 @@
 
 Signature: [S, ..., D], weight [D]?, bias [D]?, eps, q -> [S, ..., D], with S = 1 + q (first order)
 or 1 + q + q(q-1)/2 streams; with a residual, x + residual is normalised and returned, too. With
-c = x − mean(x), v = mean(c²) and v^ = v_0 + eps (spec 03, norm):
+c = x − mean(x), v = mean(c²) and v^ = v_0 + eps (docs/how_it_works.md, norm):
 
     r_0 = v^(−1/2);   r_i = −½ r v_i/v^;   r_ij = −½ r v_ij/v^ + ¾ r v_i v_j/v^²
     y = w · c · r (+ bias on the primal), its streams by Leibniz' rule
@@ -67,7 +67,7 @@ def add_layer_norm_jet_reference(
 def layer_norm_jet(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
-    """Push a 2-jet through layer normalisation over the last dimension (spec 03, norm).
+    """Push a 2-jet through layer normalisation over the last dimension (module docstring).
 
     Args:
         x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16

@@ -121,7 +121,8 @@ def available(name: str, device: torch.device | str) -> bool:
     """Whether the compiled operator `name` has a kernel for `device` that can be used here.
 
     Not within forward-mode AD and the transforms of torch.func: custom operators give *zero*
-    tangents to forward mode without a word (spec 03, traps), where the pure-torch twin is right.
+    tangents to forward mode without a word (docs/how_it_works.md, traps), where the pure-torch
+    reference is right.
 
     Args:
         name: without namespace, such as "activation_jet".

@@ -1,4 +1,4 @@
-"""The NTK of linear layers that share an input, form A (spec 02): the Gram matrix of the inputs
+"""The NTK of linear layers that share an input, form A (docs/ntk.md): the Gram matrix of the inputs
 times the Gram matrix of the output cotangents, summed over positions.
 
 With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L,

@@ -1,5 +1,5 @@
-"""The NTK of linear layers that share an input, form B (spec 02): per-sample gradients written in
-pieces, multiplied and forgotten.
+"""The NTK of linear layers that share an input, form B (docs/ntk.md): per-sample gradients written
+in pieces, multiplied and forgotten.
 
 With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L,
 

@@ -3,7 +3,7 @@ of `jachess::rms_norm_jet`.
 
 Signature: [S, ..., D], weight [D]?, eps, q -> [S, ..., D], with S = 1 + q (first order) or
 1 + q + q(q-1)/2 streams; with a residual, x + residual is normalised and returned, too. It is the
-norm rule of spec 03 without centring: with v = mean(x²) and v^ = v_0 + eps
+norm rule of docs/how_it_works.md without centring: with v = mean(x²) and v^ = v_0 + eps
 
     r_0 = v^(−1/2);   r_i = −½ r v_i/v^;   r_ij = −½ r v_ij/v^ + ¾ r v_i v_j/v^²
     y = w · x · r, its streams by Leibniz' rule
@@ -52,7 +52,7 @@ def add_rms_norm_jet_reference(
 
 
 def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
-    """Push a 2-jet through RMS normalisation over the last dimension (spec 03, norm).
+    """Push a 2-jet through RMS normalisation over the last dimension (docs/how_it_works.md, norm).
 
     Args:
         x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16

@@ -3,7 +3,7 @@
 
 Signature: [S, ..., N], q, masked -> [S, ..., N], with S = 1 + q (first order) or
 1 + q + q(q-1)/2 streams.
-With c_i = s_i − Σ p s_i (spec 03, softmax):
+With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
 
     p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij))
 """
@@ -51,7 +51,7 @@ def softmax_jet_reference(x: Tensor, q: int, masked: bool = False) -> Tensor:
 
 
 def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
-    """Push a 2-jet through a softmax over the last dimension (spec 03, softmax).
+    """Push a 2-jet through a softmax over the last dimension (docs/how_it_works.md, softmax).
 
     Args:
         x: [S, ..., N] stacked streams of the scores, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32,

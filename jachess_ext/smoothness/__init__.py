@@ -1,4 +1,4 @@
-"""Smoothness of a model: estimators, layer weights and the JacHess regulariser (spec 01)."""
+"""Smoothness of a model (docs/how_it_works.md): estimators, layer weights, the regulariser."""
 
 from .calibration import BaseNorms
 from .decision import DecisionOutput, DecisionPenalty

@@ -28,7 +28,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """(x − μ) (v + ε)^(−1/2) w + b (spec 03-engine, "norm"), composed of plain operations."""
+    """(x − μ) (v + ε)^(−1/2) w + b (docs/how_it_works.md, norm), composed of plain operations."""
     dims = tuple(range(-len(normalized_shape), 0))
     wide = input.to(accumulation_dtype(input.dtype))
     centred = wide - wide.mean(dims, keepdim=True)

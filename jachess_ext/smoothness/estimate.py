@@ -53,7 +53,7 @@ def smoothness(
     squared: bool = False,
     distribution: Distribution = "gaussian",
 ) -> Smoothness:
-    """Norms of ∂z/∂x and ∂²z/∂x² of a model's block outputs z (spec 01; Eq. 5–7 of the paper).
+    """Norms of ∂z/∂x and ∂²z/∂x² of a model's block outputs z (Eq. 5–7, docs/how_it_works.md).
 
     The block outputs are the model's ``hidden_states[1:]``; the derivatives are with respect to
     what its embedding layer returns.  Differentiable unless under ``torch.no_grad()``.  The model

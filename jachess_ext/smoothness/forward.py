@@ -1,4 +1,4 @@
-"""The forward estimator: every layer, token and dimension from one Taylor-mode pass (spec 01)."""
+"""The forward estimator: every layer, token and dimension from one Taylor-mode pass."""
 
 from __future__ import annotations
 

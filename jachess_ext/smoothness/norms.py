@@ -1,4 +1,4 @@
-"""From the streams of a block's jet to the norms of its Jacobian and Hessian (spec 01)."""
+"""From the streams of a block's jet to the norms of its Jacobian and Hessian."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def safe_sqrt(squares: Tensor) -> Tensor:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms of halves are summed in float32 (spec 01, mixed precision)."""
+    """Norms of halves are summed in float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

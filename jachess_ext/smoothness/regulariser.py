@@ -78,7 +78,7 @@ class JacHessOutput:
 
 
 class JacHess:
-    """Jacobian and Hessian regularisation (spec 01, Eq. 7).
+    """Jacobian and Hessian regularisation (Eq. 7, docs/how_it_works.md).
 
     Per sequence, R = Σ_k λ^(k) Σ_t ( ‖J_t^(k)‖_F + Σ_{j∈D} ‖H_{t,j}^(k)‖_F ), averaged over the
     batch; ``loss`` is strength · R, and the λ^(k) sum to 1.  With ``normalize`` each layer's two

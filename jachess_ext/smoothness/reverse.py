@@ -1,4 +1,4 @@
-"""The reverse estimator, Eq. 5 and 6 of the paper as they stand (spec 01).
+"""The reverse estimator, Eq. 5 and 6 of the paper as they stand.
 
     ‖J_t‖_F ≈ √( 1/p Σ_i ‖∂(v_i·z_t)/∂x‖² )        ‖H_j‖_F ≈ √( 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² )
 

@@ -16,7 +16,7 @@ Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
 
 REFERENCE_DIMENSIONS = 10
-"""|D| that λ is understood for: with all dimensions, their sum is scaled by |D|/d (spec 01)."""
+"""|D| that λ is understood for: with all dimensions, their sum is scaled by |D|/d."""
 
 
 def token_weights(mask: Tensor, scope: Scope) -> Tensor:

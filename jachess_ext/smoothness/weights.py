@@ -1,4 +1,4 @@
-"""λ over layers, from the base model's Jacobian norms before fine-tuning (spec 01)."""
+"""λ over layers, from the base model's Jacobian norms before fine-tuning."""
 
 from __future__ import annotations
 

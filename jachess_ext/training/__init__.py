@@ -1,5 +1,5 @@
-"""JacHess in transformers' Trainer, the alternating schedule by itself (spec 01, "How it is
-trained"), and the kernel's drift as a callback."""
+"""JacHess in transformers' Trainer, the alternating schedule by itself (docs/how_it_works.md,
+How it is trained), and the kernel's drift as a callback."""
 
 try:
     import transformers  # noqa: F401

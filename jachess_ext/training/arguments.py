@@ -20,7 +20,7 @@ def _help(text: str, **default: Any) -> Any:
 # where `JacHess` also takes a number or a list; `regulariser_arguments` translates them.
 @dataclass
 class JacHessArguments:
-    """The fields of `jx.JacHess`, and the modes of spec 01; usable with ``HfArgumentParser``.
+    """The fields of `jx.JacHess` and the modes, usable with ``HfArgumentParser``.
 
     Modes: "train" adds strength · R to the task loss of the labelled batch, from one forward;
     "joint" adds strength · R of an unlabelled batch to the task loss, in one step; "unlab"

@@ -36,7 +36,7 @@ class PassSummary:
 
 
 class DualSchedule:
-    """Runs a pass of R alone over unlabelled data after every epoch, or every n steps (spec 01).
+    """Runs a pass of R alone over unlabelled data after every epoch, or every n steps.
 
     R has an AdamW of its own: an adaptive step undoes the size of its loss, so moments shared
     with the task loss would mix two losses of very different size.  For the same reason the

@@ -29,7 +29,7 @@ else:
 
 
 class JacHessMixin(_Base):
-    """Puts JacHess (spec 01, Eq. 7) into a class derived from ``transformers.Trainer``.
+    """Puts JacHess (docs/how_it_works.md) into a class derived from ``transformers.Trainer``.
 
     Example:
         >>> class MyTrainer(JacHessMixin, Seq2SeqTrainer): ...

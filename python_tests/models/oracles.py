@@ -1,6 +1,7 @@
 """Derivatives by means that share nothing with the engine: differences and repeated backward.
 
-Nested ``torch.func.jvp`` is no oracle: it is wrong in silence through ``layer_norm`` (spec 03).
+Nested ``torch.func.jvp`` is no oracle: it is wrong in silence through ``layer_norm``
+(docs/how_it_works.md, traps).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scalar of the jets with the shape of Eq. 7 (spec 01), for tests of gradients."""
+"""A scalar of the jets with the shape of Eq. 7, for tests of gradients."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_gram_refuses(call: object, sentence: str) -> None:
 
 
 def test_counted_cost() -> None:
-    """The formulas of spec 02, and the choices they must lead to."""
+    """The formulas of docs/ntk.md, and the choices they must lead to."""
     size = Size(8, 16, 8, 16, 2, 384, 384, symmetric=False)
     cost = count_cost(size)
     assert cost.gram_flops == 2 * (8 * 16) ** 2 * (384 + 4 * 384)

@@ -1,7 +1,7 @@
 """Operators under forward-mode AD and torch.func: right numbers, never tangents of zero.
 
 A custom operator with autograd of its own gives zero tangents to forward mode without a word
-(spec 03, traps); the faces use their pure-torch twins there.
+(docs/how_it_works.md, traps); the wrappers use their pure-torch references there.
 """
 
 from collections.abc import Callable

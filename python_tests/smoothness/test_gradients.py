@@ -117,7 +117,7 @@ def test_exact() -> None:
 
 @pytest.mark.parametrize("engine", ["jet", "reverse"])
 def test_the_hessian_term_has_a_gradient(engine: str) -> None:
-    """The published reference code's has none (spec 01)."""
+    """The published reference code's has none."""
     model = classifier("bert")
     settings: dict[str, Any] = {"engine": engine, "layers": [1], "scope": "first", "directions": 2}
     out = regulariser(model, **settings)(token_batch([3]))

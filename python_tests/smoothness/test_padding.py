@@ -1,4 +1,4 @@
-"""Padding changes nothing: neither norms nor the gradients of R (spec 01)."""
+"""Padding changes nothing: neither norms nor the gradients of R."""
 
 from __future__ import annotations
 

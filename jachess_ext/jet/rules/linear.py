@@ -1,4 +1,4 @@
-"""Linear maps: one product for all streams, the bias on the primal only (spec 03, "linear")."""
+"""Linear maps: one product for all streams, the bias on the primal only."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def dropout(
     *,
     train: bool = True,
 ) -> JetTensor:
-    """One mask for all streams of a step (spec 01), drawn as torch draws it for the primal.
+    """One mask for all streams of a step, drawn as torch draws it for the primal.
 
     ``train`` is torch.dropout's name for ``training``.
     """

@@ -17,7 +17,7 @@ from .reduce import root_of_squares
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half-precision streams keep their normalisation statistics in float32 (spec 01)."""
+    """Half-precision streams keep their normalisation statistics in float32."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

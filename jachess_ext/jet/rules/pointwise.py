@@ -1,4 +1,4 @@
-"""Functions applied element by element: y_i = f' x_i, y_ij = f' x_ij + f'' x_i x_j (spec 03).
+"""Functions applied element by element: y_i = f' x_i, y_ij = f' x_ij + f'' x_i x_j.
 
 To add one, write a function of x that returns ``(f, f', f'')`` and decorate it with `pointwise`.
 """

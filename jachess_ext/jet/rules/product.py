@@ -20,7 +20,7 @@ from ..tensor import JetTensor
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
-    """(stream of the product, stream of a, stream of b) of every term (spec 03, "bilinear")."""
+    """(stream of the product, stream of a, stream of b) of every term of Leibniz' rule."""
     yield 0, 0, 0
     for stream in range(1, layout.streams):
         yield stream, stream, 0

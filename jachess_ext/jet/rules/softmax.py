@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, and log-sum-exp (spec 03, "softmax").
+"""Softmax, its logarithm, and log-sum-exp (docs/how_it_works.md, softmax).
 
 With centred scores c_i = s_i − Σ p s_i:   p_i = p c_i,
     p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij)).

@@ -79,7 +79,7 @@ def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
 def bilinear(
     product: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any, ndim: int | None = None
 ) -> JetTensor:
-    """The Leibniz rule for any product linear in both factors (spec 03, "bilinear").
+    """The Leibniz rule for any product linear in both factors (docs/how_it_works.md, bilinear).
 
     Args:
         product: takes stacks ``[N, ...]`` or ``[1, ...]`` of both factors, stream by stream.
