@@ -18,7 +18,7 @@ from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
 from .nests import map_tensors
 from .rules.quantised import adopt_libraries
-from .tensor import JetTensor, lift
+from .tensor import JetTensor, carries_derivatives, lift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ def to_jets(value: Any, layout: JetLayout) -> Any:
     of_no_run = make_layout(layout.directions, layout.order)
 
     def as_jet(tensor: Tensor) -> Any:
-        if not isinstance(tensor, JetTensor) and not tensor.is_floating_point():
+        if not isinstance(tensor, JetTensor) and not carries_derivatives(tensor):
             return tensor
         return Jet(lift(tensor, layout).streams, of_no_run)
 

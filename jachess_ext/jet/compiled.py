@@ -26,7 +26,7 @@ from . import api
 from .jvp import eager_jvp, split_output, with_tangents
 from .layout import ORDERS, JetLayout, make_layout
 from .nests import map_tensors
-from .tensor import lift
+from .tensor import carries_derivatives, lift
 
 # Earlier torch's `nonstrict_trace` takes tensors and plain values alone, no nn.Module.
 MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)
@@ -70,7 +70,7 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
     layout = make_layout.__wrapped__(count, order)
 
     def as_jet(tensor: Tensor) -> Any:
-        return api.Jet(tensor, layout) if tensor.is_floating_point() else tensor
+        return api.Jet(tensor, layout) if carries_derivatives(tensor) else tensor
 
     return map_tensors(stacks, as_jet)
 
@@ -186,7 +186,7 @@ def _forget_pending_symbols(x: FakeTensor) -> None:
 
 
 def _stack(tensor: Tensor, layout: JetLayout) -> Tensor:
-    return lift(tensor, layout).streams if tensor.is_floating_point() else tensor
+    return lift(tensor, layout).streams if carries_derivatives(tensor) else tensor
 
 
 def _sentence(error: Exception) -> str:

@@ -24,7 +24,14 @@ from .autocast import call_rule
 from .layout import JetLayout
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
-from .tensor import DerivativeTensor, JetTensor, check_call, lift
+from .tensor import (
+    DerivativeTensor,
+    JetTensor,
+    carries_derivatives,
+    check_call,
+    check_complex,
+    lift,
+)
 
 
 class Pass:
@@ -227,7 +234,7 @@ def _beside(primal: Any, tangent: Any, source: DualTensor) -> Any:
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_beside(x, t, source) for x, t in pairs])
-    if not isinstance(primal, Tensor) or not primal.is_floating_point():
+    if not isinstance(primal, Tensor) or not carries_derivatives(primal):
         return primal
     return DualTensor(primal, tangent, source.of_pass)
 
@@ -359,6 +366,8 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     if rule is None:
         raise missing_rule(func)
     duals = _duals(args, named)
+    if any(dual.dtype.is_complex for dual in duals):
+        check_complex(func)
     with torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}  # before a write into a primal
     versions = {key: jet.streams._version for key, jet in jets.items()}

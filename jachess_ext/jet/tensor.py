@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .autocast import call_rule, without_autocast
+from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
 from .opaque import refuse_opaque_functions
@@ -65,7 +66,7 @@ class JetTensor(DerivativeTensor):
                 f"{layout.streams} streams, but the stack has {streams.shape[0]} in front"
             )
         wrapper = torch.Tensor._make_wrapper_subclass(
-            cls,
+            ComplexJetTensor if streams.is_complex() else cls,
             streams.shape[1:],
             strides=streams.stride()[1:],
             dtype=streams.dtype,
@@ -169,6 +170,34 @@ class JetTensor(DerivativeTensor):
         return call_rule(func, rule, args, kwargs or {})
 
 
+class ComplexJetTensor(JetTensor):
+    """A jet of complex numbers: torch asks it before the real jets of the same call."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        check_complex(func)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def carries_derivatives(tensor: Tensor) -> bool:
+    """Whether a tensor of this dtype could: real and complex numbers, not integers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def check_complex(func: Callable) -> None:
+    """Raises:
+    MissingJetRule: the function's rule holds for real numbers alone.
+    """
+    if not takes_complex(func):
+        raise missing_rule(
+            func,
+            "its rule does not cover complex numbers; compute it from the real and imaginary "
+            "parts (torch.view_as_real)",
+        )
+
+
 def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> None:
     """What every function that met a tensor of ``kind`` is refused for.
 
@@ -179,7 +208,9 @@ def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> N
     """
     if kwargs and kwargs.get("out") is not None:
         raise missing_rule(func, "a result cannot be written into out=")
-    if len(types) > 1 and any(issubclass(t, DerivativeTensor) and t is not kind for t in types):
+    if len(types) > 1 and any(
+        issubclass(t, DerivativeTensor) and not issubclass(kind, t) for t in types
+    ):
         raise ValueError(
             "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
             "a time"

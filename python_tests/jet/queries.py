@@ -41,6 +41,7 @@ QUERIES = [
     Row(["new_tensor"], [X((2, 3)), [1.0, 2.0]]),
     Row(["rand_like", "randn_like"], ONE),
     Row(["bernoulli"], [X((2, 3), 0.1, 0.9)]),
+    Row(["is_conj", "is_neg"], ONE),
     Row(["is_floating_point", "is_complex", "is_contiguous", "stride", "numel"], ONE),
     Row(["element_size", "get_device", "nelement", "is_tensor"], ONE),
     Row(_attributes(), ONE),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jachess_ext.jet.registry import attribute, spellings
+from jachess_ext.jet.registry import attribute, find_rule, spellings
 
 
 @dataclass(frozen=True)
@@ -512,5 +512,13 @@ OF_LIBRARIES = (
     "bitsandbytes.autograd._functions.matmul",
     "bitsandbytes.autograd._functions.matmul_4bit",
 )
+
+
+def is_complex(function: Any) -> bool:
+    """Whether a function leads to complex numbers, or from them; test_complex.py tries those."""
+    rule = find_rule(function)
+    return getattr(rule, "__module__", None) == "jachess_ext.jet.rules.complex"
+
+
 # Their entries are arbitrary; test_api.py fills them.
 UNSET = ("empty_like", "new_empty")

@@ -3,6 +3,7 @@
 from . import arithmetic as arithmetic
 from . import attention as attention
 from . import buffer as buffer
+from . import complex as complex
 from . import image as image
 from . import linear as linear
 from . import loss as loss

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
-from ..tensor import JetTensor, common_layout, lift, primal_of
+from ..tensor import JetTensor, carries_derivatives, common_layout, lift, primal_of
 from .streamwise import behind_streams, on_primal_and_tangents
 
 
@@ -23,7 +23,7 @@ def _buffer(name: str) -> None:
     def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
         named.pop("memory_format", None)
         made = function(input.primal, *primal_of(args), **named)
-        return lift(made, input.jet_layout) if made.is_floating_point() else made
+        return lift(made, input.jet_layout) if carries_derivatives(made) else made
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty"):

@@ -78,6 +78,7 @@ def rms_norm(
     eps = torch.finfo(statistics).eps if eps is None else eps
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor)
+    simple = simple and not (weight is not None and weight.is_complex())
     if simple and _has_operator("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
     dims = tuple(range(-len(normalized_shape), 0))

@@ -107,6 +107,7 @@ def fusable(operator: str, *jets: Any) -> bool:
     return (
         all(isinstance(jet, JetTensor) for jet in jets)
         and not first.jet_layout.composed
+        and not first.dtype.is_complex
         and all(
             jet.shape == first.shape
             and jet.dtype == first.dtype

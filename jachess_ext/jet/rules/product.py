@@ -75,11 +75,11 @@ class _MatmulJets(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             into_a = [(i, o, j) for o, i, j in terms]
             grad_a = torch.empty_like(flat_a, memory_format=torch.contiguous_format)
-            grad_a = _accumulate(grad_a, into_a, flat_grad, flat_b.mT, ctx.alpha).view(a.shape)
+            grad_a = _accumulate(grad_a, into_a, flat_grad, flat_b.mH, ctx.alpha).view(a.shape)
         if ctx.needs_input_grad[1]:
             into_b = [(j, i, o) for o, i, j in terms]
             grad_b = torch.empty_like(flat_b, memory_format=torch.contiguous_format)
-            grad_b = _accumulate(grad_b, into_b, flat_a.mT, flat_grad, ctx.alpha).view(b.shape)
+            grad_b = _accumulate(grad_b, into_b, flat_a.mH, flat_grad, ctx.alpha).view(b.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = grad[0].sum_to_size(ctx.bias_shape)
         return grad_a, grad_b, grad_bias, None, None

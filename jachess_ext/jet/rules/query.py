@@ -28,7 +28,16 @@ _LIKE = spellings(
     *("new_ones", "new_full", "new_tensor", "bernoulli"),
 )
 _METADATA = spellings(
-    *("is_floating_point", "is_complex", "is_contiguous", "stride", "numel", "element_size"),
+    *(
+        "is_floating_point",
+        "is_complex",
+        "is_conj",
+        "is_neg",
+        "is_contiguous",
+        "stride",
+        "numel",
+        "element_size",
+    ),
     *("get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
 )
 _ATTRIBUTES = [

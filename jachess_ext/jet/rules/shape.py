@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -247,7 +248,9 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
     # torch skips tensors of shape [0], whatever the others' shape; fresh key-value caches are such.
     kept = [tensor for tensor in tensors if tensor.shape != (0,)]
     stacks, jet = lifted_streams(kept or tensors)
-    return jet.with_streams(torch.cat(stacks, behind_streams(dim, jet.ndim)))
+    out = torch.cat(stacks, behind_streams(dim, jet.ndim))
+    # Their dtypes count.
+    return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
 
 @jet_rule("stack")
@@ -312,7 +315,8 @@ def to(self: Any, *args: Any, **named: Any) -> Any:
         example = args[0] if args else named["other"]
         return self.to(dtype=example.dtype, device=example.device)
     kinds = [getattr(a, "dtype", a) for a in (*args, *named.values())]
-    if any(isinstance(kind, torch.dtype) and not kind.is_floating_point for kind in kinds):
+    kinds = [kind for kind in kinds if isinstance(kind, torch.dtype)]
+    if any(not kind.is_floating_point and not kind.is_complex for kind in kinds):
         return self.primal.to(*args, **named)  # integers carry no derivative
     return _cast(self, *args, **named)
 
@@ -390,7 +394,11 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
     if isinstance(condition, JetTensor):
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
-    primal = torch.where(condition, primal_of(input), primal_of(other))
+    sides = [primal_of(input), primal_of(other)]
+    primal = torch.where(condition, *sides)
+    if primal.dtype.is_complex:  # torch has no gradient for a real side beside a complex one
+        sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
+        primal = torch.where(condition, *sides)
     shape = (layout.streams - 1, *primal.shape)
     zero = primal.new_zeros(())
     tangents = [_tangents(side, primal) if _is_jet(side) else zero for side in (input, other)]

@@ -34,9 +34,9 @@ class _StackedLinear(torch.autograd.Function):
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by
-            grad_streams = product(rows, weight).reshape(streams.shape)
+            grad_streams = product(rows, weight.conj()).reshape(streams.shape)
         if needs_weight:
-            grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1])
+            grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1]).conj()
         if needs_bias:
             grad_bias = grad[0].reshape(-1, grad.shape[-1]).sum(0)
         return grad_streams, grad_weight, grad_bias
