@@ -1,4 +1,4 @@
-"""Fine-tuning plainly, as recommended and with JacHess: a plain PyTorch loop, one object that takes the steps."""
+"""Fine-tuning plainly, as recommended and with JacHess: one object that takes the steps."""
 
 from __future__ import annotations
 

@@ -51,6 +51,13 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--processes", type=int, default=1, metavar="N")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="of each process")
     run.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="runs on a Ray cluster in place of processes here; local: one started here",
+    )
+    run.add_argument(
         "--save-models",
         action="store_true",
         help="below <out>/models; finished runs without a model are made again",

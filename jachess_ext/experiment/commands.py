@@ -43,7 +43,11 @@ def finetune(options: argparse.Namespace) -> int:
         return 0
     with BarProgress() as progress:
         records = run_grid(
-            grid, options.out, **size, save_models=options.save_models, progress=progress
+            *(grid, options.out),
+            **size,
+            save_models=options.save_models,
+            ray=options.ray,
+            progress=progress,
         )
     print_report(records)
     write_report(options.out / "report.html", records)

@@ -11,6 +11,7 @@ from ..progress import Progress
 from . import one_run
 from .grid import Grid
 from .jobs import Job, LoadedGrid, Record, choose, final_jobs, load, tuning_jobs
+from .ray_workers import RayWorkers
 from .store import Store
 from .workers import Workers
 
@@ -22,34 +23,38 @@ def run_grid(
     processes: int = 1,
     threads: int = 1,
     save_models: bool = False,
+    ray: str | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
     """Makes all runs that `out` does not have yet; returns the records, in the grid's order.
 
+    With `ray`, the address of a cluster (see `RayWorkers`), runs are made there, as many at a time
+    as it has room for, in place of `processes` here.
     Of a folder with nothing but a results file, the runs in it are had.
     With `save_models` finished runs whose model was not kept are made again: a run gives the same
     each time.
 
     Raises:
-        DataError: the grid cannot be run, or another process works in `out`.
+        DataError: the grid cannot be run, another process works in `out`, or no cluster answers.
+        MissingExtra: ray is asked for and not installed.
     """
     progress = progress or Progress()
     with progress.stage("reading the data"):
         loaded = load(grid)
+    workers: Workers | RayWorkers = Workers(processes, threads)
+    if ray is not None:
+        workers = RayWorkers(ray, threads=threads)
     store = Store(out)
     with store.locked():
         store.write_grid(asdict(grid))
         store.adopt()
-        return _run(
-            loaded, store, processes, threads, out / "models" if save_models else None, progress
-        )
+        return _run(loaded, store, workers, out / "models" if save_models else None, progress)
 
 
 def _run(
     loaded: LoadedGrid,
     store: Store,
-    processes: int,
-    threads: int,
+    workers: Workers | RayWorkers,
     models: Path | None,
     progress: Progress,
 ) -> list[Record]:
@@ -66,7 +71,7 @@ def _run(
             store.assemble([*before, *jobs])
             progress.advance()
 
-        with Workers(processes, threads) as workers:
+        with workers:
             workers.run_all(missing, partial(one_run.run, models=folder), done)
         return store.assemble([*before, *jobs])
 

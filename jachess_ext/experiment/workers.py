@@ -34,6 +34,7 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=error[0] is None, cancel_futures=True)
+            self._pool = None  # entered again, it starts others
 
     def run_all(
         self,
