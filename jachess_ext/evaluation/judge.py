@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..smoothness import smoothness
-from ..smoothness.model_pass import hooked_embeddings
+from ..smoothness import decision_slopes, smoothness
+from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
 from .calibration import Reliability, reliability
 from .classification import at_temperature, class_figures, fitted_temperature
@@ -81,9 +81,9 @@ class Judgement:
     `perturbed` by kind of text noise; `accuracies` has the same conditions' accuracy by their name
     ("corrupted 0.2"). `figures` are those of `class_figures`, `scaled` the same at the
     ``temperature`` it has as well, fitted on validation rows (None without any). `jacobian` and
-    `hessian` are [K], mean norms per layer over the sequences measured; `slopes` see `slopes`;
-    `probabilities` [N, C] and `labels` [N], in one order. A regression task has no `figures`, and
-    its `probabilities` are predictions [N, 1].
+    `hessian` are [K], mean norms per layer over the sequences measured; `slopes` are of
+    `decision_slopes`; `probabilities` [N, C] and `labels` [N], in one order. A regression task has
+    no `figures`, and its `probabilities` are predictions [N, 1].
     """
 
     score: float
@@ -236,53 +236,14 @@ def _scaled(
     }
 
 
-def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float | None]:
-    """How fast the logits and the margin change with the token embeddings; none of no sequences.
-
-    ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F, exact.  With the margin m = z_y − max of the
-    other logits, y the label, ``margin_over_slope``: mean over rows of m/‖∂m/∂x‖, which is about
-    the distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
-    wrong, and unmoved by a scale of the logits.  Padding has no part in x.
-
-    Args:
-        data: rows with labels; taken at even distances.
-    """
+def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float]:
+    """`decision_slopes` of the model on rows taken at even distances; none of no sequences."""
     count = min(sequences, len(data))
     if count == 0:
         return {}
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
-    batch = {
-        key: value.to(device)
-        for key, value in data.batch([i * len(data) // count for i in range(count)]).items()
-    }
-    labels, leaves = batch.pop("labels"), []
-
-    def leaf(x: torch.Tensor) -> torch.Tensor:
-        leaves.append(x.detach().requires_grad_())
-        return leaves[0]
-
-    try:
-        with torch.enable_grad(), hooked_embeddings(model, leaf):
-            logits = model(**batch).logits
-            own = logits.gather(1, labels.unsqueeze(1))[:, 0]
-            others = logits.scatter(1, labels.unsqueeze(1), -torch.inf).amax(1)
-
-            def norms(of: torch.Tensor) -> torch.Tensor:
-                (found,) = torch.autograd.grad(of.sum(), leaves, retain_graph=True)
-                real = batch["attention_mask"].unsqueeze(-1)
-                return (found * real).flatten(1).double().norm(dim=1)
-
-            margin = own - others
-            slope = norms(margin)
-            squares = torch.stack([norms(z).square() for z in logits.unbind(1)])
-    finally:
-        model.train(was_training)
-    return {
-        "logit_jacobian": squares.sum(0).sqrt().mean().item(),
-        "margin_over_slope": (margin.detach().double() / slope).mean().item(),
-    }
+    batch = data.batch([i * len(data) // count for i in range(count)])
+    return decision_slopes(model, {key: value.to(device) for key, value in batch.items()})
 
 
 @torch.no_grad()
@@ -294,15 +255,11 @@ def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[fl
     count = min(sequences, len(data))
     if count == 0:
         return [], []
-    was_training = model.training
-    model.eval()
     batch = data.batch([i * len(data) // count for i in range(count)])
     device = next(model.parameters()).device
     inputs = {key: value.to(device) for key, value in batch.items() if key != "labels"}
-    try:
+    with in_mode(model, training=False):
         found = smoothness(model, inputs, seed=_SMOOTHNESS_SEED)
-    finally:
-        model.train(was_training)
     assert found.hessian is not None  # hessian=True is the default
     return found.jacobian.tolist(), found.hessian.tolist()
 

@@ -4,6 +4,7 @@ from .calibration import BaseNorms
 from .decision import DecisionOutput, DecisionPenalty
 from .estimate import Smoothness, smoothness
 from .perturbations import Isotropic, Substitution
+from .probe import SmoothnessProbe, decision_slopes
 from .regulariser import JacHess, JacHessOutput
 from .weights import layer_profile
 
@@ -15,7 +16,9 @@ __all__ = [
     "JacHess",
     "JacHessOutput",
     "Smoothness",
+    "SmoothnessProbe",
     "Substitution",
+    "decision_slopes",
     "layer_profile",
     "smoothness",
 ]

@@ -1,5 +1,5 @@
 """JacHess in transformers' Trainer, the alternating schedule by itself (docs/how_it_works.md,
-How it is trained), and the kernel's drift as a callback."""
+How it is trained), and callbacks that look: a model's smoothness, the drift of its kernel."""
 
 try:
     import transformers  # noqa: F401
@@ -17,6 +17,7 @@ from .lora import with_lora
 from .method_arguments import METHODS, MethodArguments
 from .methods import MethodMixin, MethodTrainer
 from .mixin import JacHessMixin
+from .monitor import SmoothnessMonitor
 from .ntk_drift import DriftPoint, NTKDrift
 from .trainer import JacHessTrainer
 
@@ -32,5 +33,6 @@ __all__ = [
     "MethodTrainer",
     "NTKDrift",
     "PassSummary",
+    "SmoothnessMonitor",
     "with_lora",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness import JacHess, JacHessOutput
-from .modes import in_mode
+from ..smoothness.modes import in_mode
 from .random_state import drawing_apart, step_key
 
 Batch = Mapping[str, Any]

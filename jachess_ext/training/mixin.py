@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
+from ..smoothness.modes import in_mode
 from . import checkpoint
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary, without_labels
 from .loss_scaling import ignores_item_count, warn_of_ignored_item_count
-from .modes import in_mode
 from .one_pass import OnePass
 from .random_state import drawing_apart, step_key
 from .step_log import StepLog, flat

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from ..ntk import measure_ntk
 from ..ntk.drift import has_one_label_each, kernel_drift, label_alignment
+from .callback_log import write_entry
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,16 @@ class NTKDrift(TrainerCallback):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._measure(kwargs["model"], state)
+        self._measure(kwargs["model"], state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and state.global_step % self.every == 0:
-            self._measure(kwargs["model"], state)
+            self._measure(kwargs["model"], state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         measured = self.history and self.history[-1].step == state.global_step
         if state.is_world_process_zero and not measured:
-            self._measure(kwargs["model"], state)
+            self._measure(kwargs["model"], state, control)
 
     def stabilised(self, tolerance: float) -> int | None:
         """The first step after which no two measurements differ by more, relatively; or None."""
@@ -118,7 +119,7 @@ class NTKDrift(TrainerCallback):
                 since = before.step
         return since
 
-    def _measure(self, model: torch.nn.Module, state: Any) -> None:
+    def _measure(self, model: torch.nn.Module, state: Any, control: Any) -> None:
         device = next(model.parameters()).device
         batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batch.items()}
         found = measure_ntk(model, batch, progress=False, **self.options).theta
@@ -138,13 +139,10 @@ class NTKDrift(TrainerCallback):
         )
         self._last = theta
         self.history.append(point)
-        self._report(point, state)
+        self._report(point, state, control)
 
-    def _report(self, point: DriftPoint, state: Any) -> None:
+    def _report(self, point: DriftPoint, state: Any, control: Any) -> None:
         values = asdict(point)
-        step = values.pop("step")
+        del values["step"]
         entry = {f"ntk/{name}": value for name, value in values.items() if value is not None}
-        if self.log is not None:
-            self.log(entry)
-        else:
-            state.log_history.append(entry | {"step": step})
+        write_entry(entry, state, control, self.log)

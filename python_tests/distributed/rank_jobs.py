@@ -278,6 +278,23 @@ def derivatives(engine: str) -> dict[str, Any]:
     return found
 
 
+def watched(engine: str) -> dict[str, Any]:
+    """Training with a probe between the steps, and without one."""
+    found: dict[str, Any] = {}
+    for probes in (0, 2):
+        model = ENGINES[engine](classifier("bert"))
+        probe = jx.SmoothnessProbe(shard(9, 0))
+        figures = []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
+        for step in range(3):
+            model(**shard(step, dist.get_rank())).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            figures += [probe(model) for _ in range(probes)]
+        found[f"{probes} probes"] = {"parameters": parameters(model), "figures": figures}
+    return found
+
+
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -287,7 +304,15 @@ def main(folder: Path) -> None:
             name = f"{engine} {micro}"
             results[name] = equal_to_one_process(engine, micro, checkpointing=False)
         results[f"{engine} checkpointing"] = equal_to_one_process(engine, 1, checkpointing=True)
-        jobs = [empty_shards, non_finite, raising, calibration, directions_differ, derivatives]
+        jobs = [
+            empty_shards,
+            non_finite,
+            raising,
+            calibration,
+            directions_differ,
+            derivatives,
+            watched,
+        ]
         for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)
     every: list[Any] = [None] * dist.get_world_size()

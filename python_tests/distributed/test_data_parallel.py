@@ -219,3 +219,24 @@ def test_derivatives_straight_through_a_wrapped_model(engine: str, kind: str) ->
             assert set(found) == set(expected)
             for name, value in expected.items():
                 torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_probe_between_the_steps(engine: str) -> None:
+    """The same figures on every rank, those of the bare model; the same parameters as without."""
+    found = [rank[f"{engine} watched"] for rank in results(2)]
+    for rank in found:
+        pairs = zip(
+            rank["0 probes"]["parameters"].items(),
+            rank["2 probes"]["parameters"].values(),
+            strict=True,
+        )
+        for (name, plain), value in pairs:
+            assert torch.equal(plain, value), name
+    assert found[0]["2 probes"]["figures"] == found[1]["2 probes"]["figures"]
+    model = classifier("bert")
+    model.load_state_dict(found[0]["2 probes"]["parameters"])
+    expected = jx.SmoothnessProbe(shard(9, 0))(model)
+    assert len(expected) == 5
+    for name, value in found[0]["2 probes"]["figures"][-1].items():
+        assert value == pytest.approx(expected[name], rel=1e-6), name

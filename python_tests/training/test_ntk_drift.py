@@ -71,6 +71,7 @@ def test_entries_through_the_trainers_log(tmp_path: Path) -> None:
     drift.log = run.log
     run.train()
     assert sum("ntk/drift" in entry for entry in seen) == 2
+    assert [e["step"] for e in run.state.log_history if "loss" in e] == [1, 2]
     assert drift.start is not None and drift.start.shape == (5, 1, 5, 1)
 
 

@@ -1,0 +1,80 @@
+"""`LightningSmoothnessMonitor`: a model's smoothness over a run of Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError:
+    try:
+        from pytorch_lightning import Callback
+    except ModuleNotFoundError:
+        raise ImportError(
+            "jachess_ext.lightning needs Lightning, which is not installed: pip install lightning"
+        ) from None
+
+from .smoothness.probe import SmoothnessProbe
+
+
+class LightningSmoothnessMonitor(Callback):
+    """Looks at a model's smoothness before training, every so many steps, and at the end.
+
+    It penalises nothing: training with it is bit for bit the training without it.
+
+    Example:
+        >>> lightning.Trainer(callbacks=[jx.LightningSmoothnessMonitor(batch, every=50)])
+
+    The figures of `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes
+    each measures the same rows, and Lightning's loggers write the first one's.
+
+    Args:
+        batch: the rows to look at, as a collator yields them; some 16 to 64 do.
+        every: optimiser steps between measurements.
+        attribute: where the Lightning module keeps its transformers model; None: it is one itself.
+        options: ``hessian``, ``directions`` and ``seed`` of `SmoothnessProbe`.
+
+    Attributes:
+        history: of each measurement its figures and "step".
+
+    Raises:
+        ValueError: as `SmoothnessProbe`.
+        AttributeError: when training begins and the module has no such attribute.
+    """
+
+    def __init__(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        every: int = 100,
+        attribute: str | None = "model",
+        **options: Any,
+    ) -> None:
+        self.probe = SmoothnessProbe(batch, every=every, **options)
+        self.attribute = attribute
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """Of each measurement its figures and "step"."""
+        return self.probe.history
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.probe.history.clear()
+        self._measure(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        # Micro-batches that are accumulated end without a step.
+        if trainer.global_step % self.probe.every == 0:
+            self._measure(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._measure(trainer, pl_module)
+
+    def _measure(self, trainer: Any, module: Any) -> None:
+        if self.probe.measured(trainer.global_step):
+            return
+        model = module if self.attribute is None else getattr(module, self.attribute)
+        found = self.probe.measure(model, trainer.global_step)
+        for logger in trainer.loggers:
+            logger.log_metrics(found, step=trainer.global_step)
