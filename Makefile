@@ -1,4 +1,5 @@
-# make build | test | test-all | demo | examples | check | sanitize | compatibility | ptxas | clean
+# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | compatibility |
+#      ptxas | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -8,11 +9,12 @@ PYTHON ?= python3
 PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
 RUN := $$(cat build/python)
 PTXAS := PYTHONPATH=build_backend $(RUN) -m jachess_build.ptxas_table
+WHEEL := $(RUN) -m pip wheel -q --no-build-isolation --no-deps --disable-pip-version-check -w dist .
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check sanitize compatibility ptxas clean
+.PHONY: build test test-all demo examples check wheel docs sanitize compatibility ptxas clean
 
 build:
 	@$(PREPARE) build
@@ -43,6 +45,16 @@ check:
 	@$(RUN) -c 'import clang_format, sys; clang_format.clang_format()' \
 		--dry-run -Werror $(SOURCES)
 	@$(PTXAS) --check
+
+# dist/ gets the wheel for $(PYTHON)'s version and this platform, which serves every torch from 2.10
+# on, and one without compiled operators, which installs anywhere.
+wheel:
+	@$(PREPARE) build
+	@rm -rf build/lib* build/bdist* dist
+	@$(WHEEL)
+	@rm -rf build/lib*
+	@JACHESS_SKIP_EXTENSIONS=1 $(WHEEL)
+	@ls -sh dist
 
 # The operators with address, undefined-behaviour and thread sanitizers: CPU, and CUDA in the shim.
 sanitize:

@@ -107,7 +107,8 @@ def main() -> None:
                     places, heights, color=colour, marker=marker, markersize=3, label=name
                 )  # fmt: skip
             panel.set(title=label, xlabel="step")
-        panels[0].legend(frameon=False, fontsize="small")
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
         options.out.write_bytes(to_png(figure))
 
 

@@ -114,7 +114,7 @@ def report() -> dict[str, Any]:
     problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
     if STATE.problem is not None:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
-    if not built:
+    elif not built:  # without both, the sentence on the operators says it
         problems.append(
             "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
             "`pip install --no-build-isolation -e .`."

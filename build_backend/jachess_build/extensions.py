@@ -1,5 +1,7 @@
 """The two extension modules: `_ops` (operators, torch's stable ABI) and `_C` (pybind11)."""
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ def extension_arguments() -> dict[str, Any]:
     """The `ext_modules` and `cmdclass` arguments of `setup()`.
 
     Raises:
-        SystemExit: torch cannot be imported, or JACHESS_FORCE_CUDA asks for the impossible.
+        SystemExit: torch cannot be imported, there is no compiler, or JACHESS_FORCE_CUDA asks for
+            the impossible.
     """
     try:
         import torch
@@ -50,6 +53,13 @@ def extension_arguments() -> dict[str, Any]:
             "first (`pip install torch`), or let plain `pip install .` find or fetch it."
         ) from error
 
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if shutil.which(compiler) is None:
+        raise SystemExit(
+            f"jachess_ext: no C++ compiler was found ({compiler}): install one (Debian: apt install "
+            "g++), take a built wheel, or set JACHESS_SKIP_EXTENSIONS=1 for an installation "
+            "without compiled operators, which is slower."
+        )
     toolkit, decision = cuda.choose_toolkit(torch.version.cuda)
     print(f"jachess_ext: building for torch {torch.__version__}: {decision}", file=sys.stderr)
     sources = [*ROOT.glob("csrc/cpu/*.cpp"), ROOT / "csrc/library.cpp"]

@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 _MEND = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
+_GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _OPERATORS = (
     "activation_jet",
     "activation_jet_backward",
@@ -79,7 +80,7 @@ def build_info() -> dict[str, Any]:
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
-        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+        return LibraryState(path, f"{problem}: {_GET}.", frozenset())
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
@@ -106,7 +107,9 @@ def _load(path: Path) -> LibraryState:
 STATE = _load(library_path())
 if STATE.problem is not None:
     warnings.warn(
-        f"jachess_ext: {STATE.problem} Until then the slower pure-torch formulas are used.",
+        f"jachess_ext: {STATE.problem} Until then formulas in torch "
+        "are used, which are as right but slower, and attention needs memory that grows with the "
+        "square of the tokens.",
         RuntimeWarning,
         stacklevel=2,
     )
