@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..evaluation.files import whole_folder
+from ..evaluation.files import whole_folder, write_atomically
 from ..evaluation.judge import model_outputs
 from ..experiment.fine_tune import fine_tune, in_own_precision
 from ..ntk import Measurement, measure_ntk, ntk_loss
@@ -78,7 +78,7 @@ def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | N
         with whole_folder(keep) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            (folder / RUN).write_text(job.name, encoding="utf-8")
+            write_atomically(folder / RUN, job.name)
     return found
 
 

@@ -1,0 +1,267 @@
+"""One source for the figures that the README and the docs quote: tables made from benchmarks/results.
+
+    python -m benchmarks.quoted [--update]
+
+A document marks a table with ``<!-- quoted: NAME -->`` and ``<!-- /quoted -->``; between the two stands
+what the function of that name here makes of the results.  Without --update: the documents that
+differ, and exit status 1 where there are any (a test asks the same).  --update also draws the README's
+figure anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from jachess_ext.evaluation.figures import COLOURS, MARKERS, panels_in_a_row, to_png
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/index.md")
+FIGURE = ROOT / "docs" / "images" / "attention.png"
+_TOKENS = (128, 256, 512, 1024, 2048)
+_BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
+
+
+@cache
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a results file."""
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def ratios(name: str, shape: str, figure: str, baseline: str) -> list[float]:
+    """What was measured of this, in the order of the runs.
+
+    Raises:
+        LookupError: nothing was.
+    """
+    found = [
+        (row["date"], float(row["ratio"]))
+        for row in rows(name)
+        if (row["shape"], row["figure"], row["baseline"]) == (shape, figure, baseline)
+    ]
+    if not found:
+        raise LookupError(f"{name}.csv has no row {shape}, {figure}, {baseline}")
+    return [ratio for _, ratio in sorted(found)]
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _runs(name: str, shape: str, figure: str, baseline: str, places: int = 1) -> str:
+    """The last two runs, or the only one."""
+    return "; ".join(
+        f"{ratio:.{places}f}" for ratio in ratios(name, shape, figure, baseline)[-2:]
+    )
+
+
+def _last(name: str, shape: str, figure: str, baseline: str, places: int = 1) -> str:
+    return f"{ratios(name, shape, figure, baseline)[-1]:.{places}f}"
+
+
+def _spread(found: Sequence[float], places: int = 1) -> str:
+    return f"{min(found):.{places}f} to {max(found):.{places}f}"
+
+
+def attention() -> str:
+    """Of `jx.jvp` through causal attention, by tokens: docs/derivatives.md."""
+
+    def cell(tokens: int, figure: str) -> str:
+        shape = f"H8-T{tokens}-D64-causal"
+        plain, mathematical = (
+            _last("jvp", shape, f"jx.jvp, {figure}", f"torch.func.jvp, {name}")
+            for name in ("written out", "math backend")
+        )
+        return f"{plain} ({mathematical})"
+
+    figures = ("forward", "forward + backward", "target")
+    return table(
+        ["tokens", "forward", "forward + backward", "tangent as a target"],
+        [[f"{t:,}", *(cell(t, figure) for figure in figures)] for t in _TOKENS],
+    )
+
+
+def front() -> str:
+    """The README's four rows."""
+    shape, meanflow = "H8-T1024-D64-causal", "DiT6x384-B2-T256"
+    faster = _last("jvp", shape, "jx.jvp, forward", "torch.func.jvp, written out")
+    memory = _last("jvp", shape, "peak memory: jx.jvp, forward", "torch.func.jvp", 2)
+    step = _last("jvp", meanflow, "MeanFlow step, no graph", "plain step", 2)
+    func = _last("jvp", meanflow, "MeanFlow step, torch.func", "plain step", 2)
+    plain = [
+        ratio for shape in _STEPS for ratio in ratios("step_vs_plain", shape, *_STEP)[-2:]
+    ]
+    kernels = [
+        ratios("ntk_methods", f"encoder6-{size}", "jx.ntk", other)[-1]
+        for size in ("N32-T32", "N32-T64", "N64-T64")
+        for other in ("jacobian", "vmap-grad")
+    ]
+    return table(
+        ["what", "measured"],
+        [
+            ["J u through causal attention, 1,024 tokens, against `torch.func.jvp` of attention "
+             "written out", f"{faster} times faster, {memory} of its memory"],
+            ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
+             f"(with `torch.func.jvp` {func})"],
+            ["a training step with JacHess, against a plain one", f"{_spread(plain)} times as long"],
+            ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
+             f"{_spread(kernels)} times faster"],
+        ],
+    )  # fmt: skip
+
+
+_STEP = ("JacHess step", "plain step")
+_STEPS = {
+    "bert-6x384-B8-T32": "6 × 384, B 8, T 32",
+    "bert-6x384-B8-T128": "6 × 384, B 8, T 128",
+    "bert-12x768-B4-T128": "12 × 768, B 4, T 128",
+    "llama-6x512-B8-T128": "Llama-shaped 6 × 512, GQA, B 8, T 128",
+}
+_PUBLISHED = ("published, 10 projections", "published, 10 dimensions")
+_ATTENTION = {
+    "B8-H12-Hk12-T32-D32": "B 8, 12 heads of 32, T 32",
+    "B8-H12-Hk12-T128-D32": "B 8, 12 heads of 32, T 128",
+    "B4-H12-Hk12-T128-D64": "B 4, 12 heads of 64, T 128",
+    "B8-H8-Hk2-T128-D64-causal": "B 8, 8 heads of 64 on 2 key heads, causal, T 128",
+}
+
+
+def steps() -> str:
+    """The cost of JacHess, with the targets that were set before: docs/measured.md."""
+    body = [
+        ["JacHess step / plain fine-tuning step (two runs)", label,
+         _runs("step_vs_plain", shape, *_STEP), "≤ 4.0"]
+        for shape, label in _STEPS.items()
+    ]  # fmt: skip
+    for shape, label, target in (
+        ("bert-6x384-B8-T32", "6 × 384, B 8, T 32", "≥ 20"),
+        ("bert-12x768-B4-T32", "12 × 768, B 4, T 32", "≥ 40"),
+    ):
+        found = [
+            ratios("step_vs_published", shape, "JacHess step", other)[-1] for other in _PUBLISHED
+        ]
+        question = "the published code's protocol / JacHess step"
+        body.append([question, label, _spread(found, 0), target])
+    func = ("2-jet, forward + backward", "torch.func jvp of jvp, eager")
+    for shape in ("bert-6x384-B8-T32", "bert-6x384-B8-T128"):
+        body.append(
+            ["`torch.func` jvp∘jvp / one 2-jet, forward + backward", _STEPS[shape],
+             _last("engine_vs_func", shape, *func), "≥ 2"]
+        )  # fmt: skip
+    for shape in ("bert-6x384-B8-T32", "bert-6x384-B8-T128"):
+        body.append(
+            ["train mode (task loss + penalty) / plain step", _STEPS[shape],
+             _last("train_mode", shape, "train mode step", "plain step"), "≤ 4.1"]
+        )  # fmt: skip
+    for shape, label in _ATTENTION.items():
+        passes = "; ".join(
+            _last("attention_operator", shape, f"attention {name}", "composed rules")
+            for name in ("forward", "backward")
+        )
+        body.append(
+            ["composed rules / the attention operator, forward; backward", label, passes, "≥ 1.5"]
+        )
+    peaks = [
+        _last("memory", "bert-6x384-B8-T128", f"peak, {mode} mode", "plain step")
+        for mode in ("unlab", "train")
+    ]
+    body.append(
+        ["peak memory of the step / plain step's", "6 × 384, B 8, T 128 (train mode)",
+         f"{peaks[0]} ({peaks[1]})", "≤ 4"]
+    )  # fmt: skip
+    every = [
+        _last("equal_spread", "bert-6x384-B2-T8, all", f"jet, all dimensions{more}: time × variance",
+              "reverse, |D| = 10", 0)
+        for more in ("", ", 4 directions")
+    ]  # fmt: skip
+    first = _last("equal_spread", "bert-6x384-B8-T32, first",
+                  "jet, all dimensions: time × variance", "reverse, |D| = 10", 2)  # fmt: skip
+    body += [
+        ["reverse form (Eq. 5–6) / ours, time × variance of R, every token", "6 × 384, B 2, T 8",
+         f"{every[0]} (4 directions: {every[1]})", "≥ 25"],
+        ["the same, classifier token only (before the fused operators)", "6 × 384, B 8, T 32",
+         f"**{first}**", "≥ 25"],
+    ]  # fmt: skip
+    return table(["question", "shape (layers × width, batch, tokens)", "ratio", "target"], body)
+
+
+def works_with() -> str:
+    """The matrix of `benchmarks.works_with`: model × setting."""
+    text = (RESULTS / "works_with.md").read_text(encoding="utf-8")
+    return text[text.index("\n|") + 1 :].split("\n\n")[0].rstrip("\n") + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "attention": attention,
+    "front": front,
+    "steps": steps,
+    "works-with": works_with,
+}
+
+
+def renewed(text: str) -> str:
+    """A document with its tables made anew."""
+    return _BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def draw() -> bytes:
+    """Time and memory of a derivative through attention, over the tokens."""
+    figure, (time, memory) = panels_in_a_row(2, height=2.6, width=3.6)
+    for index, (name, label) in enumerate(
+        (("forward", "forward"), ("forward + backward", "forward + backward"),
+         ("target", "tangent as a target"))
+    ):  # fmt: skip
+        style = {"color": COLOURS[index + 1], "marker": MARKERS[index + 1], "markersize": 4}
+        heights = [
+            ratios("jvp", f"H8-T{t}-D64-causal", f"jx.jvp, {name}", "torch.func.jvp, written out")
+            for t in _TOKENS
+        ]
+        time.plot(_TOKENS, [found[-1] for found in heights], label=label, **style)
+        saved = [
+            1 / ratios("jvp", f"H8-T{t}-D64-causal", f"peak memory: jx.jvp, {name}",
+                       "torch.func.jvp")[-1]
+            for t in _TOKENS[3:]
+        ]  # fmt: skip
+        memory.plot(_TOKENS[3:], saved, **style)
+    for panel, title in ((time, "times faster"), (memory, "times less memory")):
+        panel.axhline(1, color="#999999", linewidth=1, linestyle="--")
+        panel.set(title=title, xlabel="tokens", xscale="log", ylim=(0, None))
+        panel.minorticks_off()
+    time.set_xticks(_TOKENS, [str(t) for t in _TOKENS])
+    memory.set_xticks(_TOKENS[3:], [str(t) for t in _TOKENS[3:]])
+    memory.set_xlim(900, 2300)
+    time.legend(frameon=False, fontsize="small")
+    return to_png(figure, 1.5)
+
+
+def main() -> int:
+    """Compares or renews; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--update", action="store_true")
+    update = parser.parse_args().update
+    changed = False
+    for name in DOCUMENTS:
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = renewed(before)
+        if after != before:
+            changed = True
+            print(f"{name}: {'renewed' if update else 'differs from benchmarks/results'}")
+            if update:
+                path.write_text(after, encoding="utf-8")
+    if update:
+        FIGURE.write_bytes(draw())
+    return int(changed and not update)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
