@@ -56,6 +56,12 @@ wheel:
 	@JACHESS_SKIP_EXTENSIONS=1 $(WHEEL)
 	@ls -sh dist
 
+# The site, into build/site; a warning or a dead link stops it.
+docs:
+	@$(PREPARE) docs
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -q
+	@echo "build/site/index.html"
+
 # The operators with address, undefined-behaviour and thread sanitizers: CPU, and CUDA in the shim.
 sanitize:
 	@$(PREPARE) test

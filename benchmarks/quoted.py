@@ -1,11 +1,11 @@
-"""One source for the figures that the README and the docs quote: tables made from benchmarks/results.
+"""One source for the figures that README and docs quote: tables made from benchmarks/results.
 
     python -m benchmarks.quoted [--update]
 
-A document marks a table with ``<!-- quoted: NAME -->`` and ``<!-- /quoted -->``; between the two stands
-what the function of that name here makes of the results.  Without --update: the documents that
-differ, and exit status 1 where there are any (a test asks the same).  --update also draws the README's
-figure anew.
+A document marks a table with ``<!-- quoted: NAME -->`` and ``<!-- /quoted -->``; between the two
+stands what the function of that name here makes of the results.  Without --update: the documents
+that differ, and exit status 1 where there are any (a test asks the same).  --update also draws the
+README's figure anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jachess_ext.evaluation.figures import COLOURS, MARKERS, panels_in_a_row, to
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/index.md")
+DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/limits.md")
 FIGURE = ROOT / "docs" / "images" / "attention.png"
 _TOKENS = (128, 256, 512, 1024, 2048)
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
@@ -59,9 +59,7 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _runs(name: str, shape: str, figure: str, baseline: str, places: int = 1) -> str:
     """The last two runs, or the only one."""
-    return "; ".join(
-        f"{ratio:.{places}f}" for ratio in ratios(name, shape, figure, baseline)[-2:]
-    )
+    return "; ".join(f"{ratio:.{places}f}" for ratio in ratios(name, shape, figure, baseline)[-2:])
 
 
 def _last(name: str, shape: str, figure: str, baseline: str, places: int = 1) -> str:
@@ -93,13 +91,14 @@ def attention() -> str:
 def front() -> str:
     """The README's four rows."""
     shape, meanflow = "H8-T1024-D64-causal", "DiT6x384-B2-T256"
-    faster = _last("jvp", shape, "jx.jvp, forward", "torch.func.jvp, written out")
+    faster, fast = (
+        _last("jvp", shape, "jx.jvp, forward", f"torch.func.jvp, {way}")
+        for way in ("written out", "math backend")
+    )
     memory = _last("jvp", shape, "peak memory: jx.jvp, forward", "torch.func.jvp", 2)
     step = _last("jvp", meanflow, "MeanFlow step, no graph", "plain step", 2)
     func = _last("jvp", meanflow, "MeanFlow step, torch.func", "plain step", 2)
-    plain = [
-        ratio for shape in _STEPS for ratio in ratios("step_vs_plain", shape, *_STEP)[-2:]
-    ]
+    plain = [ratio for shape in _STEPS for ratio in ratios("step_vs_plain", shape, *_STEP)[-2:]]
     kernels = [
         ratios("ntk_methods", f"encoder6-{size}", "jx.ntk", other)[-1]
         for size in ("N32-T32", "N32-T64", "N64-T64")
@@ -109,10 +108,11 @@ def front() -> str:
         ["what", "measured"],
         [
             ["J u through causal attention, 1,024 tokens, against `torch.func.jvp` of attention "
-             "written out", f"{faster} times faster, {memory} of its memory"],
+             "written out", f"{faster} times faster (than torch's math backend {fast}), {memory} of "
+             "its memory"],
             ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
              f"(with `torch.func.jvp` {func})"],
-            ["a training step with JacHess, against a plain one", f"{_spread(plain)} times as long"],
+            ["a training step with JacHess, against a plain one", _spread(plain) + " times as long"],
             ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
              f"{_spread(kernels)} times faster"],
         ],
@@ -179,8 +179,8 @@ def steps() -> str:
          f"{peaks[0]} ({peaks[1]})", "≤ 4"]
     )  # fmt: skip
     every = [
-        _last("equal_spread", "bert-6x384-B2-T8, all", f"jet, all dimensions{more}: time × variance",
-              "reverse, |D| = 10", 0)
+        _last("equal_spread", "bert-6x384-B2-T8, all",
+              f"jet, all dimensions{more}: time × variance", "reverse, |D| = 10", 0)
         for more in ("", ", 4 directions")
     ]  # fmt: skip
     first = _last("equal_spread", "bert-6x384-B8-T32, first",

@@ -1,45 +1,145 @@
-"""The README's training loop, run as it stands on a tiny model."""
+"""The README's examples, run as they stand; its length; its figures and links."""
 
+from __future__ import annotations
+
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig
 
 import jachess_ext as jx
+from benchmarks import quoted
+from python_tests.snippets import assert_printed, blocks, run
+from python_tests.training.runs import arguments, examples
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-
-
-def tiny_model() -> torch.nn.Module:
-    config = BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=24, initializer_range=0.2,
-    )  # fmt: skip
-    return AutoModelForSequenceClassification.from_config(config)
-
-
-def batches(count: int) -> list[dict[str, torch.Tensor]]:
-    ids = torch.randint(5, 40, (count, 4, 6))
-    mask, labels = torch.ones_like(ids[0]), torch.tensor([0, 1, 0, 1])
-    return [{"input_ids": row, "attention_mask": mask, "labels": labels} for row in ids]
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/*.md", "csrc/*.md",
+                    "jachess_ext/**/README.md")
+    for path in ROOT.glob(pattern)
+)  # fmt: skip
+_LINK = re.compile(r"\]\(<?([^)#>\s]*)(#[^)>]*)?>?\)")
 
 
-def test_the_loop_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the pretrained name and the data are replaced."""
-    torch.manual_seed(0)
-    code = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[0]
-    lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 15
-    assert "loader = ..." in code
-    model = tiny_model()
-    before = [p.detach().clone() for p in model.parameters()]
-    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", lambda name: model)
-    names: dict = {"data": batches(6)}
-    exec(compile(re.sub(r"loader = \.\.\..*", "loader = data", code), str(README), "exec"), names)
-    assert isinstance(names["reg"], jx.JacHess)
-    assert names["reg"].step == 6
-    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
-    assert all(changed[:3])
-    assert all(torch.isfinite(p).all() for p in model.parameters())
+def test_examples(tmp_path: Path) -> None:
+    """The first two print what they say; the third trains what it is given."""
+    names: dict[str, Any] = {}
+    derivative, norms, training = blocks(README)
+    for code, printed in (derivative, norms):
+        assert printed is not None
+        run(code, names, printed)
+    from python_tests.smoothness.tiny_models import classifier
+
+    rows = examples(8)
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    names |= {"model": classifier("bert", dtype=torch.float32), "batch": batch}
+    names |= {"train": rows, "args": arguments(tmp_path, max_steps=2)}
+    before = [p.detach().clone() for p in names["model"].parameters()]
+    # swaps are drawn from a tokenizer's words, which these rows have not
+    code = training[0].replace('method="recommended"', 'method="jachess-train"')
+    assert code != training[0]
+    run(code, names)
+    moved = [
+        not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True)
+    ]
+    assert all(moved[:3])
+    history = names["trainer"].state.log_history
+    assert [e["step"] for e in history if "smoothness/jacobian" in e] == [0, 2]
+
+
+def test_length() -> None:
+    """Of everything that is a word or a number: code, tables and link targets included."""
+    words = [word for word in README.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
+    assert 500 <= len(words) <= 900
+
+
+@pytest.mark.parametrize("name", quoted.DOCUMENTS)
+def test_figures_are_those_of_the_results(name: str) -> None:
+    """`python -m benchmarks.quoted --update` makes them so."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert text.count("<!-- quoted: ") == text.count("<!-- /quoted -->") > 0
+    assert quoted.renewed(text) == text
+    emptied = re.sub(r"(<!-- quoted: .*? -->\n).*?(<!-- /)", r"\1\2", text, flags=re.DOTALL)
+    assert emptied != text and quoted.renewed(emptied) == text
+
+
+def test_numbers_of_the_readme_stand_in_its_tables_alone() -> None:
+    """Ratios and scores in prose would have no source: the four rows have them all."""
+    text = re.sub(r"<!-- quoted.*?/quoted -->|```.*?```", "", README.read_text(), flags=re.DOTALL)
+    prose = re.sub(r"torch ≥? ?[\d.]+( to\s+[\d.]+)?|Python ≥? ?[\d.]+( to [\d.]+)?", "", text)
+    assert not re.findall(r"\d\.\d", prose.replace("Apache-2.0", ""))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links(path: Path) -> None:
+    """Relative links lead to files, and to headings that are there."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target, anchor in _LINK.findall(text):
+        if ":" in target:
+            continue
+        place = (path.parent / target) if target else path
+        assert place.exists(), f"{path}: {target}"
+        if anchor and place.suffix == ".md":
+            assert anchor[1:] in _anchors(place), f"{path}: {target}{anchor}"
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
+    return {text.replace(" ", "-") for text in plain}
+
+
+def test_printed_words_and_numbers_are_compared() -> None:
+    assert_printed("a 1.001 (2, 3)", "a 1.0 (2, 3)")
+    for other in ("a 1.1 (2, 3)", "b 1.0 (2, 3)", "a 1.0 (2, 3) c", "a -1.0 (2, 3)"):
+        with pytest.raises(AssertionError):
+            assert_printed("a 1.0 (2, 3)", other)
+
+
+@pytest.mark.parametrize("name", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=str)
+def test_tutorials(name: Path) -> None:
+    """Each from its first line to its last, in one go, without a network."""
+    torch.manual_seed(1)
+    names: dict[str, Any] = {}
+    found = blocks(name)
+    assert len(found) >= 2 and sum(printed is not None for _, printed in found) >= 2
+    for code, printed in found:
+        run(code, names, printed)
+    assert names["jx"] is jx
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=str)
+def test_notebooks(path: Path) -> None:
+    """Their cells, and that the last line of each is what it was saved with."""
+    pytest.importorskip("matplotlib").use("agg")
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    compared = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        saved = [out for out in cell["outputs"] if out.get("name") == "stdout"]
+        assert not [out for out in cell["outputs"] if out["output_type"] == "error"]
+        printed = "".join(text for out in saved for text in out["text"])
+        # the last line: before it the Trainer may tell how long it took
+        run("".join(cell["source"]), names, printed.splitlines()[-1] if printed else None)
+        compared += bool(printed)
+    assert compared >= 2
+    assert any("image/png" in out.get("data", {}) for c in notebook["cells"] for out in
+               c.get("outputs", []))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install 'jachess-ext[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "smoothness/margin_over_slope" in (tmp_path / "reference/smoothness.html").read_text()

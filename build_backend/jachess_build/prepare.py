@@ -2,7 +2,7 @@
 
 Run by the Makefile with any Python >= 3.10, standard library only:
 
-    python build_backend/jachess_build/prepare.py build|demo|examples|test|check
+    python build_backend/jachess_build/prepare.py build|demo|docs|examples|test|check
 
 1. A Python that has torch >= 2.10 and everything the goal needs is used as it is.
 2. One that has torch but lacks something lends its packages to .venv; what lacks is added there.
@@ -38,6 +38,7 @@ NEEDS = {
     "build": ("", ()),
     "demo": ("[demo]", _DEMO),
     "examples": ("[examples]", (*_DEMO, *_TRAINERS, "bitsandbytes", "lightning", "trl")),
+    "docs": ("[docs]", ("material", "mkdocs", "mkdocstrings", "mkdocstrings_handlers")),
     "test": ("[test]", _TEST),
     "check": ("[test]", ("mypy", "ruff", "clang_format")),
 }
@@ -170,10 +171,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def prepare_venv(extra: str, lend: bool) -> Path:
-    """Complete .venv for an extra of NEEDS ("[test]" has all) and install the package in place."""
+    """Complete .venv for an extra of NEEDS and install the package in place.
+
+    "[test]" has everything but "[docs]".
+    """
     python = VENV / "bin" / "python"
     done = completed_extras()
-    if python.exists() and ("[test]" in done or extra in done):
+    if python.exists() and (extra in done or ("[test]" in done and extra != "[docs]")):
         return python
     print(f"jachess_ext: setting up .venv{' with ' + extra if extra else ''} ...", flush=True)
     create_venv()
