@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..smoothness import DecisionPenalty, JacHess
+from ..smoothness import JacHess
 from ..tasks.batches import Batch, Encoded
-from ..training.decision import decision_penalty
 from ..training.method_arguments import MethodArguments
 
 Method = Literal["none", "recommended", "train", "unlab"]
@@ -79,7 +78,6 @@ class Trainer:
     _labelled: Iterator[Batch] = field(init=False)
     _free: Iterator[Batch] = field(init=False)
     _regulariser: JacHess | None = field(init=False, default=None)
-    _decision: DecisionPenalty | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         outside = torch.get_rng_state()
@@ -91,12 +89,9 @@ class Trainer:
         self._free = self.unlabelled.shuffled(size, self.seed + 1)
         self._optimiser = self._adamw(self.recipe.lr)
         self._smoother = self._adamw(self.recipe.lr * self.recipe.strength)
+        self._smoothing = 0.0
         if self.method == "recommended":
-            settings = MethodArguments(method="recommended")
-            self._decision = decision_penalty(
-                "fisher", settings, self.model, self.train.tokenizer, self.seed
-            )
-            self._smoothing = settings.smoothing
+            self._smoothing = MethodArguments(method="recommended").smoothing or 0.0
         elif self.method != "none":
             alone = self.method == "unlab" and self.recipe.form == "alternating"
             self._regulariser = JacHess(
@@ -136,15 +131,13 @@ class Trainer:
         self._set_rates()
         self.taken += 1
         batch = next(self._labelled)
-        if self._decision is not None:
-            found = self._decision(batch)
-            task = cross_entropy(
-                found.model_output.logits, batch["labels"], label_smoothing=self._smoothing
-            )
-            self._descend(task + found.loss, self._optimiser)
-            return {"task": task.item(), "penalty": found.loss.item()}
         if self._regulariser is None:
-            task = self.model(**batch).loss
+            output = self.model(**batch)
+            task = output.loss
+            if self._smoothing:
+                task = cross_entropy(
+                    output.logits, batch["labels"], label_smoothing=self._smoothing
+                )
             self._descend(task, self._optimiser)
             return {"task": task.item()}
         if self.method == "train":

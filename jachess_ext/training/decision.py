@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -10,35 +10,6 @@ from ..smoothness import DecisionPenalty, Isotropic, Substitution
 from ..smoothness.perturbations import Perturbation
 from .method import Batch, Loss, Method, Run
 from .one_pass import OnePass
-
-if TYPE_CHECKING:
-    from .method_arguments import MethodArguments
-
-
-def decision_penalty(
-    form: str, settings: MethodArguments, model: nn.Module, tokenizer: Any, seed: int | None = None
-) -> DecisionPenalty:
-    """The penalty of a method's settings, its strength left at 1.
-
-    Args:
-        form: "fisher", "divergence" or "margin".
-        tokenizer: a transformers tokenizer; says which tokens are special, for swaps.
-        seed: of the directions; None: torch's CPU generator.
-    """
-    perturbation: Perturbation = Isotropic(settings.size)
-    if settings.along == "swaps":
-        perturbation = Substitution.of(
-            tokenizer, share=settings.swapped, unknown_share=settings.unknown
-        )
-    return DecisionPenalty(
-        model,
-        form=form,
-        perturbation=perturbation,
-        directions=settings.directions,
-        path=settings.path,
-        every=settings.every,
-        seed=seed,
-    )
 
 
 class Decision(Method):
@@ -52,8 +23,19 @@ class Decision(Method):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self._penalty = decision_penalty(
-            self.form, self.settings, trainer.model, trainer.processing_class
+        settings = self.settings
+        perturbation: Perturbation = Isotropic(settings.size)
+        if settings.along == "swaps":
+            perturbation = Substitution.of(
+                trainer.processing_class, share=settings.swapped, unknown_share=settings.unknown
+            )
+        self._penalty = DecisionPenalty(
+            trainer.model,
+            form=self.form,
+            perturbation=perturbation,
+            directions=settings.directions,
+            path=settings.path,
+            every=settings.every,
         )
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:

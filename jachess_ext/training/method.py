@@ -36,6 +36,7 @@ class Method:
         unlabelled: whether it needs unlabelled data.
         tokenizer: whether it needs the tokenizer.
         one_process: whether it runs in one process only, and not under fp16's loss scaling.
+        any_task: whether it leaves out what a regression cannot have, in place of an error.
 
     Args:
         trainer: the `MethodTrainer`, made; its ``method`` has the settings.
@@ -44,6 +45,7 @@ class Method:
     unlabelled: ClassVar[bool] = False
     tokenizer: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
+    any_task: ClassVar[bool] = False
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -58,7 +60,7 @@ class Method:
                 "steps; use bf16=True"
             )
 
-        if self.settings.smoothing:
+        if self.settings.smoothing and not (self.any_task and self.is_regression(trainer.model)):
             if self.is_regression(trainer.model):
                 raise ValueError(
                     f"method={name!r} smooths the labels of classes, and the model is a "
@@ -106,6 +108,12 @@ class Method:
         """Whether the outputs are numbers, not logits."""
         config = getattr(self.trainer.accelerator.unwrap_model(model), "config", None)
         return getattr(config, "problem_type", None) == "regression"
+
+
+class Recommended(Method):
+    """What the comparisons of docs/finetuning.md chose; a regression is trained plainly."""
+
+    any_task = True
 
 
 def logits_of(outputs: Any) -> Tensor:

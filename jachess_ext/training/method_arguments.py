@@ -10,7 +10,7 @@ from .adversarial import SMART, FreeLB
 from .arguments import MODES, JacHessArguments, _help
 from .consistency import CorruptAugment, CorruptConsistency, RDrop
 from .decision import Divergence, Fisher, Margin
-from .method import Method
+from .method import Method, Recommended
 from .of_transformers import NEFTune
 from .penalties import L2, R3F
 from .sam import SAM
@@ -61,13 +61,11 @@ def _decision(acts: type[Method], strength: float) -> Entry:
     )
 
 
-RECOMMENDED: Mapping[str, Any] = {"directions": 1, "path": True, "smoothing": 0.1, "strength": 1.0}
-"""Settings of ``fisher`` chosen on SST-2 alone; docs/finetuning.md has the evidence."""
-
 _ADVERSARIAL = ("adv_steps", "adv_lr", "adv_start", "adv_radius")
 
 METHODS: dict[str, Entry] = {
     "none": Entry(Method),
+    "recommended": Entry(Recommended, fixed={"smoothing": 0.3}),
     # Σ θ² of an encoder is in the ten thousands
     "l2": Entry(L2, ("strength", "placebo"), {"strength": 1e-5}),
     "l2-sp": Entry(L2SP, ("strength", "placebo"), {"strength": 0.01}),
@@ -90,7 +88,6 @@ METHODS: dict[str, Entry] = {
     "corrupt-consistency": Entry(
         *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown")), {"strength": 1.0}
     ),
-    "recommended": Entry(Fisher, fixed={"hessian": False, **RECOMMENDED}, control=False),
     "fisher": _decision(Fisher, 1.0),
     "divergence": _decision(Divergence, 1.0),
     "margin": _decision(Margin, 0.01),

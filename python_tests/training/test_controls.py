@@ -70,6 +70,27 @@ def test_label_smoothing_of_a_regression_is_refused(tmp_path: Path) -> None:
         method_trainer(tmp_path, "label-smoothing", model=model)
 
 
+@pytest.mark.parametrize(("kind", "same_as"), [(None, "label-smoothing"), ("regression", "none")])
+def test_recommended(tmp_path: Path, kind: str | None, same_as: str) -> None:
+    """Label smoothing, bit for bit; a regression, which has no classes, is trained plainly."""
+    ends = []
+    for name in ("recommended", same_as):
+        model = classifier("bert")
+        model.config.problem_type = kind
+        if kind:
+            model.num_labels = model.config.num_labels = 1
+            model.classifier = nn.Linear(model.classifier.in_features, 1).double()
+            nn.init.constant_(model.classifier.weight, 0.1)
+            nn.init.zeros_(model.classifier.bias)
+        method = {"smoothing": 0.3} if name == "label-smoothing" else {}
+        made = method_trainer(tmp_path / name, name, model=model, method=method)
+        if kind:
+            made.train_dataset = [{**row, "labels": row["labels"].double()} for row in examples(8)]
+        made.train()
+        ends.append(parameters(made.model))
+    assert all(torch.equal(a, b) for a, b in zip(*(end.values() for end in ends), strict=True))
+
+
 def test_neftune_is_uniform_noise_on_the_embeddings(tmp_path: Path) -> None:
     """Of T = 2 tokens and d = 3 entries: a row's sum moves by less than 2 α / √6."""
     model, seen = LinearModel(), []

@@ -11,7 +11,6 @@ import torch
 from scipy.special import softmax
 
 from jachess_ext.smoothness import Substitution
-from jachess_ext.training import MethodArguments
 
 from .method_runs import SGD, method_trainer
 from .runs import parameters
@@ -136,18 +135,3 @@ def test_seeds_repeat_a_run(tmp_path: Path, setting: dict[str, Any]) -> None:
         not torch.allclose(a, b)
         for a, b in zip(ends[0], parameters(plain.model).values(), strict=True)
     )
-
-
-def test_recommended_is_what_the_documentation_says(tmp_path: Path) -> None:
-    """Bit for bit, and it takes no settings."""
-    written = {"strength": 1.0, "directions": 1, "path": True, "smoothing": 0.1}
-    ends = []
-    for name, method in (("recommended", {}), ("fisher", written)):
-        made = method_trainer(
-            tmp_path / name, name, method=method, options={"processing_class": _tiny_tokenizer()}
-        )
-        made.train()
-        ends.append([*parameters(made.model).values()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    with pytest.raises(ValueError, match="'recommended' has no setting 'strength'"):
-        MethodArguments.parse("recommended,strength=2")
