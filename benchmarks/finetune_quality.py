@@ -151,16 +151,26 @@ def started_at(out: Path) -> list[str]:
 
 
 def redraw(options: argparse.Namespace) -> None:
-    """Writes the tables of the chosen grids' results files anew, heads kept as they are."""
+    """Writes the tables of the chosen grids' results files anew, heads kept as they are.
+
+    A grid that has no tables yet, since it is not at its end, gets them of the runs it has.
+    """
     for name in options.grids:
         for path in sorted(options.results.glob(f"finetune_{name}.jsonl")) + sorted(
             options.results.glob(f"finetune_{name}_*.jsonl")
         ):
-            published = path.with_suffix(".md")
-            head, _, _ = published.read_text().partition("\n## ")
-            write_atomically(
-                published, "\n".join([head.rstrip() + "\n", *tables(read_results(path))])
-            )
+            published, records = path.with_suffix(".md"), read_results(path)
+            if published.exists():
+                head, _, _ = published.read_text().partition("\n## ")
+                text = "\n".join([head.rstrip() + "\n", *tables(records)])
+            else:
+                text = summary(
+                    path.stem.removeprefix("finetune_"),
+                    records,
+                    f"python -m benchmarks.finetune_quality --grids {name}",
+                    path.with_suffix(".commits.txt").read_text().split(),
+                )
+            write_atomically(published, text)
             print(published)
 
 
