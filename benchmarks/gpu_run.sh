@@ -5,7 +5,8 @@
 #   benchmarks/gpu_run.sh            # results in $OUT, or benchmarks/results/gpu
 #   QUICK=1 benchmarks/gpu_run.sh    # small shapes, to see that everything runs: about half of it
 #
-# Needs python3 with torch (CUDA), pybind11, ninja, pytest and transformers, and nvcc; no network.
+# Needs python3 with torch (CUDA), pybind11, ninja, pytest, pytest-benchmark and transformers, and
+# nvcc; no network.
 # The whole stays below BUDGET seconds: each step has a limit, and what is left of the budget is the
 # limit of all. Correctness comes first: the operators, then what is made of them, then memory
 # accesses, then times. Steps go on when one fails. summary.txt says of each step "ok", "FAILED", "cut"
@@ -109,9 +110,15 @@ fi
 # Each script by itself, the most telling first: what the budget cuts off is at the end.
 COMMON=(--device cuda --dtype "$DTYPE" --results "$WORK")
 [ -n "${QUICK:-}" ] && COMMON+=(--quick)
-for name in step_vs_plain operators attention_operator jvp ntk_gram train_mode engine_vs_func memory \
-  step_vs_published equal_spread; do
-  [ -f "benchmarks/$name.py" ] && step "$name" 60 "$PYTHON" -m "benchmarks.$name" "${COMMON[@]}"
+MICRO=("$PYTHON" -m pytest benchmarks -q -p no:cacheprovider --device cuda --dtype "$DTYPE"
+  --benchmark-max-time=0.1 --benchmark-columns=min,median,iqr,rounds ${QUICK:+--quick})
+for name in step_vs_plain operators jvp ntk train_mode engine_vs_func memory step_vs_published \
+  equal_spread; do
+  if [ -f "benchmarks/bench_$name.py" ]; then
+    step "$name" 60 "${MICRO[@]}" "benchmarks/bench_$name.py" --benchmark-json "$WORK/$name.json"
+  else
+    step "$name" 60 "$PYTHON" -m "benchmarks.$name" "${COMMON[@]}"
+  fi
 done
 step profile 40 "$PYTHON" -m benchmarks.profile_step --device cuda --dtype "$DTYPE" \
   --shapes encoder12-T128 --repeats 3

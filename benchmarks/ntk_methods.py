@@ -26,12 +26,12 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from benchmarks.common.memory import status_megabytes
+from benchmarks.common.memory import held_megabytes, measure_apart, peak_above
 from benchmarks.common.ntk_baselines import METHODS
 from benchmarks.common.ntk_rate import contraction_rate, gemm_rate
 from benchmarks.common.options import Options, finish, parse, parser
 from benchmarks.common.pretrained import load_classifier
-from benchmarks.common.report import ROOT, Row
+from benchmarks.common.report import Row
 from benchmarks.common.timing import Spread, interleaved
 
 QUESTION = "ntk"
@@ -158,19 +158,12 @@ def memory_rows(options: Options, samples: int, tokens: int) -> list[Row]:
 
 
 def _peak_apart(method: str, options: Options, samples: int, tokens: int) -> float:
-    command = [
-        *(sys.executable, "-m", "benchmarks.ntk_methods", "--worker", method),
-        *("--samples", str(samples), "--tokens", str(tokens)),
-        *("--threads", str(torch.get_num_threads())),
-    ]
-    if options.quick:
-        command.append("--quick")
-    if options.extra.model:
-        command += ["--model", str(options.extra.model)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"measuring the memory of {method} failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    model = ["--model", str(options.extra.model)] if options.extra.model else []
+    return measure_apart(
+        *("benchmarks.ntk_methods", "--worker", method, "--samples", str(samples)),
+        *("--tokens", str(tokens), "--threads", str(torch.get_num_threads())),
+        *(model + (["--quick"] if options.quick else [])),
+    )
 
 
 def peak_here(method: str, options: Options, samples: int, tokens: int) -> float:
@@ -183,10 +176,8 @@ def peak_here(method: str, options: Options, samples: int, tokens: int) -> float
 
     model, batch = _load(options, samples, tokens)
     step(model, {name: value[:2, :4] for name, value in batch.items()})  # first use of libraries
-    before = status_megabytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    step(model, batch)
-    return status_megabytes("VmHWM") - before
+    before = held_megabytes(options.device)
+    return peak_above(before, lambda: step(model, batch), options.device)
 
 
 # ---- rate --------------------------------------------------------------------------------------

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import law_fits, selection, selection_families, selection_halves
-from jachess_ext.scaling import LossTable, pear_corr, select
+from benchmarks import bench_laws, selection, selection_families, selection_halves
+from jachess_ext.scaling import LossTable, fit, pear_corr, select
+from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
 
 
-def test_law_fits_are_as_good_as_scipys(tmp_path: Path) -> None:
-    size = ["--quick", "--repeats", "1", "--threads", "1", "--curves", "1"]
-    rows = law_fits.main([*size, "--published", "--laws", "rectified", "--results", str(tmp_path)])
-    assert len(rows) == 2
-    for row in rows:
-        worst = float(row.note.split("worst ")[1].split()[0])
-        assert worst > 0.999  # scipy's objective over ours
-        assert row.ratio > 0
+@pytest.mark.parametrize("baseline", ["least_squares", "published"])
+def test_law_fits_are_as_good_as_scipys(baseline: str) -> None:
+    sizes, losses = bench_laws.make_curves(1)
+    fitted: Any = fit(
+        sizes, losses, "rectified", huber_delta=bench_laws.DELTA, starts=bench_laws.STARTS
+    )
+    loop = bench_laws.ScipyLoop(LAWS["rectified"](), sizes, losses)
+    assert getattr(loop, baseline)() / fitted.objective > 0.999
 
 
 @pytest.fixture(scope="module")

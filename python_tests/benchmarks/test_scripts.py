@@ -1,7 +1,10 @@
 """Every benchmark script runs at a tiny size and gives rows; what they re-enact is as described."""
 
 import csv
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +12,28 @@ import pytest
 import torch
 from torch import nn
 
+import jachess_ext as jx
 from benchmarks import (
-    attention_operator,
+    bench_jvp,
+    bench_ntk,
     compiled_block,
     engine_vs_func,
     equal_spread,
     memory,
     ntk_methods,
-    operators,
     profile_step,
     step_vs_plain,
     step_vs_published,
     train_mode,
 )
+from benchmarks.common.memory import held_megabytes, peak_above
 from benchmarks.common.models import SHAPES, Batch, build_model, make_batch
+from benchmarks.common.options import parse
+from benchmarks.common.report import ROOT
 from benchmarks.common.steps import gradient_norm, regulariser
 from benchmarks.published_protocol import Products, _layer_penalty, published_step
 
+CPU = torch.device("cpu")
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
 
 
@@ -38,14 +46,7 @@ def eager() -> tuple[nn.Module, Batch]:
 
 @pytest.mark.parametrize(
     "script",
-    [
-        step_vs_plain,
-        step_vs_published,
-        engine_vs_func,
-        train_mode,
-        operators,
-        attention_operator,
-    ],
+    [step_vs_plain, step_vs_published, engine_vs_func, train_mode],
     ids=lambda s: s.__name__,
 )
 def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> None:
@@ -102,10 +103,81 @@ def test_ntk_memory_is_measured_in_processes_of_their_own() -> None:
 
 
 @pytest.mark.slow
-def test_memory_runs_every_step_in_its_own_process() -> None:
-    rows = memory.main([*QUICK, "--shapes", "tiny"])
-    assert [row.figure for row in rows] == ["peak, unlab mode", "peak, train mode"]
+def test_memory_runs_every_program_in_its_own_process() -> None:
+    rows = memory.main([*QUICK, "--shapes", "tiny", "--parts", "steps", "attention"])
+    assert [row.figure for row in rows] == ["peak, unlab mode", "peak, train mode", "attention"]
     assert all(row.p50 >= 0 for row in rows)
+
+
+@pytest.mark.parametrize("part", memory.PARTS)
+def test_every_program_of_the_memory_script_can_be_made(part: str) -> None:
+    options = parse(memory.parser("", ["tiny"], ["tiny"]), QUICK)
+    programs = {
+        program
+        for each in memory.comparisons(part, options)
+        for program in each[2:4]
+        if isinstance(program, str)
+    }
+    assert programs
+    for program in programs:
+        memory.make(program, options)()
+
+
+def test_memory_tells_a_large_program_from_a_small_one() -> None:
+    """64 MiB more held at once are some 64 MiB more of peak."""
+    peaks = [
+        peak_above(held_megabytes(CPU), lambda n=n: torch.ones(n, 2**18).sum(), CPU)
+        for n in (1, 65)
+    ]
+    assert peaks[1] - peaks[0] == pytest.approx(64, abs=4)
+
+
+@pytest.mark.slow
+def test_the_micro_benchmarks_run_and_say_what_they_timed(tmp_path: Path) -> None:
+    """Quick sizes in a process of their own: pytest-benchmark is off where xdist is on."""
+    found = tmp_path / "micro.json"
+    command = [sys.executable, "-m", "pytest", "benchmarks", "--quick", "-q", "--threads=1"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--benchmark-json={found}"]
+    command += [
+        "--benchmark-min-rounds=1",
+        "--benchmark-max-time=0",
+        "--benchmark-calibration-precision=1",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    timed = json.loads(found.read_text())["benchmarks"]
+    for each in timed:
+        assert 0 < each["stats"]["min"] <= each["stats"]["max"] < math.inf
+        assert each["extra_info"]["device"] == "cpu"
+    programs: dict[str, set[str]] = {}
+    for each in timed:
+        program = (each["params"] or {"program": "large product"})["program"]
+        programs.setdefault(each["group"].split(",")[0], set()).add(program)
+    assert programs.pop("attention_jet") == {"operator", "floor", "composed"}
+    assert programs.pop("jvp of attention") == {"ours", "written out", "math backend"}
+    assert programs.pop("MeanFlow step") == {"plain", "no graph", "kept graph", "torch.func"}
+    assert programs.pop("ntk_gram") == {"operator", "batched", "flat", "large product"}
+    assert programs.pop("fit") == {"ours", "least_squares"}
+    assert len(programs) == 8
+    assert all(each == {"operator", "floor"} for each in programs.values())
+
+
+def test_jvp_times_the_derivative_that_torch_computes() -> None:
+    torch.manual_seed(0)
+    qkv, along = torch.randn(2, 3, 1, 2, 6, 4, dtype=torch.float64)
+    wanted = torch.func.jvp(bench_jvp.written_out, tuple(qkv), tuple(along))
+    for attend in (bench_jvp.fused, bench_jvp.math_backend):
+        found = jx.jvp(attend, tuple(qkv), tuple(along))
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", bench_ntk.QUICK, ids=str)
+def test_every_contraction_is_the_same_kernel(layer: bench_ntk.Layer) -> None:
+    left, right = bench_ntk.sides(layer, {"dtype": torch.float64})
+    gradients = [torch.einsum("cnte,ntd->ncde", side[1], side[0]) for side in (left, right)]
+    wanted = torch.einsum("ncde,mkde->cnkm", *gradients)
+    for form in bench_ntk.CONTRACTIONS.values():
+        torch.testing.assert_close(form(left, right), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_the_profile_names_operators_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +190,7 @@ def test_the_profile_names_operators_and_groups(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("products", "per_layer"), [("dimensions", 30), ("projections", 21)])
-def test_the_published_protocol_costs_what_spec_01_says(
+def test_the_published_protocol_costs_what_its_code_does(
     products: Products, per_layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Per layer one forward, 10 Jacobian projections, 10 Hessian products and their gradients."""

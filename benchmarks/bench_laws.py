@@ -3,28 +3,25 @@
 Same curves (rectified, 14 sizes and D = 0, noise of 1 %), same number of starts from the same grid,
 same bounds, same Huber threshold.  The baseline is `scipy.optimize.least_squares`, which is given
 our analytic Jacobian; ``--published`` times the published way as well: BFGS on finite differences
-from random starts.  The note holds the ratio of objectives, scipy's over ours, at its worst and
-its mean over the curves: 1 or more means that ours is as good or better.
+from random starts.  ``objective`` in the JSON is the ratio of objectives, scipy's over ours, at
+its worst and its mean over the curves: 1 or more means that ours is as good or better.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.optimize import least_squares, minimize
 
-from benchmarks.common.options import Options, finish, parse, parser
-from benchmarks.common.report import Row
-from benchmarks.common.timing import interleaved
+from benchmarks.conftest import Timed
 from jachess_ext.scaling import fit
 from jachess_ext.scaling.laws import LAWS, Law, Points
 from jachess_ext.scaling.least_squares import huber
 
-QUESTION = "law-fits"
-TARGET = "≥ 50"
+SIZES, QUICK = [30], [2]
 DELTA = 0.01
 STARTS = 8
 
@@ -102,56 +99,27 @@ class ScipyLoop:
         return best
 
 
-def measure(name: str, count: int, options: Options) -> list[Row]:
-    """Rows of one law: against least_squares, and against BFGS where asked."""
-    sizes, losses = make_curves(count)
-    if not LAWS[name].reads_zero:
+@pytest.mark.parametrize("program", ["ours", "least_squares", "published"])
+@pytest.mark.parametrize("law", ["rectified", "lensllm", "power"])
+def test_fit(
+    timed: Timed, request: pytest.FixtureRequest, size: int, law: str, program: str
+) -> None:
+    if program == "published" and not request.config.getoption("published"):
+        pytest.skip("takes minutes: --published")
+    sizes, losses = make_curves(size)
+    if not LAWS[law].reads_zero:
         sizes, losses = sizes[1:], losses[:, 1:]
-    loop = ScipyLoop(LAWS[name](), sizes, losses)
 
     def ours() -> np.ndarray:
-        fitted: Any = fit(sizes, losses, name, huber_delta=DELTA, starts=STARTS)
+        fitted: Any = fit(sizes, losses, law, huber_delta=DELTA, starts=STARTS)
         return fitted.objective
 
-    baselines = {"least_squares loop": loop.least_squares}
-    if options.extra.published:
-        baselines["BFGS loop"] = loop.published
-    times = interleaved(
-        {"ours": ours, **baselines}, repeats=options.repeats, device=options.device, warmup=1
-    )
-    rows = []
-    for baseline, run in baselines.items():
-        quality = run() / ours()
-        rows.append(
-            Row.of(
-                (QUESTION, f"{count} curves, {name}", "float64"),
-                "fit",
-                times.milliseconds("ours"),
-                baseline=f"scipy {baseline}",
-                baseline_p50=times.milliseconds(baseline).p50,
-                ratio=times.ratio(baseline, "ours"),
-                target=TARGET,
-                note=f"objective scipy/ours: worst {quality.min():.6f} mean {quality.mean():.6f}",
-            )
-        )
-    return rows
-
-
-def main(argv: list[str] | None = None) -> list[Row]:
-    """Measure, append to the CSV, print."""
-    assert __doc__ is not None
-    arguments = parser(__doc__, [], [], repeats=3)
-    arguments.add_argument("--laws", nargs="+", default=["rectified", "lensllm", "power"])
-    arguments.add_argument("--curves", type=int, help="default 30, quick 3")
-    arguments.add_argument("--published", action="store_true", help="BFGS loop too (minutes)")
-    options = parse(arguments, argv)
-    count = options.extra.curves or (3 if options.quick else 30)
-    rows = [row for name in options.extra.laws for row in measure(name, count, options)]
-    result = finish(rows, "law_fits", options)
-    for row in result:
-        print(f"{row.shape}, {row.baseline}: {row.note}")
-    return result
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    group = f"fit, {law}, {size} curves"
+    if program == "ours":
+        timed(ours, group)
+        return
+    loop = ScipyLoop(LAWS[law](), sizes, losses)
+    found = {"worst": 0.0, "mean": 0.0}
+    quality = timed(getattr(loop, program), group, once=True, objective=found) / ours()
+    found.update(worst=float(quality.min()), mean=float(quality.mean()))
+    assert found["worst"] > 0.999  # ours is as good a fit, or the times compare nothing

@@ -1,0 +1,81 @@
+"""Options and fixtures of the micro-benchmarks (bench_*.py), timed by pytest-benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.common.options import DTYPES
+from benchmarks.common.timing import Step, synchronize
+
+Timed = Callable[..., Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("jachess")
+    group.addoption("--device", default="cpu", help="cpu or cuda")
+    group.addoption("--dtype", default="float32", choices=sorted(DTYPES))
+    group.addoption("--threads", type=int, default=2, help="CPU threads; default 2")
+    group.addoption("--quick", action="store_true", help="tiny sizes: does everything run?")
+    group.addoption("--published", action="store_true", help="law fits as published, too: minutes")
+    group.addoption(
+        "--jvp-baseline", metavar="MODULE:FUNCTION", help="attention to try in torch.func.jvp"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``size`` runs over the module's SIZES, or its QUICK ones."""
+    if "size" in metafunc.fixturenames:
+        quick = metafunc.config.getoption("quick")
+        metafunc.parametrize("size", metafunc.module.QUICK if quick else metafunc.module.SIZES)
+
+
+@pytest.fixture
+def quick(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("quick")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """device and dtype, as torch's factories take them."""
+    device = torch.device(request.config.getoption("device"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.fail("--device cuda was asked for, but torch sees no GPU; use --device cpu")
+    return {"device": device, "dtype": DTYPES[request.config.getoption("dtype")]}
+
+
+@pytest.fixture(autouse=True)
+def fixed_run(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads as asked for, and the same random numbers for each program of a group."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.config.getoption("threads"))
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def timed(benchmark: Any, place: dict[str, Any]) -> Timed:
+    """``timed(step, group, once=False, **about)``: times the step and returns what it returned.
+
+    ``once``: a single round without a warm-up, for what takes seconds.  ``about`` (operations,
+    bytes, ...) goes into the JSON beside the times.
+    """
+
+    def time(step: Step, group: str, once: bool = False, **about: Any) -> Any:
+        def run() -> Any:
+            found = step()
+            synchronize(place["device"])
+            return found
+
+        benchmark.group = f"{group}, {str(place['dtype']).removeprefix('torch.')}"
+        benchmark.extra_info.update(about, device=str(place["device"]), torch=torch.__version__)
+        if once:
+            return benchmark.pedantic(run, rounds=1)
+        run()
+        return benchmark(run)
+
+    return time
