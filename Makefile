@@ -1,5 +1,5 @@
 # make build | test | test-all | demo | examples | check | wheel | docs | sanitize | compatibility |
-#      ptxas | clean
+#      clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -8,13 +8,12 @@
 PYTHON ?= python3
 PREPARE := $(PYTHON) build_backend/jachess_build/prepare.py
 RUN := $$(cat build/python)
-PTXAS := PYTHONPATH=build_backend $(RUN) -m jachess_build.ptxas_table
 WHEEL := $(RUN) -m pip wheel -q --no-build-isolation --no-deps --disable-pip-version-check -w dist .
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check wheel docs sanitize compatibility ptxas clean
+.PHONY: build test test-all demo examples check wheel docs sanitize compatibility clean
 
 build:
 	@$(PREPARE) build
@@ -44,7 +43,7 @@ check:
 	@$(RUN) -m mypy
 	@$(RUN) -c 'import clang_format, sys; clang_format.clang_format()' \
 		--dry-run -Werror $(SOURCES)
-	@$(PTXAS) --check
+	@PYTHONPATH=build_backend $(RUN) -m jachess_build.spills
 
 # dist/ gets the wheel for $(PYTHON)'s version and this platform, which serves every torch from 2.10
 # on, and one without compiled operators, which installs anywhere.
@@ -70,11 +69,6 @@ sanitize:
 # Cells of torch x Python x transformers not run yet, and docs/compatibility.md: an hour, gigabytes.
 compatibility:
 	@PYTHONPATH=build_backend $(PYTHON) -m jachess_build.compatibility $(ARGS)
-
-# Writes csrc/cuda/ptxas.csv anew: after a change to a CUDA kernel.
-ptxas:
-	@$(PREPARE) check
-	@$(PTXAS) --update
 
 # .venv stays: it is made anew only where it is broken.
 clean:

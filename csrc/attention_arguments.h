@@ -1,5 +1,5 @@
 // From the tensors and numbers of jachess::attention_jet to an AttentionProblem, checked; shared by
-// the CPU and CUDA faces.
+// the CPU and CUDA sides.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -1,5 +1,5 @@
-// Argument checks shared by the CPU and CUDA faces of every operator: what was wrong, what was
-// expected, and the mend, in one sentence. They throw std::runtime_error (RuntimeError in Python).
+// Argument checks shared by the CPU and CUDA sides of every operator: what was wrong, what was
+// expected, and the fix, in one sentence. They throw std::runtime_error (RuntimeError in Python).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

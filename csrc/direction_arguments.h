@@ -1,4 +1,4 @@
-// The arguments of jachess::sample_directions, as the CPU and CUDA faces both see them.
+// The arguments of jachess::sample_directions, as the CPU and CUDA sides both see them.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -1,4 +1,4 @@
-// The arguments of jachess::jet_norms and jet_mean_squares, as the CPU and CUDA faces both see
+// The arguments of jachess::jet_norms and jet_mean_squares, as the CPU and CUDA sides both see
 // them.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The tensors of the normalisation operators, as the CPU and CUDA faces both see them.
+// The tensors of the normalisation operators, as the CPU and CUDA sides both see them.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

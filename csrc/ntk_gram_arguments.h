@@ -1,5 +1,5 @@
 // From the tensors of jachess::ntk_gram to a GramProblem, checked; shared by the CPU and CUDA
-// faces.
+// sides.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

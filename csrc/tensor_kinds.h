@@ -1,4 +1,4 @@
-// What both faces of an operator, CPU and CUDA, ask of a torch tensor's dtype and layout.
+// What both sides of an operator, CPU and CUDA, ask of a torch tensor's dtype and layout.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -7,7 +7,7 @@
 //
 // Register layouts are those of the PTX manual ("Matrix fragments for mma"): with g = lane / 4 and
 // t = lane % 4, a lane holds of C the elements (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
-// Each PTX instruction stands behind one small function with a plain twin for the CPU shim, in
+// Each PTX instruction stands behind one small function, with another for the CPU shim, in
 // which the lanes of a warp exchange their fragments as the hardware does.
 #pragma once
 
@@ -150,7 +150,7 @@ struct Mma16 {
   }
 
 #if !defined(__CUDACC__)
-  static void twin(float (&c)[4], const A& a, const B& b) {
+  static void in_lanes(float (&c)[4], const A& a, const B& b) {
     const auto half = [](uint32_t word, int which, float& out) {
       convert(T{static_cast<uint16_t>(word >> (16 * which))}, out);
     };
@@ -176,7 +176,7 @@ struct Mma<BFloat16> : Mma16<BFloat16> {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
 #else
-    twin(c, a, b);
+    in_lanes(c, a, b);
 #endif
   }
 };
@@ -191,7 +191,7 @@ struct Mma<Half> : Mma16<Half> {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
 #else
-    twin(c, a, b);
+    in_lanes(c, a, b);
 #endif
   }
 };

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from .calls import contributions
 from .chains import unchained
 from .contributions import Contribution, Dense, add_up
-from .local import local_contributions
 from .outputs import OutputMap
 from .recorder import Layout, Recorded, Recorder, owners_of
 from .samples import Batch, Samples
@@ -201,11 +200,7 @@ def contributions_of(
         call = recorded.call
         if call.kind == "chain":
             call, stacked = unchained(call, stacked)
-        if call.kind == "local":
-            found = local_contributions(call, stacked, count)
-        else:
-            found = contributions(call, stacked, shapes, count)
-        for name, part in found.items():
+        for name, part in contributions(call, stacked, shapes, count).items():
             parts.setdefault(name, []).append(part)
     return {name: add_up(found, shapes[name]) for name, found in parts.items()}
 

@@ -16,7 +16,7 @@ fp32, and pairs of groups:
     B   2 · 16 d e (G T + G' T' + 16 G G') operations, G (G + 1) / 2 pairs where symmetric; packed
         operands are written once, and read once for every 16 numbers of a gradient that they make
 
-The count is made by `_C.ntk_cost` (csrc/ntk_cost.h), or by its twin here where that is missing.
+The count is made by `_C.ntk_cost` (csrc/ntk_cost.h), or here in Python where that is missing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def count_cost(size: Size) -> Cost:
 
 
 def count_cost_reference(size: Size) -> Cost:
-    """Twin of `count_cost` in Python."""
+    """`count_cost` in Python."""
     rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +18,6 @@ from .contraction import Choice, LinearForm, Settings, contract, plan
 from .contributions import Contribution, Factors
 from .outputs import OutputMap, Outputs
 from .probe import Probe, check_kernel, probe
-from .progress import bar
 from .ranks import Ranks
 from .recorder import Layout
 from .report import Report
@@ -74,10 +75,10 @@ class Job:
         with self._ranks.failing_together():
             self._prepare(model, batch, other, request)
         self._ranks.require_same(self._watched.model, self._sides)
-        self._budget = self._shared_out(self._budget)
+        self._budget = self._agreed(self._budget)
         self.report = self._make_report()
         if self._settings.sketch is not None:
-            self._settings = replace(self._settings, sketch=self._settled(self._settings.sketch))
+            self._settings = replace(self._settings, sketch=self._of_planned(self._settings.sketch))
 
     def _prepare(
         self, model: nn.Module, batch: Batch, other: Batch | None, request: Request
@@ -98,7 +99,7 @@ class Job:
         self._probes: list[Probe] = []
         with torch.compiler.set_stance("force_eager"):
             with evaluating(inner):
-                self._outputs = self._outputs.settled(self._sides)
+                self._outputs = self._outputs.narrowed(self._sides)
             for side in self._sides:
                 self._layouts.append(learn_layout(self._watched, self._outputs, side))
                 self._probes.append(probe(self._watched, self._outputs, self._layouts[-1], side))
@@ -144,7 +145,7 @@ class Job:
         pairs = self._ranks.share(self._pairs(len(lefts), len(rights)))
         shown = progress if self._ranks.is_first else False
         with (
-            bar(shown, len(pairs)) as advance,
+            _bar(shown, len(pairs)) as advance,
             torch.compiler.set_stance("force_eager"),
             torch.no_grad(),
         ):
@@ -207,7 +208,7 @@ class Job:
             device=next(iter(self._watched.parameters.values())).device,
         )
 
-    def _shared_out(self, budget: Budget) -> Budget:
+    def _agreed(self, budget: Budget) -> Budget:
         """Blocks that all ranks agree on and that give each its share."""
         if self._ranks.count == 1:
             return budget
@@ -215,7 +216,7 @@ class Job:
         most = -(-longest // self._ranks.least_blocks(self._symmetric))
         return replace(budget, block=min(self._ranks.least(budget.block), most))
 
-    def _settled(self, sketch: Sketch) -> Sketch:
+    def _of_planned(self, sketch: Sketch) -> Sketch:
         """The sketch of the parameters that are planned to be sketched, in every block alike."""
         planned = [n for choice in self.report.choices if choice.form == "C" for n in choice.names]
         plain = [
@@ -279,3 +280,27 @@ def _blocks(samples: Samples, size: int) -> list[list[int]]:
 def _widest(parameters: dict[str, nn.Parameter]) -> torch.dtype:
     dtypes = [p.dtype for p in parameters.values()]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+
+
+@contextmanager
+def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
+    """A progress bar's step; a step that does nothing where none is wanted, or tqdm is missing.
+
+    Args:
+        progress: None: where a terminal looks on and there is more than one step.
+    """
+    if progress is False or (progress is None and total == 1):
+        yield lambda: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        if progress:
+            raise ImportError("progress=True needs tqdm: pip install tqdm") from None
+        yield lambda: None
+        return
+    # disable=None: silent where standard error is no terminal.
+    with tqdm(
+        total=total, desc="NTK", unit="block", disable=None if progress is None else False
+    ) as shown:
+        yield shown.update

@@ -1,5 +1,5 @@
-"""The Python face of each C++/CUDA operator: the operator, its pure-torch twin, and whether the
-compiled form can be used."""
+"""The Python wrapper of each C++/CUDA operator, its pure-torch reference, and whether the compiled
+form can be used."""
 
 from .activation import ACTIVATION_KINDS, activation_jet, activation_jet_reference
 from .attention import attention_jet, attention_jet_reference
@@ -11,21 +11,19 @@ from .jet_norms import (
     jet_norms,
     jet_norms_reference,
 )
-from .layer_norm import (
+from .library import available, build_info
+from .norm import (
     add_layer_norm_jet,
     add_layer_norm_jet_reference,
-    layer_norm_jet,
-    layer_norm_jet_reference,
-)
-from .library import available, build_info
-from .ntk_gram import ntk_gram, ntk_gram_reference
-from .ntk_materialised import ntk_materialised, ntk_materialised_reference
-from .rms_norm import (
     add_rms_norm_jet,
     add_rms_norm_jet_reference,
+    layer_norm_jet,
+    layer_norm_jet_reference,
     rms_norm_jet,
     rms_norm_jet_reference,
 )
+from .ntk_gram import ntk_gram, ntk_gram_reference
+from .ntk_materialised import ntk_materialised, ntk_materialised_reference
 from .softmax import softmax_jet, softmax_jet_reference
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Jets through activation functions: face, pure-torch twin, fake kernels and autograd of
+"""Jets through activation functions: wrapper, pure-torch reference, fake kernels and autograd of
 `jachess::activation_jet`.
 
 Signature: [S, ...], kind, q -> [S, ...], with S = 1 + q (first order) or 1 + q + q(q-1)/2 streams
@@ -9,15 +9,14 @@ Signature: [S, ...], kind, q -> [S, ...], with S = 1 + q (first order) or 1 + q 
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .checks import check_jet, widened
-from .double_backward import gradient_of_backward
 from .jet_formulas import pointwise_jet
-from .library import available, loaded
+from .library import available
+from .registration import register_operator
 
 # f, f', f'' at a point
 Derivatives = tuple[Tensor, Tensor, Tensor]
@@ -112,7 +111,7 @@ def activation_streams(x: list[Tensor], kind: str, q: int) -> list[Tensor]:
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
-    """Pure-torch twin of `activation_jet`: any device, any number of backward passes.
+    """Pure-torch reference of `activation_jet`: any device, any number of backward passes.
 
     Args, returns and raises: as `activation_jet`. 16-bit types are computed in fp32.
     """
@@ -132,7 +131,7 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
 
     Returns:
         [S, ...] of x's dtype; differentiable any number of times. Where no compiled kernel serves
-        x's device, the pure-torch twin is used.
+        x's device, the pure-torch reference is used.
 
     Raises:
         ValueError: unknown kind, q outside 1..4, or S that does not match q.
@@ -144,44 +143,4 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
     return torch.ops.jachess.activation_jet(x, kind, q)
 
 
-# ---- registrations: fake kernels and autograd ----------------------------------------------
-
-
-def _fake(x: Tensor, kind: str, q: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(gy: Tensor, x: Tensor, kind: str, q: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.kind, ctx.q = inputs
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
-    (x,) = ctx.saved_tensors
-    return torch.ops.jachess.activation_jet_backward(gy, x, ctx.kind, ctx.q), None, None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gy, x, ctx.kind, ctx.q = inputs
-    ctx.save_for_backward(gy, x)
-
-
-def _backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    gy, x = ctx.saved_tensors
-    ggy, gx = gradient_of_backward(
-        lambda x: activation_jet_reference(x, ctx.kind, ctx.q), [x], gy, [cotangent]
-    )
-    return ggy, gx, None, None
-
-
-if loaded():
-    torch.library.register_fake("jachess::activation_jet", _fake)
-    torch.library.register_fake("jachess::activation_jet_backward", _fake_backward)
-    torch.library.register_autograd("jachess::activation_jet", _backward, setup_context=_save)
-    torch.library.register_autograd(
-        "jachess::activation_jet_backward", _backward_of_backward, setup_context=_save_backward
-    )
+register_operator("activation_jet", activation_jet_reference, tensors=1)

@@ -1,5 +1,5 @@
-"""Jets through scaled dot-product attention: face, pure-torch twin, fake kernels and autograd of
-`jachess::attention_jet`, whose memory is linear in the number of tokens.
+"""Jets through scaled dot-product attention: wrapper, reference, fake kernels and autograd
+of `jachess::attention_jet`, whose memory is linear in the number of tokens.
 
 The kernels keep, tile by tile, the jets of the softmax's numerator N = Σ e^{s−m} v and denominator
 L = Σ e^{s−m} (docs/how_it_works.md) and form the jet of N/L once; the backward recomputes the
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .attention_formula import AttentionSettings, attention_formula
 from .checks import check_jet, widened
-from .double_backward import gradient_of_backward
-from .library import available, loaded
+from .library import available
+from .registration import gradient_of_backward, register
 
 _OP = "attention_jet"
 _MAX_HEAD_SIZE_CUDA = 256
@@ -128,8 +128,8 @@ def attention_jet_reference(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
 ) -> Tensor:
-    """Pure-torch twin of `attention_jet`: any device, any number of backward passes, whole T × Tk
-    tensors; an additive mask may require a gradient here.
+    """Pure-torch reference of `attention_jet`: any device, any number of backward passes,
+    whole T × Tk tensors; an additive mask may require a gradient here.
 
     Args, returns and raises: as `attention_jet`. 16-bit types are computed in fp32.
     """
@@ -179,7 +179,7 @@ def attention_jet(
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
         ``.transpose(-3, -2).flatten(-2)`` copies nothing; differentiable any number of times in
         query, key and value (the second backward builds T × Tk tensors). Where no compiled kernel
-        serves the device, the pure-torch twin is used.
+        serves the device, the pure-torch reference is used.
 
     Raises:
         ValueError: shapes, q, window, softcap or dropout_p as not described above; a mask that
@@ -272,16 +272,18 @@ def _backward_of_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor 
     gradients = gradient_of_backward(
         lambda query, key, value: attention_formula(query, key, value, mask, settings),
         [query, key, value],
-        gy,
+        [gy],
         cotangents,
     )
     return (*gradients, *([None] * 11))
 
 
-if loaded():
-    torch.library.register_fake("jachess::attention_jet", _fake)
-    torch.library.register_fake("jachess::attention_jet_backward", _fake_backward)
-    torch.library.register_autograd("jachess::attention_jet", _backward, setup_context=_save)
-    torch.library.register_autograd(
-        "jachess::attention_jet_backward", _backward_of_backward, setup_context=_save_backward
-    )
+register(
+    _OP,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    backward=_backward,
+    save_backward=_save_backward,
+    double_backward=_backward_of_backward,
+)

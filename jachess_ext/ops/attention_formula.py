@@ -1,4 +1,4 @@
-"""Jets through attention as whole T × Tk tensors: the pure-torch twin of `jachess::attention_jet`.
+"""Jets through attention as whole T × Tk tensors: the reference of `jachess::attention_jet`.
 
     s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
 

@@ -1,4 +1,4 @@
-"""Argument checks of the operators' Python faces: what was wrong, what was expected, the mend."""
+"""Argument checks of the operators' Python wrappers: what was wrong, what was expected, the fix."""
 
 import torch
 from torch import Tensor

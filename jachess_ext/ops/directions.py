@@ -1,4 +1,4 @@
-"""Random directions from counters: face, pure-torch twin and fake kernel of
+"""Random directions from counters: wrapper, pure-torch reference and fake kernel of
 `jachess::sample_directions`.
 
 Signature: token [...], q, d, seed, offset, distribution, dtype -> [q, ..., d].
@@ -58,10 +58,10 @@ def _check(token: Tensor, q: int, d: int, seed: int, offset: int, dtype: torch.d
         "seed": (seed, -(2**63), 2**64 - 1, "take it modulo 2**64"),
         "offset": (offset, 0, MAX_OFFSET, "use another seed"),
     }
-    for name, (value, low, high, mend) in limits.items():
+    for name, (value, low, high, fix) in limits.items():
         if not low <= value <= high:
             raise ValueError(
-                f"sample_directions: {name} is {value}; expected {low} to {high}: {mend}."
+                f"sample_directions: {name} is {value}; expected {low} to {high}: {fix}."
             )
 
 
@@ -92,7 +92,7 @@ def sample_directions_reference(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Pure-torch twin of `sample_directions`: the same random words, normals within 1e-6.
+    """Pure-torch reference of `sample_directions`: the same random words, normals within 1e-6.
 
     Args, returns and raises: as `sample_directions`.
     """
@@ -145,8 +145,8 @@ def sample_directions(
         dtype: of the result; fp64, fp32, bf16 or fp16.
 
     Returns:
-        [q, ..., d] on token's device. Where no compiled kernel serves it, the pure-torch twin is
-        used, whose normals may differ by 1e-6.
+        [q, ..., d] on token's device. Where no compiled kernel serves it, the reference is used,
+        whose normals may differ by 1e-6.
 
     Raises:
         ValueError: q, d, seed or offset out of range; an unknown distribution.

@@ -1,4 +1,4 @@
-"""Squares of a jet's streams: faces, pure-torch twins, fake kernels and autograd of
+"""Squares of a jet's streams: wrappers, pure-torch references, fake kernels and autograd of
 `jachess::jet_norms` and `jachess::jet_mean_squares`.
 
 Both take streams x [S, ..., D], S = 1 + q (first order) or 1 + q + P with P = q(q-1)/2 pairs:
@@ -12,14 +12,12 @@ covariance its two results have the expectations ‖J_t‖² and ‖H_{t,j}‖²
 kept in fp32.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .checks import check_jet, widened
-from .double_backward import gradient_of_backward
-from .library import available, loaded
+from .library import available
+from .registration import register_operator
 
 
 def _check(op: str, x: Tensor, q: int, mask: Tensor | None, index: Tensor | None = None) -> None:
@@ -55,7 +53,7 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def jet_norms_reference(x: Tensor, q: int, mask: Tensor | None = None) -> Tensor:
-    """Pure-torch twin of `jet_norms`: any device, any number of backward passes.
+    """Pure-torch reference of `jet_norms`: any device, any number of backward passes.
 
     Args, returns and raises: as `jet_norms`.
     """
@@ -66,7 +64,7 @@ def jet_norms_reference(x: Tensor, q: int, mask: Tensor | None = None) -> Tensor
 def jet_mean_squares_reference(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Pure-torch twin of `jet_mean_squares`: any device, any number of backward passes.
+    """Pure-torch reference of `jet_mean_squares`: any device, any number of backward passes.
 
     Args, returns and raises: as `jet_mean_squares`, but numbers of ``index`` may repeat, and one
     out of range is torch's IndexError.
@@ -91,7 +89,7 @@ def jet_norms(x: Tensor, q: int, mask: Tensor | None = None) -> Tensor:
 
     Returns:
         [S − 1, ...] in fp32 (fp64 for fp64): of streams 1 to S − 1. Differentiable any number of
-        times. Where no compiled kernel serves x's device, the pure-torch twin is used.
+        times. Where no compiled kernel serves x's device, the pure-torch reference is used.
 
     Raises:
         ValueError: q outside 1..4, S that does not match q, no dimension behind the streams, a mask
@@ -117,7 +115,7 @@ def jet_mean_squares(
 
     Returns:
         [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs. Differentiable any
-        number of times. Where no compiled kernel serves x's device, the twin is used.
+        number of times. Where no compiled kernel serves x's device, the reference is used.
 
     Raises:
         ValueError, TypeError: as `jet_norms`; an index of another shape, dtype or device.
@@ -129,46 +127,12 @@ def jet_mean_squares(
     return torch.ops.jachess.jet_mean_squares(x, mask, index, q)
 
 
-# ---- registrations: fake kernels and autograd ----------------------------------------------
-
-
 def _per_token(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-def _fake_gradient(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _fake_norms(x: Tensor, mask: Tensor | None, q: int) -> Tensor:
     return _per_token(x, x.shape[0] - 1, *x.shape[1:-1])
-
-
-def _fake_norms_backward(gout: Tensor, x: Tensor, mask: Tensor | None, q: int) -> Tensor:
-    return _fake_gradient(x)
-
-
-def _save_norms(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, mask, ctx.q = inputs
-    ctx.save_for_backward(x, mask)
-
-
-def _norms_backward(ctx: Any, gout: Tensor) -> tuple[Tensor | None, ...]:
-    x, mask = ctx.saved_tensors
-    return torch.ops.jachess.jet_norms_backward(gout, x, mask, ctx.q), None, None
-
-
-def _save_norms_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gout, x, mask, ctx.q = inputs
-    ctx.save_for_backward(gout, x, mask)
-
-
-def _norms_backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    gout, x, mask = ctx.saved_tensors
-    ggout, gx = gradient_of_backward(
-        lambda x: jet_norms_reference(x, ctx.q, mask), [x], gout, [cotangent]
-    )
-    return ggout, gx, None, None
 
 
 def _fake_squares(
@@ -179,63 +143,12 @@ def _fake_squares(
     return _per_token(x, *x.shape[1:-1]), _per_token(x, *x.shape[1:-1], chosen)
 
 
-def _fake_squares_backward(
-    gfirst: Tensor, gsecond: Tensor, x: Tensor, mask: Tensor | None, index: Tensor | None, q: int
-) -> Tensor:
-    return _fake_gradient(x)
-
-
-def _save_squares(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, mask, index, ctx.q = inputs
-    ctx.save_for_backward(x, mask, index)
-
-
-def _squares_backward(ctx: Any, gfirst: Tensor, gsecond: Tensor) -> tuple[Tensor | None, ...]:
-    x, mask, index = ctx.saved_tensors
-    backward = torch.ops.jachess.jet_mean_squares_backward
-    return backward(gfirst, gsecond, x, mask, index, ctx.q), None, None, None
-
-
-def _save_squares_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gfirst, gsecond, x, mask, index, ctx.q = inputs
-    ctx.save_for_backward(gfirst, gsecond, x, mask, index)
-
-
-def _joined(first: Tensor, second: Tensor) -> Tensor:
-    return torch.cat([first.unsqueeze(-1), second], -1)
-
-
-def _squares_backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    gfirst, gsecond, x, mask, index = ctx.saved_tensors
-    joined, gx = gradient_of_backward(
-        lambda x: _joined(*jet_mean_squares_reference(x, ctx.q, mask, index)),
-        [x],
-        _joined(gfirst, gsecond),
-        [cotangent],
-    )
-    if joined is None:
-        return None, None, gx, None, None, None
-    return joined[..., 0], joined[..., 1:], gx, None, None, None
-
-
-if loaded():
-    torch.library.register_fake("jachess::jet_norms", _fake_norms)
-    torch.library.register_fake("jachess::jet_norms_backward", _fake_norms_backward)
-    torch.library.register_autograd(
-        "jachess::jet_norms", _norms_backward, setup_context=_save_norms
-    )
-    torch.library.register_autograd(
-        "jachess::jet_norms_backward",
-        _norms_backward_of_backward,
-        setup_context=_save_norms_backward,
-    )
-    torch.library.register_fake("jachess::jet_mean_squares", _fake_squares)
-    torch.library.register_fake("jachess::jet_mean_squares_backward", _fake_squares_backward)
-    torch.library.register_autograd(
-        "jachess::jet_mean_squares", _squares_backward, setup_context=_save_squares
-    )
-    torch.library.register_autograd(
-        "jachess::jet_mean_squares_backward",
-        _squares_backward_of_backward,
-        setup_context=_save_squares_backward,
-    )
+register_operator(
+    "jet_norms", lambda x, mask, q: jet_norms_reference(x, q, mask), tensors=2, fake=_fake_norms
+)
+register_operator(
+    "jet_mean_squares",
+    lambda x, mask, index, q: jet_mean_squares_reference(x, q, mask, index),
+    tensors=3,
+    fake=_fake_squares,
+)

@@ -1,6 +1,6 @@
 """Loads the compiled operators and says which of them can run where.
 
-A missing or broken binary must not break the import: one sentence is warned, with the mend, and
+A missing or broken binary must not break the import: one sentence is warned, with the fix, and
 `available` answers False, so that callers use the pure-torch formulas.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-_MEND = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
+_FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _OPERATORS = (
     "activation_jet",
@@ -45,7 +45,7 @@ class LibraryState:
 
     Attributes:
         path: the library that was looked for.
-        problem: one sentence with the mend, or None when every operator was loaded.
+        problem: one sentence with the fix, or None when every operator was loaded.
         kernels: pairs (operator, device type) that have a compiled kernel.
     """
 
@@ -89,11 +89,11 @@ def _load(path: Path) -> LibraryState:
         origin = f", built against torch {built}," if built else ""
         problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
         problem = f"{problem} ({reason})"
-        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+        return LibraryState(path, f"{problem}: {_FIX}.", frozenset())
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
-        return LibraryState(path, f"{problem}: {_MEND}.", frozenset())
+        return LibraryState(path, f"{problem}: {_FIX}.", frozenset())
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     kernels = frozenset(
         (name, key.lower())

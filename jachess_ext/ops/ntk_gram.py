@@ -6,7 +6,7 @@ With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers 
     K[c, n, c', m] = Σ_{t,t'} (a_{n,t}·a_{m,t'}) Σ_l (δ^l_{n,c,t}·δ^l_{m,c',t'}).
 
 `jachess::ntk_gram` multiplies and sums the two while their tiles are in registers or cache; its
-face, its pure-torch twin and its fake kernel are here.
+wrapper, its pure-torch reference and its fake kernel are here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from .library import loaded
 from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
 
-_TILE_POSITIONS = 512  # positions a side of one tile of the twin: its Gram matrices stay in cache
+_TILE_POSITIONS = 512  # a side of a tile of the reference: its Gram matrices stay in cache
 
 
 def ntk_gram(
@@ -44,7 +44,7 @@ def ntk_gram(
     Returns:
         K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
         symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
-        no compiled kernel serves the device, the pure-torch twin is used.
+        no compiled kernel serves the device, the pure-torch reference is used.
 
     Raises:
         ValueError: shapes or devices that do not fit together; one side of the right given without
@@ -65,7 +65,7 @@ def ntk_gram_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Pure-torch twin of `ntk_gram`: any device, any number of backward passes.
+    """Pure-torch reference of `ntk_gram`: any device, any number of backward passes.
 
     Args, returns and raises: as `ntk_gram`.
     """
@@ -132,7 +132,7 @@ def _flat(
 def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
     raise RuntimeError(
         "torch.ops.jachess.ntk_gram has no derivative: call jachess_ext.ops.ntk_gram, which "
-        "takes its pure-torch twin where a gradient is asked for."
+        "takes its pure-torch reference where a gradient is asked for."
     )
 
 

@@ -7,7 +7,7 @@ With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers 
 
 `jachess::ntk_materialised` keeps a piece of all gradients in the cache of the core that wrote it.
 It has a CPU kernel only: elsewhere blocks of matrix products do (`jachess_ext.ntk.materialise`).
-Its face, its pure-torch twin and its fake kernel are here.
+Its wrapper, its pure-torch reference and its fake kernel are here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ntk_materialised(
     Returns:
         K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
         symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
-        no compiled kernel serves the device, the pure-torch twin is used.
+        no compiled kernel serves the device, the pure-torch reference is used.
 
     Raises:
         ValueError: shapes or devices that do not fit together; one side of the right given without
@@ -71,7 +71,7 @@ def ntk_materialised_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Pure-torch twin of `ntk_materialised`, one layer's gradients at a time: any device, any
+    """Pure-torch reference of `ntk_materialised`, one layer's gradients at a time: any device, any
     number of backward passes.
 
     Args, returns and raises: as `ntk_materialised`.
@@ -121,8 +121,7 @@ def _fake(
 def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
     raise RuntimeError(
         "torch.ops.jachess.ntk_materialised has no derivative: call "
-        "jachess_ext.ops.ntk_materialised, which takes its pure-torch twin where a gradient is "
-        "asked for."
+        "jachess_ext.ops.ntk_materialised, which takes its reference where a gradient is asked for."
     )
 
 

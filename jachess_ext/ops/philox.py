@@ -1,4 +1,4 @@
-"""Philox4x32-10 in torch's integer arithmetic: the twin of csrc/philox.h.
+"""Philox4x32-10 in torch's integer arithmetic: the same words as csrc/philox.h.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are
 32-bit numbers held in int64 tensors, so that the same numbers come out on every device.

@@ -1,4 +1,4 @@
-"""Jets through the softmax: face, pure-torch twin, fake kernels and autograd of
+"""Jets through the softmax: wrapper, pure-torch reference, fake kernels and autograd of
 `jachess::softmax_jet`.
 
 Signature: [S, ..., N], q, masked -> [S, ..., N], with S = 1 + q (first order) or
@@ -8,14 +8,12 @@ With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
     p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij))
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .checks import check_jet, pair_list, widened
-from .double_backward import gradient_of_backward
-from .library import available, loaded
+from .library import available
+from .registration import register_operator
 
 
 def _check(x: Tensor, q: int) -> None:
@@ -28,7 +26,7 @@ def _check(x: Tensor, q: int) -> None:
 
 
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False) -> Tensor:
-    """Pure-torch twin of `softmax_jet`: any device, any number of backward passes.
+    """Pure-torch reference of `softmax_jet`: any device, any number of backward passes.
 
     Args, returns and raises: as `softmax_jet`. 16-bit types are computed in fp32.
     """
@@ -63,7 +61,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
 
     Returns:
         [S, ..., N] of x's dtype; differentiable any number of times. Where no compiled kernel
-        serves x's device, the pure-torch twin is used.
+        serves x's device, the pure-torch reference is used.
 
     Raises:
         ValueError: q outside 1..4, S that does not match q, or no dimension behind the streams.
@@ -75,44 +73,4 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
     return torch.ops.jachess.softmax_jet(x, q, masked)
 
 
-# ---- registrations: fake kernels and autograd ----------------------------------------------
-
-
-def _fake(x: Tensor, q: int, masked: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(gy: Tensor, x: Tensor, q: int, masked: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.q, ctx.masked = inputs
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
-    (x,) = ctx.saved_tensors
-    return torch.ops.jachess.softmax_jet_backward(gy, x, ctx.q, ctx.masked), None, None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gy, x, ctx.q, ctx.masked = inputs
-    ctx.save_for_backward(gy, x)
-
-
-def _backward_of_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    gy, x = ctx.saved_tensors
-    ggy, gx = gradient_of_backward(
-        lambda x: softmax_jet_reference(x, ctx.q, ctx.masked), [x], gy, [cotangent]
-    )
-    return ggy, gx, None, None
-
-
-if loaded():
-    torch.library.register_fake("jachess::softmax_jet", _fake)
-    torch.library.register_fake("jachess::softmax_jet_backward", _fake_backward)
-    torch.library.register_autograd("jachess::softmax_jet", _backward, setup_context=_save)
-    torch.library.register_autograd(
-        "jachess::softmax_jet_backward", _backward_of_backward, setup_context=_save_backward
-    )
+register_operator("softmax_jet", softmax_jet_reference, tensors=1)

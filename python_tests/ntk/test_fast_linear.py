@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import jachess_ext as jx
-from jachess_ext.ntk.fast_linear import fast_linear
+from jachess_ext.ntk.recorder import fast_linear
 from jachess_ext.ops import gemm
 
 from .oracles import error, kernel

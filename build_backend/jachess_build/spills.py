@@ -1,0 +1,95 @@
+"""Refuses CUDA kernels whose registers go to memory (part of `make check`; needs nvcc, no GPU).
+
+    PYTHONPATH=build_backend python -m jachess_build.spills
+
+Every csrc/cuda/*.cu is compiled for each architecture of `ARCHS`.  Only kernels of three and four
+directions (`MAY_SPILL`), which no default runs, may spill: they are told, the others fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .cuda import Toolkit, compile_command, find_toolkit
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "spills"
+ARCHS = ("8.0", "9.0a", "10.0")
+# By its template arguments q, P: kernel<double, 4, 6, 1>.
+MAY_SPILL = re.compile(r"[<, ][34], [036][,>]")
+_SPILL = re.compile(r"spilled to local memory in function '(\w+)', (.*)")
+
+
+def compile_one(toolkit: Toolkit, source: Path, arch: str, cache: Path) -> str:
+    """What ptxas prints for one source and architecture; kept until an input changes.
+
+    Raises:
+        SystemExit: nvcc refused the file; its output is shown.
+    """
+    target = cache / f"{source.stem}.{arch}.cubin"
+    command = compile_command(toolkit, source, target, [arch], to="-cubin")
+    command += ["-Xptxas", "-warn-spills"]
+    digest = hashlib.sha256(repr((command, toolkit.release)).encode())
+    for path in [source, *sorted(ROOT.glob("csrc/*.h")), *sorted(source.parent.glob("*.h"))]:
+        digest.update(path.read_bytes())
+    kept = cache / f"{source.stem}.{arch}.{digest.hexdigest()[:16]}.txt"
+    if kept.exists():
+        return kept.read_text()
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"spills: nvcc could not compile {source}:\n{done.stdout}")
+    for stale in cache.glob(f"{source.stem}.{arch}.*.txt"):
+        stale.unlink()
+    target.unlink()
+    kept.write_text(done.stdout)
+    return done.stdout
+
+
+def spills(
+    toolkit: Toolkit, sources: list[Path], archs: tuple[str, ...] = ARCHS, cache: Path = CACHE
+) -> list[str]:
+    """A line for each kernel that spills, sorted: file, architecture, kernel, bytes."""
+    cache.mkdir(parents=True, exist_ok=True)
+    jobs = [(source, arch) for source in sources for arch in archs]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        texts = list(pool.map(lambda job: compile_one(toolkit, job[0], job[1], cache), jobs))
+    found = [
+        f"{source.name}, {arch}: {name}: {size}"
+        for (source, arch), text in zip(jobs, texts, strict=True)
+        for name, size in _SPILL.findall(text)
+    ]
+    if not found:
+        return []
+    readable = subprocess.run(
+        ["c++filt"], input="\n".join(found), capture_output=True, text=True, check=True
+    )
+    return sorted(readable.stdout.splitlines())
+
+
+def main() -> int:
+    """Compile and print; the exit status."""
+    toolkit = find_toolkit()
+    if toolkit is None:
+        print("spills: no nvcc was found, so the CUDA kernels were not compiled.")
+        return 0
+    sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    found = spills(toolkit, sources)
+    faults = [line for line in found if not MAY_SPILL.search(line)]
+    for line in faults:
+        print(f"spills: {line}; take fewer elements a thread, or split the kernel", file=sys.stderr)
+    print(
+        f"spills: {len(sources)} files on {len(ARCHS)} architectures, {len(faults)} faults, "
+        f"{len(found) - len(faults)} kernels of three or four directions spill."
+    )
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
