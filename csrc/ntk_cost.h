@@ -1,5 +1,5 @@
 // What forms A and B of a linear layer's NTK cost (docs/ntk.md), in operations and bytes: what the
-// choice between them goes by. The formulas stand in jachess_ext/ntk/cost.py, which counts the same.
+// choice between them goes by. The formulas are in jachess_ext/ntk/cost.py, which counts the same.
 #pragma once
 
 #include <cmath>

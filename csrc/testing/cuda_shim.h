@@ -6,7 +6,8 @@
 // gives different results where a barrier is missing. Compiled with -fsanitize=address,undefined it
 // finds accesses out of bounds; with -fsanitize=thread, accesses that no barrier orders, since each
 // fiber is then a thread of the sanitizer's. Asynchronous copies are made when they are waited for,
-// no sooner. Not covered: races between blocks, PTX itself ((plain functions run)), warps in lock step.
+// no sooner. Not covered: races between blocks, PTX itself (plain functions run), warps in lock
+// step.
 #pragma once
 
 #include <ucontext.h>

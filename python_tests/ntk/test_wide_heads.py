@@ -24,8 +24,8 @@ from .oracles import error
 LENGTHS = [7, 4, 5]
 
 
-def _settled(model: nn.Module, outputs: Any, samples: dict[str, Any]) -> OutputMap:
-    return OutputMap(model, outputs).settled([Samples.of(samples)])
+def _narrowed(model: nn.Module, outputs: Any, samples: dict[str, Any]) -> OutputMap:
+    return OutputMap(model, outputs).narrowed([Samples.of(samples)])
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_every_family_narrows_its_head(
     name: str, tied: bool, outputs: Any, whole_heads: Any
 ) -> None:
     model, samples = language_model(name, tied), language_batch(LENGTHS)
-    narrow = _settled(model, outputs, samples)
+    narrow = _narrowed(model, outputs, samples)
     assert narrow.narrow
     with torch.no_grad():
         torch.testing.assert_close(
@@ -81,7 +81,7 @@ def _gemma() -> nn.Module:
 
 def test_capped_logits(whole_heads: Any) -> None:
     model, samples = _gemma(), language_batch(LENGTHS)
-    assert _settled(model, "label", samples).narrow
+    assert _narrowed(model, "label", samples).narrow
     found = jx.ntk(model, samples, outputs="label")
     assert error(found, whole_heads(model, samples, outputs="label")) < 1e-7
 
@@ -104,8 +104,8 @@ class Normalised(nn.Module):
 def test_logits_that_depend_on_all_words_stay_whole(whole_heads: Any) -> None:
     torch.manual_seed(2)
     model, samples = Normalised().double(), language_batch(LENGTHS)
-    assert not _settled(model, "label", samples).narrow
-    assert _settled(model, "sum", samples).narrow  # one token alone is enough here
+    assert not _narrowed(model, "label", samples).narrow
+    assert _narrowed(model, "sum", samples).narrow  # one token alone is enough here
     found = jx.ntk(model, samples, outputs="label")
     assert torch.equal(found, whole_heads(model, samples, outputs="label"))
 
