@@ -96,7 +96,7 @@ _HEAD = """# Which torch, Python and transformers it works with
 
 Drawn from `compatibility.csv` by `make compatibility`, which makes a fresh virtual environment for
 each cell, installs that torch, then the package with `pip install .` from a clean clone, and runs a
-chosen part of the tests (operators against their twins and `opcheck`, every jet rule,
+chosen part of the tests (operators against their references and `opcheck`, every jet rule,
 `torch.compile`, the model families, the regulariser, the Trainer) on the installed package; where
 the table of what was there says "quick", less: random calls of the operators, `torch.compile` of
 one block, each family's derivatives, the Trainer's logs and resuming. A cell is passed/failed tests
