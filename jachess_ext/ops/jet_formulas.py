@@ -1,4 +1,4 @@
-"""The jet rules (docs/how_it_works.md) that the operators' references share, on lists of them."""
+"""The jet rules (docs/how_it_works.md) of the operators' references, on lists of streams."""
 
 import torch
 from torch import Tensor

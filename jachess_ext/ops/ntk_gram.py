@@ -12,13 +12,12 @@ wrapper, its pure-torch reference and its fake kernel are here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .library import loaded
 from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
+from .registration import register_without_derivative
 
 _TILE_POSITIONS = 512  # a side of a tile of the reference: its Gram matrices stay in cache
 
@@ -126,16 +125,4 @@ def _flat(
     return a.flatten(0, 1), [delta.flatten(1, 2) for delta in deltas]
 
 
-# ---- registrations: fake kernel, and a sentence in place of a derivative ---------------------
-
-
-def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
-    raise RuntimeError(
-        "torch.ops.jachess.ntk_gram has no derivative: call jachess_ext.ops.ntk_gram, which "
-        "takes its pure-torch reference where a gradient is asked for."
-    )
-
-
-if loaded():
-    torch.library.register_fake("jachess::ntk_gram", fake_kernel)
-    torch.library.register_autograd("jachess::ntk_gram", _no_derivative)
+register_without_derivative("ntk_gram", fake_kernel)

@@ -13,13 +13,12 @@ Its wrapper, its pure-torch reference and its fake kernel are here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .library import loaded
 from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
+from .registration import register_without_derivative
 
 WORKSPACE = 128 * 2**20
 
@@ -56,7 +55,11 @@ def ntk_materialised(
             the other; a workspace below 1.
         TypeError: a dtype other than the four, or several.
     """
-    _check_workspace(workspace)
+    if workspace < 1:
+        raise ValueError(
+            f"ntk_materialised: workspace is {workspace}; expected bytes that it may take, at "
+            "least 1."
+        )
     check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
     if not kernel_serves("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents):
         return ntk_materialised_reference(inputs, cotangents, other_inputs, other_cotangents)
@@ -97,34 +100,4 @@ def _gradients(a: Tensor, delta: Tensor) -> Tensor:
     return torch.einsum("cntr,ntk->cnrk", delta, a).flatten(2).flatten(0, 1)
 
 
-def _check_workspace(workspace: int) -> None:
-    if workspace < 1:
-        raise ValueError(
-            f"ntk_materialised: workspace is {workspace}; expected bytes that it may take, at "
-            "least 1."
-        )
-
-
-# ---- registrations: fake kernel, and a sentence in place of a derivative ---------------------
-
-
-def _fake(
-    inputs: Tensor,
-    cotangents: list[Tensor],
-    other_inputs: Tensor | None,
-    other_cotangents: list[Tensor],
-    workspace: int,
-) -> Tensor:
-    return fake_kernel(inputs, cotangents, other_inputs, other_cotangents)
-
-
-def _no_derivative(ctx: Any, gradient: Tensor) -> Any:
-    raise RuntimeError(
-        "torch.ops.jachess.ntk_materialised has no derivative: call "
-        "jachess_ext.ops.ntk_materialised, which takes its reference where a gradient is asked for."
-    )
-
-
-if loaded():
-    torch.library.register_fake("jachess::ntk_materialised", _fake)
-    torch.library.register_autograd("jachess::ntk_materialised", _no_derivative)
+register_without_derivative("ntk_materialised", fake_kernel)

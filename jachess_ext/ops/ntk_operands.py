@@ -88,7 +88,7 @@ def fake_kernel(
     inputs: Tensor,
     cotangents: list[Tensor],
     other_inputs: Tensor | None,
-    other_cotangents: list[Tensor],
+    *_: object,
 ) -> Tensor:
     """The result's shape and dtype, [C, N, C, M]."""
     outputs, count = cotangents[0].shape[:2]

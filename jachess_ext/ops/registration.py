@@ -106,6 +106,20 @@ def register_operator(
     )
 
 
+def register_without_derivative(name: str, fake: Callable[..., Any]) -> None:
+    """Registers the fake kernel, and a sentence in place of a derivative that would be zero."""
+
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{name}, which takes "
+            "its pure-torch reference where a gradient is asked for."
+        )
+
+    if loaded():
+        torch.library.register_fake(f"jachess::{name}", fake)
+        torch.library.register_autograd(f"jachess::{name}", backward)
+
+
 def contiguous_like(x: Tensor) -> Tensor:
     """An empty tensor of x's shape and dtype."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

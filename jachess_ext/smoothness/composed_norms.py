@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .norms import accumulation_dtype
+from ..ops.checks import widened
 
 
 def layer_norm(
@@ -30,7 +30,7 @@ def layer_norm(
 ) -> Tensor:
     """(x − μ) (v + ε)^(−1/2) w + b (docs/how_it_works.md, norm), composed of plain operations."""
     dims = tuple(range(-len(normalized_shape), 0))
-    wide = input.to(accumulation_dtype(input.dtype))
+    wide = widened(input)
     centred = wide - wide.mean(dims, keepdim=True)
     y = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
@@ -45,7 +45,7 @@ def rms_norm(
 ) -> Tensor:
     """x (mean x² + ε)^(−1/2) w, composed of plain operations."""
     dims = tuple(range(-len(normalized_shape), 0))
-    wide = input.to(accumulation_dtype(input.dtype))
+    wide = widened(input)
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
     y = wide * (wide.square().mean(dims, keepdim=True) + eps).rsqrt()
     return _as_torch_returns(y if weight is None else y * weight, input)

@@ -26,11 +26,6 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms of halves are summed in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def stream_squares(
     streams: Tensor, layout: JetLayout, indices: Tensor | None, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
