@@ -116,10 +116,12 @@ def test_fit(
 
     group = f"fit, {law}, {size} curves"
     if program == "ours":
-        timed(ours, group)
+        timed(ours, group, dtype="float64")
         return
     loop = ScipyLoop(LAWS[law](), sizes, losses)
     found = {"worst": 0.0, "mean": 0.0}
-    quality = timed(getattr(loop, program), group, once=True, objective=found) / ours()
+    quality = (
+        timed(getattr(loop, program), group, once=True, dtype="float64", objective=found) / ours()
+    )
     found.update(worst=float(quality.min()), mean=float(quality.mean()))
     assert found["worst"] > 0.999  # ours is as good a fit, or the times compare nothing

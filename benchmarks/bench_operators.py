@@ -106,13 +106,13 @@ def causal(shape: Shape) -> bool:
 
 def composed_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
     """The jet of attention by the composed rules."""
-    layout = make_layout(Q, 2)
     with composed_rules():
-        jet: Any = F.scaled_dot_product_attention(
-            *(JetTensor(x, layout) for x in (query, key, value)),
-            is_causal=causal(shape),
-            enable_gqa=query.shape[-3] != key.shape[-3],
-        )
+        layout = make_layout(Q, 2).of_a_new_run()  # which remembers that operators are off
+    jet: Any = F.scaled_dot_product_attention(
+        *(JetTensor(x, layout) for x in (query, key, value)),
+        is_causal=causal(shape),
+        enable_gqa=query.shape[-3] != key.shape[-3],
+    )
     return jet.streams
 
 

@@ -62,16 +62,18 @@ def timed(benchmark: Any, place: dict[str, Any]) -> Timed:
     """``timed(step, group, once=False, **about)``: times the step and returns what it returned.
 
     ``once``: a single round without a warm-up, for what takes seconds.  ``about`` (operations,
-    bytes, ...) goes into the JSON beside the times.
+    bytes, ...) goes into the JSON beside the times; ``dtype`` is --dtype where it is not given.
     """
 
     def time(step: Step, group: str, once: bool = False, **about: Any) -> Any:
+        about = {"dtype": str(place["dtype"]).removeprefix("torch.")} | about
+
         def run() -> Any:
             found = step()
             synchronize(place["device"])
             return found
 
-        benchmark.group = f"{group}, {str(place['dtype']).removeprefix('torch.')}"
+        benchmark.group = f"{group}, {about['dtype']}"
         benchmark.extra_info.update(about, device=str(place["device"]), torch=torch.__version__)
         if once:
             return benchmark.pedantic(run, rounds=1)

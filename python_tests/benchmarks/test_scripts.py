@@ -16,6 +16,7 @@ import jachess_ext as jx
 from benchmarks import (
     bench_jvp,
     bench_ntk,
+    bench_operators,
     compiled_block,
     engine_vs_func,
     equal_spread,
@@ -160,6 +161,27 @@ def test_the_micro_benchmarks_run_and_say_what_they_timed(tmp_path: Path) -> Non
     assert programs.pop("fit") == {"ours", "least_squares"}
     assert len(programs) == 8
     assert all(each == {"operator", "floor"} for each in programs.values())
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_composed_attention_is_attention_without_the_operator(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, operator = SHAPES["llama-tiny"], bench_operators.OPERATORS["attention_jet"]
+    jets = bench_operators.draw_jets(operator, shape, {"dtype": torch.float64})
+    # Both get one gradient: random ones would follow the results' strides.
+    monkeypatch.setattr(
+        torch, "randn_like", lambda x: torch.linspace(-1, 1, x.numel()).to(x).view(x.shape)
+    )
+    wanted = bench_operators.in_one_way(
+        lambda *x: operator.call(*x, None, None, shape), jets, way
+    )()
+    called: list[object] = []
+    monkeypatch.setattr(torch.ops.jachess, "attention_jet", lambda *given: called.append(given))
+    composed = lambda *x: bench_operators.composed_attention(*x, shape)  # noqa: E731
+    found = bench_operators.in_one_way(composed, jets, way)()
+    assert not called
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
 def test_jvp_times_the_derivative_that_torch_computes() -> None:
