@@ -7,8 +7,9 @@ Every model of the zoo is fine-tuned on nested subsets (`--sizes`), with Θ and 
 the target's rows for the truth, from every seed.  Each method then predicts from the sizes up to
 each budget, as `jachess select --models` would.  By data set, seed, budget and method: PearCorr and
 RelAcc (per cent), root mean square of log loss at the target, coverage of 90 % intervals (per
-cent), the model chosen, and FLOPs as a share of training every model at the target (the probes'
-only where the method reads Θ).
+cent), the model chosen, and what the method pays (`live_selection.cost.paid`: trainings, judging,
+and the probes where it reads Θ) as a share of training and judging every model at the target.
+With `--probe 0` no Θ is measured, and the two forms of lensllm are left out.
 
 Runs are kept in --out and not repeated.  Rows go to results/live_selection.csv, all losses and F
 to results/live_selection_losses.csv.
@@ -31,6 +32,7 @@ from jachess_ext.experiment.grid import Recipe
 from jachess_ext.experiment.workers import prepare
 from jachess_ext.live_selection import Prediction, RunRecord, SelectionFolder, measure
 from jachess_ext.live_selection.budget import Budget
+from jachess_ext.live_selection.cost import paid
 from jachess_ext.live_selection.engine import select_live
 from jachess_ext.live_selection.plan import Plan, make_plan
 from jachess_ext.live_selection.predict import Curve, make_curve, predict
@@ -77,12 +79,12 @@ class Loss:
     t: float
     dev_loss: float | None
     dev_score: float | None
-    train_loss: float | None
     kernel_loss: float | None
     residual_square: float | None
     probe_square: float | None
     training_flops: float
     probe_flops: float
+    judging_flops: float
     seconds: float | None
     date: str = ""
     commit: str = ""
@@ -127,10 +129,13 @@ def make_runs(settings: LiveSettings, out: Path) -> Runs:
 
 def judge(runs: Runs, budget: int, method: str) -> Judged | None:
     """A method from the sizes up to the budget; None where these are too few for it."""
-    curves = [_up_to(curve, budget) for curve in runs.curves]
-    needed = REGISTRY["rectified" if method == FREE else method].fewest_sizes(zero=True)
-    if (curves[0].sizes > 0).sum() < needed:
+    curves = [curve.up_to(budget) for curve in runs.curves]
+    law = _law(method)
+    needed = REGISTRY[law].fewest_sizes(zero=all(curve.has_zero for curve in curves))
+    if min((curve.sizes > 0).sum() for curve in curves) < needed:
         return None
+    if method in ("lensllm", FREE) and any(None in curve.kernels for curve in curves):
+        return None  # ‖r‖² and Θ are the probe's
     found = _predictions(curves, runs.plan.target, method)
     truth = runs.true_losses
     losses = np.array([truth[one.model] for one in found])
@@ -147,10 +152,15 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
         rel_acc(scores, losses),
         _log_rmse(found, losses),
         _coverage(found, losses),
-        _flops(curves, method) / sum(record.training_flops for record in runs.truth),
+        paid(curves, law) / sum(r.training_flops + r.judging_flops for r in runs.truth),
         Path(found[0].model).name,
         Path(min(truth, key=lambda model: truth[model])).name,
     )
+
+
+def _law(method: str) -> str:
+    """The registered method that reads, and so pays for, the same."""
+    return "rectified" if method == FREE else method
 
 
 def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequence[Prediction]:
@@ -164,11 +174,6 @@ def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequenc
         predicted = float(np.asarray(fitted.predict(target)))
         made.append(Prediction(curve.model, predicted, predicted))
     return sorted(made, key=lambda one: one.score)
-
-
-def _up_to(curve: Curve, budget: int) -> Curve:
-    kept = int((curve.sizes <= budget).sum())
-    return Curve(curve.records[:kept], curve.kernels[:kept])
 
 
 def _log_rmse(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
@@ -185,17 +190,6 @@ def _coverage(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
     return coverage(low, high, losses)
 
 
-def _flops(curves: Sequence[Curve], method: str) -> float:
-    """Of the runs a method reads; ats is taken to visit them all."""
-    records = [record for curve in curves for record in curve.records]
-    if method in ("zeroshot", "modelsize"):
-        return 0.0
-    if method == "subtuning":
-        return sum(curve.records[-1].training_flops for curve in curves)
-    probes = sum(record.probe_flops for record in records) if method == "lensllm" else 0.0
-    return probes + sum(record.training_flops for record in records)
-
-
 def losses_of(runs: Runs) -> list[Loss]:
     """All runs as rows."""
     settings = runs.plan.settings
@@ -203,9 +197,9 @@ def losses_of(runs: Runs) -> list[Loss]:
     return [
         Loss(
             *(settings.train.parent.name, settings.seed, Path(r.model).name, r.parameters),
-            *(r.size, r.steps, r.time, r.dev_loss, r.dev_score, r.train_loss),
+            *(r.size, r.steps, r.time, r.dev_loss, r.dev_score),
             *(r.kernel_loss, r.residual_square, r.probe_square),
-            *(r.training_flops, r.probe_flops),
+            *(r.training_flops, r.probe_flops, r.judging_flops),
             None if r.seconds is None else r.seconds.total,
         )
         for r in [*records, *runs.truth]
@@ -214,9 +208,8 @@ def losses_of(runs: Runs) -> list[Loss]:
 
 def show(rows: Sequence[Judged]) -> None:
     """One block a data set: methods down; means over the seeds and budgets that the laws have."""
-    common = set.intersection(
-        *({(r.data, r.seed, r.budget) for r in rows if r.method == law} for law in _LAWS)
-    )
+    cases = {law: {(r.data, r.seed, r.budget) for r in rows if r.method == law} for law in _LAWS}
+    common = set.intersection(*(found for found in cases.values() if found))
     rows = [row for row in rows if (row.data, row.seed, row.budget) in common]
     head = ("PearCorr", "RelAcc", "RMSE ln L", "coverage", "FLOPs/full", "best chosen", "cases")
     for data in dict.fromkeys(row.data for row in rows):
@@ -250,6 +243,7 @@ def _settings(options: argparse.Namespace, data: Path, seed: int) -> LiveSetting
         data_seed=seed,
         probe=options.probe,
         dev_size=sys.maxsize,  # all of them
+        screen=0.999,  # frozen features are scored, and none of so few models is screened out
         recipe=Recipe(epochs=options.epochs, lr=options.lr, max_length=options.max_length),
     )
 

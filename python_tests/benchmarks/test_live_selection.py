@@ -36,7 +36,10 @@ def test_every_method_is_judged_by_the_truth(
     assert len(losses) == 2 * (1 + len(SIZES) + 1)
     loss = {(row["model"], int(row["size"])): float(row["dev_loss"]) for row in losses}
     truth = {name: loss[name, 64] for name in ("narrow", "wide")}
-    cost = {(r["model"], int(r["size"])): float(r["training_flops"]) for r in losses}
+    paid = ("training_flops", "judging_flops")
+    cost = {(r["model"], int(r["size"])): sum(float(r[part]) for part in paid) for r in losses}
+    start = sum(float(r["judging_flops"]) for r in losses if r["size"] == "0")
+    full = sum(cost[name, 64] for name in truth)
     for row in rows:
         assert row.best == min(truth, key=lambda name: truth[name])
         scores = [0.0 if name == row.chosen else 1.0 for name in truth]
@@ -46,15 +49,27 @@ def test_every_method_is_judged_by_the_truth(
     for budget in SIZES:
         chosen = min(truth, key=lambda name: loss[name, budget])
         assert found[budget, "subtuning"].chosen == chosen
-        share = sum(cost[name, budget] for name in truth) / sum(cost[name, 64] for name in truth)
+        share = sum(cost[name, budget] for name in truth) / full
         assert found[budget, "subtuning"].flops_share == pytest.approx(share, rel=1e-3)
         errors = [np.log(loss[name, budget] / truth[name]) for name in truth]
         expected = np.sqrt(np.mean(np.square(errors)))
         assert found[budget, "subtuning"].log_rmse == pytest.approx(expected, rel=1e-3)
     assert (16, "blend") not in found and (32, "blend") in found, "three sizes are needed"
-    assert found[32, "lensllm"].flops_share > found[32, "rectified"].flops_share, "the probes"
+    below = sum(cost[name, size] for name in truth for size in SIZES)
+    assert found[32, "blend"].flops_share == pytest.approx(below / full, rel=1e-3)
+    for law in ("rectified", live_selection.FREE):
+        assert found[32, law].flops_share == pytest.approx((below + start) / full, rel=1e-3)
+    probes = sum(float(r["probe_flops"]) for r in losses if int(r["size"]) < 64)
+    expected = pytest.approx((below + start + probes) / full, rel=1e-3)
+    assert found[32, "lensllm"].flops_share == expected
+    assert found[32, "logme"].flops_share > 0, "frozen features are charged"
     assert {row.method for row in rows if row.budget == 32} == set(live_selection.JUDGED) - {
         "power"
     }
+    unprobed = live_selection.main([*arguments, "--out", str(tmp_path / "plain"), "--probe", "0"])
+    without = {(row.budget, row.method): row for row in unprobed}
+    kernel = {(budget, name) for budget in SIZES for name in ("lensllm", live_selection.FREE)}
+    assert without.keys() == found.keys() - kernel
+    assert without[32, "blend"].flops_share == found[32, "blend"].flops_share
     monkeypatch.setattr(measure, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert [row.rel_acc for row in live_selection.main(arguments)] == [r.rel_acc for r in rows]
