@@ -1,0 +1,611 @@
+"""Nine candidates, three data sets: choosing by small subsets against ASHA and TransformerRanker.
+
+    python -m benchmarks.make_zoo --text … --out zoo
+    python -m benchmarks.selection_trial --zoo zoo --encoder MINILM --data snips7 sst2 … --out runs
+    python -m benchmarks.selection_trial                 # redraws the tables from the recorded runs
+
+Candidates: the six models of the zoo, a pretrained encoder (MiniLM), its first two layers, and two
+such layers with random weights.  For every data set and seed it records
+
+- the live selection as `jachess select --models … --budget 1/8` makes it (default sizes and dev
+  rows), and runs of the other sizes in `SIZES`;
+- frozen features' scores, of ours and of TransformerRanker, on the same rows;
+- every candidate fine-tuned on `ROWS` rows, judged on the same dev rows on the way (`PARTS` of its
+  steps) and on `TRUE_ROWS` dev rows at the end: the truth.
+
+Everything is kept in --out and made once; `--estimate` measures one small run a candidate and tells
+the time.  Rows go to results/selection_trial_runs.csv; the choices made from them, replayed, to
+selection_trial.csv and .md.
+
+ASHA is Optuna's `SuccessiveHalvingPruner` over the recorded losses within the full runs, as it
+stops and never repeats training; its trials are replayed one after another and ten at a time, in
+`ORDERS` drawn orders.  Costs are FLOPs of training and judging, as a share of training and judging
+every candidate in full.  A model that ASHA chose is then trained; after any other choice its full
+training is still to be paid: "with the winner" counts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.common.report import RESULTS, commit, write_rows
+from benchmarks.selection_families import BINS, markdown
+from jachess_ext.evaluation.extras import require
+from jachess_ext.evaluation.files import write_atomically
+from jachess_ext.evaluation.judge import model_outputs
+from jachess_ext.experiment.fine_tune import fine_tune
+from jachess_ext.experiment.grid import Recipe
+from jachess_ext.experiment.run_folder import RunFolder
+from jachess_ext.experiment.workers import prepare
+from jachess_ext.live_selection import RunRecord, SelectionFolder, measure
+from jachess_ext.live_selection.budget import Budget
+from jachess_ext.live_selection.engine import select_live
+from jachess_ext.live_selection.jobs import SubsetJob
+from jachess_ext.live_selection.plan import Plan, make_plan
+from jachess_ext.live_selection.settings import LiveSettings
+from jachess_ext.progress import BarProgress
+from jachess_ext.scaling import LossTable, coverage, select
+from jachess_ext.tasks.batches import Encoded, encode
+from jachess_ext.tasks.examples import Examples
+from jachess_ext.tasks.files import file_task
+from jachess_ext.tasks.models import load_tokenizer
+
+ROWS = 800
+TRUE_ROWS = 600
+PARTS = tuple(2.0**-k for k in range(4, -1, -1))
+SIZES = (17, 41, 100, 200)
+LADDERS = {"1/8": SIZES[:3], "1/4": SIZES}
+"""Sizes of a selection by budget: at 1/8 what `jachess select` takes for 800 rows, three epochs and
+batches of 8; at 1/4 one more."""
+ORDERS = 50
+SCORES = ("logme", "hscore", "knn")
+REGRET = 1.0
+"""Per cent of the best loss that a choice may lose to count as reached."""
+_ENCODERS = ((6, False), (2, False), (2, True))
+
+
+@dataclass
+class Run:
+    """One candidate on so many rows; `part` of the steps of the full run, or 1.
+
+    `true_loss`, `true_accuracy`: on `TRUE_ROWS`, of whole runs on the target's rows.  With 0 rows
+    the losses are those before fine-tuning, beside the features' scores.
+    """
+
+    data: str
+    seed: int
+    model: str
+    parameters: int
+    rows: int
+    part: float
+    dev_loss: float
+    accuracy: float
+    training_flops: float
+    judging_flops: float
+    seconds: float
+    true_loss: float | None = None
+    true_accuracy: float | None = None
+    features_flops: float | None = None
+    logme: float | None = None
+    hscore: float | None = None
+    knn: float | None = None
+    ranker_logme: float | None = None
+    ranker_hscore: float | None = None
+    ranker_knn: float | None = None
+    commit: str = ""
+
+
+@dataclass
+class Choice:
+    """What a method chose for one data set and seed; costs are shares of full tuning of all.
+
+    `said`: P(best) of the chosen, where the method says it.
+    """
+
+    data: str
+    seed: int
+    method: str
+    budget: str
+    chosen: str
+    regret: float
+    accuracy_lost: float
+    cost: float
+    cost_with_winner: float
+    said: float | None = None
+
+
+# Making the runs --------------------------------------------------------------------------------
+
+
+def make_candidates(zoo: Path, encoder: Path, out: Path) -> list[Path]:
+    """The zoo's folders, and the encoder cut to its first layers."""
+    made = sorted(path.parent for path in zoo.glob("*/config.json"))
+    for layers, drawn in _ENCODERS:
+        folder = out / f"{'random' if drawn else 'minilm'}-{layers}"
+        made.append(folder)
+        if (folder / "tokenizer.json").exists():
+            continue
+        model = transformers.AutoModel.from_pretrained(encoder)
+        model.encoder.layer = model.encoder.layer[:layers]
+        model.config.num_hidden_layers = layers
+        if drawn:
+            torch.manual_seed(0)
+            model = type(model)(model.config)
+        model.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(encoder).save_pretrained(folder)
+    return made
+
+
+def settings_of(models: Sequence[Path], data: Path, seed: int, recipe: Recipe) -> LiveSettings:
+    """The default live selection at 1/8, with features scored."""
+    found = {stem: next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")}
+    return LiveSettings(
+        models=tuple(map(str, models)),
+        train=found["train"],
+        dev=found["dev"],
+        budget=Budget.parse("1/8"),
+        target=ROWS,
+        seed=seed,
+        data_seed=seed,
+        recipe=recipe,
+    )
+
+
+def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
+    """All runs of one data set and seed; those that `out` has are read."""
+    with BarProgress() as progress:
+        found = select_live(settings, out, progress=progress)
+    print(f"{out.name}: chosen {Path(found.best).name}, cost {found.flops.share:.3f}", flush=True)
+    prepare(1)
+    plan, folder = make_plan(settings), SelectionFolder(out)
+    scored = make_plan(replace(settings, screen=0.999))  # features are scored, and all go on
+    full = RunFolder(out / "full", "full.jsonl", "selection_trial")
+    dev = file_task(settings.train, settings.dev, settings.columns).dev.first(TRUE_ROWS)
+    rows = []
+    with folder.locked(), full.locked():
+        for size in (0, *SIZES):
+            for candidate in plan.candidates:
+                job = (plan if size else scored).job(candidate, size)
+                record = folder.finished(job.name)
+                if record is None:
+                    record, kernel = measure.run(job)
+                    folder.add(record, kernel)
+                rows.append(_of_record(record, settings))
+        for candidate in plan.candidates:
+            job = plan.job(candidate, ROWS)
+            content = full.read_run(job.name)
+            if content is None:
+                start = time.perf_counter()
+                content = {"record": full_run(job, dev)}
+                print(f"  {job.name}: {time.perf_counter() - start:.0f} s", flush=True)
+                full.write_run(job.name, content)
+            for row in content["record"]:
+                rows.append(Run(settings.train.parent.name, settings.seed, **row))
+    _add_ranker(rows, scored, out)
+    return rows
+
+
+def _of_record(record: RunRecord, settings: LiveSettings) -> Run:
+    if record.error is not None or record.dev_loss is None or record.scores is None:
+        raise ValueError(f"the run {record.run} failed: {record.error}")
+    return Run(
+        *(settings.train.parent.name, settings.seed, Path(record.model).name, record.parameters),
+        *(record.size, 1.0, record.dev_loss, record.scores["accuracy"]),
+        *(record.training_flops if record.size else 0.0, record.judging_flops),
+        record.seconds.total if record.seconds else 0.0,
+        features_flops=record.features_flops or None,
+        **(record.features or {}),
+    )
+
+
+def full_run(job: SubsetJob, more_dev: Examples) -> list[dict[str, Any]]:
+    """Fine-tunes on the job's rows; what was judged at `PARTS` of the steps, as fields of `Run`."""
+    tokenizer = load_tokenizer(job.model)
+    model = measure.new_model(job, tokenizer)
+    train, dev, whole = (
+        encode(part, tokenizer, job.recipe.max_length)
+        for part in (job.task.train, job.task.dev, more_dev)
+    )
+    parameters, _ = measure.count_parameters(model)
+    flops = 6.0 * parameters * sum(len(row["input_ids"]) for row in train.rows) * job.recipe.epochs
+    judging = 2.0 * parameters * sum(len(row["input_ids"]) for row in dev.rows)
+    made: list[dict[str, Any]] = []
+    start = time.perf_counter()
+
+    def judge(part: float) -> None:
+        loss, accuracy = _judged(model, dev)
+        made.append(
+            {
+                **{"model": Path(job.model).name, "parameters": parameters, "rows": job.size},
+                **{"part": part, "dev_loss": loss, "accuracy": accuracy},
+                **{"training_flops": part * flops, "judging_flops": judging},
+                "seconds": time.perf_counter() - start,
+            }
+        )
+
+    fine_tune(model, train, job.recipe, seed=job.seed, callbacks=[_AtParts(judge)])
+    true_loss, true_accuracy = _judged(model, whole)
+    made[-1] |= {"true_loss": true_loss, "true_accuracy": true_accuracy}
+    return made
+
+
+class _AtParts(transformers.TrainerCallback):
+    def __init__(self, judge: Callable[[float], None]) -> None:
+        self.judge = judge
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for part in PARTS:
+            if state.global_step == max(1, round(part * state.max_steps)):
+                self.judge(part)
+
+
+def _judged(model: Any, dev: Encoded) -> tuple[float, float]:
+    dev = dev.by_length()
+    found, labels = model_outputs(model, dev.in_order(64), regression=False), np.asarray(dev.labels)
+    said = np.maximum(found[np.arange(len(labels)), labels], np.finfo(np.float64).tiny)
+    return float(-np.log(said).mean()), float((found.argmax(1) == labels).mean())
+
+
+def _add_ranker(rows: list[Run], plan: Plan, out: Path) -> None:
+    """TransformerRanker's scores of the rows ours are scored on; nothing where it is missing."""
+    path = out / "ranker.json"
+    if path.exists():
+        scores = json.loads(path.read_text("utf-8"))
+    else:
+        scores = {name: ranker_scores(plan, name) for name in SCORES}
+        write_atomically(path, json.dumps(scores))
+    for row in rows:
+        if row.rows == 0:
+            for name in SCORES:
+                setattr(row, f"ranker_{name}", scores[name][row.model])
+
+
+def ranker_scores(plan: Plan, name: str) -> dict[str, float]:
+    """Model -> TransformerRanker's score with its default, the mean over layers."""
+    logging.disable(logging.INFO)
+    library = require("transformer_ranker")
+    examples = plan.job(plan.candidates[0], 0).features
+    data = require("datasets").Dataset.from_dict(
+        {"text": list(examples.texts), "label": [int(label) for label in examples.labels]}
+    )
+    ranker = library.TransformerRanker(data, text_column="text", label_column="label")
+    models = [candidate.model for candidate in plan.candidates]
+    found = {}
+    for model in models:  # the library names a model by the end of its path
+        result = ranker.run([model], estimator=name, device="cpu", batch_size=64)
+        found[Path(model).name] = float(next(iter(result.scores.values())))
+    return found
+
+
+def estimate(settings: LiveSettings, out: Path) -> float:
+    """Seconds that all runs of one data set and seed take, from one run of 50 rows a candidate."""
+    prepare(1)
+    plan, folder = make_plan(settings), SelectionFolder(out)
+    total = 0.0
+    rows = ROWS + sum(SIZES)
+    for candidate in plan.candidates:
+        job = plan.job(candidate, 50)
+        record = folder.finished(job.name)
+        if record is None:
+            record, kernel = measure.run(job)
+            folder.add(record, kernel)
+        assert record.seconds is not None
+        judgings = len(PARTS) + len(SIZES) + 4  # the last on more rows
+        total += record.seconds.training / 50 * rows + record.seconds.judging * judgings
+    return total
+
+
+# Replaying the choices --------------------------------------------------------------------------
+
+
+class Replay:
+    """The recorded runs of one data set and seed."""
+
+    def __init__(self, rows: Sequence[Run]) -> None:
+        whole = [row for row in rows if row.rows == ROWS and row.part == 1]
+        self.data, self.seed = rows[0].data, rows[0].seed
+        self.names = [row.model for row in whole]
+        self.parameters = np.array([float(row.parameters) for row in whole])
+        self.truth = np.array([float(row.true_loss or np.nan) for row in whole])
+        self.accuracy = np.array([float(row.true_accuracy or np.nan) for row in whole])
+        self.run = {(row.model, row.rows, row.part): row for row in rows}
+        self.full = np.array([row.training_flops + row.judging_flops for row in whole])
+
+    def cost(self, name: str, rows: int) -> float:
+        """FLOPs of one run on a subset."""
+        run = self.run[name, rows, 1.0]
+        return run.training_flops + run.judging_flops
+
+    def table(self, sizes: Sequence[int], names: Sequence[str] | None = None) -> LossTable:
+        """Losses on subsets."""
+        kept = list(self.names if names is None else names)
+        losses = [[self.run[name, size, 1.0].dev_loss for size in sizes] for name in kept]
+        places = [self.names.index(name) for name in kept]
+        return LossTable(
+            tuple(kept), np.array(sizes, float), np.array(losses), self.parameters[places]
+        )
+
+    def choice(
+        self,
+        method: str,
+        budget: str,
+        chosen: str,
+        cost: float,
+        *,
+        trained: bool = False,
+        said: float | None = None,
+    ) -> Choice:
+        """`trained`: whether the cost has the chosen model's full training."""
+        place = self.names.index(chosen)
+        full = self.full.sum()
+        return Choice(
+            *(self.data, self.seed, method, budget, chosen),
+            100 * (self.truth[place] / self.truth.min() - 1),
+            100 * (self.accuracy.max() - self.accuracy[place]),
+            cost / full,
+            (cost + (0 if trained else self.full[place])) / full,
+            said,
+        )
+
+
+def choices(replay: Replay) -> Iterator[Choice]:
+    """Every method's."""
+    yield from _forecasting(replay)
+    yield from _subtuning(replay)
+    yield from _promotion(replay)
+    yield from _asha(replay)
+    yield from _frozen(replay)
+    largest = replay.names[int(replay.parameters.argmax())]
+    yield replay.choice("modelsize", "", largest, 0.0)
+
+
+FORECASTS: dict[str, dict[str, Any]] = {
+    "blend": {"method": "blend"},
+    "ats": {"method": "ats"},
+    "ats tau=1": {"method": "ats", "tau": 1.0},
+    "rectified": {"method": "rectified"},
+}
+
+
+def _forecasting(replay: Replay) -> Iterator[Choice]:
+    """All sizes of a ladder for every candidate; rectified reads the loss before fine-tuning."""
+    for budget, sizes in LADDERS.items():
+        cost = sum(replay.cost(name, size) for name in replay.names for size in sizes)
+        for method, given in FORECASTS.items():
+            read = (0, *sizes) if method == "rectified" else sizes
+            start = sum(replay.cost(name, 0) for name in replay.names if 0 in read)
+            found = select(replay.table(read), sizes[-1], ROWS, **given)
+            chosen = found.ranking[0]
+            said = None
+            if method == "blend":
+                said = float(found.best_probabilities[replay.names.index(chosen)])
+            yield replay.choice(method, budget, chosen, cost + start, said=said)
+
+
+def _subtuning(replay: Replay) -> Iterator[Choice]:
+    """The lowest loss at one size alone."""
+    for size in SIZES:
+        losses = {name: replay.run[name, size, 1.0].dev_loss for name in replay.names}
+        cost = sum(replay.cost(name, size) for name in replay.names)
+        yield replay.choice("subtuning", str(size), min(losses, key=losses.__getitem__), cost)
+
+
+def _promotion(replay: Replay) -> Iterator[Choice]:
+    """Successive halving by the forecasts: `--order promotion`."""
+    left, cost = list(replay.names), 0.0
+    for place, size in enumerate(SIZES):
+        cost += sum(replay.cost(name, size) for name in left)
+        if place < 2:
+            continue  # too few sizes for a forecast
+        ranking = select(replay.table(SIZES[: place + 1], left), size, ROWS).ranking
+        yield replay.choice("blend, promotion", f"{size} rows", ranking[0], cost)
+        left = ranking[: max(2, -(-len(left) // 2))]
+
+
+def _asha(replay: Replay) -> Iterator[Choice]:
+    """Optuna's, over the losses recorded within the full runs."""
+    optuna = require("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    for factor, workers in ((2, 10), (4, 10), (2, 1), (4, 1)):
+        for order in range(ORDERS):
+            names = np.random.default_rng(order).permutation(replay.names).tolist()
+            pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=factor)
+            study = optuna.create_study(direction="minimize", pruner=pruner)
+            cost, reached = _replayed(replay, study, names, workers)
+            best = min(reached, key=reached.__getitem__)
+            name = f"asha, factor {factor}, {'ten at a time' if workers > 1 else 'one by one'}"
+            yield replay.choice(name, "", best, cost, trained=True)
+
+
+def _replayed(
+    replay: Replay, study: Any, names: Sequence[str], workers: int
+) -> tuple[float, dict[str, float]]:
+    """FLOPs of all trials, and the last losses of those that ran to the end."""
+    pruned = require("optuna").trial.TrialState.PRUNED
+    cost, reached = 0.0, {}
+    for first in range(0, len(names), workers):
+        trials = {name: study.ask() for name in names[first : first + workers]}
+        for place, part in enumerate(PARTS):
+            for name, trial in list(trials.items()):
+                run = replay.run[name, ROWS, part]
+                before = replay.run[name, ROWS, PARTS[place - 1]].training_flops if place else 0.0
+                cost += run.training_flops - before + run.judging_flops
+                trial.report(run.dev_loss, round(part / PARTS[0]))
+                if part == 1:
+                    reached[name] = run.dev_loss
+                    study.tell(trial, run.dev_loss)
+                elif trial.should_prune():
+                    study.tell(trials.pop(name), state=pruned)
+    return cost, reached
+
+
+def _frozen(replay: Replay) -> Iterator[Choice]:
+    """Features of the untrained models: ours, and TransformerRanker's."""
+    start = {name: replay.run[name, 0, 1.0] for name in replay.names}
+    cost = sum(run.features_flops or 0.0 for run in start.values())
+    for of, prefix in (("", ""), ("TransformerRanker ", "ranker_")):
+        for score in SCORES:
+            found = {name: getattr(run, prefix + score) for name, run in start.items()}
+            yield replay.choice(of + score, "", max(found, key=found.__getitem__), cost)
+
+
+def calibration(replays: Sequence[Replay]) -> list[list[str]]:
+    """P(best) of the default: said, true, and of how many, by bin; coverage of its intervals."""
+    said, true = [], []
+    inside: dict[float, list[float]] = {0.5: [], 0.9: []}
+    for replay in replays:
+        for sizes in LADDERS.values():
+            found = select(replay.table(sizes), sizes[-1], ROWS)
+            said += found.best_probabilities.tolist()
+            true += (replay.truth == replay.truth.min()).tolist()
+            for level, shares in inside.items():
+                shares.append(coverage(*found.interval_ends(level), replay.truth))
+    place = np.clip(np.digitize(said, BINS) - 1, 0, 4)
+    rows = [["P(best) said", "mean said", "true", "candidates"]]
+    for number in range(5):
+        mine = place == number
+        if mine.any():
+            means = [f"{np.asarray(values)[mine].mean():.2f}" for values in (said, true)]
+            rows.append([f"{BINS[number]:.1f} to {BINS[number + 1]:.1f}", *means, str(mine.sum())])
+    for level, shares in inside.items():
+        title = f"{100 * level:.0f} % intervals cover"
+        rows.append([title, "", f"{np.mean(shares):.0f} %", ""])
+    return rows
+
+
+def summary(found: Sequence[Choice]) -> list[list[str]]:
+    """Means over data sets and seeds (of ASHA also over the orders); the head first."""
+    rows = [
+        [
+            *("method", "budget", "regret of loss, %", "accuracy lost, points"),
+            *("best chosen, %", f"within {REGRET:g} %", "cost", "cost with the winner"),
+        ]
+    ]
+    groups = dict.fromkeys((one.method, one.budget) for one in found)
+    for method, budget in groups:
+        mine = [one for one in found if (one.method, one.budget) == (method, budget)]
+        regrets = np.array([one.regret for one in mine])
+        rows.append(
+            [
+                *(method, budget, f"{regrets.mean():.1f}"),
+                f"{np.mean([one.accuracy_lost for one in mine]):.1f}",
+                f"{100 * (regrets == 0).mean():.0f}",
+                f"{100 * (regrets <= REGRET).mean():.0f}",
+                f"{np.mean([one.cost for one in mine]):.3f}",
+                f"{np.mean([one.cost_with_winner for one in mine]):.3f}",
+            ]
+        )
+    return rows
+
+
+def truths(replays: Sequence[Replay]) -> list[list[str]]:
+    """Candidates down, true losses and accuracies across."""
+    names = sorted({name for replay in replays for name in replay.names})
+    rows = [["candidate", *(f"{replay.data}, seed {replay.seed}" for replay in replays)]]
+    for name in names:
+        cells = []
+        for replay in replays:
+            place = replay.names.index(name)
+            cells.append(f"{replay.truth[place]:.3f} ({100 * replay.accuracy[place]:.1f})")
+        rows.append([name, *cells])
+    return rows
+
+
+def redraw(rows: Sequence[Run], results: Path) -> list[Choice]:
+    """The choices made from recorded runs, written and printed."""
+    groups = dict.fromkeys((row.data, row.seed) for row in rows)
+    replays = [Replay([row for row in rows if (row.data, row.seed) == key]) for key in groups]
+    found = [choice for replay in replays for choice in choices(replay)]
+    parts = [
+        f"Commits of the runs: {', '.join(sorted({row.commit for row in rows}))}.",
+        f"Loss (accuracy, %) on {TRUE_ROWS} dev rows, fine-tuned in full:\n\n"
+        + markdown(truths(replays)),
+        "Means of the choices; costs as shares of full tuning of all candidates:\n\n"
+        + markdown(summary(found)),
+        "The default's probabilities and intervals:\n\n" + markdown(calibration(replays)),
+    ]
+    text = "\n\n".join(parts)
+    print(text)
+    write_atomically(results / "selection_trial.md", text)
+    write_rows(found, results / "selection_trial.csv")
+    return found
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The recorded runs."""
+    kinds = {field.name: str(field.type) for field in fields(Run)}
+    parse = {"str": str, "int": int, "float": float}
+    with path.open(encoding="utf-8") as file:
+        return [
+            Run(
+                **{
+                    name: None
+                    if value == "" and "None" in kinds[name]
+                    else parse[kinds[name].split(" ")[0]](value)
+                    for name, value in line.items()
+                }
+            )
+            for line in csv.DictReader(io.StringIO(file.read()))
+        ]
+
+
+def main(argv: list[str] | None = None) -> list[Choice]:
+    """Make what is missing where data is given; judge; write."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--zoo", type=Path, help="folder of model folders")
+    parser.add_argument("--encoder", type=Path, help="a BERT encoder to cut into candidates")
+    parser.add_argument("--data", type=Path, nargs="+", help="folders: train, dev")
+    parser.add_argument("--out", type=Path, help="runs are kept here")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--max-length", type=int, default=48)
+    parser.add_argument("--estimate", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    path = options.results / "selection_trial_runs.csv"
+    if options.data is None:
+        return redraw(read_runs(path), options.results)
+    models = make_candidates(options.zoo, options.encoder, options.out / "candidates")
+    recipe = Recipe(
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        max_length=options.max_length,
+    )
+    rows: list[Run] = []
+    for seed in options.seeds:
+        for data in options.data:
+            settings, out = settings_of(models, data, seed, recipe), f"{data.name}-{seed}"
+            if options.estimate:
+                seconds = estimate(settings, options.out / out)
+                print(f"{out}: about {seconds / 60:.1f} minutes", flush=True)
+                continue
+            made = make_runs(settings, options.out / out)
+            for row in made:
+                row.commit = commit()
+            rows += made
+            write_rows(rows, path)
+    return [] if options.estimate else redraw(rows, options.results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

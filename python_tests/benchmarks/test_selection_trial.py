@@ -1,0 +1,136 @@
+"""The trial: replayed choices against figures worked out by hand; a small one from end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from benchmarks import selection_trial
+from benchmarks.selection_trial import PARTS, ROWS, SIZES, Replay, Run
+from jachess_ext.live_selection import measure
+from python_tests.live_selection.conftest import save_model, write_rows
+
+NAMES = ("good", "bad", "worse")
+TRUTH = {"good": 0.2, "bad": 0.4, "worse": 0.5}
+
+
+def _runs(crossing: bool = False) -> list[Run]:
+    """Three models, 6 FLOPs a row and 3 for judging; `crossing`: the best is last at first."""
+    made = []
+
+    def add(name: str, rows: int, part: float, loss: float, **more: float) -> None:
+        flops = 6.0 * rows * part
+        made.append(Run("d", 0, name, 10, rows, part, loss, 0.5, flops, 3.0, 0.0, **more))
+
+    for name in NAMES:
+        scores = {f"{of}{score}": TRUTH[name] for of in ("", "ranker_") for score in ("logme",)}
+        rest = {
+            f"{of}{score}": -TRUTH[name] for of in ("", "ranker_") for score in ("hscore", "knn")
+        }
+        add(name, 0, 1.0, 0.7, features_flops=5.0, **scores, **rest)
+        for size in SIZES:
+            add(name, size, 1.0, TRUTH[name] + 2 / size)
+        for part in PARTS:
+            early = 1.0 - TRUTH[name] if crossing and part < 1 / 4 else TRUTH[name]
+            true = {"true_loss": TRUTH[name], "true_accuracy": 1 - TRUTH[name]}
+            add(name, ROWS, part, early + 1 - part, **(true if part == 1 else {}))
+    return made
+
+
+def test_costs_and_regrets_are_those_of_the_definition() -> None:
+    full = 3 * (6 * ROWS + 3)
+    found = {(c.method, c.budget): c for c in selection_trial.choices(Replay(_runs()))}
+    for size in SIZES:
+        one = found["subtuning", str(size)]
+        assert one.chosen == "good" and one.regret == 0 and one.accuracy_lost == 0
+        assert one.cost == pytest.approx(3 * (6 * size + 3) / full)
+        assert one.cost_with_winner == pytest.approx(one.cost + 1 / 3)
+    for method in ("blend", "ats"):
+        one = found[method, "1/8"]
+        assert one.cost == pytest.approx(3 * (6 * (17 + 41 + 100) + 9) / full)
+        assert one.chosen == "good"
+    read = 3 * (6 * (17 + 41 + 100) + 9 + 3)
+    assert found["rectified", "1/8"].cost == pytest.approx(read / full)
+    assert found["logme", ""].chosen == "worse", "the higher the better"
+    assert found["logme", ""].regret == pytest.approx(150)
+    assert found["logme", ""].accuracy_lost == pytest.approx(30)
+    assert found["logme", ""].cost == pytest.approx(15 / full)
+    assert found["TransformerRanker knn", ""].chosen == "good"
+    two = 3 * (6 * 158 + 9)  # three models on 17, 41, 100 rows, two of them on 200
+    assert found["blend, promotion", "100 rows"].cost == pytest.approx(two / full)
+    two += 2 * (6 * 200 + 3)
+    assert found["blend, promotion", "200 rows"].cost == pytest.approx(two / full)
+
+
+def test_asha_stops_what_is_behind() -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    replay = Replay(_runs())
+    found = [c for c in selection_trial.choices(replay) if c.method.startswith("asha, factor 2, t")]
+    assert len(found) == selection_trial.ORDERS and {c.chosen for c in found} == {"good"}
+    full = 3 * (6 * ROWS + 3)
+    first = 6 * ROWS * PARTS[0] + 3
+    whole = 6 * ROWS + 3 * len(PARTS)
+    # In the order good, bad, worse all but the first stop at the first rung.
+    assert min(c.cost for c in found) == pytest.approx((whole + 2 * first) / full)
+    assert all(c.cost == c.cost_with_winner for c in found), "the winner has been trained"
+
+
+def test_asha_loses_what_starts_slowly() -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    found = selection_trial.choices(Replay(_runs(crossing=True)))
+    asha = [c.regret for c in found if c.method == "asha, factor 4, ten at a time"]
+    assert max(asha) == pytest.approx(150), "the worst of all had the lowest loss at first"
+
+
+def test_runs_are_read_as_written(tmp_path: Path) -> None:
+    rows = _runs()
+    selection_trial.write_rows(rows, tmp_path / "runs.csv")
+    read = selection_trial.read_runs(tmp_path / "runs.csv")
+    assert len(read) == len(rows)
+    for one, other in zip(rows, read, strict=True):
+        for name, value in vars(one).items():
+            same = getattr(other, name)
+            assert same == value if not isinstance(value, float) else np.isclose(same, value, 1e-4)
+
+
+@pytest.mark.slow
+def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    pytest.importorskip("transformer_ranker", reason="transformer-ranker is not installed")
+    monkeypatch.setattr(selection_trial, "ROWS", 512)
+    monkeypatch.setattr(selection_trial, "SIZES", (16, 32, 64))
+    monkeypatch.setattr(selection_trial, "LADDERS", {"1/8": (16, 32, 64)})
+    monkeypatch.setattr(selection_trial, "_ENCODERS", ((1, False), (1, True)))
+    for name, width in (("narrow", 8), ("wide", 16)):
+        save_model(tmp_path / "zoo" / name, width, width)
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.csv", 520, 0)
+    write_rows(tmp_path / "data" / "dev.csv", 300, 1)
+    encoder = tmp_path / "zoo" / "wide"
+    arguments = [
+        *("--zoo", str(tmp_path / "zoo"), "--encoder", str(encoder)),
+        *("--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")),
+        *("--epochs", "1", "--batch-size", "2", "--lr", "5e-3", "--max-length", "16"),
+        *("--results", str(tmp_path / "results")),
+    ]
+    assert selection_trial.main([*arguments, "--estimate"]) == []
+    found = selection_trial.main(arguments)
+    cut = AutoModel.from_pretrained(tmp_path / "out" / "candidates" / "minilm-1")
+    whole = AutoModel.from_pretrained(encoder)
+    assert all(map(torch.equal, cut.parameters(), whole.parameters())), "one layer of one"
+    drawn = AutoModel.from_pretrained(tmp_path / "out" / "candidates" / "random-1")
+    assert not torch.equal(drawn.embeddings.word_embeddings.weight, next(whole.parameters()))
+    runs = selection_trial.read_runs(tmp_path / "results" / "selection_trial_runs.csv")
+    assert len(runs) == 4 * (1 + 3 + len(PARTS))
+    last = next(run for run in runs if run.rows == 512 and run.part == 1)
+    half = next(run for run in runs if run.rows == 512 and run.part == 1 / 2)
+    assert half.training_flops == pytest.approx(last.training_flops / 2, rel=1e-3)
+    assert last.true_loss is not None and abs(last.true_loss - last.dev_loss) < 0.2
+    monkeypatch.setattr(measure, "run", lambda job: pytest.fail("a finished run was repeated"))
+    again = selection_trial.main(["--results", str(tmp_path / "results")])
+    assert [c.chosen for c in again] == [c.chosen for c in found]
+    assert "within 1 %" in (tmp_path / "results" / "selection_trial.md").read_text("utf-8")
