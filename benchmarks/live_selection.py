@@ -11,8 +11,12 @@ cent), the model chosen, and what the method pays (`live_selection.cost.paid`: t
 and the probes where it reads Θ) as a share of training and judging every model at the target.
 With `--probe 0` no Θ is measured, and the two forms of lensllm are left out.
 
+Two controls read no Θ: F a free number up to ‖r‖², and F = ‖r‖²/(1 + c t) with c fitted in place of
+a kernel.
+
 Runs are kept in --out and not repeated.  Rows go to results/live_selection.csv, all losses and F
-to results/live_selection_losses.csv.
+to results/live_selection_losses.csv.  Without --data both are read and judged anew; rows of methods
+that read kernels or features, which the files have not, are kept.
 """
 
 from __future__ import annotations
@@ -26,23 +30,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
-from benchmarks.common.report import RESULTS, commit, write_rows
+from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
 from jachess_ext.experiment.grid import Recipe
 from jachess_ext.experiment.workers import prepare
 from jachess_ext.live_selection import Prediction, RunRecord, SelectionFolder, measure
 from jachess_ext.live_selection.budget import Budget
 from jachess_ext.live_selection.cost import paid
 from jachess_ext.live_selection.engine import select_live
-from jachess_ext.live_selection.plan import Plan, make_plan
+from jachess_ext.live_selection.plan import make_plan
 from jachess_ext.live_selection.predict import Curve, make_curve, predict
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import coverage, fit, log_rmse, pear_corr, rel_acc
-from jachess_ext.scaling.registry import DEFAULT, LIVE, REGISTRY
+from jachess_ext.scaling.registry import DEFAULT, FEATURES, LIVE, REGISTRY
 
 FREE = "lensllm, F free"
-JUDGED = (*LIVE[:2], FREE, *LIVE[2:])
+CONTROL = "lensllm, F = r²/(1 + c t)"
+JUDGED = (*LIVE[:2], FREE, CONTROL, *LIVE[2:])
+_PROBED = ("lensllm", FREE, CONTROL)
+_STARTS = [(beta, floor, c) for beta in (0.3, 1.0) for floor in (0.05, 0.5, 0.9) for c in (0.01, 1)]
 _LAWS = (DEFAULT, "lensllm", "rectified")
 
 
@@ -94,9 +102,15 @@ class Loss:
 class Runs:
     """All runs of one data set and seed: curves of the subsets, and the truth at the target."""
 
-    plan: Plan
+    data: str
+    seed: int
     curves: tuple[Curve, ...]
     truth: tuple[RunRecord, ...]
+
+    @property
+    def target(self) -> int:
+        """Rows of the truth."""
+        return self.truth[0].size
 
     @property
     def true_losses(self) -> dict[str, float]:
@@ -124,7 +138,7 @@ def make_runs(settings: LiveSettings, out: Path) -> Runs:
         jobs = [plan.job(candidate, size) for size in plan.rounds]
         records = [folder.finished(job.name) for job in jobs]
         curves.append(make_curve([record for record in records if record], folder.kernel))
-    return Runs(plan, tuple(curves), tuple(truth))
+    return Runs(settings.train.parent.name, settings.seed, tuple(curves), tuple(truth))
 
 
 def judge(runs: Runs, budget: int, method: str) -> Judged | None:
@@ -134,46 +148,87 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
     needed = REGISTRY[law].fewest_sizes(zero=all(curve.has_zero for curve in curves))
     if min((curve.sizes > 0).sum() for curve in curves) < needed:
         return None
-    if method in ("lensllm", FREE) and any(None in curve.kernels for curve in curves):
-        return None  # ‖r‖² and Θ are the probe's
-    found = _predictions(curves, runs.plan.target, method)
+    if method in _PROBED and curves[0].records[0].residual_square is None:
+        return None
+    if method == "lensllm" and any(None in curve.kernels for curve in curves):
+        return None
+    if method in FEATURES and curves[0].records[0].features is None:
+        return None
+    found = _predictions(curves, runs.target, method)
     truth = runs.true_losses
     losses = np.array([truth[one.model] for one in found])
     scores = np.array([one.score for one in found])
     forecasts = np.array([one.score if one.predicted is None else one.predicted for one in found])
-    settings = runs.plan.settings
     return Judged(
-        settings.train.parent.name,
-        settings.seed,
-        budget,
-        runs.plan.target,
-        method,
+        *(runs.data, runs.seed, budget, runs.target, method),
         pear_corr(forecasts, losses),
         rel_acc(scores, losses),
         _log_rmse(found, losses),
         _coverage(found, losses),
-        paid(curves, law) / sum(r.training_flops + r.judging_flops for r in runs.truth),
+        _share(runs, budget, method),
         Path(found[0].model).name,
         Path(min(truth, key=lambda model: truth[model])).name,
     )
 
 
+def _share(runs: Runs, budget: float, method: str) -> float:
+    """What the method pays, as a share of training and judging every model at the target."""
+    full = sum(record.training_flops + record.judging_flops for record in runs.truth)
+    return paid([curve.up_to(budget) for curve in runs.curves], _law(method)) / full
+
+
 def _law(method: str) -> str:
     """The registered method that reads, and so pays for, the same."""
-    return "rectified" if method == FREE else method
+    return "rectified" if method in (FREE, CONTROL) else method
 
 
 def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequence[Prediction]:
-    """Best first.  `FREE`: F is a number fitted within [0, ‖r‖²], and Θ is not read."""
-    if method != FREE:
+    """Best first."""
+    if method not in (FREE, CONTROL):
         return predict(curves, target, method)
-    made = []
-    for curve in curves:
-        bound = curve.records[0].residual_square
-        fitted = fit(curve.sizes, curve.losses, "lensllm", residual_square=bound)
-        predicted = float(np.asarray(fitted.predict(target)))
-        made.append(Prediction(curve.model, predicted, predicted))
-    return sorted(made, key=lambda one: one.score)
+    forecast = _free if method == FREE else _control
+    made = [(curve.model, forecast(curve, target)) for curve in curves]
+    return sorted((Prediction(model, loss, loss) for model, loss in made), key=lambda o: o.score)
+
+
+def _free(curve: Curve, target: float) -> float:
+    """F is a number fitted within [0, ‖r‖²]."""
+    bound = curve.records[0].residual_square
+    fitted = fit(curve.sizes, curve.losses, "lensllm", residual_square=bound)
+    return float(np.asarray(fitted.predict(target)))
+
+
+def _control(curve: Curve, target: float) -> float:
+    """F = ‖r‖²/(1 + c t): falls from ‖r‖² with training as Eq. 9's does, and reads no kernel.
+
+    Eq. 10 with B, β, E and c fitted to ln L from several starts; t at the target is continued as a
+    straight line in ln t over ln D, as for the measured F.
+    """
+    sizes, y = curve.sizes, np.log(curve.losses)
+    square = float(curve.records[0].residual_square or np.nan)
+    t = np.array([record.time for record in curve.records])
+    trained = sizes > 0
+    slope, level = np.polyfit(np.log(sizes[trained]), np.log(t[trained]), 1)
+    at_target = float(np.exp(level + slope * np.log(target)))
+    lowest = float(curve.losses.min())
+
+    def loss(p: np.ndarray, d: Any, steps: Any) -> Any:
+        log_b, beta, floor, log_c = p
+        fall = square / (1 + np.exp(log_c) * steps)
+        return np.exp(log_b) / (fall + d**beta) + floor * lowest
+
+    def errors(p: np.ndarray) -> np.ndarray:
+        return np.log(loss(p, sizes, t)) - y
+
+    found = [
+        least_squares(
+            errors,
+            (np.log(curve.losses[0] * square), beta, floor, np.log(c)),
+            bounds=((-20, 0.01, 0, -15), (30, 3, 0.999, 15)),
+        )
+        for beta, floor, c in _STARTS
+    ]
+    return float(loss(min(found, key=lambda one: one.cost).x, target, at_target))
 
 
 def _log_rmse(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
@@ -192,11 +247,10 @@ def _coverage(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
 
 def losses_of(runs: Runs) -> list[Loss]:
     """All runs as rows."""
-    settings = runs.plan.settings
     records = [record for curve in runs.curves for record in curve.records]
     return [
         Loss(
-            *(settings.train.parent.name, settings.seed, Path(r.model).name, r.parameters),
+            *(runs.data, runs.seed, Path(r.model).name, r.parameters),
             *(r.size, r.steps, r.time, r.dev_loss, r.dev_score),
             *(r.kernel_loss, r.residual_square, r.probe_square),
             *(r.training_flops, r.probe_flops, r.judging_flops),
@@ -204,6 +258,50 @@ def losses_of(runs: Runs) -> list[Loss]:
         )
         for r in [*records, *runs.truth]
     ]
+
+
+def runs_of(losses: Sequence[Loss]) -> Runs:
+    """The runs of one data set and seed as they were written, without kernels."""
+    models: dict[str, list[RunRecord]] = {}
+    for row in losses:
+        record = RunRecord(
+            *(f"{row.model}-{row.size}", row.model, row.parameters, row.size, 0.0, row.steps),
+            *(row.seed, 1.0, row.t, 0, "accuracy", row.dev_loss, row.dev_score),
+            residual_square=row.residual_square,
+            training_flops=row.training_flops,
+            probe_flops=row.probe_flops,
+            judging_flops=row.judging_flops,
+        )
+        models.setdefault(row.model, []).append(record)
+    curves, truth = [], []
+    for found in models.values():
+        *below, last = sorted(found, key=lambda record: record.size)
+        curves.append(Curve(tuple(below), (None,) * len(below)))
+        truth.append(last)
+    return Runs(losses[0].data, losses[0].seed, tuple(curves), tuple(truth))
+
+
+def redraw(results: Path) -> list[Judged]:
+    """Judges the recorded runs anew; rows of what reads kernels or features stay."""
+    losses = read_rows(results / "live_selection_losses.csv", Loss)
+    before = read_rows(results / "live_selection.csv", Judged)
+    old = {(row.data, row.seed, row.budget, row.method): row for row in before}
+    stamp = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit()}
+    rows: list[Judged] = []
+    for key in dict.fromkeys((row.data, row.seed) for row in losses):
+        runs = runs_of([row for row in losses if (row.data, row.seed) == key])
+        for budget in [size for size in runs.curves[0].sizes if size > 0]:
+            for method in JUDGED:
+                row = judge(runs, int(budget), method)
+                if row is not None:
+                    rows.append(replace(row, **stamp))
+                elif (kept := old.get((*key, int(budget), method))) is not None:
+                    known = method not in FEATURES
+                    share = _share(runs, budget, method) if known else kept.flops_share
+                    rows.append(replace(kept, flops_share=share))
+    write_rows(rows, results / "live_selection.csv")
+    show(rows)
+    return rows
 
 
 def show(rows: Sequence[Judged]) -> None:
@@ -254,9 +352,9 @@ def main(argv: list[str] | None = None) -> list[Judged]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--zoo", type=Path, required=True, help="folder of model folders")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders: train, dev")
-    parser.add_argument("--out", type=Path, required=True, help="runs are kept here")
+    parser.add_argument("--zoo", type=Path, help="folder of model folders")
+    parser.add_argument("--data", type=Path, nargs="+", help="folders: train, dev")
+    parser.add_argument("--out", type=Path, help="runs are kept here")
     parser.add_argument("--sizes", type=int, nargs="+", default=[25, 50, 100, 200, 400])
     parser.add_argument("--target", type=int, default=1600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -266,6 +364,8 @@ def main(argv: list[str] | None = None) -> list[Judged]:
     parser.add_argument("--probe", type=int, default=32)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
+    if options.data is None:
+        return redraw(options.results)
     stamp: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -276,7 +376,7 @@ def main(argv: list[str] | None = None) -> list[Judged]:
         for seed in options.seeds:
             runs = make_runs(_settings(options, data, seed), options.out / f"{data.name}-{seed}")
             losses += [replace(row, **stamp) for row in losses_of(runs)]
-            for budget in runs.plan.sizes:
+            for budget in options.sizes:
                 found = [judge(runs, budget, method) for method in JUDGED]
                 rows += [replace(row, **stamp) for row in found if row is not None]
     write_rows(rows, options.results / "live_selection.csv")

@@ -1,11 +1,11 @@
-"""Nine candidates, three data sets: choosing by small subsets against ASHA and TransformerRanker.
+"""Eight candidates, three data sets: choosing by small subsets against ASHA and TransformerRanker.
 
     python -m benchmarks.make_zoo --text … --out zoo
     python -m benchmarks.selection_trial --zoo zoo --encoder MINILM --data snips7 sst2 … --out runs
     python -m benchmarks.selection_trial                 # redraws the tables from the recorded runs
 
-Candidates: the six models of the zoo, a pretrained encoder (MiniLM), its first two layers, and two
-such layers with random weights.  For every data set and seed it records
+Candidates: the six models of the zoo, the first two layers of a pretrained encoder (MiniLM), and
+two such layers with random weights.  For every data set and seed it records
 
 - the live selection as `jachess select --models … --budget 1/8` makes it (default sizes and dev
   rows), and runs of the other sizes in `SIZES`;
@@ -27,14 +27,12 @@ training is still to be paid: "with the winner" counts it.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.common.report import RESULTS, commit, write_rows
+from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
 from benchmarks.selection_families import BINS, markdown
 from jachess_ext.evaluation.extras import require
 from jachess_ext.evaluation.files import write_atomically
@@ -75,7 +73,7 @@ ORDERS = 50
 SCORES = ("logme", "hscore", "knn")
 REGRET = 1.0
 """Per cent of the best loss that a choice may lose to count as reached."""
-_ENCODERS = ((6, False), (2, False), (2, True))
+_ENCODERS = ((2, False), (2, True))
 
 
 @dataclass
@@ -545,24 +543,6 @@ def redraw(rows: Sequence[Run], results: Path) -> list[Choice]:
     return found
 
 
-def read_runs(path: Path) -> list[Run]:
-    """The recorded runs."""
-    kinds = {field.name: str(field.type) for field in fields(Run)}
-    parse = {"str": str, "int": int, "float": float}
-    with path.open(encoding="utf-8") as file:
-        return [
-            Run(
-                **{
-                    name: None
-                    if value == "" and "None" in kinds[name]
-                    else parse[kinds[name].split(" ")[0]](value)
-                    for name, value in line.items()
-                }
-            )
-            for line in csv.DictReader(io.StringIO(file.read()))
-        ]
-
-
 def main(argv: list[str] | None = None) -> list[Choice]:
     """Make what is missing where data is given; judge; write."""
     assert __doc__ is not None
@@ -583,7 +563,7 @@ def main(argv: list[str] | None = None) -> list[Choice]:
     options = parser.parse_args(argv)
     path = options.results / "selection_trial_runs.csv"
     if options.data is None:
-        return redraw(read_runs(path), options.results)
+        return redraw(read_rows(path, Run), options.results)
     models = make_candidates(options.zoo, options.encoder, options.out / "candidates")
     recipe = Recipe(
         epochs=options.epochs,

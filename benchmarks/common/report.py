@@ -104,6 +104,27 @@ def write_rows(rows: Sequence[Any], path: Path) -> None:
     write_atomically(path, text.getvalue())
 
 
+def read_rows(path: Path, kind: type[Any]) -> list[Any]:
+    """What `write_rows` wrote of dataclass objects whose fields are str, int, float, perhaps None.
+
+    Raises:
+        TypeError: the file has other columns.
+    """
+    types = {field.name: str(field.type).split(" | ") for field in fields(kind)}
+    of = {"str": str, "int": int, "float": float}
+
+    def value(name: str, text: str) -> Any:
+        if name not in types:
+            raise TypeError(f"{path} has a column {name!r}, and {kind.__name__} has none")
+        return None if not text and "None" in types[name] else of[types[name][0]](text)
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            kind(**{name: value(name, text) for name, text in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
 def _cell(value: object) -> object:
     if value is None:
         return ""

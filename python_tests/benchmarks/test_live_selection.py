@@ -66,6 +66,15 @@ def test_every_method_is_judged_by_the_truth(
     assert {row.method for row in rows if row.budget == 32} == set(live_selection.JUDGED) - {
         "power"
     }
+    again = live_selection.main(["--results", str(tmp_path / "results")])
+    assert [(r.budget, r.method, r.chosen, r.best) for r in again] == [
+        (r.budget, r.method, r.chosen, r.best) for r in rows
+    ]
+    for row, other in zip(rows, again, strict=True):
+        figures = ("rel_acc", "log_rmse", "flops_share")
+        assert [getattr(row, name) for name in figures] == pytest.approx(
+            [getattr(other, name) for name in figures], rel=2e-3, abs=2e-3
+        ), row.method
     unprobed = live_selection.main([*arguments, "--out", str(tmp_path / "plain"), "--probe", "0"])
     without = {(row.budget, row.method): row for row in unprobed}
     kernel = {(budget, name) for budget in SIZES for name in ("lensllm", live_selection.FREE)}
@@ -73,3 +82,22 @@ def test_every_method_is_judged_by_the_truth(
     assert without[32, "blend"].flops_share == found[32, "blend"].flops_share
     monkeypatch.setattr(measure, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert [row.rel_acc for row in live_selection.main(arguments)] == [r.rel_acc for r in rows]
+
+
+def test_the_control_finds_a_curve_of_its_own() -> None:
+    """Losses of B/(‖r‖²/(1 + c t) + D^β) + E, and what that is at the target."""
+    square, b, beta, floor, c = 30.0, 40.0, 0.7, 0.1, 0.05
+
+    def loss(size: float) -> float:
+        return b / (square / (1 + c * size / 2) + size**beta) + floor
+
+    rows = [
+        live_selection.Loss(
+            *("d", 0, "m", 100, size, size // 2, size / 2, loss(size), 0.5),
+            *(None, square, None, 6.0 * size, 0.0, 1.0, None),
+        )
+        for size in (0, 25, 50, 100, 200, 400, 1600)
+    ]
+    (curve,) = live_selection.runs_of(rows).curves
+    assert len(curve.records) == 6, "the target is kept aside"
+    assert live_selection._control(curve, 1600) == pytest.approx(loss(1600), rel=1e-3)

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModel
 
 from benchmarks import selection_trial
+from benchmarks.common.report import read_rows
+from benchmarks.common.report import write_rows as write_rows_of
 from benchmarks.selection_trial import PARTS, ROWS, SIZES, Replay, Run
 from jachess_ext.live_selection import measure
 from python_tests.live_selection.conftest import save_model, write_rows
@@ -88,8 +90,8 @@ def test_asha_loses_what_starts_slowly() -> None:
 
 def test_runs_are_read_as_written(tmp_path: Path) -> None:
     rows = _runs()
-    selection_trial.write_rows(rows, tmp_path / "runs.csv")
-    read = selection_trial.read_runs(tmp_path / "runs.csv")
+    write_rows_of(rows, tmp_path / "runs.csv")
+    read = read_rows(tmp_path / "runs.csv", Run)
     assert len(read) == len(rows)
     for one, other in zip(rows, read, strict=True):
         for name, value in vars(one).items():
@@ -124,7 +126,7 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(map(torch.equal, cut.parameters(), whole.parameters())), "one layer of one"
     drawn = AutoModel.from_pretrained(tmp_path / "out" / "candidates" / "random-1")
     assert not torch.equal(drawn.embeddings.word_embeddings.weight, next(whole.parameters()))
-    runs = selection_trial.read_runs(tmp_path / "results" / "selection_trial_runs.csv")
+    runs = read_rows(tmp_path / "results" / "selection_trial_runs.csv", Run)
     assert len(runs) == 4 * (1 + 3 + len(PARTS))
     last = next(run for run in runs if run.rows == 512 and run.part == 1)
     half = next(run for run in runs if run.rows == 512 and run.part == 1 / 2)

@@ -21,6 +21,7 @@ from jachess_ext.live_selection import (
     read_records,
     read_selection,
 )
+from jachess_ext.live_selection.records import merged
 from jachess_ext.tasks.examples import DataError
 
 RECORD = RunRecord(
@@ -148,3 +149,31 @@ def test_an_unfinished_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text('{"run": 1}\n')
     with pytest.raises(DataError, match="line 1 is no record"):
         read_records(tmp_path)
+
+
+def test_the_best_rate_counts_and_every_run_is_charged() -> None:
+    """Rate .1 has the lower mean loss, rate .2 the lowest single one and the higher accuracy."""
+    runs = [
+        replace(
+            RECORD,
+            learning_rate=rate,
+            seed=seed,
+            dev_loss=loss,
+            scores={"accuracy": accuracy},
+            dev_rows=40,
+            training_flops=100.0,
+            judging_flops=10.0,
+            probe_flops=1.0,
+        )
+        for rate, seed, loss, accuracy in (
+            *((0.1, 0, 0.5, 0.6), (0.1, 1, 0.7, 0.7)),
+            *((0.2, 0, 0.4, 0.8), (0.2, 1, 0.9, 0.9)),
+        )
+    ]
+    found = merged(runs, "loss")
+    assert (found.learning_rate, found.dev_loss) == (0.1, pytest.approx(0.6))
+    assert found.scores == {"accuracy": pytest.approx(0.65)}
+    assert (found.training_flops, found.judging_flops, found.probe_flops) == (400.0, 40.0, 4.0)
+    assert found.seconds == Seconds(4.0, 8.0, 12.0)
+    found = merged(runs, "accuracy")
+    assert (found.learning_rate, found.dev_loss) == (0.2, pytest.approx(0.65))

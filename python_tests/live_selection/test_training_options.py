@@ -66,7 +66,17 @@ def test_bf16_is_of_training_alone(settings: MakeSettings, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_memory_savers_change_no_result(settings: MakeSettings, lora: bool) -> None:
+def test_memory_savers_change_no_result(
+    settings: MakeSettings, lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointed = []
+    train = measure.fine_tune
+
+    def watched(model: Any, *given: Any, **more: Any) -> None:
+        train(model, *given, **more)
+        checkpointed.append(any(getattr(m, "gradient_checkpointing", 0) for m in model.modules()))
+
+    monkeypatch.setattr(measure, "fine_tune", watched)
     plan = make_plan(settings(sizes=(8, 16, 40)))
     job = plan.job(plan.candidates[0], 16)
     recipe = replace(job.recipe, lora=lora, batch_size=4)
@@ -78,6 +88,7 @@ def test_memory_savers_change_no_result(settings: MakeSettings, lora: bool) -> N
         record, _ = measure.run(replace(job, recipe=replace(recipe, **how)))
         assert record.error is None and record.steps == 4
         losses.append(record.dev_loss)
+    assert checkpointed == [False, True, False]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
     assert abs(losses[0] - untrained.dev_loss) > 1e-3 * losses[0]
 
@@ -121,5 +132,9 @@ def test_numbers_are_predicted(settings: MakeSettings, tmp_path: Path) -> None:
     truth = torch.tensor(job.task.dev.labels, dtype=torch.float64)
     assert record.dev_loss == pytest.approx(float(((said - truth) ** 2).mean()), rel=1e-5)
     assert record.scores["mae"] == pytest.approx(float((said - truth).abs().mean()), rel=1e-5)
+    with torch.no_grad():
+        batch = tokenizer(job.probe.texts, padding=True, return_tensors="pt")
+        residual = model(**batch).logits.double() - torch.tensor(job.probe.labels)[:, None]
+    assert kernel.residual == pytest.approx(residual.numpy(), abs=1e-5)
     trained, _ = measure.run(plan.job(plan.candidates[0], 12))
     assert trained.error is None and trained.dev_loss != record.dev_loss
