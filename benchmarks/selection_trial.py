@@ -9,7 +9,8 @@ two such layers with random weights.  For every data set and seed it records
 
 - the live selection as `jachess select --models … --budget 1/8` makes it (default sizes and dev
   rows), and runs of the other sizes in `SIZES`;
-- frozen features' scores, of ours and of TransformerRanker, on the same rows;
+- frozen features' scores, of ours and of TransformerRanker, on the same rows, and the weights' mean
+  tail exponent;
 - every candidate fine-tuned on `ROWS` rows, judged on the same dev rows on the way (`PARTS` of its
   steps) and on `TRUE_ROWS` dev rows at the end: the truth.
 
@@ -57,6 +58,7 @@ from jachess_ext.live_selection.plan import Plan, make_plan
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import LossTable, coverage, select
+from jachess_ext.selection_report.heavy_tails import exponents
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.examples import Examples
 from jachess_ext.tasks.files import file_task
@@ -104,6 +106,7 @@ class Run:
     ranker_logme: float | None = None
     ranker_hscore: float | None = None
     ranker_knn: float | None = None
+    exponent: float | None = None
     commit: str = ""
 
 
@@ -194,7 +197,9 @@ def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
             for row in content["record"]:
                 rows.append(Run(settings.train.parent.name, settings.seed, **row))
     _add_ranker(rows, scored, out)
-    return rows
+    found = exponents([candidate.model for candidate in plan.candidates])
+    tails = {Path(model).name: value for model, value in found.items()}
+    return [replace(row, exponent=None if row.rows else tails[row.model]) for row in rows]
 
 
 def _of_record(record: RunRecord, settings: LiveSettings) -> Run:
@@ -369,6 +374,9 @@ def choices(replay: Replay) -> Iterator[Choice]:
     yield from _frozen(replay)
     largest = replay.names[int(replay.parameters.argmax())]
     yield replay.choice("modelsize", "", largest, 0.0)
+    tails = {name: replay.run[name, 0, 1.0].exponent for name in replay.names}
+    if None not in tails.values():
+        yield replay.choice("nlpmetrics", "", min(tails, key=lambda name: tails[name] or 0), 0.0)
 
 
 FORECASTS: dict[str, dict[str, Any]] = {

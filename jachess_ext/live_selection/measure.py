@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..evaluation.files import whole_folder, write_atomically
 from ..evaluation.judge import model_outputs
-from ..experiment.fine_tune import fine_tune, in_own_precision
+from ..experiment.fine_tune import fine_tune
 from ..ntk import Measurement, measure_ntk, ntk_loss
 from ..ntk.contraction import Choice
 from ..tasks.batches import Batch, Encoded, encode
@@ -121,11 +121,10 @@ def _run(
     peak = job.recipe.learning_rate
     record = replace(record, steps=rates.steps, time=rates.total / peak)
     kernel = None
-    with in_own_precision(model):
-        record = _judged(record, job, model, rows["dev"])
-        judged = time.perf_counter()
-        if residual is not None:
-            record, kernel = _probed(record, model, rows["probe"], residual)
+    record = _judged(record, job, model, rows["dev"])
+    judged = time.perf_counter()
+    if residual is not None:
+        record, kernel = _probed(record, model, rows["probe"], residual)
     seconds = Seconds(trained - start, judged - trained, time.perf_counter() - judged)
     return replace(record, seconds=seconds), kernel
 

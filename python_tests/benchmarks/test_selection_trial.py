@@ -33,7 +33,7 @@ def _runs(crossing: bool = False) -> list[Run]:
         rest = {
             f"{of}{score}": -TRUTH[name] for of in ("", "ranker_") for score in ("hscore", "knn")
         }
-        add(name, 0, 1.0, 0.7, features_flops=5.0, **scores, **rest)
+        add(name, 0, 1.0, 0.7, features_flops=5.0, exponent=9 - TRUTH[name], **scores, **rest)
         for size in SIZES:
             add(name, size, 1.0, TRUTH[name] + 2 / size)
         for part in PARTS:
@@ -62,6 +62,8 @@ def test_costs_and_regrets_are_those_of_the_definition() -> None:
     assert found["logme", ""].accuracy_lost == pytest.approx(30)
     assert found["logme", ""].cost == pytest.approx(15 / full)
     assert found["TransformerRanker knn", ""].chosen == "good"
+    assert found["nlpmetrics", ""].chosen == "worse", "the lowest exponent"
+    assert found["nlpmetrics", ""].cost == 0
     two = 3 * (6 * 158 + 9)  # three models on 17, 41, 100 rows, two of them on 200
     assert found["blend, promotion", "100 rows"].cost == pytest.approx(two / full)
     two += 2 * (6 * 200 + 3)
