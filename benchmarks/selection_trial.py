@@ -19,10 +19,12 @@ the time.  Rows go to results/selection_trial_runs.csv; the choices made from th
 selection_trial.csv and .md.
 
 ASHA is Optuna's `SuccessiveHalvingPruner` over the recorded losses within the full runs, as it
-stops and never repeats training; its trials are replayed one after another and ten at a time, in
-`ORDERS` drawn orders.  Costs are FLOPs of training and judging, as a share of training and judging
-every candidate in full.  A model that ASHA chose is then trained; after any other choice its full
-training is still to be paid: "with the winner" counts it.
+stops and never repeats training; its trials are replayed in `ORDERS` drawn orders.  All methods
+choose by the dev loss, and again by the dev accuracy (what is missing of it is forecast).
+
+Costs are FLOPs of training and judging, as a share of training and judging every candidate in full.
+A model that ASHA chose is then trained; after any other choice its full training is still to be
+paid: "with the winner" counts it.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from jachess_ext.live_selection.budget import Budget
 from jachess_ext.live_selection.engine import select_live
 from jachess_ext.live_selection.jobs import SubsetJob
 from jachess_ext.live_selection.plan import Plan, make_plan
+from jachess_ext.live_selection.scores import to_forecast
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import LossTable, coverage, select
@@ -74,7 +77,9 @@ batches of 8; at 1/4 one more."""
 ORDERS = 50
 SCORES = ("logme", "hscore", "knn")
 REGRET = 1.0
-"""Per cent of the best loss that a choice may lose to count as reached."""
+"""Per cent of the best loss, or points of the best accuracy, that a choice may lose."""
+JUDGED_ROWS = 200
+"""Dev rows that `jachess select` judges on here."""
 _ENCODERS = ((2, False), (2, True))
 
 
@@ -119,6 +124,7 @@ class Choice:
 
     data: str
     seed: int
+    rank_by: str
     method: str
     budget: str
     chosen: str
@@ -316,9 +322,10 @@ def estimate(settings: LiveSettings, out: Path) -> float:
 
 
 class Replay:
-    """The recorded runs of one data set and seed."""
+    """The recorded runs of one data set and seed, to choose from by "loss" or "accuracy"."""
 
-    def __init__(self, rows: Sequence[Run]) -> None:
+    def __init__(self, rows: Sequence[Run], rank_by: str = "loss") -> None:
+        self.rank_by = rank_by
         whole = [row for row in rows if row.rows == ROWS and row.part == 1]
         self.data, self.seed = rows[0].data, rows[0].seed
         self.names = [row.model for row in whole]
@@ -328,6 +335,25 @@ class Replay:
         self.run = {(row.model, row.rows, row.part): row for row in rows}
         self.full = np.array([row.training_flops + row.judging_flops for row in whole])
 
+    @property
+    def best(self) -> np.ndarray:
+        """Which candidates are the best in full, of what is ranked by."""
+        if self.rank_by == "loss":
+            return self.truth == self.truth.min()
+        return self.accuracy == self.accuracy.max()
+
+    @property
+    def forecast(self) -> np.ndarray:
+        """What a forecast is to be compared with."""
+        return self.truth if self.rank_by == "loss" else 1 - self.accuracy
+
+    def height(self, name: str, rows: int, part: float = 1.0) -> float:
+        """The dev loss, or what is missing of the dev accuracy."""
+        run = self.run[name, rows, part]
+        if self.rank_by == "loss":
+            return run.dev_loss
+        return to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
+
     def cost(self, name: str, rows: int) -> float:
         """FLOPs of one run on a subset."""
         run = self.run[name, rows, 1.0]
@@ -336,7 +362,7 @@ class Replay:
     def table(self, sizes: Sequence[int], names: Sequence[str] | None = None) -> LossTable:
         """Losses on subsets."""
         kept = list(self.names if names is None else names)
-        losses = [[self.run[name, size, 1.0].dev_loss for size in sizes] for name in kept]
+        losses = [[self.height(name, size) for size in sizes] for name in kept]
         places = [self.names.index(name) for name in kept]
         return LossTable(
             tuple(kept), np.array(sizes, float), np.array(losses), self.parameters[places]
@@ -356,7 +382,7 @@ class Replay:
         place = self.names.index(chosen)
         full = self.full.sum()
         return Choice(
-            *(self.data, self.seed, method, budget, chosen),
+            *(self.data, self.seed, self.rank_by, method, budget, chosen),
             100 * (self.truth[place] / self.truth.min() - 1),
             100 * (self.accuracy.max() - self.accuracy[place]),
             cost / full,
@@ -405,7 +431,7 @@ def _forecasting(replay: Replay) -> Iterator[Choice]:
 def _subtuning(replay: Replay) -> Iterator[Choice]:
     """The lowest loss at one size alone."""
     for size in SIZES:
-        losses = {name: replay.run[name, size, 1.0].dev_loss for name in replay.names}
+        losses = {name: replay.height(name, size) for name in replay.names}
         cost = sum(replay.cost(name, size) for name in replay.names)
         yield replay.choice("subtuning", str(size), min(losses, key=losses.__getitem__), cost)
 
@@ -426,36 +452,37 @@ def _asha(replay: Replay) -> Iterator[Choice]:
     """Optuna's, over the losses recorded within the full runs."""
     optuna = require("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    for factor, workers in ((2, 10), (4, 10), (2, 1), (4, 1)):
+    for factor in (2, 4):
         for order in range(ORDERS):
             names = np.random.default_rng(order).permutation(replay.names).tolist()
-            pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=factor)
+            pruner = optuna.pruners.SuccessiveHalvingPruner(1, reduction_factor=factor)
             study = optuna.create_study(direction="minimize", pruner=pruner)
-            cost, reached = _replayed(replay, study, names, workers)
+            cost, reached = _replayed(replay, study, names)
             best = min(reached, key=reached.__getitem__)
-            name = f"asha, factor {factor}, {'ten at a time' if workers > 1 else 'one by one'}"
-            yield replay.choice(name, "", best, cost, trained=True)
+            yield replay.choice(f"asha, factor {factor}", "", best, cost, trained=True)
 
 
-def _replayed(
-    replay: Replay, study: Any, names: Sequence[str], workers: int
-) -> tuple[float, dict[str, float]]:
-    """FLOPs of all trials, and the last losses of those that ran to the end."""
+def _replayed(replay: Replay, study: Any, names: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """FLOPs of all trials, and the last losses of those that ran to the end.
+
+    At every rung the trials arrive in the order of the names, so that it is the same whether they
+    run one after another or side by side.
+    """
     pruned = require("optuna").trial.TrialState.PRUNED
     cost, reached = 0.0, {}
-    for first in range(0, len(names), workers):
-        trials = {name: study.ask() for name in names[first : first + workers]}
-        for place, part in enumerate(PARTS):
-            for name, trial in list(trials.items()):
-                run = replay.run[name, ROWS, part]
-                before = replay.run[name, ROWS, PARTS[place - 1]].training_flops if place else 0.0
-                cost += run.training_flops - before + run.judging_flops
-                trial.report(run.dev_loss, round(part / PARTS[0]))
-                if part == 1:
-                    reached[name] = run.dev_loss
-                    study.tell(trial, run.dev_loss)
-                elif trial.should_prune():
-                    study.tell(trials.pop(name), state=pruned)
+    for name in names:
+        trial, before = study.ask(), 0.0
+        for part in PARTS:
+            run, height = replay.run[name, ROWS, part], replay.height(name, ROWS, part)
+            cost += run.training_flops - before + run.judging_flops
+            before = run.training_flops
+            trial.report(height, round(part / PARTS[0]))
+            if part == 1:
+                reached[name] = height
+                study.tell(trial, height)
+            elif trial.should_prune():
+                study.tell(trial, state=pruned)
+                break
     return cost, reached
 
 
@@ -477,9 +504,9 @@ def calibration(replays: Sequence[Replay]) -> list[list[str]]:
         for sizes in LADDERS.values():
             found = select(replay.table(sizes), sizes[-1], ROWS)
             said += found.best_probabilities.tolist()
-            true += (replay.truth == replay.truth.min()).tolist()
+            true += replay.best.tolist()
             for level, shares in inside.items():
-                shares.append(coverage(*found.interval_ends(level), replay.truth))
+                shares.append(coverage(*found.interval_ends(level), replay.forecast))
     place = np.clip(np.digitize(said, BINS) - 1, 0, 4)
     rows = [["P(best) said", "mean said", "true", "candidates"]]
     for number in range(5):
@@ -498,19 +525,21 @@ def summary(found: Sequence[Choice]) -> list[list[str]]:
     rows = [
         [
             *("method", "budget", "regret of loss, %", "accuracy lost, points"),
-            *("best chosen, %", f"within {REGRET:g} %", "cost", "cost with the winner"),
+            *(f"loss within {REGRET:g} %", f"accuracy within {REGRET:g} point"),
+            *("cost", "cost with the winner"),
         ]
     ]
     groups = dict.fromkeys((one.method, one.budget) for one in found)
     for method, budget in groups:
         mine = [one for one in found if (one.method, one.budget) == (method, budget)]
         regrets = np.array([one.regret for one in mine])
+        lost = np.array([one.accuracy_lost for one in mine])
         rows.append(
             [
                 *(method, budget, f"{regrets.mean():.1f}"),
-                f"{np.mean([one.accuracy_lost for one in mine]):.1f}",
-                f"{100 * (regrets == 0).mean():.0f}",
+                f"{lost.mean():.1f}",
                 f"{100 * (regrets <= REGRET).mean():.0f}",
+                f"{100 * (lost <= REGRET).mean():.0f}",
                 f"{np.mean([one.cost for one in mine]):.3f}",
                 f"{np.mean([one.cost_with_winner for one in mine]):.3f}",
             ]
@@ -534,16 +563,23 @@ def truths(replays: Sequence[Replay]) -> list[list[str]]:
 def redraw(rows: Sequence[Run], results: Path) -> list[Choice]:
     """The choices made from recorded runs, written and printed."""
     groups = dict.fromkeys((row.data, row.seed) for row in rows)
-    replays = [Replay([row for row in rows if (row.data, row.seed) == key]) for key in groups]
-    found = [choice for replay in replays for choice in choices(replay)]
+    apart = [[row for row in rows if (row.data, row.seed) == key] for key in groups]
     parts = [
         f"Commits of the runs: {', '.join(sorted({row.commit for row in rows}))}.",
         f"Loss (accuracy, %) on {TRUE_ROWS} dev rows, fine-tuned in full:\n\n"
-        + markdown(truths(replays)),
-        "Means of the choices; costs as shares of full tuning of all candidates:\n\n"
-        + markdown(summary(found)),
-        "The default's probabilities and intervals:\n\n" + markdown(calibration(replays)),
+        + markdown(truths([Replay(group) for group in apart])),
     ]
+    found: list[Choice] = []
+    for rank_by in ("loss", "accuracy"):
+        replays = [Replay(group, rank_by) for group in apart]
+        made = [choice for replay in replays for choice in choices(replay)]
+        found += made
+        parts += [
+            f"Chosen by {rank_by}; means, costs as shares of full tuning of all candidates:\n\n"
+            + markdown(summary(made)),
+            f"The default's probabilities and intervals of {rank_by}:\n\n"
+            + markdown(calibration(replays)),
+        ]
     text = "\n\n".join(parts)
     print(text)
     write_atomically(results / "selection_trial.md", text)
