@@ -30,7 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``size`` runs over the module's SIZES, or its QUICK ones."""
     if "size" in metafunc.fixturenames:
         quick = metafunc.config.getoption("quick")
-        metafunc.parametrize("size", metafunc.module.QUICK if quick else metafunc.module.SIZES)
+        sizes = metafunc.module.QUICK if quick else metafunc.module.SIZES
+        metafunc.parametrize("size", sizes, ids=str)
 
 
 @pytest.fixture
