@@ -65,7 +65,7 @@ _ADVERSARIAL = ("adv_steps", "adv_lr", "adv_start", "adv_radius")
 
 METHODS: dict[str, Entry] = {
     "none": Entry(Method),
-    "recommended": Entry(Recommended, fixed={"smoothing": 0.3}),
+    "recommended": Entry(Recommended, fixed={"smoothing": 0.1}),
     # Σ θ² of an encoder is in the ten thousands
     "l2": Entry(L2, ("strength", "placebo"), {"strength": 1e-5}),
     "l2-sp": Entry(L2SP, ("strength", "placebo"), {"strength": 0.01}),

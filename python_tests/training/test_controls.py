@@ -82,7 +82,7 @@ def test_recommended(tmp_path: Path, kind: str | None, same_as: str) -> None:
             model.classifier = nn.Linear(model.classifier.in_features, 1).double()
             nn.init.constant_(model.classifier.weight, 0.1)
             nn.init.zeros_(model.classifier.bias)
-        method = {"smoothing": 0.3} if name == "label-smoothing" else {}
+        method = {"smoothing": 0.1} if name == "label-smoothing" else {}
         made = method_trainer(tmp_path / name, name, model=model, method=method)
         if kind:
             made.train_dataset = [{**row, "labels": row["labels"].double()} for row in examples(8)]
