@@ -98,7 +98,8 @@ def of_streams(q: int, count: int) -> dict[str, Change]:
 
 STREAM_KINDS = tuple(of_streams(1, 2))
 # Functions whose results carry no derivative, so that most changes change nothing.
-CONSTANT = ("zero_", "fill_", "zeros_like", "new_zeros", "empty_like", "new_empty")
+CONSTANT = ("zero_", "fill_", "zeros_like", "new_zeros", "empty_like", "new_empty", "full_like")
+CONSTANT += ("new_full",)
 
 
 class Seen:
@@ -320,12 +321,16 @@ def rules_by_name() -> dict[str, list[Any]]:
 
 
 def rule_mutants() -> Iterator[Mutant]:
+    from python_tests.jet.rule_table import is_complex
+
     queries = _query_functions()
     for name, functions in rules_by_name().items():
         tests = _of_functions(functions)
         if name in OTHER_TESTS:
             file, part = OTHER_TESTS[name]
             tests = Tests([file], lambda item, part=part: part in item.name)
+        elif is_complex(functions[0]):
+            tests = Tests(["jet/test_complex.py"], lambda item: "function" not in item.name)
         if any(function in queries for function in functions):
             yield Mutant(f"{name} / another answer", _install_rule(functions, _query), tests)
             continue

@@ -15,6 +15,7 @@ Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Any, Rule] = {}
+_GENERAL: dict[Any, Rule] = {}
 _NAMESPACES = (torch, torch.Tensor, F, torch.special, torch._C._nn)
 
 
@@ -99,8 +100,27 @@ def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
 
 
 def find_rule(function: Any) -> Rule | None:
-    """The rule registered for a torch function, or None."""
-    return _RULES.get(function)
+    """The rule registered for a torch function, or the general one where it serves, or None."""
+    rule = _RULES.get(function)
+    return _GENERAL.get(function) if rule is None else rule
+
+
+def general_rule(function: Any, detail: str) -> Rule:
+    """The general rule of a function (`rules/forward_mode.py`), for the calls that its own rule
+    does not cover.
+
+    Raises:
+        MissingJetRule: it does not serve this function; ``detail`` says what is not covered.
+    """
+    rule = _GENERAL.get(function)
+    if rule is None:
+        raise missing_rule(function, detail)
+    return rule
+
+
+def serve_generally(function: Any, rule: Rule) -> None:
+    """Give a function without a rule of its own the general one (`rules/forward_mode.py`)."""
+    _GENERAL[function] = rule
 
 
 def registered_functions() -> tuple[Any, ...]:

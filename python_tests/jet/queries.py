@@ -8,7 +8,7 @@ import torch
 
 from jachess_ext.jet.registry import attribute
 
-from .rule_table import P, Row, X
+from .rule_table import MASK, P, Row, X
 
 ONE = [X((2, 3))]
 PAIR = [X((2, 3)), P(2, 3)]
@@ -35,9 +35,7 @@ QUERIES = [
         only=lambda f: "e" in f.__name__ and f is torch.searchsorted,
     ),
     Row(["ones_like"], ONE),
-    Row(["full_like"], [X((2, 3)), 2.0]),
     Row(["new_ones"], [X((2, 3)), (2,)]),
-    Row(["new_full"], [X((2, 3)), (2,), 1.5]),
     Row(["new_tensor"], [X((2, 3)), [1.0, 2.0]]),
     Row(["rand_like", "randn_like"], ONE),
     Row(["bernoulli"], [X((2, 3), 0.1, 0.9)]),
@@ -46,4 +44,5 @@ QUERIES = [
     Row(["element_size", "get_device", "nelement", "is_tensor"], ONE),
     Row(_attributes(), ONE),
     Row(["requires_grad_"], ONE),
+    Row([torch._nested_tensor_from_mask_left_aligned], [X((2, 3, 4)), MASK]),
 ]

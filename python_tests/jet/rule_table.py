@@ -96,6 +96,9 @@ POINTWISE = [
     Row(["elu", "celu"], [X((2, 3)), 1.3]),
     Row(["softplus"], [X((2, 3)), 1.5, 20.0]),
     Row(["softplus"], [X((2, 3), 1.0, 3.0), 2.0, 3.0]),
+    Row(["glu"], [X((2, 4))], exact=False),
+    Row(["logit"], [X((2, 3), 0.3, 0.7)], exact=False),
+    Row(["logit"], [X((2, 3), 0.1, 0.9)], {"eps": 0.3}, exact=False),
     Row(["hardtanh"], [X((2, 3)), -0.4, 0.6]),
     Row(["relu6", "hardsigmoid", "hardswish"], [X((2, 3), -4.0, 8.0)], exact=False),
     Row(["log", "log1p", "log2", "log10"], [X((2, 3), **POSITIVE)]),
@@ -104,6 +107,9 @@ POINTWISE = [
     Row(["clamp", "clip"], [X((2, 3))], {"max": 0.1}),
     Row(["clamp"], [X((3,)), P(2, 3), P(2, 1, low=1.0, high=1.5)]),
     Row(["clamp_min", "clamp_max"], [X((2, 3)), 0.1]),
+    Row(["clamp_min", "clamp_max"], [X((2, 3)), X((3,))]),
+    Row(["clamp", "clip"], [X((2, 3)), X((3,)), P(3, low=1.5, high=2.0)]),
+    Row(["clamp", "clip"], [P(2, 3), None, X((2, 1))]),
     Row(["nan_to_num"], [X((2, 3))]),
     *(
         Row([name], [X((2, 3))], {"inplace": True}, in_place=True, only=_functional)
@@ -198,8 +204,20 @@ LINEAR = [
         ["conv2d"], [X((1, 2, 4, 4)), P(4, 1, 3, 3)], {"groups": 2, "padding": "same"}, exact=False
     ),
     Row(["conv3d"], [X((1, 1, 3, 3, 3)), P(2, 1, 2, 2, 2), P(2)], exact=False),
+    Row(["conv_transpose1d"], [X((2, 3, 4)), P(3, 2, 2), P(2)], {"stride": 2}, exact=False),
+    Row(["conv_transpose2d"], [X((1, 2, 3, 3)), P(2, 1, 2, 2)], {"groups": 2}, exact=False),
+    Row(["conv_transpose3d"], [X((1, 1, 2, 2, 2)), P(1, 2, 2, 2, 2), P(2)], exact=False),
+    Row(["conv1d"], [X((2, 3, 5)), X((4, 3, 2)), X((4,))], exact=False),
+    Row(["conv2d"], [P(1, 2, 3, 3), X((2, 2, 2, 2))], exact=False),
+    Row(["linear"], [X((2, 3)), X((4, 3)), X((4,))], exact=False),
+    Row(["linear"], [P(2, 3), X((3,))], exact=False),
     Row(["avg_pool1d"], [X((2, 3, 6)), 2], exact=False),
     Row(["avg_pool2d"], [X((2, 2, 4, 4)), 2], exact=False),
+    Row(["avg_pool3d", "adaptive_avg_pool3d"], [X((1, 2, 2, 2, 2)), 2], exact=False),
+    Row([F.unfold], [X((2, 2, 3, 3)), 2]),
+    Row([F.unfold], [X((2, 3, 3)), 2], {"stride": 2, "padding": 1}),
+    Row([F.fold], [X((1, 4, 4)), (3, 3), 2], exact=False),
+    Row([F.fold], [X((4, 4)), (3, 3), 2], exact=False),
     Row(["adaptive_avg_pool1d"], [X((2, 6)), 2], exact=False),
     Row(["adaptive_avg_pool2d"], [X((1, 2, 4, 4)), 1], exact=False),
     *(
@@ -219,6 +237,9 @@ LINEAR = [
     Row(["cumsum"], [X((2, 3)), -1], {"dtype": torch.float64}),
     Row(["dropout"], [X((2, 3)), 0.5, True]),
     Row(["dropout"], [X((2, 3)), 0.5, False]),
+    Row([F.dropout1d, F.dropout2d], [X((2, 3, 2)), 0.5, True]),
+    Row([F.dropout3d], [X((2, 2, 2, 2, 1)), 0.5, True]),
+    Row([F.alpha_dropout, F.feature_alpha_dropout], [X((2, 3)), 0.5, False]),
     Row([F.dropout], [X((2, 3))], {"p": 0.4, "training": True, "inplace": True}, in_place=True),
 ]
 
@@ -265,12 +286,39 @@ SHAPE = [
     Row(["__getitem__"], [X((2, 3, 4)), (slice(None), _index(0, 2), _index(1, 3))]),
     Row(["__getitem__"], [X((2, 3, 4)), (_index([0, 1]), _index([[2], [0]]))]),
     Row(["__getitem__"], [X((4, 3, 4)), (_index(0, 1), None, _index(1, 0, 2, 1)[:2])]),
+    Row([torch.Tensor.unfold], [X((2, 5)), 1, 2, 2]),
+    Row([torch.Tensor.unfold], [X(()), 0, 1, 1]),
+    Row([torch.linalg.diagonal], [X((2, 3, 2))], {"dim1": 0, "dim2": 1}),
+    Row(["hsplit"], [X((2, 4)), 2]),
+    Row(["hsplit"], [X((4,)), (1, 3)]),
+    Row(["vsplit"], [X((4, 2)), 2]),
+    Row(["dsplit"], [X((1, 2, 4)), 2]),
+    Row(["unsafe_split"], [X((2, 5)), 2, -1]),
+    Row(["unsafe_split_with_sizes"], [X((2, 5)), (2, 3), 1]),
+    Row(["unsafe_chunk"], [X((2, 5)), 2, 1]),
+    Row(["ravel"], [X((2, 3))]),
+    *(Row(["atleast_1d", "atleast_2d", "atleast_3d"], [x]) for x in (X(()), X((2,)), X((2, 3)))),
+    *(
+        Row([getattr(space, f"atleast_{n}d")], [[X((2,)), X(())]])
+        for space in (torch, torch._C._VariableFunctions)
+        for n in (1, 2, 3)
+    ),
+    Row([torch.meshgrid], [X((2,)), X((3,))], {"indexing": "ij"}),
+    Row(
+        [torch.meshgrid, torch._C._VariableFunctions.meshgrid],
+        [[X((2,)), P(3), X((2,))]],
+        {"indexing": "xy"},
+    ),
     Row(["select"], [X((2, 3)), 1, -1]),
     Row(["narrow"], [X((2, 3)), -1, 1, 2]),
     Row(["index_select"], [X((2, 3)), 1, _index(2, 0)]),
     Row(["gather"], [X((2, 3)), 1, _index([2, 0], [1, 1])]),
     Row(["gather"], [X((2, 3)), -2, _index([1, 0, 0])]),
     Row(["take_along_dim"], [X((2, 3)), _index([2, 0], [1, 1]), 1]),
+    Row(["take_along_dim"], [X((2, 3)), _index(5, 0)]),
+    Row(["gather"], [X(()), 0, _index(0, 0)]),
+    Row(["index_select"], [X(()), 0, torch.tensor(0)]),
+    Row(["flatten"], [X(())]),
     Row(["split"], [X((2, 5)), 2, -1]),
     Row(["split"], [X((2, 5)), [2, 3], 1]),
     Row(["split_with_sizes"], [X((2, 5)), (2, 3), 1]),
@@ -323,6 +371,7 @@ SOFTMAX = [
     Row(["softmax", "log_softmax"], [X(()), 0], exact=False),
     Row(["softmax", "log_softmax"], [X(()), -1], exact=False),
     Row(["logsumexp"], [X((2, 3)), 0], exact=False),
+    Row(["logsumexp"], [X(()), 0], exact=False),
     Row(["logsumexp"], [X((2, 3, 2)), (0, -1)], {"keepdim": True}, exact=False),
 ]
 
@@ -345,6 +394,20 @@ NORMS = [
         [X((2, 4)), P(4), P(4), P(4), P(4, **POSITIVE), False, 0.1, 1e-5, False],
         exact=False,
     ),
+    Row(
+        [F.batch_norm],
+        [X((2, 3, 2)), None, None, P(3), X((3,)), True],
+        exact=False,
+    ),
+    Row([F.instance_norm], [X((2, 3, 4)), None, None, P(3), P(3)], exact=False),
+    Row([F.instance_norm], [X((2, 3, 4)), P(3), P(3, **POSITIVE), None, None, False], exact=False),
+    Row(
+        [torch.instance_norm],
+        [X((2, 3, 2, 2)), P(3), None, None, None, True, 0.1, 1e-5, False],
+        exact=False,
+    ),
+    Row(["cosine_similarity"], [X((2, 3)), X((2, 3))], exact=False),
+    Row(["cosine_similarity"], [X((2, 3)), P(3)], {"dim": -1}, exact=False),
     Row(["normalize"], [X((2, 3))], exact=False),
     Row(["normalize"], [X((2, 3))], {"dim": 0}, exact=False),
     Row(["norm", torch.linalg.norm], [X((2, 3))], exact=False),
@@ -352,6 +415,8 @@ NORMS = [
     Row(["norm"], [X((2, 3))], {"p": 2, "dim": (0, 1)}, exact=False),
     Row([torch.linalg.vector_norm], [X((2, 3))], {"dim": 0, "keepdim": True}, exact=False),
     Row([torch.linalg.vector_norm], [X((2, 3))], exact=False),
+    Row([torch.linalg.vector_norm], [X((2, 3)), 1], exact=False),
+    Row([torch.linalg.vector_norm], [X((2, 3)), torch.inf, -1, True], exact=False),
     Row([torch.linalg.norm], [X((2, 3)), 2], {"dim": -1}, exact=False),
     Row(["var", "std"], [X((2, 3))], exact=False),
     Row(["var", "std"], [X((2, 3)), False], exact=False),
@@ -371,6 +436,12 @@ EXTREMES = [
     Row(["max", "min"], [X((2, 3)), P(3)]),
     Row(["amax", "amin"], [X((2, 3)), -1]),
     Row(["amax", "amin"], [X((2, 3)), (0,), True]),
+    Row(["amax", "amin"], [X((2, 3, 2)), (0, -1)]),
+    Row(["amax", "amin"], [X((2, 3, 2)), (2, 0), True]),
+    Row(["amax", "amin"], [X((2, 3))]),
+    Row(["amax", "amin", "max", "min", "sort"], [X(()), 0]),
+    Row(["max", "min"], [X(())]),
+    Row(["topk"], [X(()), 1]),
     Row(["topk"], [X((2, 4)), 2]),
     Row(["topk"], [X((4, 2)), 2, 0, False]),
     Row(["sort"], [X((2, 3))]),
@@ -391,6 +462,72 @@ ATTENTION = [
         ([P(1, 2, 3, 4), X((1, 2, 3, 4)), P(1, 2, 3, 4)], {}),
         ([P(1, 2, 3, 4), P(1, 2, 3, 4), X((1, 2, 3, 4))], {"is_causal": True}),
     )
+]
+
+GATES = [P(12, 4), P(12, 3), P(12), P(12)]
+ONE_LAYER = [True, 1, 0.0, False, False, False]
+RECURRENT = [
+    Row([torch.lstm], [X((3, 2, 4)), [X((1, 2, 3)), X((1, 2, 3))], GATES, *ONE_LAYER], exact=False),
+    Row(
+        [torch.lstm],  # two layers, backwards too, batch first, no biases
+        [
+            X((2, 3, 4)),
+            [P(4, 2, 2), P(4, 2, 2)],
+            [P(8, 4), P(8, 2), P(8, 4), P(8, 2), P(8, 4), X((8, 2)), P(8, 4), P(8, 2)],
+            *(False, 2, 0.0, False, True, True),
+        ],
+        exact=False,
+    ),
+    Row(
+        [torch.lstm],  # the hidden state is projected
+        [
+            X((3, 2, 4)),
+            [P(1, 2, 2), P(1, 2, 3)],
+            [P(12, 4), P(12, 2), P(12), P(12), P(2, 3)],
+            *ONE_LAYER,
+        ],
+        exact=False,
+    ),
+    Row(
+        [torch.gru],
+        [X((3, 2, 4)), X((1, 2, 3)), [P(9, 4), X((9, 3)), P(9), P(9)], *ONE_LAYER],
+        exact=False,
+    ),
+    Row(
+        [torch.rnn_tanh, torch.rnn_relu],
+        [X((3, 2, 4)), P(1, 2, 3), [P(3, 4), P(3, 3), P(3), P(3)], *ONE_LAYER],
+        exact=False,
+    ),
+    Row([torch.lstm_cell], [X((2, 4)), [X((2, 3)), P(2, 3)], *GATES], exact=False),
+    Row(
+        [torch.gru_cell],
+        [X((2, 4)), X((2, 3)), P(9, 4), P(9, 3), P(9), P(9)],
+        exact=False,
+    ),
+    Row(
+        [torch.rnn_tanh_cell, torch.rnn_relu_cell],
+        [X((2, 4)), P(2, 3), P(3, 4), P(3, 3), P(3), P(3)],
+        exact=False,
+    ),
+]
+
+HEADS = [P(12, 4), P(12), None, None, False, 0.0, P(4, 4), P(4)]
+COMPOSITE = [
+    Row(
+        [F.multi_head_attention_forward],
+        [X((3, 2, 4)), X((3, 2, 4)), X((3, 2, 4)), 4, 2, *HEADS],
+        exact=False,
+    ),
+    Row([F.gaussian_nll_loss], [X((2, 3)), P(2, 3), X((2, 3), 0.5, 2.0)], exact=False),
+    Row([F.multilabel_soft_margin_loss], [X((2, 3)), P(2, 3, low=0.0, high=1.0)], exact=False),
+    Row([F.triplet_margin_with_distance_loss], [X((2, 3)), X((2, 3)), P(2, 3)], exact=False),
+    Row([F.tanhshrink], [X((2, 3))], exact=False),
+    Row([F.softmin], [X((2, 3))], {"dim": -1}, exact=False),
+    Row([F.lp_pool1d], [X((1, 2, 4), 0.5, 2.0), 2, 2], exact=False),
+    Row([F.lp_pool2d], [X((1, 1, 4, 4), 0.5, 2.0), 2, 2], exact=False),
+    Row([F.lp_pool3d], [X((1, 1, 2, 2, 2), 0.5, 2.0), 2, 2], exact=False),
+    Row([F.local_response_norm], [X((1, 4, 3)), 2], exact=False),
+    Row(["pairwise_distance"], [X((2, 3)), X((2, 3))], exact=False),
 ]
 
 CLASSES = _index(0, 2, -100, 1)
@@ -469,7 +606,10 @@ BUFFERS = [
     Row(["zeros_like"], [X((2, 3))]),
     Row(["zeros_like"], [X((2, 3))], {"dtype": torch.float64}),
     Row(["new_zeros"], [X((2, 3)), (2, 2)]),
+    Row(["full_like"], [X((2, 3)), 2.0]),
+    Row(["new_full"], [X((2, 3)), (2,), 1.5]),
     Row(["index_add"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], {"alpha": 0.5}, exact=False),
+    Row(["index_add", "index_copy"], [X(()), 0, torch.tensor(0), X(())]),
     Row(["index_add"], [P(2, 3), -1, _index(0, 1), X((2, 2))]),
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), X((2, 2))]),
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), P(2, 2)]),
@@ -500,6 +640,8 @@ ROWS = [
     *EXTREMES,
     *ATTENTION,
     *LOSSES,
+    *RECURRENT,
+    *COMPOSITE,
     *IN_PLACE,
 ]
 

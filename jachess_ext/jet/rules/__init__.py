@@ -15,5 +15,8 @@ from . import reduce as reduce
 from . import shape as shape
 from . import softmax as softmax
 
+from . import composite as composite  # isort: skip  of functions that have rules above
+from . import recurrent as recurrent  # isort: skip
 from . import inplace as inplace  # isort: skip  built from the rules above
 from . import fused as fused  # isort: skip  asked before the rules above
+from . import forward_mode as forward_mode  # isort: skip  for functions without a rule above

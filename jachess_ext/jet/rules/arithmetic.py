@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..layout import JetLayout
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of, replace_primal
 from .pointwise import push_forward
 from .streamwise import add_to_primal, bilinear
@@ -78,7 +78,8 @@ def mul(input: Any, other: Any) -> JetTensor:
 @jet_rule("div", "divide", "true_divide", "__truediv__", "__div__")
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> JetTensor:
     if rounding_mode is not None:
-        raise missing_rule(torch.div, f"rounding_mode={rounding_mode!r} has no derivative")
+        rule = general_rule(torch.div, f"rounding_mode={rounding_mode!r} is not covered")
+        return rule(input, other, rounding_mode=rounding_mode)
     a, b = promoted(input, other)
     if isinstance(b, JetTensor):
         return JetTensor(_quotient(a, b), common_layout(a, b))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor, carries_derivatives, common_layout, lift, primal_of
-from .streamwise import behind_streams, on_primal_and_tangents
+from .streamwise import behind_streams, on_primal_and_tangents, without_dimensions
 
 
 def _buffer(name: str) -> None:
@@ -26,7 +26,7 @@ def _buffer(name: str) -> None:
         return lift(made, input.jet_layout) if carries_derivatives(made) else made
 
 
-for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty"):
+for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
     _buffer(_name)
 
 
@@ -36,6 +36,7 @@ def _lifted(*values: Any) -> list[Tensor]:
 
 
 @jet_rule("index_add")
+@without_dimensions
 def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> JetTensor:
     stack, added = _lifted(input, source)
     out = stack.index_add(behind_streams(dim, input.ndim), index, added, alpha=alpha)
@@ -43,6 +44,7 @@ def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float 
 
 
 @jet_rule("index_copy")
+@without_dimensions
 def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
     stack, copied = _lifted(input, source)
     out = stack.index_copy(behind_streams(dim, input.ndim), index, copied)
@@ -50,6 +52,7 @@ def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
 
 
 @jet_rule("scatter_add")
+@without_dimensions
 def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
     stack, added = _lifted(input, src)
     everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
@@ -58,6 +61,7 @@ def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
 
 
 @jet_rule(torch.scatter, Tensor.scatter)
+@without_dimensions
 def scatter(
     input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
 ) -> JetTensor:

@@ -1,13 +1,29 @@
-"""Resampling of images and signals: linear, the same on every stream."""
+"""Resampling of images and signals, and their patches: linear, the same on every stream."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 
 from ..registry import jet_rule
 from ..tensor import JetTensor
+
+
+def _patches(name: str, batched: int) -> None:
+    function: Callable = getattr(F, name)
+
+    @jet_rule(function)
+    def rule(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
+        if input.ndim < batched:
+            return rule(input.unsqueeze(0), *args, **named).squeeze(0)  # type: ignore
+        out = function(input.streams.flatten(0, 1), *args, **named)
+        return input.with_streams(out.unflatten(0, (len(input.streams), -1)))
+
+
+_patches("unfold", 4)
+_patches("fold", 3)
 
 
 @jet_rule(F.interpolate)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .product import matmul_jets, products_fuse
 from .quantised import is_quantised, quantised_linear
@@ -27,12 +27,15 @@ from .streamwise import (
 @jet_rule("linear")
 def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
     if not isinstance(input, JetTensor) or isinstance(weight, JetTensor):
-        raise missing_rule(F.linear, "the weight is a jet; only the input may be one")
+        out: Any = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
+        return out if bias is None else out + bias
     if is_quantised(weight):
         return quantised_linear(input, weight, bias)
     if weight.ndim == 1:
         row = None if bias is None else bias.reshape(1)
         return linear(input, weight.unsqueeze(0), row).squeeze(-1)  # type: ignore[return-value]
+    if isinstance(bias, JetTensor):
+        return linear(input, weight) + bias  # type: ignore[return-value]
     return input.with_streams(stacked_linear(input.streams, weight, bias))
 
 
@@ -83,17 +86,22 @@ def einsum(equation: str, *operands: Any) -> JetTensor:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) > 2:
-        raise missing_rule(torch.einsum, "more than two operands; contract them two at a time")
+        rule = general_rule(torch.einsum, "more than two operands; contract them two at a time")
+        return rule(equation, *operands)
     if len(operands) == 1:
         jet = operands[0]
         return jet.with_streams(torch.stack([torch.einsum(equation, s) for s in jet.streams]))
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        count = max(len(a), len(b))
-        rows = [(a[i % len(a)], b[i % len(b)]) for i in range(count)]
-        return torch.stack([torch.einsum(equation, x, y) for x, y in rows])
+        return _by_rows(lambda x, y: torch.einsum(equation, x, y), a, b)
 
     return bilinear(product, *operands)
+
+
+def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """The product of every row of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
+    count = max(len(a), len(b))
+    return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
 
 def _convolution(name: str) -> None:
@@ -101,10 +109,17 @@ def _convolution(name: str) -> None:
 
     @jet_rule(name)
     def rule(
-        input: JetTensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **named: Any
+        input: JetTensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any
     ) -> JetTensor:
-        if not isinstance(input, JetTensor):
-            raise missing_rule(function, "the weight is a jet; only the input may be one")
+        if bias is not None and any(isinstance(t, JetTensor) for t in (weight, bias)):
+            out: Any = rule(input, weight, None, *args, **named)
+            return out + bias.reshape(-1, *(1,) * (weight.ndim - 2))
+        if isinstance(weight, JetTensor):
+            return bilinear(
+                lambda x, w: _by_rows(lambda a, b: function(a, b, None, *args, **named), x, w),
+                input,
+                weight,
+            )
         batched = input.ndim == weight.ndim
         streams = input.streams.flatten(0, 1) if batched else input.streams
         out = function(streams, weight, None, *args, **named)
@@ -114,7 +129,9 @@ def _convolution(name: str) -> None:
         return input.with_streams(out)
 
 
-for _name in ("conv1d", "conv2d", "conv3d"):
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+for _name in (*_CONVOLUTIONS, *_TRANSPOSED):
     _convolution(_name)
 
 
@@ -130,7 +147,7 @@ def _pooling(name: str, spatial: int) -> None:
         return input.with_streams(out.reshape(shape))
 
 
-for _name in ("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"):
+for _name in (f"{_kind}avg_pool{_n}d" for _kind in ("", "adaptive_") for _n in (1, 2, 3)):
     _pooling(_name, int(_name[-2]))
 
 
@@ -171,6 +188,32 @@ def cumsum(input: JetTensor, dim: int, *, dtype: Any = None) -> JetTensor:
         return input.with_streams(input.streams.to(dtype or input.dtype, copy=True))
     place = behind_streams(dim, input.ndim)
     return input.with_streams(input.streams.cumsum(place, dtype=dtype))
+
+
+def _whole_channels(name: str) -> None:
+    function: Callable = getattr(F, name)
+
+    @jet_rule(function)
+    def rule(
+        input: JetTensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> JetTensor:
+        if not training or p == 0:
+            return input
+        out = input.with_streams(input.streams * function(torch.ones_like(input.primal), p, True))
+        return write_in_place(input, out) if inplace else out
+
+
+for _name in ("dropout1d", "dropout2d", "dropout3d"):
+    _whole_channels(_name)
+
+
+@jet_rule(F.alpha_dropout, F.feature_alpha_dropout)
+def alpha_dropout(
+    input: JetTensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> JetTensor:
+    if training and p:
+        raise missing_rule(F.alpha_dropout, "it draws at random; use evaluation mode")
+    return input
 
 
 @jet_rule("dropout")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor
 
 
@@ -34,10 +34,9 @@ def cross_entropy(
 ) -> Any:
     deprecated = size_average is not None or reduce is not None
     if target.is_floating_point() or label_smoothing or deprecated:
-        raise missing_rule(
-            F.cross_entropy,
-            "class probabilities, label smoothing, size_average and reduce are not covered",
-        )
+        rule = general_rule(F.cross_entropy, "class probabilities, label smoothing")
+        settings = (size_average, ignore_index, reduce, reduction, label_smoothing)
+        return rule(input, target, weight, *settings)
     logs = F.log_softmax(input, dim=0 if input.ndim == 1 else 1)
     return F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
 
@@ -58,7 +57,8 @@ def mse_loss(
     weight: Any = None,
 ) -> Any:
     if size_average is not None or reduce is not None or weight is not None:
-        raise missing_rule(F.mse_loss, "weight, size_average and reduce are not covered")
+        rule = general_rule(F.mse_loss, "weight, size_average and reduce are not covered")
+        return rule(input, target, size_average, reduce, reduction, weight)
     difference = input - target
     return _reduced(difference * difference, reduction)
 
@@ -75,9 +75,10 @@ def binary_cross_entropy_with_logits(
 ) -> Any:
     """softplus(x) − x y."""
     if pos_weight is not None or size_average is not None or reduce is not None:
-        raise missing_rule(
+        rule = general_rule(
             F.binary_cross_entropy_with_logits,
             "pos_weight, size_average and reduce are not covered",
         )
+        return rule(input, target, weight, size_average, reduce, reduction, pos_weight)
     losses = F.softplus(input, threshold=float("inf")) - input * target
     return _reduced(losses if weight is None else losses * weight, reduction)

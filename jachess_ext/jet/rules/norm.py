@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum
 from .reduce import root_of_squares
@@ -101,13 +101,34 @@ def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
     return out.to(dtype)
 
 
+def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
+    """Of ``[N, C, ...]``."""
+    channels = (-1, *(1,) * (out.ndim - 2))
+    scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
+    return _affine(out, scale, shift, dtype)
+
+
 @jet_rule("normalize")
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
     """x / max(‖x‖₂, ε); at x = 0, and around it, that is x / ε."""
     if p != 2:
-        raise missing_rule(F.normalize, f"p={p!r} is not covered, only the Euclidean norm")
+        said = f"p={p!r} is not covered, only the Euclidean norm"
+        return general_rule(F.normalize, said)(input, p, dim, eps)
     norm: Any = root_of_squares((input * input).sum(dim, keepdim=True), least=eps)
     return input / norm.clamp_min(eps)
+
+
+@jet_rule("cosine_similarity")
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), as torch divides each by its own."""
+
+    def unit(x: Any) -> Any:
+        if not isinstance(x, JetTensor):
+            return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
+        norm: Any = root_of_squares((x * x).sum(dim, keepdim=True), least=eps)
+        return x / norm.clamp_min(eps)
+
+    return (unit(x1) * unit(x2)).sum(dim)
 
 
 @jet_rule("group_norm")
@@ -122,9 +143,42 @@ def group_norm(
     """Layer norm over each group of channels of ``[N, C, ...]``, then scale and shift a channel."""
     x = input.to(_statistics_dtype(input.dtype)).reshape(input.shape[0], num_groups, -1)
     out = composed_layer_norm(x, x.shape[-1:], None, None, eps).reshape(input.shape)
-    channels = (-1, *(1,) * (input.ndim - 2))
-    scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
-    return _affine(out, scale, shift, input.dtype)
+    return _affine_of_channels(out, weight, bias, input.dtype)
+
+
+@jet_rule("instance_norm")
+def instance_norm(input: Any, *args: Any, **named: Any) -> Any:
+    """Every channel of ``[N, C, ...]`` normalised by itself, or by the running statistics.
+
+    torch.instance_norm has another order of arguments than torch.nn.functional's.
+    """
+    names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+    given = dict(zip(names, args, strict=False)) | named
+    use_input_stats, eps = given.get("use_input_stats", True), given.get("eps", 1e-5)
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    weight, bias = given.get("weight"), given.get("bias")
+    if not use_input_stats:
+        return batch_norm(input, mean, variance, weight, bias, eps=eps)
+    if mean is not None or variance is not None:
+        raise missing_rule(F.instance_norm, "running statistics; use evaluation mode")
+    return group_norm(input, input.shape[1], weight, bias, eps)
+
+
+@jet_rule(torch.instance_norm)
+def native_instance_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    return instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
 
 
 @jet_rule(F.batch_norm)
@@ -140,13 +194,17 @@ def batch_norm(
     *unused: Any,
 ) -> Any:
     """With running statistics: an affine map of each channel of ``[N, C, ...]``."""
+    if training and running_mean is None and running_var is None:
+        rows = input.transpose(0, 1).flatten(1)
+        out = composed_layer_norm(rows, rows.shape[-1:], None, None, eps)
+        out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
+        return _affine_of_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
-        raise missing_rule(F.batch_norm, "batch statistics mix the rows; use evaluation mode")
+        raise missing_rule(F.batch_norm, "it would change the running statistics; use eval mode")
     channels = (-1, *(1,) * (input.ndim - 2))
     spread = torch.rsqrt(running_var + eps).reshape(channels)
     out = (input - running_mean.reshape(channels)) * spread
-    scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
-    return _affine(out, scale, shift, input.dtype)
+    return _affine_of_channels(out, weight, bias, input.dtype)
 
 
 @jet_rule(torch.batch_norm)

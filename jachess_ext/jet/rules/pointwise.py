@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..registry import jet_rule, missing_rule, spellings
+from ..registry import find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place
@@ -242,6 +242,23 @@ def logsigmoid(x: Tensor) -> Derivatives:
     return F.logsigmoid(x), 1 - s, -s1
 
 
+@jet_rule("glu")
+def glu(input: Any, dim: int = -1) -> Any:
+    a, b = input.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+@pointwise("logit")
+def logit(x: Tensor, eps: float | None = None) -> Derivatives:
+    """ln(x / (1 − x)), flat where ε clamps x."""
+    slope = 1 / (x * (1 - x))
+    curvature = (2 * x - 1) * slope * slope
+    if eps is not None:
+        outside = (x < eps) | (x > 1 - eps)
+        slope, curvature = (part.masked_fill(outside, 0) for part in (slope, curvature))
+    return torch.logit(x, eps), slope, curvature
+
+
 # ---- elementary functions ----------------------------------------------------------------------
 
 
@@ -333,6 +350,24 @@ def abs_(x: Tensor) -> Derivatives:
     return x.abs(), x.sign(), torch.zeros_like(x)
 
 
+def _with_jets_as_bounds(name: str, first: str) -> None:
+    """A bound that is a jet: the larger or smaller of two."""
+    of_constants = find_rule(getattr(torch, name))
+    assert of_constants is not None
+
+    @jet_rule(name)
+    def rule(input: Any, *bounds: Any, **named: Any) -> Any:
+        given = dict(zip((first, "max"), bounds, strict=False)) | named
+        if not any(isinstance(bound, JetTensor) for bound in given.values()):
+            return of_constants(input, *bounds, **named)
+        out = input
+        if given.get("min") is not None:
+            out = torch.maximum(out, torch.as_tensor(given["min"], dtype=out.dtype))
+        if given.get("max") is not None:
+            out = torch.minimum(out, torch.as_tensor(given["max"], dtype=out.dtype))
+        return out
+
+
 @pointwise("clamp", "clip")
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Derivatives:
     value = torch.clamp(x, min, max)
@@ -347,6 +382,10 @@ def clamp_min(x: Tensor, min: Any) -> Derivatives:
 @pointwise("clamp_max")
 def clamp_max(x: Tensor, max: Any) -> Derivatives:
     return clamp(x, max=max)
+
+
+for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
+    _with_jets_as_bounds(_name, "max" if _name == "clamp_max" else "min")
 
 
 @jet_rule("nan_to_num")

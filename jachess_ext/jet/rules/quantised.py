@@ -102,16 +102,35 @@ def _refuse_trained(function: Any, weight: Tensor) -> None:
 
 
 def adopt_libraries() -> None:
-    """Teach bitsandbytes' products to take jets, where the program has imported it.
+    """Teach bitsandbytes' products (and BLOOM's GELU) to take jets, once they are imported.
 
     Called at the start of every pass; a look into ``sys.modules`` where there is nothing to do.
     """
+    _adopt_bloom()
     library: Any = sys.modules.get("bitsandbytes")
     if library is None or not hasattr(library, "matmul_4bit"):
         return
     if not hasattr(library.matmul_4bit, "takes_jets"):
         library.matmul_4bit = overridable(library.matmul_4bit, functools.partial(_4bit, library))
         library.matmul = overridable(library.matmul, _8bit)
+
+
+def _adopt_bloom() -> None:
+    """transformers' BLOOM wraps its GELU into an autograd Function to save memory; a jet goes
+    through what the Function computes."""
+    module: Any = sys.modules.get("transformers.models.bloom.modeling_bloom")
+    function = getattr(module, "GeLUFunction", None)
+    if function is None or not hasattr(module, "bloom_gelu_forward"):
+        return
+    apply = function.apply
+    if hasattr(apply, "takes_jets"):
+        return
+
+    def asks_first(x: Tensor) -> Tensor:
+        return module.bloom_gelu_forward(x) if isinstance(x, DerivativeTensor) else apply(x)
+
+    asks_first.takes_jets = True  # type: ignore[attr-defined]
+    function.apply = staticmethod(asks_first)
 
 
 def overridable(function: Callable, rule: Callable) -> Callable:

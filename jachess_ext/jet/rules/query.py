@@ -24,8 +24,8 @@ _COMPARISONS = spellings(
     *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
 )
 _LIKE = spellings(
-    *("ones_like", "full_like", "rand_like", "randn_like"),
-    *("new_ones", "new_full", "new_tensor", "bernoulli"),
+    *("ones_like", "rand_like", "randn_like"),
+    *("new_ones", "new_tensor", "bernoulli"),
 )
 _METADATA = spellings(
     *(
@@ -57,6 +57,14 @@ def _on_primal(function: Callable) -> Callable:
 
 for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
     jet_rule(_function)(_on_primal(_function))
+
+
+if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
+
+    @jet_rule(torch._nested_tensor_from_mask_left_aligned)
+    def left_aligned(*args: Any) -> bool:
+        """Asked by torch.nn.TransformerEncoder, which would go on with nested tensors."""
+        return False
 
 
 @jet_rule("requires_grad_")

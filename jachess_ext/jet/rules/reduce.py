@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor
 from .pointwise import Derivatives, in_float32, push_forward
-from .streamwise import varargs
+from .streamwise import varargs, without_dimensions
 
 
 def _extreme(name: str, pick: str) -> None:
     """The entry at the extreme index carries its own derivative (apart from ties)."""
 
     @jet_rule(name)
-    def rule(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-        if isinstance(dim, Tensor):
-            return getattr(torch, f"{name}imum")(input, dim)
+    def rule(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+        if isinstance(dim, Tensor) or other is not None:
+            return getattr(torch, f"{name}imum")(input, dim if other is None else other)
+        return along(input, dim, keepdim)
+
+    @without_dimensions
+    def along(input: Any, dim: Any, keepdim: bool) -> Any:
         if dim is None:
             flat = input.flatten()
             return flat[getattr(flat.primal, pick)()]
@@ -36,12 +41,15 @@ for _name, _pick in (("max", "argmax"), ("min", "argmin")):
 
 def _extreme_value(name: str, pick: str) -> None:
     @jet_rule(name)
+    @without_dimensions
     def rule(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-        dims = varargs(dim) if isinstance(dim, list | tuple) else [dim]
-        if len(dims) != 1:
-            raise missing_rule(getattr(torch, name), "exactly one dimension is covered")
-        values = torch.gather(input, dims[0], getattr(input.primal, pick)(dims[0], keepdim=True))
-        return values if keepdim else values.squeeze(dims[0])  # type: ignore[attr-defined]
+        dims = (varargs(dim) if isinstance(dim, list | tuple) else [dim]) or [*range(input.ndim)]
+        last = [*range(-len(dims), 0)]
+        flat = input.movedim(dims, last).flatten(-len(dims))
+        values: Any = flat.gather(-1, getattr(flat.primal, pick)(-1, keepdim=True))
+        if not keepdim:
+            return values.squeeze(-1)
+        return values.reshape(*values.shape[:-1], *(1,) * len(dims)).movedim(last, dims)
 
 
 for _name, _pick in (("amax", "argmax"), ("amin", "argmin")):
@@ -49,12 +57,14 @@ for _name, _pick in (("amax", "argmax"), ("amin", "argmin")):
 
 
 @jet_rule("topk")
+@without_dimensions
 def topk(input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     _, index = torch.topk(input.primal, k, dim, largest, sorted)
     return torch.return_types.topk((torch.gather(input, dim, index), index))
 
 
 @jet_rule("sort")
+@without_dimensions
 def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
@@ -93,7 +103,8 @@ def norm(
 ) -> Any:
     """Euclidean norm; no derivative at 0 (`root_of_squares`)."""
     if p not in ("fro", 2, 2.0, None):
-        raise missing_rule(torch.norm, f"p={p!r} is not covered, only the Euclidean norm")
+        said = f"p={p!r} is not covered, only the Euclidean norm"
+        return general_rule(torch.norm, said)(input, p, dim, keepdim, dtype=dtype)
     return vector_norm(input, 2, dim, keepdim, dtype=dtype)
 
 
@@ -101,10 +112,22 @@ def norm(
 def vector_norm(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
+    if ord in (1, math.inf):
+        size = x.abs() if dtype is None else x.abs().to(dtype)
+        dim = tuple(range(x.ndim)) if dim is None else dim
+        return size.sum(dim, keepdim) if ord == 1 else size.amax(dim, keepdim)
     if ord not in (2, 2.0):
-        raise missing_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
+        rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
+        return rule(x, ord, dim, keepdim, dtype=dtype)
     x = x if dtype is None else x.to(dtype)
     return root_of_squares((x * x).sum(dim, keepdim))
+
+
+@jet_rule("pairwise_distance")
+def pairwise_distance(
+    x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 @jet_rule(torch.linalg.norm)
@@ -114,7 +137,8 @@ def linalg_norm(
     one_dimension = isinstance(dim, int) or (dim is None and A.ndim == 1)
     if ord is None or (ord in (2, 2.0) and one_dimension):
         return vector_norm(A, 2, dim, keepdim, dtype=dtype)
-    raise missing_rule(torch.linalg.norm, f"ord={ord!r} is covered for vectors only, and only 2")
+    said = f"ord={ord!r} is covered for vectors only, and only 2"
+    return general_rule(torch.linalg.norm, said)(A, ord, dim, keepdim, dtype=dtype)
 
 
 def _moments(input: Any, args: tuple, named: dict) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import attribute, jet_rule, missing_rule
+from ..registry import attribute, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of
 from .streamwise import (
     behind_streams,
@@ -19,6 +19,7 @@ from .streamwise import (
     lifted_streams,
     on_primal_and_tangents,
     varargs,
+    without_dimensions,
 )
 
 
@@ -42,8 +43,10 @@ def reshape_as(self: Any, other: Tensor) -> Any:
     return self.reshape(other.shape)
 
 
-@jet_rule("flatten")
+@jet_rule("flatten", "ravel")
 def flatten(input: JetTensor, start_dim: int = 0, end_dim: int = -1) -> JetTensor:
+    if input.ndim == 0:
+        return reshape(input, (1,))
     dims = behind_streams_all((start_dim, end_dim), input.ndim)
     return input.with_streams(input.streams.flatten(*dims))
 
@@ -137,6 +140,55 @@ def broadcast_tensors(*tensors: Any) -> tuple:
     return tuple(tensor.expand(shape) for tensor in tensors)
 
 
+@jet_rule(Tensor.unfold)
+def unfold(self: JetTensor, dimension: int, size: int, step: int) -> JetTensor:
+    if self.ndim == 0:
+        return unfold(flatten(self), 0, size, step)[0]
+    streams = self.streams.unfold(behind_streams(dimension, self.ndim), size, step)
+    return self.with_streams(streams)
+
+
+@jet_rule(torch.linalg.diagonal)
+def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    return torch.diagonal(A, offset, dim1, dim2)
+
+
+def _at_least(name: str) -> None:
+    function: Callable = getattr(torch, name)
+
+    @jet_rule(function, getattr(torch._C._VariableFunctions, name))
+    def rule(*tensors: Any) -> Any:
+        if len(tensors) > 1 or isinstance(tensors[0], list | tuple):
+            several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
+            return tuple(rule(tensor) for tensor in several)
+        return (
+            reshape(tensors[0], function(tensors[0].primal).shape)
+            if _is_jet(tensors[0])
+            else (function(tensors[0]))
+        )
+
+
+for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
+    _at_least(_name)
+
+
+@jet_rule(torch.meshgrid, torch._C._VariableFunctions.meshgrid)
+def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
+    """As torch's, without the warning about its default."""
+    several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
+    several = list(several)
+    if indexing == "xy" and len(several) > 1:
+        several[:2] = several[1::-1]
+    shape = [tensor.numel() for tensor in several]
+    grids = [
+        tensor.reshape([-1 if n == place else 1 for n in range(len(shape))]).expand(shape)
+        for place, tensor in enumerate(several)
+    ]
+    if indexing == "xy" and len(grids) > 1:
+        grids[:2] = grids[1::-1]
+    return tuple(grids)
+
+
 @jet_rule("diagonal")
 def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> JetTensor:
     dims = behind_streams_all((dim1, dim2), input.ndim)
@@ -147,7 +199,7 @@ def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 def repeat_interleave(
     input: JetTensor, repeats: Any, dim: int | None = None, **named: Any
 ) -> JetTensor:
-    if dim is None:
+    if dim is None or input.ndim == 0:
         input, dim = flatten(input), 0
     streams = input.streams.repeat_interleave(repeats, behind_streams(dim, input.ndim), **named)
     return input.with_streams(streams)
@@ -180,6 +232,7 @@ def _selection(name: str) -> None:
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
+    @without_dimensions
     def rule(input: JetTensor, dim: int, *args: Any, **named: Any) -> JetTensor:
         return input.with_streams(
             function(input.streams, behind_streams(dim, input.ndim), *args, **named)
@@ -192,6 +245,8 @@ for _name in ("select", "narrow", "index_select"):
 
 @jet_rule("gather")
 def gather(input: JetTensor, dim: int, index: Tensor, **named: Any) -> JetTensor:
+    if input.ndim == 0:
+        return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
     everywhere = index.unsqueeze(0).expand(len(input.streams), *index.shape)
     return input.with_streams(
         input.streams.gather(behind_streams(dim, input.ndim), everywhere, **named)
@@ -199,13 +254,27 @@ def gather(input: JetTensor, dim: int, index: Tensor, **named: Any) -> JetTensor
 
 
 @jet_rule("take_along_dim")
-def take_along_dim(input: JetTensor, indices: Tensor, dim: int) -> JetTensor:
+def take_along_dim(input: JetTensor, indices: Tensor, dim: int | None = None) -> JetTensor:
+    if dim is None:
+        return take_along_dim(flatten(input), indices.flatten(), 0)
     place = behind_streams(dim, input.ndim)
     return input.with_streams(input.streams.take_along_dim(indices.unsqueeze(0), place))
 
 
 def _each(jet: JetTensor, stacks: Sequence[Tensor]) -> tuple[JetTensor, ...]:
     return tuple(jet.with_streams(stack) for stack in stacks)
+
+
+def _split_along(name: str, dim: int) -> None:
+    @jet_rule(name)
+    def rule(input: JetTensor, indices_or_sections: Any) -> Any:
+        place = 0 if input.ndim == 1 and name == "hsplit" else dim
+        getattr(torch, name)(input.primal, indices_or_sections)  # checks what torch checks
+        return tensor_split(input, indices_or_sections, place)
+
+
+for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
+    _split_along(_name, _dim)
 
 
 @jet_rule("split")
@@ -225,6 +294,22 @@ def split_with_sizes(input: JetTensor, split_sizes: Any, dim: int = 0) -> Any:
 @jet_rule("chunk")
 def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Any:
     return _each(input, input.streams.chunk(chunks, behind_streams(dim, input.ndim)))
+
+
+def _copied(name: str, rule: Callable) -> None:
+    """torch's unsafe_* forget that their results are views: each may be written into alone."""
+
+    @jet_rule(name)
+    def copied(input: JetTensor, *args: Any, **named: Any) -> Any:
+        return tuple(clone(part) for part in rule(input, *args, **named))
+
+
+for _name, _rule in (
+    ("unsafe_split", split),
+    ("unsafe_split_with_sizes", split_with_sizes),
+    ("unsafe_chunk", chunk),
+):
+    _copied(_name, _rule)
 
 
 @jet_rule("tensor_split")
@@ -291,7 +376,8 @@ def pad(
     input: JetTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> JetTensor:
     if mode != "constant":
-        raise missing_rule(F.pad, f"mode {mode!r} is not covered, only 'constant'")
+        rule = general_rule(F.pad, f"mode {mode!r} is not covered, only 'constant'")
+        return rule(input, pad, mode, value)
     if not value:
         return input.with_streams(F.pad(input.streams, pad))
     return on_primal_and_tangents(
@@ -311,6 +397,7 @@ def _is_jet(value: Any) -> bool:
 
 @jet_rule("to")
 def to(self: Any, *args: Any, **named: Any) -> Any:
+    named.pop("memory_format", None)  # of the primal's dimensions; a jet lies as it lies
     if not _is_jet(self):  # plain.to(jet)
         example = args[0] if args else named["other"]
         return self.to(dtype=example.dtype, device=example.device)

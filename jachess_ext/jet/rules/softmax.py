@@ -18,7 +18,7 @@ from ...ops.library import transformed
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
-from .streamwise import behind_streams, behind_streams_all, varargs
+from .streamwise import behind_streams, behind_streams_all, varargs, without_dimensions
 
 
 def softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
@@ -127,9 +127,10 @@ _register("log_softmax", _log_softmax_streams)
 
 
 @jet_rule("logsumexp")
+@without_dimensions
 def logsumexp(input: JetTensor, dim: Any, keepdim: bool = False) -> JetTensor:
     """l = log Σ exp s;  l_i = m_i = Σ p s_i;  l_ij = Σ p (s_ij + s_i s_j) − m_i m_j."""
-    dims = behind_streams_all(varargs(dim), input.ndim)
+    dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = _wide(input.streams, None), input.jet_layout
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
     probability = (streams[:1] - logs).exp()

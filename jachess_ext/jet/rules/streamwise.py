@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from ...ops.library import transformed
 from ..deferred import make_pending
 from ..tensor import JetTensor, aligned, common_layout, lift
+
+R = TypeVar("R", bound=Callable[..., Any])
 
 
 def behind_streams(dim: int, ndim: int) -> int:
@@ -28,6 +31,27 @@ def behind_streams(dim: int, ndim: int) -> int:
 def behind_streams_all(dims: Sequence[int], ndim: int) -> list[int]:
     """`behind_streams` for several dimensions."""
     return [behind_streams(dim, ndim) for dim in dims]
+
+
+def without_dimensions(rule: R) -> R:
+    """``rule`` for tensors of no dimension, too, of which torch takes dimensions 0 and -1: there
+    it is asked for the tensor as a vector of one entry."""
+
+    @functools.wraps(rule)
+    def asked(input: Any, *args: Any, **named: Any) -> Any:
+        if input.ndim:
+            return rule(input, *args, **named)
+        others = [_as_vector(value) for value in args]
+        found = rule(_as_vector(input), *others, **{k: _as_vector(v) for k, v in named.items()})
+        if isinstance(found, tuple):
+            return type(found)([value.reshape(()) for value in found])
+        return found.reshape(())
+
+    return asked  # type: ignore[return-value]
+
+
+def _as_vector(value: Any) -> Any:
+    return value.reshape(1) if isinstance(value, Tensor) and value.ndim == 0 else value
 
 
 def varargs(first: Any, rest: Sequence[Any] = ()) -> list[int]:

@@ -1,0 +1,125 @@
+"""One rule for functions that have none of their own: torch's forward mode, nested for order 2.
+
+It serves the functions of `forward_mode_kept.py` alone.  torch's forward mode can be wrong in
+silence (through a layer norm it is), so `python -m python_tests.jet.keep_forward_mode` writes that
+list: of functions for which all of torch's own samples agreed with finite differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+from torch.utils import _pytree as pytree
+
+from ..layout import JetLayout
+from ..registry import Rule, missing_rule, serve_generally
+from ..tensor import JetTensor, carries_derivatives, common_layout
+from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
+
+Tensors = tuple[Tensor, ...]
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
+    """The rule of ``function``.
+
+    Args:
+        gradients: whether torch's backward through its own forward mode is right, too.
+    """
+
+    def rule(*args: Any, **named: Any) -> Any:
+        leaves, structure = pytree.tree_flatten((args, named))
+        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, JetTensor)]
+        stacks = [leaves[place].streams for place in places]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        _check(function, tensors, gradients)
+        shown: list[Any] = []
+
+        def plain(*points: Tensor) -> Tensors:
+            """Every output that is a tensor."""
+            given = list(leaves)
+            for place, point in zip(places, points, strict=True):
+                given[place] = point
+            inner_args, inner_named = pytree.tree_unflatten(given, structure)
+            shown[:] = pytree.tree_flatten(function(*inner_args, **inner_named))
+            return tuple(out for out in shown[0] if isinstance(out, Tensor))
+
+        layout = common_layout(*tensors)
+        try:
+            streams = _streams(plain, stacks, layout)
+        except (RuntimeError, NotImplementedError) as error:
+            plain(*(stack[0] for stack in stacks))  # torch's own message, where the call is wrong
+            reason = str(error).splitlines()[0]
+            raise missing_rule(function, f"torch's forward mode: {reason}") from error
+        _refuse_views(function, streams, stacks)
+        made = iter(streams)
+        outputs = [
+            _as_jet(next(made), layout) if isinstance(out, Tensor) else out for out in shown[0]
+        ]
+        return pytree.tree_unflatten(outputs, shown[1])
+
+    rule.under_autocast = True  # type: ignore[attr-defined]
+    return rule
+
+
+def _check(function: Callable, tensors: list[Any], gradients: bool) -> None:
+    """Raises:
+    MissingJetRule: a tensor of a kind whose forward mode nobody has checked, or a gradient that
+        would not be right.
+    """
+    if any(type(t) not in _PLAIN and not isinstance(t, JetTensor) for t in tensors):
+        raise missing_rule(function, "one of its arguments is a tensor of a class of its own")
+    if not gradients and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise missing_rule(
+            function,
+            "torch's backward through its forward mode is not right here; the derivatives "
+            "themselves are, under torch.no_grad()",
+        )
+
+
+def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
+    primal = streams[0]
+    return JetTensor(torch.stack(streams), layout) if carries_derivatives(primal) else primal
+
+
+def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[list[Tensor]]:
+    """For every output its streams."""
+    found: dict[int, Tensors] = {}
+
+    def point(stream: int) -> Tensors:
+        return tuple(stack[stream] for stack in stacks)
+
+    def first(*given: Tensor) -> tuple[Tensors, Tensors]:
+        return jvp(plain, given[: len(stacks)], given[len(stacks) :])
+
+    for i, j, ij in layout.pair_streams():
+        (value, by_j), (by_i, by_both) = jvp(first, (*point(0), *point(j)), (*point(i), *point(ij)))
+        found |= {0: value, i: by_i, j: by_j, ij: by_both}
+    if not layout.pairs:
+        for i in range(1, layout.streams):
+            found[0], found[i] = jvp(plain, point(0), point(i))
+    return [[found[s][n] for s in range(layout.streams)] for n in range(len(found[0]))]
+
+
+def _named(name: str) -> Any:
+    """The function called ``torch.…``; None in a release of torch that has none."""
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found
+
+
+for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
+    if (_function := _named(_name)) is not None:
+        serve_generally(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
+
+
+def _refuse_views(function: Callable, streams: list[list[Tensor]], stacks: list[Tensor]) -> None:
+    """A view shares its numbers with its source; what is stacked here would not."""
+    sources = {stack.untyped_storage()._cdata for stack in stacks}
+    if any(parts[0].untyped_storage()._cdata in sources for parts in streams):
+        raise missing_rule(function, "it returned a view, which the general rule cannot give")

@@ -1,0 +1,117 @@
+"""Find out for which functions torch's own forward mode is right, and write the list.
+
+    python -m python_tests.jet.keep_forward_mode [--limit 4] [--only NAME ...]
+
+Every function without a jet rule of its own gets the general one (`rules/forward_mode.py`), and
+torch's samples of its operators go through it, as they are, as a method, with each argument alone
+active and with gaps between the entries.  A function is kept if none of the samples that met it was
+wrong or raised; "with gradients" if the backward through its jets was right, too.  The oracles are
+central differences and torch's double backward, never forward mode (`operators.judge`).
+
+``--only`` leaves what the list says of other functions as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jachess_ext
+from jachess_ext.evaluation.files import write_atomically
+from jachess_ext.jet import registry
+from jachess_ext.jet.rules import forward_mode, forward_mode_kept
+
+from .operators import calls, judge, operators, quiet, title
+
+TARGET = Path(jachess_ext.__file__).parent / "jet" / "rules" / "forward_mode_kept.py"
+HEADER = '''"""Functions that torch's own forward mode carries jets through (`forward_mode.py`).
+
+Written by `python -m python_tests.jet.keep_forward_mode` with torch {version}; do not edit.
+"""
+'''
+
+
+class Trial(dict):
+    """The general rule for every function that has none; notes which were met."""
+
+    def __init__(self) -> None:
+        self.met: set[str] = set()
+
+    def get(self, function: Any, default: Any = None) -> Any:
+        name = registry.function_name(function)
+        if name.endswith("_") and not name.endswith("__"):
+            return None  # writes into its argument
+        self.met.add(name)
+        return forward_mode.forward_mode_rule(function, gradients=True)
+
+
+def try_operator(op: Any, limit: int) -> tuple[set[str], str, str]:
+    """The functions met, and what became of the worst call: values, then gradients."""
+    trial = Trial()
+    registry._GENERAL, before = trial, registry._GENERAL
+    values = gradients = "right"
+    tried = False
+    try:
+        for call in calls(op, limit):
+            found = judge(call, independent=False, gradients=gradients == "right")
+            if not trial.met:
+                break
+            if found.kind in ("right", "skipped"):
+                tried |= found.kind == "right"
+            elif found.detail.startswith(("gradient", "in the backward")):
+                tried, gradients = True, f"{found.kind}: {found.detail}"
+            else:
+                values = f"{found.kind}: {found.detail}"
+                break
+    finally:
+        registry._GENERAL = before
+    return trial.met, values if tried or values != "right" else "not tried", gradients
+
+
+def kept(limit: int, only: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Names of functions whose values and gradients are right; whose values alone are."""
+    good: set[str] = set()
+    bad: set[str] = set()
+    without: set[str] = set()
+    for op in operators():
+        if only and op.name not in only:
+            continue
+        met, values, gradients = try_operator(op, limit)
+        if not met:
+            continue
+        print(title(op), sorted(met), values[:150], gradients[:90], sep=" | ", flush=True)
+        if values == "right":
+            good |= met
+            without |= met if gradients != "right" else set()
+        elif values != "not tried":
+            bad |= met
+    if only:
+        good |= set(forward_mode_kept.WITH_GRADIENTS) - bad - without
+        without |= set(forward_mode_kept.WITHOUT_GRADIENTS) - good
+    return good - bad - without, without - bad
+
+
+def _listed(name: str, functions: set[str]) -> str:
+    lines = "".join(f'    "{function}",\n' for function in sorted(functions))
+    return f"\n{name}: tuple[str, ...] = (\n{lines})\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--limit", type=int, default=4, help="samples of each operator")
+    parser.add_argument("--only", nargs="*", default=(), help="names of operators")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet()
+    with_gradients, without = kept(given.limit, given.only)
+    text = HEADER.format(version=torch.__version__.split("+")[0])
+    text += _listed("WITH_GRADIENTS", with_gradients) + _listed("WITHOUT_GRADIENTS", without)
+    write_atomically(TARGET, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""torch's own samples of its operators through `jx.jet`: right, or refused by `MissingJetRule`.
+
+Of every operator one sample by default; several, also as a method and with arguments alone, in the
+slow test, which counts.  `operators.py` says what the oracles are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import jachess_ext as jx
+from jachess_ext.jet import registry
+from jachess_ext.jet.rules import forward_mode_kept
+from jachess_ext.jet.rules.forward_mode import forward_mode_rule
+
+from .operators import Verdict, calls, judge, operators, quiet, title
+
+pytest.importorskip(
+    "expecttest", reason="torch's table of operators needs it: pip install expecttest"
+)
+LEAST_RIGHT = 400
+BAD = ("wrong", "raises")
+
+
+@cache
+def _operators() -> list[Any]:
+    return operators()
+
+
+class _Met(dict):
+    """The general rules, noting which were asked for."""
+
+    def __init__(self, rules: dict) -> None:
+        super().__init__(rules)
+        self.met = False
+
+    def get(self, function: Any, default: Any = None) -> Any:
+        found = super().get(function, default)
+        self.met |= found is not None
+        return found
+
+
+def _verdicts(op: Any, limit: int | None) -> Iterator[Verdict]:
+    for call in calls(op, limit):
+        rules = _Met(registry._GENERAL)
+        registry._GENERAL, before = rules, registry._GENERAL
+        try:
+            found = judge(call, independent=True)
+            if found.kind == "right" and rules.met:
+                found = judge(call, independent=False)
+        finally:
+            registry._GENERAL = before
+        yield found
+
+
+def _worst(verdicts: Iterator[Verdict]) -> Verdict:
+    order = (*BAD, "no rule", "no gradient", "right", "skipped")
+    return min(verdicts, key=lambda v: order.index(v.kind), default=Verdict("skipped"))
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_sample_of_every_operator(part: int) -> None:
+    context = quiet()
+    try:
+        found = {title(op): next(_first(op), Verdict("skipped")) for op in _operators()[part::8]}
+    finally:
+        context.__exit__(None, None, None)
+    bad = {name: v.detail for name, v in found.items() if v.kind in BAD}
+    assert not bad
+    assert sum(v.kind == "right" for v in found.values()) >= LEAST_RIGHT // 8
+
+
+def _first(op: Any) -> Iterator[Verdict]:
+    """The first sample whose primal is a number; its gradient is left to the slow test."""
+    for call in calls(op, 2):
+        found = judge(call, gradients=False)
+        if found.kind != "skipped":
+            yield found
+            return
+
+
+@pytest.mark.slow
+def test_samples_of_every_operator() -> None:
+    context = quiet()
+    try:
+        found = {title(op): _worst(_verdicts(op, 6)) for op in _operators()}
+    finally:
+        context.__exit__(None, None, None)
+    counts = Counter(v.kind for v in found.values())
+    print(dict(counts), {n: v.detail[:80] for n, v in found.items() if v.kind.startswith("no ")})
+    assert not {name: v for name, v in found.items() if v.kind in BAD}
+    assert counts["right"] >= LEAST_RIGHT
+
+
+# ---- the general rule --------------------------------------------------------------------------
+
+
+def test_a_layer_norm_by_torch_s_forward_mode_is_noticed() -> None:
+    """torch's own error: were the general rule to serve it, the samples would show it."""
+    (op,) = [op for op in _operators() if op.name == "nn.functional.layer_norm"]
+    function = torch.nn.functional.layer_norm
+    before = registry._RULES[function]
+    registry._RULES[function] = forward_mode_rule(function, gradients=True)
+    try:
+        kinds = {judge(call, independent=False).kind for call in calls(op, 2)}
+    finally:
+        registry._RULES[function] = before
+    assert "wrong" in kinds
+
+
+def _jet(function: Any, *, gradients: bool) -> Any:
+    x = torch.rand(3, dtype=torch.float64).requires_grad_(gradients)
+    return jx.jet(function, x, torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_gradients_that_would_be_wrong_are_refused() -> None:
+    assert "torch.dist" in forward_mode_kept.WITHOUT_GRADIENTS
+    y = torch.ones(3, dtype=torch.float64)
+    assert _jet(lambda x: torch.dist(x, y), gradients=False).second.isfinite().all()
+    with pytest.raises(jx.MissingJetRule, match="backward"):
+        _jet(lambda x: torch.dist(x, y), gradients=True)
+
+
+def test_a_view_by_the_general_rule_is_refused() -> None:
+    assert registry._GENERAL.get(torch.narrow_copy) is not None
+    rule = forward_mode_rule(torch.Tensor.as_strided, gradients=True)
+    with pytest.raises(jx.MissingJetRule, match="view"):
+        _jet(lambda x: rule(x, (2,), (1,)), gradients=False)
+
+
+def test_what_forward_mode_does_not_know_is_a_missing_rule() -> None:
+    rule = forward_mode_rule(torch.nn.functional.huber_loss, gradients=True)
+    with pytest.raises(jx.MissingJetRule, match="forward mode"):
+        _jet(lambda x: rule(x, torch.zeros(3, dtype=torch.float64)), gradients=False)
+
+
+class _Own(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_tensors_of_other_classes_are_refused() -> None:
+    own = torch.ones(3, dtype=torch.float64).as_subclass(_Own)
+    rule = registry._GENERAL[torch.atan2]
+    with pytest.raises(jx.MissingJetRule, match="class of its own"):
+        _jet(lambda x: rule(x, own), gradients=False)
+
+
+def test_a_wrong_call_gives_torch_s_own_message() -> None:
+    with pytest.raises(RuntimeError, match="size"):
+        _jet(lambda x: torch.atan2(x, torch.ones(2, dtype=torch.float64)), gradients=False)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_one_direction_and_order_one(order: int) -> None:
+    x, u = torch.rand(2, 3, dtype=torch.float64)
+    jet = jx.jet(torch.asinh, x, u[None], order=order)
+    torch.testing.assert_close(jet.first[0], u / (x * x + 1).sqrt())
+    assert jet.second.shape == (0, 3)
+
+
+def test_a_tangent_as_a_target() -> None:
+    x, u = torch.rand(2, 3, dtype=torch.float64)
+    output, tangent = jx.jvp(torch.asinh, (x.requires_grad_(),), (u,), differentiable=False)
+    assert torch.equal(output, torch.asinh(x)) and output.requires_grad
+    torch.testing.assert_close(tangent, (u / (x * x + 1).sqrt()).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_is_torch_s(dtype: torch.dtype) -> None:
+    x, y = torch.rand(2, 3, 3).to(dtype)
+    with torch.autocast("cpu"):
+        for function in (lambda x: torch.addr(x, x[0], y[0]), torch.asinh, torch.linalg.inv):
+            if dtype == torch.bfloat16 and function is torch.linalg.inv:
+                continue
+            jet = jx.jet(function, x, torch.ones(1, 3, 3, dtype=dtype))
+            assert jet.primal.dtype == jet.first.dtype == function(x).dtype
