@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .registry import last_name
+from .registry import last_name, missing_rule
 
 # Computed in autocast's own dtype.
 _LOWER = {
@@ -47,13 +47,18 @@ _WIDE = {
     *("cosine_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss", "cdist"),
 }
-_WIDE_ON_CPU = {"binary_cross_entropy", "prod"}
+_WIDE_ON_CPU = {"binary_cross_entropy", "prod", "avg_pool3d", "adaptive_avg_pool3d"}
 _WIDE_ON_GPU = {
     *("acos", "arccos", "asin", "arcsin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
     *("log", "log2", "log10", "log1p", "reciprocal", "__rtruediv__", "__rdiv__", "rsqrt"),
     *("pow", "__pow__", "__rpow__", "square", "softplus", "layer_norm", "rms_norm", "group_norm"),
     *("normalize", "norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
-    "interpolate",
+    *("interpolate", "pairwise_distance"),
+}
+# Kernels of torch that mix dtypes in their own way.
+_REFUSED = {
+    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+    *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 }
 # Computed in the dtype they are asked for; in float32 where they are asked for none.
 _DTYPE_ON_GPU = {
@@ -68,6 +73,11 @@ def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> A
     device = next((t.device.type for t in _tensors((args, named)) if _is_active(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
         return rule(*args, **named)
+    if last_name(function) in _REFUSED:
+        raise missing_rule(
+            function,
+            "not under autocast; call the module within torch.autocast(..., enabled=False)",
+        )
     kind = _kind(function, _on_gpu(device))
     if function is torch.einsum and not _on_gpu(device) and len(list(_tensors((args, named)))) == 1:
         kind = None  # a sum, not a product

@@ -209,6 +209,7 @@ LINEAR = [
     Row(["conv_transpose3d"], [X((1, 1, 2, 2, 2)), P(1, 2, 2, 2, 2), P(2)], exact=False),
     Row(["conv1d"], [X((2, 3, 5)), X((4, 3, 2)), X((4,))], exact=False),
     Row(["conv2d"], [P(1, 2, 3, 3), X((2, 2, 2, 2))], exact=False),
+    Row(["conv2d"], [P(1, 2, 3, 3), P(2, 2, 2, 2), X((2,))], exact=False),
     Row(["linear"], [X((2, 3)), X((4, 3)), X((4,))], exact=False),
     Row(["linear"], [P(2, 3), X((3,))], exact=False),
     Row(["avg_pool1d"], [X((2, 3, 6)), 2], exact=False),

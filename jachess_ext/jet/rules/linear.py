@@ -112,7 +112,8 @@ def _convolution(name: str) -> None:
         input: JetTensor, weight: Tensor, bias: Any = None, *args: Any, **named: Any
     ) -> JetTensor:
         if bias is not None and any(isinstance(t, JetTensor) for t in (weight, bias)):
-            out: Any = rule(input, weight, None, *args, **named)
+            active = isinstance(input, JetTensor) or isinstance(weight, JetTensor)
+            out: Any = (rule if active else function)(input, weight, None, *args, **named)
             return out + bias.reshape(-1, *(1,) * (weight.ndim - 2))
         if isinstance(weight, JetTensor):
             return bilinear(
