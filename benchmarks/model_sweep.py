@@ -88,9 +88,9 @@ def of_embeddings(model: nn.Module) -> Any:
     settings = {"use_cache": False} if "use_cache" in taken else {}
 
     def run(x: Any) -> tuple[Any]:
-        inputs = {"inputs_embeds": x}
+        inputs = {"inputs_embeds": x.clone()}  # CTRL writes into it
         if "decoder_inputs_embeds" in taken:
-            inputs["decoder_inputs_embeds"] = x
+            inputs["decoder_inputs_embeds"] = x.clone()
         found = model(**inputs, **settings, return_dict=True)
         hidden = getattr(found, "last_hidden_state", None)
         return (found[0] if hidden is None else hidden,)
