@@ -180,6 +180,7 @@ def tables(records: Sequence[Record]) -> list[str]:
     for section in sections(records):
         if section.tables:
             parts.append(f"## {section.title}\n")
+            parts += [f"{paragraph}\n" for paragraph in section.paragraphs]
             parts += [markdown(table) for table in section.tables]
     return parts
 

@@ -108,11 +108,12 @@ def front() -> str:
         ["what", "measured"],
         [
             ["J u through causal attention, 1,024 tokens, against `torch.func.jvp` of attention "
-             "written out", f"{faster} times faster (than torch's math backend {fast}), {memory} of "
-             "its memory"],
+             "written out",
+             f"{faster} times faster (than torch's math backend {fast}), {memory} of its memory"],
             ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
              f"(with `torch.func.jvp` {func})"],
-            ["a training step with JacHess, against a plain one", _spread(plain) + " times as long"],
+            ["a training step with JacHess, against a plain one",
+             f"{_spread(plain)} times as long"],
             ["the NTK of a 6-layer encoder, against per-sample gradients by `torch.func`",
              f"{_spread(kernels)} times faster"],
         ],

@@ -12,17 +12,58 @@ import numpy.typing as npt
 from .calibration import Reliability
 from .extras import require
 
-COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-MARKERS = "osD^vP"
+COLOURS = (
+    *("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#7b3294", "#a6d854", "#e7298a", "#8c510a", "#1a1a80"),
+)
+MARKERS = "osD^vPX*<>ph"
+Styles = Mapping[str, Mapping[str, Any]]
 
 
-def reliability_figure(diagrams: Mapping[str, Reliability]) -> bytes:
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and marker of each name by its place; no two of up to 144 names share both.
+
+    Made once for a report and given to all its figures, so that a method looks the same in each.
+    """
+    count = len(COLOURS)
+    return {
+        name: {"color": COLOURS[i % count], "marker": MARKERS[(i + i // count) % count]}
+        for i, name in enumerate(names)
+    }
+
+
+def forest_figure(
+    differences: Mapping[str, tuple[float, float]], across: str, styles: Styles
+) -> bytes:
+    """Differences from a reference: a row each method, a line at zero.
+
+    Args:
+        differences: method → (mean, half the interval's width; NaN draws the mean alone).
+        across: label of the horizontal axis.
+        styles: of all methods, from `styles_of`; they stand below one another in this order.
+    """
+    names = [name for name in styles if name in differences]
+    figure, (panel,) = panels_in_a_row(1, height=0.8 + 0.28 * len(names), width=4.6)
+    panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
+    for row, name in enumerate(names):
+        mean, half = differences[name]
+        width = None if np.isnan(half) else [half]
+        panel.errorbar([mean], [row], xerr=width, capsize=3, markersize=6, **styles[name])
+    panel.set(xlabel=across, ylim=(len(names) - 0.5, -0.5))
+    panel.set_yticks(range(len(names)), names)
+    panel.locator_params(axis="x", nbins=5)
+    return to_png(figure, 2.0)
+
+
+def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | None = None) -> bytes:
     """One panel a method: accuracy of the predicted class over its mean confidence, per bin.
 
     Bars show how many examples each bin holds, as a share of all.
     """
     figure, panels = panels_in_a_row(len(diagrams), height=3.2)
-    for panel, colour, (name, diagram) in zip(panels, COLOURS, diagrams.items(), strict=False):
+    looks = styles or styles_of(list(diagrams))
+    for panel, (name, diagram) in zip(panels, diagrams.items(), strict=True):
+        colour = looks[name]["color"]
         share = diagram.counts / diagram.counts.sum()
         filled = diagram.counts > 0
         panel.bar(
@@ -52,11 +93,16 @@ def score_over_noise_figure(
 
 
 def score_curves_figure(
-    places: Sequence[float], scores: Mapping[str, npt.ArrayLike], across: str, up: str
+    places: Sequence[float],
+    scores: Mapping[str, npt.ArrayLike],
+    across: str,
+    up: str,
+    styles: Styles | None = None,
 ) -> bytes:
     """Scores of every method [seeds, D] over `places` [D]: mean over seeds, with its spread."""
     figure, (panel,) = panels_in_a_row(1, height=3.4, width=5.2)
-    for index, (name, values) in enumerate(scores.items()):
+    looks = styles or styles_of(list(scores))
+    for name, values in scores.items():
         runs = np.asarray(values, dtype=np.float64)
         spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
         panel.errorbar(
@@ -64,14 +110,17 @@ def score_curves_figure(
             runs.mean(axis=0),
             yerr=spread,
             label=name,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
             markersize=4,
             capsize=2,
             linewidth=1.5,
+            **looks[name],
         )
     panel.set(xlabel=across, ylabel=up)
-    panel.legend(frameon=False, fontsize="small")
+    if len(scores) > 5:  # beside the curves, which it would cover
+        figure.set_size_inches(7.4, 3.4)
+        figure.legend(loc="outside right center", frameon=False, fontsize="small")
+    else:
+        panel.legend(frameon=False, fontsize="small")
     return to_png(figure)
 
 
@@ -79,6 +128,7 @@ def norms_figure(
     jacobian: Mapping[str, npt.ArrayLike],
     hessian: Mapping[str, npt.ArrayLike],
     reference: str | None = None,
+    styles: Styles | None = None,
 ) -> bytes:
     """‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers counted from 1.
 
@@ -86,22 +136,14 @@ def norms_figure(
     """
     figure, panels = panels_in_a_row(2, height=3.4, width=4.0)
     for panel, title, norms in zip(panels, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
-        methods = [name for name in norms if name != reference]
+        looks = styles or styles_of([name for name in norms if name != reference])
         for name, values in norms.items():
             heights = np.asarray(values, dtype=np.float64)
             layers = np.arange(1, len(heights) + 1)
             if name == reference:
                 panel.plot(layers, heights, "x--", color="#999999", label=name, markersize=5)
                 continue
-            index = methods.index(name)
-            panel.plot(
-                layers,
-                heights,
-                label=name,
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=4,
-            )
+            panel.plot(layers, heights, label=name, markersize=4, **looks[name])
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False, fontsize="small")

@@ -19,11 +19,12 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; p
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
-caption { text-align: left; padding: .3rem 0; opacity: .8; }
+.caption { font-size: .9rem; margin: 1rem 0 .2rem; opacity: .8; }
+.pictures { display: flex; flex-wrap: wrap; gap: 0 1.5rem; }
 th, td { border-bottom: 1px solid #8886; padding: .35rem .7rem; text-align: right; }
 th:first-child, td:first-child, th.text, td.text { text-align: left; }
 td { white-space: nowrap; } td.text { white-space: normal; min-width: 16rem; }
-figure { margin: 1rem 0; } figcaption { font-size: .9rem; opacity: .8; }
+figure { margin: 1rem 0; max-width: 100%; } figcaption { font-size: .9rem; opacity: .8; }
 img { max-width: 100%; height: auto; background: #fff; }
 pre { overflow-x: auto; padding: .6rem; background: #8882; font-size: .85rem; }
 """
@@ -106,7 +107,8 @@ def _section(section: Section) -> str:
     parts = [f"<h2>{html.escape(section.title)}</h2>\n"]
     parts += [f"<p>{html.escape(text)}</p>\n" for text in section.paragraphs]
     parts += [_table(table) for table in section.tables]
-    parts += [_picture(picture) for picture in section.pictures]
+    if section.pictures:
+        parts.append(f'<div class="pictures">{"".join(map(_picture, section.pictures))}</div>\n')
     parts += [f"<pre>{html.escape(text)}</pre>\n" for text in section.literal]
     return "".join(parts)
 
@@ -121,8 +123,10 @@ def _table(table: Table) -> str:
 
     head = f"<tr>{cells('th', table.header)}</tr>"
     rows = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in table.rows)
+    # Above the table, not in it: a caption is as wide as its table, wider than a phone.
+    caption = f'<p class="caption">{html.escape(table.caption)}</p>\n' if table.caption else ""
     return (
-        f'<div class="scroll"><table><caption>{html.escape(table.caption)}</caption>\n'
+        f'{caption}<div class="scroll"><table>\n'
         f"<thead>{head}</thead>\n<tbody>{rows}</tbody></table></div>\n"
     )
 

@@ -106,9 +106,19 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="as for jachess finetune")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="of the report, or of the figures as JSON"
+        "--out", type=Path, metavar="FILE", help="of the report: .html, or .json for its figures"
     )
     add_data_options(parser)
+    how = parser.add_argument_group("how to judge a model (--model)")
+    how.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
+    how.add_argument("--grid", type=Path, metavar="FILE", help="JSON with these settings by name")
+    how.add_argument(
+        "--shift", nargs="+", metavar="TASK=TARGET", help="judge it on the target's rows too"
+    )
+    how.add_argument("--corruption", nargs="*", type=float, metavar="SHARE", help="of the tokens")
+    how.add_argument("--deltas", nargs="*", type=float, metavar="D", help="sizes of noise")
+    how.add_argument("--texts", nargs="+", metavar="KIND", help="typos, case, … (see the methods)")
+    how.add_argument("--sequences", type=int, metavar="N", help="rows the norms are measured on")
 
 
 _PLACES = {
@@ -126,6 +136,12 @@ _PLACES = {
         "bf16": "bf16",
         "torch_compile": "torch_compile",
         "max_length": "max_length",
+    },
+    "conditions": {
+        "corruption": "corruption",
+        "deltas": "deltas",
+        "texts": "texts",
+        "sequences": "sequences",
     },
     "tuning": {
         "unlab_rates": "unlab_lr_ratio",

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 from ..evaluation.judge import judge
-from ..evaluation.report import write_json
+from ..evaluation.report import write_html, write_json
 from ..evaluation.robustness import embedding_scale
+from ..live_selection.devices import use_device
 from ..progress import BarProgress
-from ..tasks.batches import check_tokens, encode
-from ..tasks.examples import DataError
+from ..tasks.batches import Encoded, check_tokens, encode
+from ..tasks.examples import DataError, Examples
 from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
 from ..tasks.spec import load_task, selected
 from .arguments import grid_from
+from .checks import check_shift
 from .estimate import estimate, print_estimate
 from .grid import Grid
 from .jobs import Record
-from .one_run import figures_of
+from .model_report import judged_sections
+from .one_run import figures_of, noisy_examples, shift_figures
 from .report import print_report, write_report
 from .run import run_grid
 from .store import RESULTS, read_results
@@ -73,16 +75,22 @@ def evaluate(options: argparse.Namespace) -> int:
         return 0
     options.methods = ["none"]
     grid = grid_from(options)
+    use_device(options.device)
     prepare(options.threads)
-    figures = [_judged(grid, spec) for spec in grid.tasks]
+    names = [load_task(spec, grid.columns).name for spec in grid.tasks]
+    if unknown := sorted(set(grid.shift) - set(names)):
+        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
+    figures = [_judged(grid, spec, options.device != "cpu") for spec in grid.tasks]
     for found in figures:
         _print(found)
-    if options.out is not None:
-        write_json(Path(options.out), figures)
+    if options.out is not None and options.out.suffix == ".html":
+        write_html(options.out, f"Judged: {grid.model}", judged_sections(figures))
+    elif options.out is not None:
+        write_json(options.out, figures)
     return 0
 
 
-def _judged(grid: Grid, spec: str) -> Record:
+def _judged(grid: Grid, spec: str, gpu: bool) -> Record:
     whole = load_task(spec, grid.columns)
     task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
     tokenizer = load_tokenizer(grid.model)
@@ -90,16 +98,33 @@ def _judged(grid: Grid, spec: str) -> Record:
     if grid.conditions.corruption:
         check_corruptible(tokenizer, grid.model)
     model = load_fine_tuned(grid.model, task.outputs, tokenizer)
+    if gpu:
+        model.cuda()
+
+    def encoded(examples: Examples) -> Encoded:
+        return encode(examples, tokenizer, grid.recipe.max_length)
+
+    conditions = grid.conditions
     found = judge(
         model,
-        encode(task.dev, tokenizer, grid.recipe.max_length),
+        encoded(task.dev),
         task.metric,
         embedding_scale(model),
-        grid.conditions,
+        conditions,
         regression=task.regression,
+        perturbed={
+            kind: encoded(noisy_examples(task.dev, kind, conditions.text_share))
+            for kind in conditions.texts
+        },
     )
+    shift = {}
+    for target in (load_task(other, grid.columns) for other in grid.shift.get(task.name, ())):
+        check_shift(task, target)
+        rows = selected(target, None, 1, grid.shift_size, grid.data_seed)
+        shift[target.name] = shift_figures(conditions, model, encoded(rows.dev), target)
     head = {"task": task.name, "model": grid.model, "metric": task.metric.name}
-    return head | {"conditions": asdict(grid.conditions)} | figures_of(found, grid.conditions)
+    head |= {"device": str(next(model.parameters()).device), "rows": len(task.dev)}
+    return head | {"conditions": asdict(conditions), "shift": shift} | figures_of(found, conditions)
 
 
 def _print(found: Record) -> None:
@@ -108,6 +133,8 @@ def _print(found: Record) -> None:
         lines.append(f"  Brier {found['brier']:.3f}, ECE {found['ece']:.3f}")
     lines += [f"  {float(s):.0%} tokens unknown: {v:.3f}" for s, v in found["corrupted"].items()]
     lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in found["noisy"].items()]
+    lines += [f"  {kind}: accuracy {v:.3f}" for kind, v in found["perturbed"].items()]
+    lines += [f"  on {target}: {of['score']:.3f}" for target, of in found["shift"].items()]
     if found["jacobian"]:
         lines.append(f"  Σ‖J‖ {sum(found['jacobian']):,.0f}, Σ‖H‖ {sum(found['hessian']):,.0f}")
     print("\n".join(lines))

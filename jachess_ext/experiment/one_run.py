@@ -188,7 +188,7 @@ def _figures(job: Job, model: Any, tokenizer: Any, scale: float) -> Record:
     return figures_of(found, conditions) | {
         "embedding_growth": embedding_scale(model) / scale,
         "shift": {
-            target.name: _shift_figures(job, model, encoded(target.dev), target)
+            target.name: shift_figures(conditions, model, encoded(target.dev), target)
             for target in job.shift
         },
     }
@@ -204,9 +204,9 @@ def noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
     )
 
 
-def _shift_figures(job: Job, model: Any, dev: Encoded, target: Any) -> Record:
-    conditions = bare(job.conditions)
-    found = judge(model, dev, target.metric, 1.0, conditions, regression=target.regression)
+def shift_figures(conditions: Conditions, model: Any, dev: Encoded, target: Any) -> Record:
+    """Score, Brier score and ECE on the clean rows of another task."""
+    found = judge(model, dev, target.metric, 1.0, bare(conditions), regression=target.regression)
     return {"score": found.score, "brier": found.brier, "ece": found.ece}
 
 

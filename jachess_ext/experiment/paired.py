@@ -56,6 +56,18 @@ def _largest_corruption(record: Record) -> float | None:
     return (record.get("accuracies") or {}).get(f"corrupted {last}", shares[last])
 
 
+PAIRED_NOTE = (
+    "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
+    "by Student's t (seeds on which it is better / seeds). Brier: summed over classes. Scaled: at "
+    "a temperature fitted on validation rows. Corrupted: accuracy at the largest share of unknown "
+    "tokens."
+)
+OVERALL_NOTE = (
+    "Differences from the unregularised model over all pairs of task and seed. p, two-sided, not "
+    "adjusted for the number of methods: sign test over pairs; permutation of the mean's sign, all "
+    "tasks of a seed together (n seeds give no p below 2/2^n), and all seeds of a task together "
+    "(tasks as the sample)."
+)
 _COLUMNS = (
     _Column("score × 100", lambda r: r["score"], 100.0, 2, 1),
     _Column("accuracy × 100", lambda r: r.get("accuracy"), 100.0, 2, 1),
@@ -90,13 +102,11 @@ def _table(results: Results, methods: Sequence[str], title: str, tasks: Sequence
     rows = [
         [method, *(column.cell(results, method, tasks) for column in columns)] for method in methods
     ]
-    caption = (
-        f"{title}: differences from the unregularised model of the same seed, mean ± half of the "
-        "95 % interval by Student's t (seeds on which it is better / seeds). Brier: summed over "
-        "classes. Scaled: at a temperature fitted on validation rows. Corrupted: accuracy at the "
-        "largest share of unknown tokens."
+    return Table(
+        f"{title}: differences from the plain model",
+        ["method", *(column.title for column in columns)],
+        rows,
     )
-    return Table(caption, ["method", *(column.title for column in columns)], rows)
 
 
 def differences(
@@ -152,12 +162,7 @@ def overall_tables(results: Results) -> list[Table]:
                 mean = f"{column.scale * values.mean():+.{column.digits}f}"
                 rows.append([method, mean, f"{wins}/{len(values)}", *(f"{p:.3g}" for p in tests)])
         if rows:
-            caption = (
-                f"{column.title}: difference from the unregularised model over all pairs of task "
-                "and seed. p, two-sided, not adjusted for the number of methods: sign test over "
-                "pairs; permutation of the mean's sign, all tasks of a seed together (n seeds give "
-                "no p below 2/2^n), and all seeds of a task together (tasks as the sample)."
-            )
+            caption = f"{column.title}: difference from the plain model"
             header = ["method", "mean", "better", "p, sign", "p, seeds", "p, tasks"]
             found.append(Table(caption, header, rows))
     return found

@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..evaluation.calibration import Reliability
 from ..evaluation.extras import require
-from ..evaluation.figures import reliability_figure, score_curves_figure
+from ..evaluation.figures import Styles, reliability_figure, score_curves_figure, styles_of
 from ..evaluation.report import Picture, Section, Table, write_html
+from .answer import answer, forests
 from .association import association_table
 from .jobs import Record
-from .paired import best_control_table, cost_table, overall_tables, paired_tables
+from .paired import (
+    OVERALL_NOTE,
+    PAIRED_NOTE,
+    best_control_table,
+    cost_table,
+    overall_tables,
+    paired_tables,
+)
 from .tables import (
     NOTE,
     Figure,
@@ -42,9 +51,12 @@ def write_report(path: Path, records: Sequence[Record]) -> None:
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
-    """What the page holds, in the paper's order; sections without content are left out."""
+    """What the page holds, the answer first; sections without content are left out."""
     results = Results.of(records)
+    styles = styles_of(results.methods)
+    paired, overall = paired_tables(results), overall_tables(results)
     made = [
+        Section("In short", answer(results), _some(cost_table(results)), forests(results, styles)),
         Section(
             *("Scores", _what_was_run(results)),
             [score_table(results), *other_score_tables(results)],
@@ -52,25 +64,25 @@ def sections(records: Sequence[Record]) -> list[Section]:
         Section(
             "Token corruption",
             tables=corruption_tables(results),
-            pictures=_curves(results, "corrupted", "share of tokens replaced"),
+            pictures=_curves(results, "corrupted", "share of tokens replaced", styles),
         ),
         Section("Domain shift", tables=_some(shift_table(results))),
         Section(
             "Calibration",
             tables=calibration_tables(results),
-            pictures=_reliability_pictures(results),
+            pictures=_reliability_pictures(results, styles),
         ),
-        Section("Seed by seed", tables=paired_tables(results)),
+        Section("Seed by seed", [PAIRED_NOTE], paired),
         Section(
             "Over all tasks and seeds",
-            tables=[*overall_tables(results), *_some(best_control_table(results))],
+            [OVERALL_NOTE],
+            tables=[*overall, *_some(best_control_table(results))],
         ),
-        Section("Cost", tables=_some(cost_table(results))),
         Section("Changed texts", tables=text_tables(results)),
         Section(
             "Embedding noise",
             tables=noise_tables(results),
-            pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)"),
+            pictures=_curves(results, "noisy", "δ (rms embedding entry of the base model)", styles),
         ),
         Section(
             "Smoothness",
@@ -118,7 +130,7 @@ def _settings(results: Results) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False)
 
 
-def _curves(results: Results, name: str, across: str) -> list[Picture]:
+def _curves(results: Results, name: str, across: str, styles: Styles) -> list[Picture]:
     """One picture a task: scores over the places of `name`, clean ones first."""
     pictures = []
     for task in results.tasks:
@@ -135,7 +147,7 @@ def _curves(results: Results, name: str, across: str) -> list[Picture]:
             if seeds:
                 scores[method] = np.array([[c[seed] for c in columns] for seed in seeds])
         caption = f"{task}: {results.metric(task)}, mean and spread over seeds."
-        png = score_curves_figure(places, scores, across, results.metric(task))
+        png = score_curves_figure(places, scores, across, results.metric(task), styles)
         pictures.append(Picture(caption, png))
     return pictures
 
@@ -148,7 +160,7 @@ def _at(name: str, place: float) -> Figure:
     return figure
 
 
-def _reliability_pictures(results: Results) -> list[Picture]:
+def _reliability_pictures(results: Results, styles: Styles) -> list[Picture]:
     diagrams = {}
     for method in results.methods:
         found = [
@@ -164,7 +176,7 @@ def _reliability_pictures(results: Results) -> list[Picture]:
             "Reliability, all tasks and seeds together: accuracy of the predicted class over its "
             "confidence in 8 bins; on the dashed line a model is as sure as it is right. Bars: "
             "share of examples.",
-            reliability_figure({name: diagrams[name] for name in names[i : i + _PANELS]}),
+            reliability_figure({name: diagrams[name] for name in names[i : i + _PANELS]}, styles),
         )
         for i in range(0, len(names), _PANELS)
     ]
@@ -189,16 +201,54 @@ def pooled(found: Sequence[Record]) -> Reliability:
 
 
 def print_report(records: Sequence[Record], width: int | None = None) -> None:
-    """Prints every table, with rich."""
+    """Prints the answer and every table, with rich; nothing is cut where the terminal is narrow."""
     console = require("rich.console").Console(width=width)
-    rich_table, text = require("rich.table").Table, require("rich.text").Text
-    for section in sections(records):
-        for table in section.tables:
+    text = require("rich.text").Text
+    for number, section in enumerate(sections(records)):
+        if section.tables or number == 0:
             console.print(text(f"\n{section.title}", style="bold"))
-            drawn = rich_table(caption=text(table.caption.removesuffix(NOTE).strip()))
-            for index, title in enumerate(table.header):
-                drawn.add_column(text(title), justify="right" if index else "left")
-            for row in table.rows:
-                drawn.add_row(*map(text, row))
-            console.print(drawn)
-    console.print(text(NOTE))
+        for paragraph in section.paragraphs if number == 0 else ():
+            console.print(text(paragraph))
+        for table in section.tables:
+            for part in narrowed(table, console.width):
+                console.print(_drawn(part))
+    for note in (NOTE, PAIRED_NOTE, OVERALL_NOTE):
+        console.print(text("\n" + note))
+
+
+def _drawn(table: Table) -> Any:
+    rich_table, text = require("rich.table").Table, require("rich.text").Text
+    drawn = rich_table(caption=text(table.caption.removesuffix(NOTE).strip()))
+    for index, title in enumerate(table.header):
+        side: Any = "right" if index and index not in table.prose else "left"
+        drawn.add_column(text(title), justify=side, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(text, row))
+    return drawn
+
+
+def narrowed(table: Table, width: int) -> list[Table]:
+    """The table in as many as fit into `width` characters, each with the first column.
+
+    A column of running text, and one too wide by itself, is left to be wrapped.
+    """
+    widths = [
+        max(len(cell) for cell in column) + 3
+        for column in zip(table.header, *table.rows, strict=True)
+    ]
+    if table.prose or sum(widths) < width:
+        return [table]
+    groups: list[list[int]] = [[]]
+    for index in range(1, len(widths)):
+        taken = 1 + widths[0] + sum(widths[i] for i in groups[-1])
+        if groups[-1] and taken + widths[index] > width:
+            groups.append([])
+        groups[-1].append(index)
+    return [
+        Table(
+            table.caption if group is groups[-1] else "",
+            [table.header[i] for i in (0, *group)],
+            [[row[i] for i in (0, *group)] for row in table.rows],
+        )
+        for group in groups
+    ]

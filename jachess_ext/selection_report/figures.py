@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.extras import require
-from ..evaluation.figures import COLOURS, MARKERS, panels_on_a_grid, to_png
+from ..evaluation.figures import panels_on_a_grid, styles_of, to_png
 from .axes import letters, log_size_axis, plain_log_axis, share_text, spread_of
 from .study import CandidateView, History, KernelPoint, Kernels, Study
 
@@ -142,8 +142,9 @@ def history_figure(history: History, method: str) -> bytes:
     priced = all(np.isfinite(step.share) for steps in history.steps.values() for step in steps)
     keys: dict[str, tuple[str, str, str]] = {}
     places: list[float] = []
-    for place, (name, steps) in enumerate(history.steps.items()):
-        colour, marker = COLOURS[place % len(COLOURS)], (*MARKERS, "X", "*")[place % 8]
+    looks = styles_of(list(history.steps))
+    for name, steps in history.steps.items():
+        colour, marker = looks[name]["color"], looks[name]["marker"]
         heights = [step.pear_corr for step in steps]
         wide = 2.6 if name == method else 1.3
         if all(step.budget == 0 for step in steps):
@@ -179,23 +180,23 @@ def kernels_figure(kernels: Kernels) -> bytes:
     figure, panels = panels_on_a_grid(2, 2, width=_WIDTH, height=6.0)
     trained = [p.size for points in kernels.points.values() for p in points if p.size > 0]
     zero = any(p.size == 0 for points in kernels.points.values() for p in points)
+    looks = styles_of(list(kernels.points))
     for panel, (title, name) in zip(panels, _KERNEL_PANELS.items(), strict=True):
         values: list[float] = []
-        for place, points in enumerate(kernels.points.values()):
-            style = {"color": COLOURS[place % len(COLOURS)], "markersize": 4}
-            marker = MARKERS[place % len(MARKERS)]
-            values += _line(panel, points, name, min(trained) / 2, marker=marker, **style)
+        for label, points in kernels.points.items():
+            style = {**looks[label], "markersize": 4}
+            values += _line(panel, points, name, min(trained) / 2, **style)
             if name == "predicted":
                 open_ = {**style, "linestyle": "None", "markerfacecolor": "white"}
-                values += _line(panel, points, "measured", min(trained) / 2, marker=marker, **open_)
+                values += _line(panel, points, "measured", min(trained) / 2, **open_)
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("training examples", fontsize=9)
         log_size_axis(panel, min(trained), max(trained), zero)
         if values and min(values) > 0 and name != "rank":
             plain_log_axis(panel, "y", spread_of(values))
     keys = {
-        letters(label): (MARKERS[i % len(MARKERS)], COLOURS[i % len(COLOURS)], "-")
-        for i, label in enumerate(kernels.points)
+        letters(label): (looks[label]["marker"], looks[label]["color"], "-")
+        for label in kernels.points
     }
     _legend(figure, keys)
     return to_png(figure, SCALE)

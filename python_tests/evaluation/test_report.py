@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from jachess_ext.evaluation import extras
 from jachess_ext.evaluation.calibration import reliability
-from jachess_ext.evaluation.figures import norms_figure, reliability_figure, score_over_noise_figure
+from jachess_ext.evaluation.figures import (
+    forest_figure,
+    norms_figure,
+    reliability_figure,
+    score_curves_figure,
+    score_over_noise_figure,
+    styles_of,
+)
 from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.evaluation.report import Picture, Section, Table, to_html, write_html, write_json
 
@@ -107,6 +117,49 @@ def test_figures_are_png_and_repeat_exactly() -> None:
         first = draw()
         assert first.startswith(b"\x89PNG\r\n\x1a\n")
         assert first == draw()
+
+
+def colours_of(png: bytes) -> set[str]:
+    """Of its pixels, as "#rrggbb"."""
+    from matplotlib.image import imread
+
+    pixels = np.unique((imread(io.BytesIO(png))[..., :3] * 255).round().astype(int).reshape(-1, 3),
+                       axis=0)  # fmt: skip
+    return {"#{:02x}{:02x}{:02x}".format(*pixel) for pixel in pixels}
+
+
+def _lab(colour: str) -> npt.NDArray[np.float64]:
+    """CIE L*a*b* of a colour of the web, where equal distances look about equally large."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    f = np.cbrt(xyz @ rgb / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def test_twelve_methods_stay_apart() -> None:
+    names = [str(i) for i in range(144)]
+    looks = [tuple(style.values()) for style in styles_of(names).values()]
+    assert len(set(looks)) == 144
+    colours, markers = zip(*looks[:12], strict=True)
+    assert len(set(colours)) == len(set(markers)) == 12
+    pairs = itertools.combinations(map(_lab, colours), 2)
+    assert min(float(np.linalg.norm(a - b)) for a, b in pairs) > 25  # some 2 can just be seen
+
+
+def test_a_method_looks_the_same_in_every_figure() -> None:
+    names = ["none", *"abcdefgh"]
+    styles = styles_of(names)
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 50)
+    for draw in (
+        lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
+        lambda: score_curves_figure([0, 1], {"h": [[0.8, 0.6]]}, "x", "y", styles),
+        lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles=styles),
+        lambda: forest_figure({"h": (1.0, 0.5)}, "x", styles),
+    ):
+        found = colours_of(draw())
+        assert styles["h"]["color"] in found
+        assert styles["none"]["color"] not in found
 
 
 def test_missing_extra_says_what_to_install() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,19 @@ def test_finetune_then_evaluate(
     (figures,) = json.loads((tmp_path / "f.json").read_text())
     for name in ("score", "brier", "ece"):
         assert figures[name] == pytest.approx(records[0][name], rel=1e-6), name
+    assert figures["corrupted"] == pytest.approx(records[0]["corrupted"])
+    name = figures["task"]
+    more = ["--shift", f"{name}={sentiment}:{sentiment}", "--texts", "case", "--corruption", "0.5"]
+    page = tmp_path / "f.html"
+    small = ["--max-length", "16", "--deltas", "--device", "cpu"]
+    assert main(["evaluate", *given, *small, *more, "--out", str(page)]) == 0
+    shown = capfd.readouterr().out
+    assert "case: accuracy" in shown and "50% tokens unknown" in shown and "noise" not in shown
+    (on_target,) = re.findall(r"  on \S+: ([\d.]+)", shown)
+    assert on_target == f"{records[0]['score']:.3f}"  # the same rows under another name
+    text = page.read_text(encoding="utf-8")
+    assert "texts changed: case" in text and "Judged on cpu" in text
+    assert_shown(page, tmp_path)
 
 
 def test_a_grid_file_with_options_in_its_place(
@@ -207,6 +221,7 @@ def test_tokenizers_that_lack_a_token(
         (["evaluate", "x", "--model", "y"], "give either a results folder or --model"),
         (["evaluate", "/nowhere/at/all"], "cannot be read"),
         (["evaluate", "--model", "m"], "the grid has no tasks"),
+        (["evaluate", "--model", "m", "--tasks", "t", "--device", "tpu"], "'tpu' is not known"),
         (["finetune", "--model", "m", "--tasks", "t"], "the grid has no methods"),
         (["finetune", "--grid", "/nowhere.json"], "cannot be read"),
     ],

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jachess_ext.evaluation.report import Table
 from jachess_ext.evaluation.statistics import holm_bonferroni
 from jachess_ext.experiment import tables
-from jachess_ext.experiment.report import pooled, print_report, sections, write_report
+from jachess_ext.experiment.report import narrowed, pooled, print_report, sections, write_report
 from jachess_ext.experiment.store import RESULTS, read_results
 from jachess_ext.experiment.tables import MARK, Results
 from jachess_ext.tasks.examples import DataError
@@ -200,11 +201,13 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path: Path) -> None:
     assert "http" not in text and "@import" not in text
     titles = re.findall(r"<h2>([^<]*)</h2>", text)
     assert titles == [
-        *("Scores", "Token corruption", "Calibration", "Seed by seed", "Over all tasks and seeds"),
+        *("In short", "Scores", "Token corruption", "Calibration"),
+        *("Seed by seed", "Over all tasks and seeds"),
         *("Embedding noise", "Smoothness", "Settings"),
     ]
-    # three tasks' curves twice, and four methods' diagrams in two pictures
-    assert page.tags.count("img") == 3 + 3 + 2
+    # three tasks' curves twice, four methods' diagrams in two pictures, and differences of the
+    # score and of the Brier score on the two tasks that have a plain run of the same seed
+    assert page.tags.count("img") == 3 + 3 + 2 + 2 * 2
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
 
 
@@ -221,6 +224,37 @@ def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "62.0 ± 1.6†" in shown and "Holm–Bonferroni" in shown
     assert max(map(len, shown.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_nothing_is_cut_on_a_narrow_terminal(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every cell of every table is there whole, in the first column of every part too."""
+    names = ("none", "jachess-train", "jachess-unlab", "cross-holder-unlab")
+    scores = (0.5, 0.6125, 0.7375, 0.8)
+    records = [
+        record(name, f"task{task}", seed, score + seed / 100)
+        for name, score in zip(names, scores, strict=True)
+        for task in range(4)
+        for seed in range(3)
+    ]
+    print_report(records, width=width)
+    shown = capsys.readouterr().out
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+    cells = {cell.strip() for line in shown.splitlines() for cell in line.split("│")}
+    for table in (t for section in sections(records) for t in section.tables):
+        for row in table.rows:
+            assert {row[0], *row[1:]} <= cells, (table.caption, row)
+
+
+def test_a_narrowed_table_has_each_column_once() -> None:
+    table = Table("c", ["m", *"abcd"], [["x" * 10, *["y" * 10] * 4], ["z", *"1234"]])
+    parts = narrowed(table, 45)
+    assert [part.header for part in parts] == [["m", "a", "b"], ["m", "c", "d"]]
+    assert [part.rows[1] for part in parts] == [["z", "1", "2"], ["z", "3", "4"]]
+    assert [part.caption for part in parts] == ["", "c"]
+    assert narrowed(table, 200) == [table]
 
 
 @pytest.mark.parametrize(

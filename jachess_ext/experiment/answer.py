@@ -1,0 +1,127 @@
+"""What a comparison found, in sentences and one picture a figure: the top of its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..evaluation.figures import Styles, forest_figure
+from ..evaluation.report import Picture
+from ..evaluation.statistics import interval
+from .paired import cost_of, differences
+from .tables import REFERENCE, Figure, Results
+
+_NAMED = 4  # of methods without a difference; of more the largest
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A figure that the answer is given for, and whether more (1) or less (-1) of it is better."""
+
+    title: str
+    figure: Figure
+    scale: float
+    digits: int
+    better: int
+
+
+_ASKED = (
+    _Asked("score × 100", lambda r: r["score"], 100.0, 1, 1),
+    _Asked("Brier score", lambda r: r["brier"], 1.0, 3, -1),
+)
+
+
+def answer(results: Results) -> list[str]:
+    """Paragraphs: each figure's better and worse methods, and what they cost; [] without a pair."""
+    methods = [method for method in results.methods if method != REFERENCE]
+    if not methods or REFERENCE not in results.methods:
+        return []
+    found = [text for asked in _ASKED if (text := _of_figure(results, methods, asked))]
+    if not found:
+        return []
+    costs = {m: cost for m in methods if (cost := cost_of(results, m)) is not None}
+    if costs:
+        low, high = min(costs, key=costs.__getitem__), max(costs, key=costs.__getitem__)
+        found.append(
+            f"Training took {costs[low]:.1f} ({low}) to {costs[high]:.1f} ({high}) times the plain "
+            "one's processor time."
+            if len(costs) > 1
+            else f"Training took {costs[low]:.1f} times the plain one's processor time ({low})."
+        )
+    return found
+
+
+def _of_figure(results: Results, methods: Sequence[str], asked: _Asked) -> str | None:
+    """One paragraph: which methods' intervals lie on one side of zero."""
+    tasks = results.tasks_with(asked.figure)
+    groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
+    seeds = 0
+    for method in methods:
+        values = asked.scale * differences(results, method, tasks, asked.figure)
+        if not len(values):
+            continue
+        seeds = max(seeds, len(values))
+        mean, half = float(values.mean()), _half(values)
+        place = "open"
+        if abs(mean) > half:  # not of NaN
+            place = "better" if mean * asked.better > 0 else "worse"
+        shown = f"{method} ({_signed(mean, asked.digits)}"
+        shown += "" if math.isnan(half) else f" ± {half:.{asked.digits}f}"
+        groups[place].append((abs(mean), shown + ")"))
+    if not any(groups.values()):
+        return None
+    over = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
+    where = f"{asked.title[0].upper()}{asked.title[1:]}, {over}, {_count(seeds, 'seed')}: "
+    parts = [
+        f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
+        for name in ("better", "worse")
+        if groups[name]
+    ]
+    if few := groups["open"]:
+        largest = max(few)[1]
+        listed = ", ".join(text for _, text in few)
+        some = f"{len(few)} methods, the largest difference {largest}"
+        parts.append(f"not told apart from it: {listed if len(few) <= _NAMED else some}")
+    note = (
+        " One seed cannot tell a difference from chance."
+        if seeds < 2
+        else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
+    )
+    return where + "; ".join(parts) + "." + note * (asked is _ASKED[0])
+
+
+def _half(values: np.ndarray) -> float:
+    return interval(list(values)) if len(values) > 1 else math.nan
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
+    return text.replace("-", "−")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" + "s" * (number != 1)
+
+
+def forests(results: Results, styles: Styles) -> list[Picture]:
+    """Differences from the plain model, a picture each task: of the score, then the Brier score."""
+    made = []
+    for asked in _ASKED:
+        side = "right" if asked.better > 0 else "left"
+        for task in results.tasks_with(asked.figure):
+            found = {}
+            for method in results.methods:
+                values = asked.scale * differences(results, method, [task], asked.figure)
+                if method != REFERENCE and len(values):
+                    found[method] = (float(values.mean()), _half(values))
+            if found:
+                across = f"{asked.title}, difference from the plain model"
+                caption = (
+                    f"{task}, {asked.title}: mean and 95 % interval over seeds; better to the "
+                    f"{side}."
+                )
+                made.append(Picture(caption, forest_figure(found, across, styles), scale=2.0))
+    return made
