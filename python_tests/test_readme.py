@@ -42,10 +42,7 @@ def test_examples(tmp_path: Path) -> None:
     names |= {"model": classifier("bert", dtype=torch.float32), "batch": batch}
     names |= {"train": rows, "args": arguments(tmp_path, max_steps=2)}
     before = [p.detach().clone() for p in names["model"].parameters()]
-    # swaps are drawn from a tokenizer's words, which these rows have not
-    code = training[0].replace('method="recommended"', 'method="jachess-train"')
-    assert code != training[0]
-    run(code, names)
+    run(training[0], names)
     moved = [
         not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True)
     ]
@@ -72,9 +69,21 @@ def test_figures_are_those_of_the_results(name: str) -> None:
 
 def test_numbers_of_the_readme_stand_in_its_tables_alone() -> None:
     """Ratios and scores in prose would have no source: the four rows have them all."""
-    text = re.sub(r"<!-- quoted.*?/quoted -->|```.*?```", "", README.read_text(), flags=re.DOTALL)
+    left_out = r"<!-- quoted.*?/quoted -->|<!-- evidence: begin.*?evidence: end -->|```.*?```"
+    text = re.sub(left_out, "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = re.sub(r"torch ≥? ?[\d.]+( to\s+[\d.]+)?|Python ≥? ?[\d.]+( to [\d.]+)?", "", text)
     assert not re.findall(r"\d\.\d", prose.replace("Apache-2.0", ""))
+
+
+def test_the_evidence_is_that_of_its_page() -> None:
+    """Each figure of the README's paragraph on quality stands in docs/finetuning.md."""
+    (evidence,) = re.findall(
+        r"<!-- evidence: begin -->(.*?)<!-- evidence: end -->", README.read_text(), re.DOTALL
+    )
+    page = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    known = {text.lstrip("0") for text in re.findall(r"\d*\.\d+", page)}
+    found = [text.lstrip("0") for text in re.findall(r"\d*\.\d+", evidence)]
+    assert not [text for text in found if text not in known]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
