@@ -13,9 +13,8 @@ from ..progress import BarProgress
 from ..tasks.batches import Encoded, check_tokens, encode
 from ..tasks.examples import DataError, Examples
 from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
-from ..tasks.spec import load_task, selected
+from ..tasks.spec import check_shift, load_task, selected
 from .arguments import grid_from
-from .checks import check_shift
 from .estimate import estimate, print_estimate
 from .grid import Grid
 from .jobs import Record
