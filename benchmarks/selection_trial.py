@@ -205,7 +205,7 @@ def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
     _add_ranker(rows, scored, out)
     found = exponents([candidate.model for candidate in plan.candidates])
     tails = {Path(model).name: value for model, value in found.items()}
-    return [replace(row, exponent=None if row.rows else tails[row.model]) for row in rows]
+    return [replace(row, exponent=None if row.rows else tails.get(row.model)) for row in rows]
 
 
 def _of_record(record: RunRecord, settings: LiveSettings) -> Run:
