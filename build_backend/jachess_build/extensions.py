@@ -57,8 +57,8 @@ def extension_arguments() -> dict[str, Any]:
     if shutil.which(compiler) is None:
         raise SystemExit(
             f"jachess_ext: no C++ compiler was found ({compiler}): install one (Debian: apt "
-            "install g++), take a built wheel, or set JACHESS_SKIP_EXTENSIONS=1 for an installation "
-            "without compiled operators, which is slower."
+            "install g++), take a built wheel, or set JACHESS_SKIP_EXTENSIONS=1 for an "
+            "installation without compiled operators, which is slower."
         )
     toolkit, decision = cuda.choose_toolkit(torch.version.cuda)
     print(f"jachess_ext: building for torch {torch.__version__}: {decision}", file=sys.stderr)
