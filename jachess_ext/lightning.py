@@ -9,7 +9,7 @@ try:
     from lightning.pytorch import Callback
 except ModuleNotFoundError:
     try:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment]
     except ModuleNotFoundError:
         raise ImportError(
             "jachess_ext.lightning needs Lightning, which is not installed: pip install lightning"

@@ -121,7 +121,7 @@ def _judged(grid: Grid, spec: str, gpu: bool) -> Record:
         check_shift(task, target)
         rows = selected(target, None, 1, grid.shift_size, grid.data_seed)
         shift[target.name] = shift_figures(conditions, model, encoded(rows.dev), target)
-    head = {"task": task.name, "model": grid.model, "metric": task.metric.name}
+    head: Record = {"task": task.name, "model": grid.model, "metric": task.metric.name}
     head |= {"device": str(next(model.parameters()).device), "rows": len(task.dev)}
     return head | {"conditions": asdict(conditions), "shift": shift} | figures_of(found, conditions)
 

@@ -73,7 +73,11 @@ class SmoothnessProbe:
         device = next(model.parameters()).device
         batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batch.items()}
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        named = {"hessian": self.hessian, "directions": self.directions, "seed": self.seed}
+        named: dict[str, Any] = {
+            "hessian": self.hessian,
+            "directions": self.directions,
+            "seed": self.seed,
+        }
         with torch.no_grad(), in_mode(model, training=False):
             norms = smoothness(model, inputs, **named)
         found: dict[str, float] = {}

@@ -93,15 +93,17 @@ def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[l
     def point(stream: int) -> Tensors:
         return tuple(stack[stream] for stack in stacks)
 
-    def first(*given: Tensor) -> tuple[Tensors, Tensors]:
+    def first(*given: Tensor) -> Any:
         return jvp(plain, given[: len(stacks)], given[len(stacks) :])
 
     for i, j, ij in layout.pair_streams():
-        (value, by_j), (by_i, by_both) = jvp(first, (*point(0), *point(j)), (*point(i), *point(ij)))
+        both: Any = jvp(first, (*point(0), *point(j)), (*point(i), *point(ij)))
+        (value, by_j), (by_i, by_both) = both
         found |= {0: value, i: by_i, j: by_j, ij: by_both}
     if not layout.pairs:
         for i in range(1, layout.streams):
-            found[0], found[i] = jvp(plain, point(0), point(i))
+            one: Any = jvp(plain, point(0), point(i))
+            found[0], found[i] = one
     return [[found[s][n] for s in range(layout.streams)] for n in range(len(found[0]))]
 
 

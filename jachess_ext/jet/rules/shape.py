@@ -141,7 +141,7 @@ def broadcast_tensors(*tensors: Any) -> tuple:
 
 
 @jet_rule(Tensor.unfold)
-def unfold(self: JetTensor, dimension: int, size: int, step: int) -> JetTensor:
+def unfold(self: JetTensor, dimension: int, size: int, step: int) -> Any:
     if self.ndim == 0:
         return unfold(flatten(self), 0, size, step)[0]
     streams = self.streams.unfold(behind_streams(dimension, self.ndim), size, step)
@@ -172,7 +172,7 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
     _at_least(_name)
 
 
-@jet_rule(torch.meshgrid, torch._C._VariableFunctions.meshgrid)
+@jet_rule(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # type: ignore[attr-defined]
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
     """As torch's, without the warning about its default."""
     several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
@@ -482,10 +482,11 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
     sides = [primal_of(input), primal_of(other)]
-    primal = torch.where(condition, *sides)
+    plain: Any = torch.where  # its overload with one argument gives a tuple
+    primal: Tensor = plain(condition, *sides)
     if primal.dtype.is_complex:  # torch has no gradient for a real side beside a complex one
         sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
-        primal = torch.where(condition, *sides)
+        primal = plain(condition, *sides)
     shape = (layout.streams - 1, *primal.shape)
     zero = primal.new_zeros(())
     tangents = [_tangents(side, primal) if _is_jet(side) else zero for side in (input, other)]
