@@ -81,6 +81,8 @@ def main() -> int:
         return 0
     sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
     found = spills(toolkit, sources)
+    # `__cuda_…` are the compiler's own helpers, which no kernel here can shrink.
+    found = [line for line in found if ": __cuda_" not in line]
     faults = [line for line in found if not MAY_SPILL.search(line)]
     for line in faults:
         print(f"spills: {line}; take fewer elements a thread, or split the kernel", file=sys.stderr)

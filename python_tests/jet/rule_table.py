@@ -238,9 +238,6 @@ LINEAR = [
     Row(["cumsum"], [X((2, 3)), -1], {"dtype": torch.float64}),
     Row(["dropout"], [X((2, 3)), 0.5, True]),
     Row(["dropout"], [X((2, 3)), 0.5, False]),
-    Row([F.dropout1d, F.dropout2d], [X((2, 3, 2)), 0.5, True]),
-    Row([F.dropout3d], [X((2, 2, 2, 2, 1)), 0.5, True]),
-    Row([F.alpha_dropout, F.feature_alpha_dropout], [X((2, 3)), 0.5, False]),
     Row([F.dropout], [X((2, 3))], {"p": 0.4, "training": True, "inplace": True}, in_place=True),
 ]
 
@@ -303,12 +300,6 @@ SHAPE = [
         Row([getattr(space, f"atleast_{n}d")], [[X((2,)), X(())]])
         for space in (torch, torch._C._VariableFunctions)
         for n in (1, 2, 3)
-    ),
-    Row([torch.meshgrid], [X((2,)), X((3,))], {"indexing": "ij"}),
-    Row(
-        [torch.meshgrid, torch._C._VariableFunctions.meshgrid],
-        [[X((2,)), P(3), X((2,))]],
-        {"indexing": "xy"},
     ),
     Row(["select"], [X((2, 3)), 1, -1]),
     Row(["narrow"], [X((2, 3)), -1, 1, 2]),

@@ -75,18 +75,22 @@ def test_stack_of_another_height() -> None:
 
 
 class Block(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
     def forward(self, x: Any) -> Any:
-        return torch.special.erfcx(x)
+        return self.function(x)
 
 
 def test_missing_rule_names_operation_module_and_decorator() -> None:
-    model = nn.Sequential(nn.Tanh(), Block())
+    model = nn.Sequential(nn.Tanh(), Block(torch.special.airy_ai))
     with pytest.raises(jx.MissingJetRule) as caught:
         jx.jet(model, X, U)
     for part in (
-        "no jet rule for torch.special.erfcx",
+        "no jet rule for torch.special.airy_ai",
         "module Block '1' of Sequential",
-        "@jet_rule(torch.special.erfcx)",
+        "@jet_rule(torch.special.airy_ai)",
         "from jachess_ext.jet import jet_rule",
     ):
         assert part in str(caught.value)
@@ -125,7 +129,7 @@ def test_registering_a_rule_makes_it_work(monkeypatch: pytest.MonkeyPatch) -> No
     def erfcx(input: Any) -> Any:
         return torch.exp(input * input) * torch.erfc(input)
 
-    out = jx.jet(Block(), X, U)
+    out = jx.jet(Block(torch.special.erfcx), X, U)
     torch.testing.assert_close(out.primal, torch.special.erfcx(X))
     slope = 2 * X * torch.special.erfcx(X) - 2 / torch.pi**0.5
     torch.testing.assert_close(out.first, slope * U)

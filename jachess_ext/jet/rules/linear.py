@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import general_rule, jet_rule, missing_rule
+from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor
 from .product import matmul_jets, products_fuse
 from .quantised import is_quantised, quantised_linear
@@ -189,32 +189,6 @@ def cumsum(input: JetTensor, dim: int, *, dtype: Any = None) -> JetTensor:
         return input.with_streams(input.streams.to(dtype or input.dtype, copy=True))
     place = behind_streams(dim, input.ndim)
     return input.with_streams(input.streams.cumsum(place, dtype=dtype))
-
-
-def _whole_channels(name: str) -> None:
-    function: Callable = getattr(F, name)
-
-    @jet_rule(function)
-    def rule(
-        input: JetTensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> JetTensor:
-        if not training or p == 0:
-            return input
-        out = input.with_streams(input.streams * function(torch.ones_like(input.primal), p, True))
-        return write_in_place(input, out) if inplace else out
-
-
-for _name in ("dropout1d", "dropout2d", "dropout3d"):
-    _whole_channels(_name)
-
-
-@jet_rule(F.alpha_dropout, F.feature_alpha_dropout)
-def alpha_dropout(
-    input: JetTensor, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> JetTensor:
-    if training and p:
-        raise missing_rule(F.alpha_dropout, "it draws at random; use evaluation mode")
-    return input
 
 
 @jet_rule("dropout")

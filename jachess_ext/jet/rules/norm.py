@@ -157,6 +157,8 @@ def instance_norm(input: Any, *args: Any, **named: Any) -> Any:
     use_input_stats, eps = given.get("use_input_stats", True), given.get("eps", 1e-5)
     mean, variance = given.get("running_mean"), given.get("running_var")
     weight, bias = given.get("weight"), given.get("bias")
+    if any(isinstance(t, Tensor) and t.is_complex() for t in (mean, variance, weight, bias)):
+        raise missing_rule(F.instance_norm, "complex numbers")
     if not use_input_stats:
         return batch_norm(input, mean, variance, weight, bias, eps=eps)
     if mean is not None or variance is not None:
