@@ -62,6 +62,14 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="below <out>/models; finished runs without a model are made again",
     )
+    run.add_argument(
+        "--report-to",
+        nargs="+",
+        default=(),
+        metavar="TRACKER",
+        help="log losses, penalties and figures of the runs made there, each under its name: "
+        "tensorboard (in <out>/logs), mlflow, trackio or wandb",
+    )
     run.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     run.add_argument("--quick", action="store_true", help="one seed, few rows: does it run?")
 

@@ -48,6 +48,7 @@ def finetune(options: argparse.Namespace) -> int:
             **size,
             save_models=options.save_models,
             ray=options.ray,
+            report_to=options.report_to,
             progress=progress,
         )
     print_report(records)

@@ -13,6 +13,7 @@ import transformers
 from ..tasks.batches import Encoded
 from ..training import MethodArguments, MethodTrainer
 from .grid import Recipe
+from .tracking import EVERY
 
 
 def fine_tune(
@@ -24,6 +25,7 @@ def fine_tune(
     method: MethodArguments | str = "none",
     unlabelled: Encoded | None = None,
     callbacks: Sequence[transformers.TrainerCallback] = (),
+    log_as: str | None = None,
 ) -> None:
     """Trains `model` in place; the same on every call, whatever ran before.
 
@@ -35,6 +37,7 @@ def fine_tune(
         method: one of docs/methods.md, or its text.
         unlabelled: for the methods that use it.
         callbacks: the Trainer's.
+        log_as: the run's name, under which they get losses while it trains; None: they get none.
 
     Raises:
         FloatingPointError: a loss or penalty that is not finite.
@@ -42,6 +45,8 @@ def fine_tune(
     settings: dict[str, Any] = {}
     if recipe.gradient_checkpointing:
         settings["gradient_checkpointing"] = True
+    if log_as is not None:
+        settings |= {"run_name": log_as, "logging_steps": EVERY}
     with tempfile.TemporaryDirectory() as folder:
         trainer = MethodTrainer(
             model=model,
@@ -60,7 +65,7 @@ def fine_tune(
                 use_cpu=not torch.cuda.is_available(),
                 seed=seed,
                 save_strategy="no",
-                logging_strategy="no",
+                logging_strategy="no" if log_as is None else "steps",
                 report_to="none",
                 disable_tqdm=True,
                 **settings,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from ..evaluation.files import whole_folder
+from ..evaluation.files import whole_folder, write_atomically
 from ..evaluation.judge import Conditions, Judgement, judge
 from ..evaluation.report import finite
 from ..evaluation.robustness import embedding_scale
@@ -19,22 +18,34 @@ from ..tasks.batches import Encoded, encode
 from ..tasks.examples import Examples
 from ..tasks.models import load_model, load_tokenizer
 from ..training import with_lora
+from .card import model_card
 from .fine_tune import fine_tune, in_own_precision
 from .jobs import Job, Record
+from .tracking import RunLog, Tracking
 
 
-def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]:
+def run(
+    job: Job, models: Path | None = None, tracking: Tracking | None = None
+) -> tuple[Record, dict[str, float]]:
     """The record of a run, the same on every call; and its seconds, which are not.
 
     A run whose loss is not finite is recorded with its `error` and without figures.
 
     Args:
         models: folder to save the fine-tuned model in, below the run's name; None: not saved.
+        tracking: where to log losses and figures; the record is the same.
 
     Returns:
         The record; seconds of ``training`` and ``judging``, and ``processor`` seconds of training,
         which other work on the machine prolongs less.
     """
+    if tracking is None:
+        return _run(job, models, None)
+    with tracking.of(job.name) as log:
+        return _run(job, models, log)
+
+
+def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dict[str, float]]:
     tokenizer = load_tokenizer(job.model)
     model = load_model(
         *(job.model, job.task.outputs, tokenizer, job.seed), regression=job.task.regression
@@ -42,13 +53,13 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
     scale = embedding_scale(model)
     if job.recipe.lora:
         model = with_lora(model, seed=job.seed)
-    curve = Curve(job, tokenizer) if job.curve else None
+    curve = Curve(job, tokenizer, log) if job.curve else None
     start = _Clock()
     record = _head(job)
     try:
-        _train(job, model, tokenizer, [] if curve is None else [curve])
+        _train(job, model, tokenizer, log, curve)
         trained = _Clock()
-        record |= finite(_figures(job, model, tokenizer, scale))
+        figures = finite(_figures(job, model, tokenizer, scale))
     except FloatingPointError as error:
         return record | {"error": str(error)}, {}
     aside = (0.0, 0.0) if curve is None else curve.seconds
@@ -57,12 +68,18 @@ def run(job: Job, models: Path | None = None) -> tuple[Record, dict[str, float]]
         "processor": trained.processor - start.processor - aside[1],
         "judging": time.perf_counter() - trained.wall + aside[0],
     }
+    record |= figures
+    if log is not None:
+        log.figures(figures)
     if curve is not None:
         record["curve"] = finite(curve.points)
     if models is not None:
         with whole_folder(models / job.name) as folder:
-            _with_all_weights(model, job).save_pretrained(folder)
+            whole = _with_all_weights(model, job)
+            whole.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            card = model_card(job.name, record, adapters=job.recipe.lora and whole is model)
+            write_atomically(folder / "README.md", str(card))  # in place of peft's
     return record, seconds
 
 
@@ -82,10 +99,10 @@ class Curve(TrainerCallback):
         seconds: spent, on the wall and on processors.
     """
 
-    def __init__(self, job: Job, tokenizer: Any) -> None:
+    def __init__(self, job: Job, tokenizer: Any, log: RunLog | None = None) -> None:
         self.points: list[Record] = []
         self.seconds = (0.0, 0.0)
-        self._job = job
+        self._job, self._log = job, log
         assert job.task.validation is not None  # the grid sees to it
         self._dev, self._validation = (
             encode(part, tokenizer, job.recipe.max_length)
@@ -99,7 +116,10 @@ class Curve(TrainerCallback):
             return
         start = _Clock()
         with in_own_precision(kwargs["model"]) as model:
-            self.points.append({"epoch": epoch, **self._point(model)})
+            point = self._point(model)
+        self.points.append({"epoch": epoch, **point})
+        if self._log is not None:
+            self._log.figures(point)
         end = _Clock()
         self.seconds = (
             self.seconds[0] + end.wall - start.wall,
@@ -157,7 +177,7 @@ def _head(job: Job) -> Record:
     }
 
 
-def _train(job: Job, model: Any, tokenizer: Any, callbacks: Sequence[TrainerCallback] = ()) -> None:
+def _train(job: Job, model: Any, tokenizer: Any, log: RunLog | None, curve: Curve | None) -> None:
     train, unlabelled = (
         encode(part, tokenizer, job.recipe.max_length)
         for part in (job.task.train, job.task.unlabelled)
@@ -167,7 +187,8 @@ def _train(job: Job, model: Any, tokenizer: Any, callbacks: Sequence[TrainerCall
         seed=job.seed,
         method=job.arguments,
         unlabelled=unlabelled,
-        callbacks=callbacks,
+        callbacks=[each for each in (log, curve) if each is not None],
+        log_as=None if log is None else job.name,
     )
 
 

@@ -13,6 +13,7 @@ from .grid import Grid
 from .jobs import Job, LoadedGrid, Record, choose, final_jobs, load, tuning_jobs
 from .ray_workers import RayWorkers
 from .store import Store
+from .tracking import Tracking
 from .workers import Workers
 
 
@@ -24,6 +25,7 @@ def run_grid(
     threads: int = 1,
     save_models: bool = False,
     ray: str | None = None,
+    report_to: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> list[Record]:
     """Makes all runs that `out` does not have yet; returns the records, in the grid's order.
@@ -33,12 +35,16 @@ def run_grid(
     Of a folder with nothing but a results file, the runs in it are had.
     With `save_models` finished runs whose model was not kept are made again: a run gives the same
     each time.
+    With `report_to`, the names of trackers, each run that is made is logged there under its own.
 
     Raises:
         DataError: the grid cannot be run, another process works in `out`, or no cluster answers.
-        MissingExtra: ray is asked for and not installed.
+        MissingExtra: ray, or what `report_to` names, is asked for and not installed.
     """
     progress = progress or Progress()
+    tracking = Tracking(tuple(report_to), (out / "logs").resolve()) if report_to else None
+    if tracking is not None:
+        tracking.check()
     with progress.stage("reading the data"):
         loaded = load(grid)
     workers: Workers | RayWorkers = Workers(processes, threads)
@@ -48,7 +54,8 @@ def run_grid(
     with store.locked():
         store.write_grid(asdict(grid))
         store.adopt()
-        return _run(loaded, store, workers, out / "models" if save_models else None, progress)
+        models = out / "models" if save_models else None
+        return _run(loaded, store, workers, models, tracking, progress)
 
 
 def _run(
@@ -56,6 +63,7 @@ def _run(
     store: Store,
     workers: Workers | RayWorkers,
     models: Path | None,
+    tracking: Tracking | None,
     progress: Progress,
 ) -> list[Record]:
     tuning = tuning_jobs(loaded)
@@ -72,7 +80,8 @@ def _run(
             progress.advance()
 
         with workers:
-            workers.run_all(missing, partial(one_run.run, models=folder), done)
+            run = partial(one_run.run, models=folder, tracking=tracking)
+            workers.run_all(missing, run, done)
         return store.assemble([*before, *jobs])
 
     with progress.stage("choosing strengths"):

@@ -69,9 +69,9 @@ def runs_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     original = one_run.run
 
-    def run(job: Job, models: Path | None = None) -> Any:
+    def run(job: Job, **options: Any) -> Any:
         made.append(job.name)
-        return original(job, models)
+        return original(job, **options)
 
     monkeypatch.setattr(one_run, "run", run)
     return made
