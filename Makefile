@@ -1,5 +1,4 @@
-# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | compatibility |
-#      clean
+# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -11,9 +10,9 @@ RUN := $$(cat build/python)
 WHEEL := $(RUN) -m pip wheel -q --no-build-isolation --no-deps --disable-pip-version-check -w dist .
 SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/*.h \
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
-LINTED := setup.py build_backend jachess_ext python_tests examples benchmarks
+LINTED := setup.py noxfile.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check wheel docs sanitize compatibility clean
+.PHONY: build test test-all demo examples check wheel docs sanitize clean
 
 build:
 	@$(PREPARE) build
@@ -65,10 +64,6 @@ docs:
 sanitize:
 	@$(PREPARE) test
 	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
-
-# Cells of torch x Python x transformers not run yet, and docs/compatibility.md: an hour, gigabytes.
-compatibility:
-	@PYTHONPATH=build_backend $(PYTHON) -m jachess_build.compatibility $(ARGS)
 
 # .venv stays: it is made anew only where it is broken.
 clean:

@@ -1,11 +1,10 @@
 """Does the cost model of `jx.ntk` pick the faster form of a linear layer's kernel?
 
-Forms A (`jachess::ntk_gram`) and B (`jachess::ntk_materialised`; on a GPU blocks of matrix
-products) of one layer, symmetric, over a grid of positions, features, outputs and samples,
-interleaved.  A row each: the faster form's time, the other one's over it, and what the model chose.
-The last row is the time that the model's choices take over all cases, against always the faster
-form; its note says for which weights of the bytes of form A and of form B the choices would have
-been best.
+Forms A (`jachess::ntk_gram`) and B (`ops.ntk_materialised`) of one layer, symmetric, over a grid of
+positions, features, outputs and samples, interleaved.  A row each: the faster form's time, the
+other one's over it, and what the model chose.  The last row is the time that the model's choices
+take over all cases, against always the faster form; its note says for which weights of the bytes of
+form A and of form B the choices would have been best.
 """
 
 from __future__ import annotations
@@ -22,16 +21,13 @@ from benchmarks.common.report import Row
 from benchmarks.common.timing import Spread, Timings, interleaved
 from jachess_ext import ops
 from jachess_ext.ntk import cost
-from jachess_ext.ntk.contributions import Factors
-from jachess_ext.ntk.materialise import contract_materialised
 
 QUESTION = "ntk-forms"
-WORKSPACE = 128 * 2**20
 POSITIONS = (1, 8, 16, 24, 28, 32, 40, 48, 64)
 FEATURES = ((384, 384), (384, 1152), (384, 1536), (768, 768))
 OUTPUTS, SAMPLES = (1, 2), (8, 48)
 WEIGHTS = tuple(
-    itertools.product((0.0, 4.0, 8.0, 16.0, 24.0, 32.0), (0.0, 1.0, 2.0, 4.0, 8.0, 24.0))
+    itertools.product((0.0, 4.0, 8.0, 16.0, 24.0, 32.0), (0.0, 24.0, 48.0, 64.0, 96.0, 128.0))
 )
 
 
@@ -41,7 +37,6 @@ class Case:
 
     size: cost.Size
     seconds: dict[str, float]
-    fused: bool
 
     @property
     def name(self) -> str:
@@ -55,15 +50,13 @@ class Case:
     @property
     def chosen(self) -> str:
         """The form that the model picks."""
-        return cost.count_cost(self.size).form(self.fused)
+        return cost.count_cost(self.size).form
 
     def weighed(self, gram: float, dense: float) -> str:
         """The form that it would pick if bytes weighed as much as so many operations."""
         c = cost.count_cost(self.size)
-        flops, moved = c.materialise_flops, c.materialise_bytes
-        if self.fused:
-            flops, moved = c.padded_flops, c.packed_bytes
-        return "A" if c.gram_flops + gram * c.gram_bytes <= flops + dense * moved else "B"
+        materialised = c.materialise_flops + dense * c.materialise_bytes
+        return "A" if c.gram_flops + gram * c.gram_bytes <= materialised else "B"
 
 
 def measure(size: cost.Size, options: Options) -> tuple[Case, Timings]:
@@ -71,22 +64,18 @@ def measure(size: cost.Size, options: Options) -> tuple[Case, Timings]:
     place = {"device": options.device, "dtype": options.dtype}
     inputs = torch.randn(size.samples, size.positions, size.inputs, **place)
     deltas = torch.randn(size.outputs, *inputs.shape[:2], size.cotangents, **place)
-    factors, fused = Factors(inputs, deltas), ops.available("ntk_materialised", options.device)
-
-    def form_b() -> torch.Tensor:
-        if fused:
-            return ops.ntk_materialised(inputs, [deltas])
-        return contract_materialised(factors, factors, True, WORKSPACE, options.dtype)
-
     times = interleaved(
-        {"A": lambda: ops.ntk_gram(inputs, [deltas]), "B": form_b},
+        {
+            "A": lambda: ops.ntk_gram(inputs, [deltas]),
+            "B": lambda: ops.ntk_materialised(inputs, [deltas]),
+        },
         repeats=options.repeats,
         device=options.device,
         warmup=1,
     )
     # A form's own time is its least one: what others on the machine add is not the form's.
     least = {form: min(seconds) for form, seconds in times.seconds.items()}
-    return Case(size, least, fused), times
+    return Case(size, least), times
 
 
 def excess(cases: Sequence[Case], choose: Callable[[Case], str]) -> float:

@@ -58,14 +58,13 @@ std::array<uint32_t, 4> philox4x32_10(const std::array<uint32_t, 4>& counter,
   return {words.x, words.y, words.z, words.w};
 }
 
-std::array<double, 6> ntk_cost(double samples, double positions, double other_samples,
+std::array<double, 4> ntk_cost(double samples, double positions, double other_samples,
                                double other_positions, double outputs, double inputs,
                                double cotangents, bool symmetric, double bytes_per_number) {
   const jachess::NtkCost cost =
       jachess::ntk_cost({samples, positions, other_samples, other_positions, outputs, inputs,
                          cotangents, symmetric, bytes_per_number});
-  return {cost.gram_flops,        cost.gram_bytes,   cost.materialise_flops,
-          cost.materialise_bytes, cost.padded_flops, cost.packed_bytes};
+  return {cost.gram_flops, cost.gram_bytes, cost.materialise_flops, cost.materialise_bytes};
 }
 
 }  // namespace
@@ -81,7 +80,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("ntk_cost", &ntk_cost, py::arg("samples"), py::arg("positions"), py::arg("other_samples"),
         py::arg("other_positions"), py::arg("outputs"), py::arg("inputs"), py::arg("cotangents"),
         py::arg("symmetric"), py::arg("bytes_per_number"),
-        "Operations and bytes of form A of a linear layer's NTK, of form B, and of what form B's "
-        "operator does, padding included (csrc/ntk_cost.h).");
+        "Operations and bytes of forms A and B of a linear layer's NTK (csrc/ntk_cost.h).");
   m.attr("max_directions") = jachess::kMaxDirections;
 }

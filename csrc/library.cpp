@@ -42,9 +42,6 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       "ntk_gram(Tensor inputs, Tensor[] cotangents, Tensor? other_inputs,"
       " Tensor[] other_cotangents) -> Tensor");
   m.def(
-      "ntk_materialised(Tensor inputs, Tensor[] cotangents, Tensor? other_inputs,"
-      " Tensor[] other_cotangents, int workspace) -> Tensor");
-  m.def(
       "sample_directions(Tensor token, int q, int d, int seed, int offset, str distribution,"
       " ScalarType dtype) -> Tensor");
   m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");

@@ -2,10 +2,7 @@
 // choice between them goes by. The formulas are in jachess_ext/ntk/cost.py, which counts the same.
 #pragma once
 
-#include <cmath>
-
 #include "cpu/ntk_gram_plan.h"
-#include "cpu/ntk_materialised_plan.h"
 
 namespace jachess {
 
@@ -17,27 +14,8 @@ struct NtkSize {
 };
 
 struct NtkCost {
-  double gram_flops, gram_bytes, materialise_flops, materialise_bytes, padded_flops, packed_bytes;
+  double gram_flops, gram_bytes, materialise_flops, materialise_bytes;
 };
-
-// What form B's operator computes and moves: whole groups of gradients, and packed operands.
-struct NtkFusedCost {
-  double flops, bytes;
-};
-
-inline NtkFusedCost ntk_fused_cost(const NtkSize& size) {
-  const double lanes = 64 / size.bytes_per_number;
-  const double left = std::ceil(size.samples * size.outputs / lanes),
-               right = std::ceil(size.other_samples * size.outputs / lanes);
-  const double again_left = std::ceil((size.symmetric ? left : right) / kMostGroups),
-               again_right = std::ceil(left / kMostGroups);
-  const double positions = left * size.positions * again_left +
-                           (size.symmetric ? 0.0 : right * size.other_positions * again_right);
-  const double pairs = size.symmetric ? left * (left + 1) / 2 : left * right;
-  const double weights = size.inputs * size.cotangents;
-  return {2 * weights * lanes * (positions + pairs * lanes),
-          positions * 64 * (size.inputs + size.cotangents + weights / kPieceSide)};
-}
 
 inline NtkCost ntk_cost(const NtkSize& size) {
   const double rows = size.samples * size.positions,
@@ -49,14 +27,11 @@ inline NtkCost ntk_cost(const NtkSize& size) {
   const double vectors = size.symmetric ? size.samples : size.samples + size.other_samples;
   const double packed = 1.0 / kGramLeft + 1.0 / kGramRight;
   const double pairs = size.samples * size.other_samples * squared;
-  const NtkFusedCost fused = ntk_fused_cost(size);
   return {share * 2 * rows * columns * (size.inputs + squared * size.cotangents),
           share * rows * columns * packed * (size.inputs + squared * size.cotangents) *
               size.bytes_per_number,
           2 * sides * size.outputs * weights + 2 * pairs * weights * share,
-          2 * vectors * size.outputs * weights * size.bytes_per_number,
-          fused.flops,
-          fused.bytes};
+          2 * vectors * size.outputs * weights * size.bytes_per_number};
 }
 
 }  // namespace jachess

@@ -32,40 +32,41 @@ struct GramOperands {
   }
 };
 
-inline void check_gram_side(const char* op, const char* name, const Tensor& inputs,
+inline void check_gram_side(const char* name, const Tensor& inputs,
                             const std::vector<Tensor>& cotangents) {
-  check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "jachess::", op, ": ", name,
+  check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "jachess::ntk_gram: ", name,
         " is ", torch::headeronly::toString(inputs.scalar_type()), shape_of(inputs),
         "; expected [N, T, d] of Double, Float, BFloat16 or Half: reshape or convert it.");
-  check(!cotangents.empty(), "jachess::", op, ": there is no cotangent for ", name,
+  check(!cotangents.empty(), "jachess::ntk_gram: there is no cotangent for ", name,
         "; expected at least one, [C, N, T, e].");
   for (const Tensor& delta : cotangents) {
     check(delta.dim() == 4 && delta.size(0) == cotangents.front().size(0) &&
               delta.size(1) == inputs.size(0) && delta.size(2) == inputs.size(1),
-          "jachess::", op, ": a cotangent has shape ", shape_of(delta), " for ", name, " ",
+          "jachess::ntk_gram: a cotangent has shape ", shape_of(delta), " for ", name, " ",
           shape_of(inputs), "; expected [C, N, T, e] with the same C for every layer.");
     check(delta.scalar_type() == inputs.scalar_type() && delta.device() == inputs.device(),
-          "jachess::", op, ": a cotangent has another dtype or device than ", name,
+          "jachess::ntk_gram: a cotangent has another dtype or device than ", name,
           ": convert it with .to(inputs).");
   }
 }
 
-inline void check_gram(const char* op, const Tensor& inputs, const std::vector<Tensor>& cotangents,
+inline void check_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                        const std::optional<Tensor>& other,
                        const std::vector<Tensor>& other_cotangents) {
-  check_gram_side(op, "inputs", inputs, cotangents);
-  check(other.has_value() == !other_cotangents.empty(), "jachess::", op,
-        ": one of other_inputs and other_cotangents is missing: give both, or neither.");
+  check_gram_side("inputs", inputs, cotangents);
+  check(other.has_value() == !other_cotangents.empty(),
+        "jachess::ntk_gram: one of other_inputs and other_cotangents is missing: give both, or "
+        "neither.");
   if (!other.has_value()) return;
-  check_gram_side(op, "other_inputs", *other, other_cotangents);
+  check_gram_side("other_inputs", *other, other_cotangents);
   check(other->scalar_type() == inputs.scalar_type() && other->device() == inputs.device(),
-        "jachess::", op,
-        ": other_inputs has another dtype or device than inputs: convert it with .to(inputs).");
+        "jachess::ntk_gram: other_inputs has another dtype or device than inputs: convert it with "
+        ".to(inputs).");
   bool same = other->size(2) == inputs.size(2) && cotangents.size() == other_cotangents.size();
   for (size_t l = 0; same && l < cotangents.size(); ++l)
     same = cotangents[l].size(0) == other_cotangents[l].size(0) &&
            cotangents[l].size(3) == other_cotangents[l].size(3);
-  check(same, "jachess::", op, ": left and right differ in their numbers of layers or outputs, or ",
+  check(same, "jachess::ntk_gram: left and right differ in their numbers of layers or outputs, or ",
         "in their feature sizes: give the cotangents of the same layers in the same order.");
 }
 
@@ -105,11 +106,10 @@ struct GramInputs {
   GramProblem problem() const { return gram_problem(left, right, symmetric); }
 };
 
-inline GramInputs prepare_gram(const char* op, const Tensor& inputs,
-                               const std::vector<Tensor>& cotangents,
+inline GramInputs prepare_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                                const std::optional<Tensor>& other_inputs,
                                const std::vector<Tensor>& other_cotangents) {
-  check_gram(op, inputs, cotangents, other_inputs, other_cotangents);
+  check_gram(inputs, cotangents, other_inputs, other_cotangents);
   const bool symmetric = !other_inputs.has_value();
   const GramOperands left = gram_operands(inputs, cotangents);
   const GramOperands right = symmetric ? left : gram_operands(*other_inputs, other_cotangents);

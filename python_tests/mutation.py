@@ -161,7 +161,6 @@ TESTS_OF = {
     "jet_norms": ("ops/test_jet_norms.py",),
     "layer_norm_jet": ("ops/test_layer_norm.py", "ops/test_add_norm.py"),
     "ntk_gram": ("ops/test_ntk_operators.py",),
-    "ntk_materialised": ("ops/test_ntk_operators.py", "ops/test_ntk_materialised.py"),
     "rms_norm_jet": ("ops/test_rms_norm.py", "ops/test_add_norm.py"),
     "sample_directions": ("ops/test_sample_directions.py",),
     "softmax_jet": ("ops/test_softmax.py",),

@@ -2,7 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../attention_arguments.h"
-#include "attention_kernels.h"
+#include "kernels.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -14,13 +14,7 @@ constexpr int64_t kMaxSplits = 4;
 constexpr int64_t kMinKeysPerSplit = 512;
 
 AttentionKernels choose_kernels(Storage storage) {
-#if JACHESS_HAS_CLONES
-  if (storage != Storage::f64) {
-    if (__builtin_cpu_supports("x86-64-v4")) return attention_kernels_v4();
-    if (__builtin_cpu_supports("x86-64-v3")) return attention_kernels_v3();
-  }
-#endif
-  return attention_kernels_baseline();
+  return (storage == Storage::f64 ? baseline::kernels() : best_kernels()).attention;
 }
 
 // From the shape alone: results must not depend on the number of threads.

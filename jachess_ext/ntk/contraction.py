@@ -9,12 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.library import available
 from ..ops.ntk_gram import ntk_gram
 from ..ops.ntk_materialised import ntk_materialised
 from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .cost import Cost, Size, count_cost
-from .materialise import contract_materialised
 from .sketch import Sketch, contract_sketched
 
 LinearForm = Literal["auto", "A", "B"]
@@ -131,9 +129,8 @@ def _choose(
         bytes_per_number=settings.dtype.itemsize,
     )
     cost = count_cost(size)
-    fused = available("ntk_materialised", first.inputs.device)
-    form: str = cost.form(fused) if settings.form == "auto" else settings.form
-    cheapest = min(cost.gram_flops, cost.padded_flops if fused else cost.materialise_flops)
+    form: str = cost.form if settings.form == "auto" else settings.form
+    cheapest = min(cost.gram_flops, cost.materialise_flops)
     if settings.sketch is not None and settings.sketch.serves(names, size, cheapest):
         form = "C"
     return Choice(names, form, cost, size.positions)
@@ -151,17 +148,10 @@ def _linear(
     theirs = [part for part in rights if isinstance(part, Factors)]
     if choice.form == "C":
         return _sketched(choice, mine, theirs, symmetric, settings)
-    others = None if symmetric else theirs
+    operands = _operands(mine, None if symmetric else theirs, settings.dtype)
     if choice.form == "A":
-        return choice, ntk_gram(*_operands(mine, others, settings.dtype))
-    if available("ntk_materialised", mine[0].inputs.device):
-        operands = _operands(mine, others, settings.dtype)
-        return choice, ntk_materialised(*operands, workspace=settings.workspace)
-    kernels = [
-        contract_materialised(a, b, symmetric, settings.workspace, settings.dtype)
-        for a, b in zip(mine, theirs, strict=True)
-    ]
-    return choice, torch.stack(kernels).sum(0)
+        return choice, ntk_gram(*operands)
+    return choice, ntk_materialised(*operands, workspace=settings.workspace)
 
 
 def _sketched(

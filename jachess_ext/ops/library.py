@@ -30,7 +30,6 @@ _OPERATORS = (
     "layer_norm_jet",
     "layer_norm_jet_backward",
     "ntk_gram",
-    "ntk_materialised",
     "rms_norm_jet",
     "rms_norm_jet_backward",
     "sample_directions",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import DTYPES
-from .library import available
+from .library import available, transformed
 
 
 def widened(
@@ -27,12 +27,24 @@ def kernel_serves(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> bool:
-    """Whether the compiled kernel takes them: it is there, and no gradient is asked for."""
+    """Whether the compiled kernel takes them: it is there, and no derivative is asked for."""
+    return available(operator, inputs.device) and not differentiated(
+        inputs, cotangents, other_inputs, other_cotangents
+    )
+
+
+def differentiated(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: Sequence[Tensor] | None,
+) -> bool:
+    """Whether a derivative is asked for, by autograd or a transform of torch.func."""
     operands = [inputs, *cotangents, *(other_cotangents or [])]
     if other_inputs is not None:
         operands.append(other_inputs)
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    return not differentiated and available(operator, inputs.device)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    return recorded or transformed()
 
 
 def check_operands(

@@ -11,7 +11,6 @@ from torch import Tensor
 from jachess_ext.ntk import contraction
 from jachess_ext.ntk.contributions import Factors
 from jachess_ext.ntk.cost import Cost, Size, count_cost, count_cost_reference
-from jachess_ext.ntk.materialise import contract_materialised
 from jachess_ext.ops import ntk_gram
 
 C, N, M, T, U, D = 2, 5, 3, 4, 6, 7  # outputs, samples, positions left and right, inputs
@@ -48,24 +47,9 @@ def test_gram(positions: int, sides: str) -> None:
 
 
 @pytest.mark.parametrize("sides", ["symmetric", "unequal"])
-@pytest.mark.parametrize("workspace", [1, 10**9], ids=["row by row", "whole"])
-def test_materialised(workspace: int, sides: str) -> None:
-    left, right = _side(40, T, 0), _side(M, U, 1)  # 80 vectors: strips of the upper triangle
-    right = left if sides == "symmetric" else right
-    found = sum(
-        contract_materialised(
-            Factors(left[0], mine), Factors(right[0], theirs), sides == "symmetric", workspace,
-            torch.float64,
-        )
-        for mine, theirs in zip(left[1], right[1], strict=True)
-    )  # fmt: skip
-    torch.testing.assert_close(found, _expected(left, right), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("sides", ["symmetric", "unequal"])
-@pytest.mark.parametrize("form", ["A", "B", "B in blocks"])
-def test_layers_that_share_inputs(form: str, sides: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call of an operator, or layer by layer where form B has none; dtypes may differ."""
+@pytest.mark.parametrize("form", ["A", "B"])
+def test_layers_that_share_inputs(form: str, sides: str) -> None:
+    """One call for all of them; dtypes may differ."""
     left, right = _side(N, T, 0), _side(M, U, 1)
     right = left if sides == "symmetric" else right
 
@@ -76,13 +60,11 @@ def test_layers_that_share_inputs(form: str, sides: str, monkeypatch: pytest.Mon
             "key": Factors(side[0], second.float(), source=(1,)),
         }
 
-    if form == "B in blocks":
-        monkeypatch.setattr(contraction, "available", lambda name, device: False)
-    chosen = contraction.Settings(form[0], 10**9, torch.float64)  # type: ignore[arg-type]
+    chosen = contraction.Settings(form, 10**9, torch.float64)  # type: ignore[arg-type]
     mine = layers(left)
     theirs = mine if sides == "symmetric" else layers(right)
     (choice, found), *others = contraction.contract(mine, theirs, sides == "symmetric", chosen)
-    assert not others and choice.names == ("query", "key") and choice.form == form[0]
+    assert not others and choice.names == ("query", "key") and choice.form == form
     rounded = [(a, [d[0], d[1].float().double()]) for a, d in (left, right)]
     torch.testing.assert_close(found, _expected(*rounded), rtol=1e-11, atol=1e-9)
 
@@ -127,10 +109,9 @@ def test_counted_cost() -> None:
     assert cost.materialise_flops == 2 * (8 + 8) * 16 * 2 * 384**2 + 2 * 16**2 * 384**2
     one_token = count_cost(Size(64, 1, 64, 1, 2, 384, 384, symmetric=True))
     long = count_cost(Size(64, 512, 64, 512, 2, 384, 384, symmetric=True))
-    assert [one_token.form(fused) for fused in (True, False)] == ["A", "A"]
-    assert [long.form(fused) for fused in (True, False)] == ["B", "B"]
+    assert (one_token.form, long.form) == ("A", "B")
     wide = count_cost(Size(8, 16, 8, 16, 1, 8192, 50000, symmetric=True))
-    assert wide.form(False) == wide.form(True) == "A"
+    assert wide.form == "A"
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -158,24 +139,3 @@ def test_bytes_of_the_forms() -> None:
     cost = count_cost(size)
     assert cost.gram_bytes == tiles * per_tile
     assert cost.materialise_bytes == 2 * (32 + 32) * 2 * 384 * 768 * 4
-
-
-@pytest.mark.parametrize("width", [4, 8])
-def test_what_the_operator_of_form_b_does(width: int) -> None:
-    """Whole groups of a cache line's gradients, written at every position; pairs of groups."""
-    lanes = 64 // width
-    size = Size(20, 10, 9, 7, 2, 384, 768, symmetric=False, bytes_per_number=width)
-    left, right = -(-40 // lanes) * lanes, -(-18 // lanes) * lanes
-    written, pairs = left * 10 + right * 7, left * right
-    cost = count_cost(size)
-    assert cost.padded_flops == 2 * 384 * 768 * (written + pairs)
-    assert cost.packed_bytes == written * width * (384 + 768 + 384 * 768 / 16)
-    alone = count_cost(Size(20, 10, 20, 10, 2, 384, 768, symmetric=True, bytes_per_number=width))
-    groups = left // lanes
-    pairs = groups * (groups + 1) // 2 * lanes**2
-    assert alone.padded_flops == 2 * 384 * 768 * (left * 10 + pairs)
-    many = count_cost(Size(2000, 1, 2000, 1, 1, 8, 8, symmetric=True, bytes_per_number=width))
-    groups = -(-2000 // lanes)
-    blocks = -(-groups // 48)  # the gradients of a block are written again for every other one
-    pairs = groups * (groups + 1) // 2 * lanes
-    assert many.padded_flops == 2 * 64 * lanes * (groups * blocks + pairs)

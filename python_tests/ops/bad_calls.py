@@ -78,12 +78,6 @@ def _signatures() -> dict[str, Signature]:
         "ntk_gram": Signature(
             sides, lambda a, d, other, others: raw.ntk_gram(a, d, other, others or [])
         ),
-        "ntk_materialised": Signature(
-            sides | {"workspace": 2**20},
-            lambda a, d, other, others, bytes_: raw.ntk_materialised(
-                a, d, other, others or [], bytes_
-            ),
-        ),
         "sample_directions": Signature(
             {
                 "token": torch.arange(3),

@@ -1,9 +1,10 @@
-// Everything of the attention kernels that is compiled once per instruction set. A file that
+// Everything that is compiled once per instruction set. A file that
 // includes this has set JACHESS_ISA (a namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE, and
 // the compiler's target for what follows; what all instruction sets share must be included before
 // that, or the linker might keep the copy that an older processor cannot run.
 #include "attention_backward.h"
 #include "attention_forward.h"
+#include "ntk_gram_isa.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
@@ -57,6 +58,8 @@ inline AttentionKernels attention_kernels() {
 }
 
 #undef JACHESS_ATTENTION
+
+Kernels kernels() { return {attention_kernels(), run_gram}; }
 
 }  // namespace JACHESS_ISA
 }  // namespace jachess

@@ -1,4 +1,5 @@
-// The attention kernels as the torch side sees them: one pair of functions per instruction set.
+// The kernels of attention and of jachess::ntk_gram, compiled once per instruction set, as the
+// torch side sees them.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "../attention_problem.h"
 #include "aligned_buffer.h"
+#include "ntk_gram_plan.h"
 #include "simd.h"
 
 namespace jachess {
@@ -36,8 +38,32 @@ struct AttentionKernels {
   void (*reduce)(const AttentionProblem&, const AttentionGradients&, int64_t begin, int64_t end);
 };
 
-AttentionKernels attention_kernels_baseline();
-AttentionKernels attention_kernels_v3();
-AttentionKernels attention_kernels_v4();
+// Computes pairs [begin, end) into the result, which holds zeros, in the accumulation type.
+using GramKernel = void (*)(const GramProblem&, const GramWork&, int64_t begin, int64_t end,
+                            void* result);
+
+struct Kernels {
+  AttentionKernels attention;
+  GramKernel gram;
+};
+
+namespace baseline {
+Kernels kernels();
+}
+namespace v3 {
+Kernels kernels();
+}
+namespace v4 {
+Kernels kernels();
+}
+
+// The best that this processor can run.
+inline Kernels best_kernels() {
+#if JACHESS_HAS_CLONES
+  if (__builtin_cpu_supports("x86-64-v4")) return v4::kernels();
+  if (__builtin_cpu_supports("x86-64-v3")) return v3::kernels();
+#endif
+  return baseline::kernels();
+}
 
 }  // namespace jachess
