@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -72,13 +72,19 @@ class Job:
         """Readable, and with a digest of all the run depends on; serves as a file name."""
         content = [
             *(_EDITION, self.kind, self.model, self.version, digest(self.task), self.seed),
-            *(self.method, self.value, asdict(self.arguments)),
+            *(self.method, self.value, _given(self.arguments)),
             *(asdict(self.recipe), asdict(self.conditions), [digest(t) for t in self.shift]),
             self.curve,
         ]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
         return f"{self.kind}-{words}-s{self.seed}-{key}"
+
+
+def _given(arguments: MethodArguments) -> dict[str, Any]:
+    """Settings that are not the defaults: a new setting leaves the names of older runs alone."""
+    values = asdict(arguments)
+    return {f.name: values[f.name] for f in fields(arguments) if values[f.name] != f.default}
 
 
 def _arguments(method: str, value: float | None) -> MethodArguments:

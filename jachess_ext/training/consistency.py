@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import chosen_tokens, unknown_token_id
+from ..smoothness.modes import in_mode
 from .dual import without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import kl_divergence, row_mean, symmetric_divergence
@@ -77,14 +79,22 @@ class CorruptAugment(_Corruption):
 
 
 class CorruptConsistency(_Corruption):
-    """+ strength · KL(p(x) ‖ p(x′)), x′ a copy with swapped tokens; gradients through both passes.
+    """+ strength · KL(p(x) ‖ p(x′)), x′ a copy with swapped tokens.
 
-    With dropout masks of its own in the copy's pass, which has no labels.
+    With dropout masks of its own in the copy's pass, which has no labels.  Mode train: x is the
+    labelled batch; gradients through both passes.  Mode joint: x is an unlabelled batch, and p(x)
+    a target without gradient and dropout (Xie et al. 2020, *Unsupervised Data Augmentation*).
     """
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """In nats, mean over rows."""
-        with drawing_apart(self.key()):
+        target = outputs
+        if self.settings.mode == "joint":
+            inputs = self.trainer.next_unlabelled()
+            with torch.no_grad(), in_mode(model, False):
+                target = model(**inputs)
+        dropping = model.training and self.settings.dropout
+        with drawing_apart(self.key()), nullcontext() if dropping else in_mode(model, False):
             others = model(**without_labels(self.corrupted(inputs)))
-        apart = kl_divergence(logits_of(outputs), logits_of(others), self.is_regression(model))
+        apart = kl_divergence(logits_of(target), logits_of(others), self.is_regression(model))
         return row_mean(apart, inputs)

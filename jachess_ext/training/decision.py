@@ -7,15 +7,19 @@ from typing import Any
 from torch import nn
 
 from ..smoothness import DecisionPenalty, Isotropic, Substitution
+from ..smoothness.modes import in_mode
 from ..smoothness.perturbations import Perturbation
 from .method import Batch, Loss, Method, Run
 from .one_pass import OnePass
+from .random_state import drawing_apart
 
 
 class Decision(Method):
-    """+ strength · the penalty of the settings' form, from the forward pass of the task loss.
+    """+ strength · the penalty of the settings' form.
 
-    Every ``every``-th optimiser step with ``every``-fold strength; the others are plain steps.
+    Mode train: on the labelled rows, from the forward pass of the task loss.  Mode joint: on a
+    batch of unlabelled rows, in a pass of its own.  Every ``every``-th optimiser step with
+    ``every``-fold strength; the others are plain steps.
     """
 
     form: str
@@ -39,9 +43,15 @@ class Decision(Method):
         )
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Task loss and penalty from one forward pass."""
+        """Task loss and penalty, in mode train from one forward pass."""
         self._penalty.model, self._penalty.seed = model, self.key()
         self._penalty.step = self.trainer.state.global_step
+        if self.settings.mode == "joint":
+            task, outputs = run(inputs)
+            if self._penalty.step % self.settings.every:
+                return Loss(task, outputs)
+            with drawing_apart(self.key()), in_mode(model, self.settings.dropout):
+                return Loss(task, outputs, self._penalty(self.trainer.next_unlabelled()).loss)
         once: Any = OnePass(model, self._penalty)
         task, outputs = run(inputs, once)
         return Loss(task, outputs, once.result.loss)

@@ -18,6 +18,7 @@ from .start import L2SP, WiSEFT
 from .tapt import TAPT
 
 _JACHESS = tuple(f.name for f in fields(JacHessArguments))
+_JOINT = ("mode", "dropout", "unlab_batch_size")
 _LOGITS: dict[str, Any] = {"layers": "logits", "weights": "uniform"}
 
 
@@ -32,6 +33,7 @@ class Entry:
         defaults: of those that are None where they are not given.
         fixed: settings that make the method what it is, and are not taken.
         control: whether reports take it for one that methods of this package have to beat.
+        modes: that it has, where it has any; the first is its own.
     """
 
     acts: type[Method]
@@ -40,6 +42,7 @@ class Entry:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     smooths: bool = False
     control: bool = True
+    modes: tuple[str, ...] = ()
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -49,15 +52,21 @@ class Entry:
 
 def _smoother(strength: float = 0.01, **fixed: Any) -> Entry:
     settings = (*_JACHESS, "placebo")
-    return Entry(Method, settings, {"strength": strength}, fixed, smooths=True, control=False)
+    return Entry(
+        *(Method, settings, {"strength": strength}, fixed),
+        smooths=True,
+        control=False,
+        modes=MODES,
+    )
 
 
 def _decision(acts: type[Method], strength: float) -> Entry:
     settings = ("strength", "placebo", "directions", "along", "size", "path", "every")
     return Entry(
-        *(acts, (*settings, "smoothing", "swapped", "unknown"), {"strength": strength}),
+        *(acts, (*settings, "smoothing", "swapped", "unknown", *_JOINT), {"strength": strength}),
         {"hessian": False},  # one direction is enough
         control=False,
+        modes=("train", "joint"),
     )
 
 
@@ -86,7 +95,9 @@ METHODS: dict[str, Entry] = {
     ),
     "corrupt-augment": Entry(CorruptAugment, ("swapped", "unknown", "clean", "smoothing")),
     "corrupt-consistency": Entry(
-        *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown")), {"strength": 1.0}
+        *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown", "smoothing", *_JOINT)),
+        {"strength": 1.0},
+        modes=("train", "joint"),
     ),
     "fisher": _decision(Fisher, 1.0),
     "divergence": _decision(Divergence, 1.0),
@@ -112,8 +123,8 @@ field of `MethodArguments` for each setting that no other method has, a line in 
 class MethodArguments(JacHessArguments):
     """One of `METHODS` by name, with its settings; docs/methods.md describes them.
 
-    Penalties on derivatives (``jacobian``, ``cross-holder``, ``jachess``) take a mode, also as part
-    of the name: ``jachess-unlab``.  Fields that a method does not use are refused where they are
+    Penalties on derivatives take a mode, also as part of the name: ``jachess-unlab``,
+    ``fisher-joint``.  Fields that a method does not use are refused where they are
     given by name (`parse`).
 
     Raises:
@@ -170,6 +181,11 @@ class MethodArguments(JacHessArguments):
                 setattr(self, name, value)
         for name, value in entry.fixed.items():
             setattr(self, name, value)
+        if entry.modes and self.mode in MODES and self.mode not in entry.modes:
+            raise ValueError(
+                f"method {self.method!r} has no mode {self.mode!r}; expected "
+                f"{' or '.join(entry.modes)}"
+            )
         kept, self.strength = self.strength, self.strength or 0.0
         super().__post_init__()
         self.strength = kept
@@ -258,12 +274,18 @@ class MethodArguments(JacHessArguments):
     @property
     def uses_unlabelled(self) -> bool:
         """Whether it needs unlabelled data."""
-        return METHODS[self.method].acts.unlabelled or (self.smooths and self.mode != "train")
+        return METHODS[self.method].acts.unlabelled or self.draws_unlabelled
+
+    @property
+    def draws_unlabelled(self) -> bool:
+        """Whether its penalty is of unlabelled batches."""
+        return bool(METHODS[self.method].modes) and self.mode != "train"
 
     @property
     def label(self) -> str:
         """The name with its mode: ``jachess-unlab``."""
-        return f"{self.method}-{self.mode}" if self.smooths else self.method
+        named = self.smooths or self.draws_unlabelled
+        return f"{self.method}-{self.mode}" if named else self.method
 
 
 def _split(name: str) -> tuple[str, str | None]:
@@ -271,7 +293,7 @@ def _split(name: str) -> tuple[str, str | None]:
     if name in METHODS:
         return name, None
     method, _, mode = name.rpartition("-")
-    if method in METHODS and METHODS[method].smooths and mode in MODES:
+    if method in METHODS and mode in METHODS[method].modes:
         return method, mode
     modes = ", ".join(f"jachess-{mode}" for mode in MODES)
     raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)} ({modes}, …)")

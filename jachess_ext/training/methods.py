@@ -48,13 +48,11 @@ class MethodMixin(JacHessMixin):
         **kwargs: Any,
     ) -> None:
         self.method = MethodArguments.parse(method) if isinstance(method, str) else method
-        smooths = self.method.smooths
+        drawn = unlabelled_dataset if self.method.draws_unlabelled else None
         super().__init__(
             *args,
-            jachess=self.method if smooths else JacHessArguments(strength=0.0),
-            unlabelled_dataset=unlabelled_dataset
-            if smooths and self.method.uses_unlabelled
-            else None,
+            jachess=self.method if self.method.smooths else _without_jachess(self.method),
+            unlabelled_dataset=drawn,
             **kwargs,
         )
         self.unlabelled_text = unlabelled_dataset
@@ -132,6 +130,15 @@ class MethodMixin(JacHessMixin):
     def _begin_jachess(self, model: nn.Module) -> None:
         self._acting.begin(self.accelerator.unwrap_model(model))
         super()._begin_jachess(model)
+
+
+def _without_jachess(method: MethodArguments) -> JacHessArguments:
+    """No penalty on hidden states, but the unlabelled batches of a method that draws them."""
+    return JacHessArguments(
+        strength=0.0,
+        mode="joint" if method.draws_unlabelled else "train",
+        unlab_batch_size=method.unlab_batch_size,
+    )
 
 
 class _End(TrainerCallback):

@@ -132,8 +132,7 @@ class JacHessMixin(_Base):
         else:
             own_numbers = drawing_apart(*step_key(self.regulariser))
             with own_numbers, in_mode(model, self.jachess.dropout):
-                assert self._unlabelled is not None
-                out = self.regulariser(self._unlabelled.next())
+                out = self.regulariser(self.next_unlabelled())
         loss = self._step_loss(task, out, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -201,6 +200,11 @@ class JacHessMixin(_Base):
             generator=generator,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )
+
+    def next_unlabelled(self) -> dict[str, Any]:
+        """The next batch of the unlabelled data, without labels; while training runs."""
+        assert self._unlabelled is not None
+        return dict(self._unlabelled.next())
 
     def _unlabelled_batches(self) -> UnlabelledBatches:
         generator = torch.Generator()
@@ -296,7 +300,7 @@ class JacHessMixin(_Base):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         checkpoint.load(resume_from_checkpoint, self.regulariser)
-        if self.regulariser.strength:
+        if self.regulariser.strength or self.unlabelled_dataset is not None:
             self._resumed = checkpoint.load_rest(resume_from_checkpoint, self.jachess.mode)
 
 

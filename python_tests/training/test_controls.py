@@ -350,6 +350,36 @@ def test_corruption_as_consistency(tmp_path: Path) -> None:
     )
 
 
+def test_joint_consistency_is_of_unlabelled_rows_and_their_copies(tmp_path: Path) -> None:
+    """KL(target ‖ copy) and its gradient, which goes through the copy alone."""
+    model, labelled = Recording(), []
+    model.register_forward_pre_hook(
+        lambda _, __, given: labelled.append("labels" in given), with_kwargs=True
+    )
+    (weight, bias), fresh = weights(model), LinearModel()
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_special_tokens({"unk_token": "<unk>"})
+    others = [torch.tensor([2, 4]), torch.tensor([3, 3])]
+    made = trained(
+        *(tmp_path, "corrupt-consistency", model),
+        method={"mode": "joint", "swapped": 0.5, "strength": 4.0},
+        options={"processing_class": tokenizer},
+        unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in others],
+    )
+    assert labelled == [True, False, False]
+    ids, copy = (seen for seen, _ in model.seen[1:])
+    assert {tuple(row) for row in ids.tolist()} == {(2, 4), (3, 3)} and not torch.equal(ids, copy)
+    x, y = (fresh.embeddings(seen).sum(1).detach().numpy() for seen in (ids, copy))
+    p, q = (softmax(rows @ weight.T + bias, -1) for rows in (x, y))
+    assert first(made, "jachess/penalty") == pytest.approx(
+        4 * entropy(p, q, axis=1).mean(), rel=1e-6
+    )
+    z = features(fresh)
+    away = softmax(z @ weight.T + bias, -1) - np.eye(2)
+    slope = (away.T @ z + 4 * (q - p).T @ y) / 2
+    np.testing.assert_allclose(weights(model)[0], weight - LR * slope, rtol=1e-6)
+
+
 def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
     """15 % of the tokens: half of them unknown, the others any word; special ones stay."""
     words = [*WORDS[:2], "<cls>", *(f"w{n}" for n in range(VOCABULARY - 3))]

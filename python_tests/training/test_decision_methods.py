@@ -10,10 +10,12 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from jachess_ext.smoothness import Substitution
+from jachess_ext.smoothness import Isotropic, Substitution
+from jachess_ext.training import MethodArguments, MethodTrainer
+from python_tests.smoothness.tiny_models import classifier
 
 from .method_runs import SGD, method_trainer
-from .runs import parameters
+from .runs import assert_same_parameters, examples, parameters
 from .test_controls import features, first, trained, weights
 from .test_known_answers import ROWS, LinearModel, word_tokenizer
 
@@ -135,3 +137,98 @@ def test_seeds_repeat_a_run(tmp_path: Path, setting: dict[str, Any]) -> None:
         not torch.allclose(a, b)
         for a, b in zip(ends[0], parameters(plain.model).values(), strict=True)
     )
+
+
+JOINT: dict[str, Any] = {"mode": "joint", "along": "noise", "strength": 2.0}
+
+
+def test_joint_penalises_the_unlabelled_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task loss of the labelled rows, Fisher of the others, written out; labels not looked at."""
+    u = np.random.default_rng(0).standard_normal((1, 2, 2, 3))  # [q, B, T, D]
+
+    def known(self: Any, model: Any, batch: Any, x: Any, *rest: Any) -> torch.Tensor:
+        assert "labels" not in batch
+        order = [next(i for i, row in enumerate(OTHERS) if torch.equal(row, r)) for r in ids(batch)]
+        return torch.from_numpy(u[:, order])
+
+    def ids(batch: Any) -> torch.Tensor:
+        return batch["input_ids"]
+
+    monkeypatch.setattr(Isotropic, "__call__", known)
+    model = Masked()
+    (weight, bias), x = weights(model), features(model)
+    table = model.embeddings.weight.detach().numpy().copy()
+    other = table[torch.stack(OTHERS).numpy()].sum(1)
+    made = trained(
+        *(tmp_path, "fisher", model),
+        method=JOINT | {"directions": 1},
+        options=TOKENIZER,
+        unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in OTHERS],
+    )
+    p, p_other = (softmax(rows @ weight.T + bias, axis=1) for rows in (x, other))
+    moved = u.sum(2)
+    d = moved @ weight.T
+    by_weight, by_logits = fisher_gradient(p_other, d, moved)
+    away = (p - np.eye(2)) / 2
+    slope = away.T @ x + 2 * (by_logits.T @ other + by_weight)
+    np.testing.assert_allclose(weights(model)[0], weight - SGD["learning_rate"] * slope, rtol=1e-6)
+    by_bias = away.sum(0) + 2 * by_logits.sum(0)
+    np.testing.assert_allclose(weights(model)[1], bias - SGD["learning_rate"] * by_bias, rtol=1e-6)
+    value = np.mean(
+        [(p_other[b] * (d[0, b] - p_other[b] @ d[0, b]) ** 2).sum() / 2 for b in range(2)]
+    )
+    assert first(made, "jachess/penalty") == pytest.approx(2 * value, rel=1e-6)
+
+
+OTHERS = [torch.tensor([2, 4]), torch.tensor([3, 3])]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("step", [2, 4, 5])
+def test_joint_goes_on_from_a_checkpoint(tmp_path: Path, every: int, step: int) -> None:
+    """Bit for bit, dropout and the place in the unlabelled rows included."""
+
+    def run(name: str, seed: int, **options: Any) -> MethodTrainer:
+        made = method_trainer(
+            *(tmp_path / name, "fisher"),
+            method=JOINT | {"every": every},
+            model=classifier("bert", dtype=torch.float32, dropout=0.1, seed=seed),
+            unlabelled=examples(12, seed=5, labels=False),
+            options={"processing_class": _tiny_tokenizer()},
+            **{"max_steps": 7, "save_strategy": "steps", "save_steps": 1},
+        )
+        made.train(**options)
+        return made
+
+    whole = run("a", 0)
+    resumed = run("b", 1, resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
+    assert_same_parameters(whole.model, resumed.model, rtol=0, atol=0)
+
+
+def test_joint_leaves_the_plain_steps_alone(tmp_path: Path) -> None:
+    """Too weak to act, its passes move neither dropout masks nor the order of rows."""
+    ends = []
+    for name, method in (("none", {}), ("fisher", JOINT | {"strength": 1e-30})):
+        made = method_trainer(
+            *(tmp_path / name, name),
+            method=method,
+            model=classifier("bert", dtype=torch.float64, dropout=0.1),
+            options={"processing_class": _tiny_tokenizer()},
+        )
+        made.train()
+        ends.append(made.model)
+    assert_same_parameters(*ends, rtol=1e-12, atol=1e-14)
+
+
+def test_joint_by_name_and_other_modes() -> None:
+    made = MethodArguments.parse("fisher-joint,along=noise")
+    assert (made.mode, made.label, made.uses_unlabelled) == ("joint", "fisher-joint", True)
+    assert not MethodArguments.parse("fisher").uses_unlabelled
+    with pytest.raises(ValueError, match="no mode 'unlab'; expected train or joint"):
+        MethodArguments(method="margin", mode="unlab")
+    with pytest.raises(ValueError, match="unknown method"):
+        MethodArguments.parse("fisher-unlab")
+    with pytest.raises(ValueError, match="needs unlabelled_dataset"):
+        MethodTrainer(model=classifier("bert"), method="fisher-joint,along=noise")
