@@ -86,8 +86,10 @@ class CorruptConsistency(_Corruption):
     a target without gradient and dropout (Xie et al. 2020, *Unsupervised Data Augmentation*).
     """
 
-    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """In nats, mean over rows."""
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
+        """In nats, mean over rows; every ``every``-th step ``every``-fold, else None."""
+        if self.trainer.state.global_step % self.settings.every:
+            return None
         target = outputs
         if self.settings.mode == "joint":
             inputs = self.trainer.next_unlabelled()
@@ -97,4 +99,4 @@ class CorruptConsistency(_Corruption):
         with drawing_apart(self.key()), nullcontext() if dropping else in_mode(model, False):
             others = model(**without_labels(self.corrupted(inputs)))
         apart = kl_divergence(logits_of(target), logits_of(others), self.is_regression(model))
-        return row_mean(apart, inputs)
+        return self.settings.every * row_mean(apart, inputs)

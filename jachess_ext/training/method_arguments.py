@@ -95,7 +95,8 @@ METHODS: dict[str, Entry] = {
     ),
     "corrupt-augment": Entry(CorruptAugment, ("swapped", "unknown", "clean", "smoothing")),
     "corrupt-consistency": Entry(
-        *(CorruptConsistency, ("strength", "placebo", "swapped", "unknown", "smoothing", *_JOINT)),
+        CorruptConsistency,
+        ("strength", "placebo", "swapped", "unknown", "every", "smoothing", *_JOINT),
         {"strength": 1.0},
         modes=("train", "joint"),
     ),
