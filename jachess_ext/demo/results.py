@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +10,16 @@ import numpy as np
 
 from ..evaluation.judge import Judgement
 from ..evaluation.statistics import Summary, holm_bonferroni, mann_whitney, summarise
+from ..experiment.answer import answer
+from ..experiment.tables import REFERENCE, Results
 from .finetune import TITLES, Log, Method
 from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
 
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """Marks of which direction is better, for the titles of rows."""
+
+RATIO = "ratio to plain"
+"""The row of what a step costs."""
 
 _WARM_UP = 3  # steps whose times do not count
 
@@ -50,6 +55,22 @@ class Outcome:
         present = {run.method for run in self.runs}
         return [method for method in TITLES if method in present]
 
+    @property
+    def results(self) -> Results:
+        """Score and Brier score as a comparison's results, which know how to put them in words."""
+        return Results(
+            tuple(
+                {
+                    "task": self.setting.get("task", "the task"),
+                    "method": REFERENCE if run.method == "none" else TITLES[run.method],
+                    "seed": run.seed,
+                    "score": run.judgement.score,
+                    "brier": run.judgement.brier,
+                }
+                for run in self.runs
+            )
+        )
+
     def of(self, method: Method) -> list[Run]:
         """The runs of one method, by seed."""
         return sorted((run for run in self.runs if run.method == method), key=lambda run: run.seed)
@@ -57,22 +78,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a figure for every method, over seeds, and what to make of it.
+    """One line of the table: a figure for every method, over seeds.
 
     `values[method]` holds one number a seed; `p` Holm-adjusted p-values against no regulariser
-    (over the comparisons of this row), for the regularised methods.
+    (over the comparisons of this row), for the regularised methods; none where none are compared.
     """
 
     title: str
     better: Literal["higher", "lower", ""]
     values: dict[Method, list[float]]
     p: dict[Method, float]
-    sentence: str
     digits: int
 
     def cell(self, method: Method) -> str:
         """Mean ± spread over seeds."""
         return _number(summarise(self.values[method]), self.digits)
+
+    def compared(self, method: Method) -> str:
+        """On how many seeds a method is to the better (of norms: lower), and p."""
+        differences = np.subtract(self.values[method], self.values["none"])
+        wins = (differences > 0) if self.better == "higher" else (differences < 0)
+        p = f", p {self.p[method]:.2f}" if len(wins) > 1 else ""
+        return f"{wins.sum()} of {len(wins)}{p}"
 
 
 def table(outcome: Outcome) -> list[Row]:
@@ -98,6 +125,15 @@ def table(outcome: Outcome) -> list[Row]:
     return rows + _time_rows(outcome)
 
 
+def in_short(outcome: Outcome) -> list[str]:
+    """What the demo found and what it cost, in sentences; nothing without runs to compare with."""
+    rows = {row.title: row for row in table(outcome)}
+    found = answer(outcome.results)
+    costs = {m: float(np.mean(v)) for m, v in rows[RATIO].values.items()} if RATIO in rows else {}
+    listed = ", ".join(f"{cost:.1f} ({TITLES[m]})" for m, cost in costs.items() if m != "none")
+    return [*found, f"A step took {listed} times as long as a plain one."] if listed else found
+
+
 def _corrupted(index: int) -> Callable[[Judgement], float]:
     return lambda judgement: judgement.corrupted[index]
 
@@ -117,30 +153,7 @@ def _row(
     compared: list[Method] = [m for m in outcome.methods if m != "none" and "none" in values]
     raw = [mann_whitney(values[m], values["none"]) for m in compared]
     adjusted = dict(zip(compared, holm_bonferroni(raw), strict=True))
-    clauses = [compare(TITLES[m], values[m], values["none"], better) for m in compared]
-    return Row(title, better, values, adjusted, "; ".join(clauses) + "." if clauses else "", digits)
-
-
-def compare(
-    title: str,
-    values: Sequence[float],
-    plain: Sequence[float],
-    better: Literal["higher", "lower", ""],
-) -> str:
-    """A neutral clause: in how many seeds a method is above or below no regulariser.
-
-    Says better or worse only where all seeds agree, and more than one was run.
-    """
-    differences = np.asarray(values) - np.asarray(plain)
-    up, down, total = int((differences > 0).sum()), int((differences < 0).sum()), len(differences)
-    if total == 1:
-        word = "higher" if up else "lower" if down else "equal"
-        return f"{title} {word} in the one seed"
-    if up == total or down == total:
-        word = "higher" if up else "lower"
-        verdict = "" if not better else ", better" if word == better else ", worse"
-        return f"{title} {word} in all {total} seeds{verdict}"
-    return f"{title} without clear difference (higher in {up}, lower in {down} of {total} seeds)"
+    return Row(title, better, values, adjusted, digits)
 
 
 def _time_rows(outcome: Outcome) -> list[Row]:
@@ -155,12 +168,8 @@ def _time_rows(outcome: Outcome) -> list[Row]:
                 float(np.median(np.divide(run.log.seconds, plain.log.seconds)[_warm(run) :]))
                 for run, plain in zip(runs, outcome.of("none"), strict=True)
             ]
-    note = "Median over steps; the methods took their steps in turns."
-    rows = [Row("seconds per step", "", seconds, {}, note, 4)]
-    if ratios:
-        ratio = "Median over turns of the ratio to the plain step of the same turn."
-        rows.append(Row("ratio to plain", "", ratios, {}, ratio, 2))
-    return rows
+    rows = [Row("seconds per step", "", seconds, {}, 4)]
+    return rows + [Row(RATIO, "", ratios, {}, 2)] if ratios else rows
 
 
 def _warm(run: Run) -> int:

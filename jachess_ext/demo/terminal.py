@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..evaluation.extras import require
 from .finetune import TITLES
-from .results import ARROWS, Outcome, table
+from .results import ARROWS, Outcome, in_short, table
 
 
 def print_table(outcome: Outcome, width: int | None = None) -> None:
-    """Prints the task, the baseline, the table, and a sentence for each of its rows.
+    """Prints the task, the baseline, what was found, and the table.
 
     `width` replaces the terminal's width; 80 columns suffice.
     """
@@ -19,6 +19,8 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
         console.print(
             text(f"Naive Bayes on words: {outcome.score_name} {outcome.naive_bayes:.3f}.")
         )
+    for paragraph in in_short(outcome):
+        console.print(text(paragraph))
     rows = table(outcome)
     drawn = rich_table(caption="mean ± spread over seeds; ↑ higher is better, ↓ lower is better")
     drawn.add_column("")
@@ -28,6 +30,3 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
         cells = (row.cell(method) if method in row.values else "" for method in outcome.methods)
         drawn.add_row(text(row.title + ARROWS[row.better]), *map(text, cells))
     console.print(drawn)
-    for row in rows:
-        if row.sentence:
-            console.print(text.assemble((f"{row.title}: ", "bold"), row.sentence))

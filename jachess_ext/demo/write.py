@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.calibration import reliability
-from ..evaluation.figures import norms_figure, reliability_figure, score_over_noise_figure
+from ..evaluation.figures import (
+    SCALE,
+    norms_figure,
+    reliability_figure,
+    score_over_noise_figure,
+    styles_of,
+)
 from ..evaluation.files import write_atomically
 from ..evaluation.report import Picture, Section, Table, write_html, write_json
+from ..experiment.answer import forests
 from ..tasks.examples import DataError
 from .finetune import TITLES, Method
 from .judge import CORRUPTION, DELTAS
-from .results import ARROWS, Outcome, Row, Run, table
+from .results import ARROWS, Outcome, Row, Run, in_short, table
 
 _CAPTIONS = {
     "reliability.png": (
@@ -85,47 +92,60 @@ def _layer_means(runs: Mapping[Method, list[Run]], name: str) -> dict[str, Any]:
 
 
 def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -> list[Section]:
-    """The report: what was done, the table, the figures, the setting."""
+    """The report: what was found, the tables, the figures, the setting."""
     intro = [f"Task: {outcome.task}."]
     if outcome.naive_bayes is not None:
         intro.append(f"Naive Bayes on words: {outcome.score_name} {outcome.naive_bayes:.3f}.")
     setting = [f"{key}: {value}" for key, value in outcome.setting.items()]
+    found = outcome.results
+    compared = _compared_table(outcome, rows)
     return [
-        Section("The task", intro),
-        Section("The table", _NOTES, tables=[_main_table(outcome, rows)]),
         Section(
-            "Figures", pictures=[Picture(_CAPTIONS[name], png) for name, png in pictures.items()]
+            "In short",
+            [*intro, *in_short(outcome)],
+            pictures=forests(found, styles_of(found.methods)),
+        ),
+        Section("Means over seeds", [_NOTE], [_main_table(outcome, rows)]),
+        *([Section("Seed by seed", [_COMPARED_NOTE], compared)] if compared else []),
+        Section(
+            "Figures",
+            pictures=[Picture(_CAPTIONS[name], png, SCALE) for name, png in pictures.items()],
         ),
         Section("What was run", literal=["\n".join(setting)]),
     ]
 
 
-_NOTES = (
-    "Mean ± spread (sample standard deviation) over seeds. ↑ higher is better, ↓ lower is better. "
-    "All methods start from the same weights, see the same labelled batches in the same order, and "
-    "take their steps in turns. What is not an improvement is shown as it is.",
-    "p: two-sided Mann–Whitney U against no regulariser, Holm-adjusted within the row. With n "
-    "seeds a side, no p can be below 2 / C(2n, n): 0.1 for three seeds.",
+_NOTE = (
+    "Mean ± sample standard deviation. ↑ higher is better, ↓ lower is better. All methods start "
+    "from the same weights and see the same labelled batches in the same order. They take their "
+    "steps in turns; times are medians over steps."
+)
+_COMPARED_NOTE = (
+    "On how many seeds a method is better than no regulariser (norms: lower), and p of the "
+    "two-sided Mann–Whitney U test, Holm-adjusted within the row. With n seeds a side no p is "
+    "below 2 / C(2n, n): 0.1 for three."
 )
 
 
 def _main_table(outcome: Outcome, rows: list[Row]) -> Table:
-    compared = [method for method in outcome.methods if method != "none"]
-    header = ["", *(TITLES[m] for m in outcome.methods), *(f"p, {TITLES[m]}" for m in compared), ""]
     lines = [
         [
             row.title + ARROWS[row.better],
             *(row.cell(m) if m in row.values else "" for m in outcome.methods),
-            *(f"{row.p[m]:.2f}" if m in row.p else "" for m in compared),
-            row.sentence,
         ]
         for row in rows
     ]
-    return Table("", header, lines, prose=frozenset({len(header) - 1}))
+    return Table("", ["", *(TITLES[m] for m in outcome.methods)], lines)
+
+
+def _compared_table(outcome: Outcome, rows: list[Row]) -> list[Table]:
+    compared = [method for method in outcome.methods if method != "none"]
+    lines = [[row.title, *(row.compared(m) for m in compared)] for row in rows if row.p]
+    return [Table("", ["", *(TITLES[m] for m in compared)], lines)] if lines else []
 
 
 def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
-    """Everything, per seed and in the table's words."""
+    """Everything, per seed."""
     return {
         "task": outcome.task,
         "score": outcome.score_name,
@@ -138,7 +158,6 @@ def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
                 "better": row.better,
                 "values": row.values,
                 "p_holm": row.p,
-                "sentence": row.sentence,
             }
             for row in rows
         ],

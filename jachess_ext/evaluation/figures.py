@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ COLOURS = (
 )
 MARKERS = "osD^vPX*<>ph"
 Styles = Mapping[str, Mapping[str, Any]]
+SCALE = 2.0
+"""Of the figures of this module: sharp on dense screens; `report.Picture` wants to know it."""
 
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -43,16 +46,30 @@ def forest_figure(
         styles: of all methods, from `styles_of`; they stand below one another in this order.
     """
     names = [name for name in styles if name in differences]
-    figure, (panel,) = panels_in_a_row(1, height=0.8 + 0.28 * len(names), width=4.6)
+    labels = [wrapped(name) for name in names]
+    lines = 1 + max(label.count("\n") for label in labels)
+    height = 0.8 + (0.12 + 0.16 * lines) * len(names)
+    figure, (panel,) = panels_in_a_row(1, height=height, width=4.6)
     panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
     for row, name in enumerate(names):
         mean, half = differences[name]
         width = None if np.isnan(half) else [half]
         panel.errorbar([mean], [row], xerr=width, capsize=3, markersize=6, **styles[name])
-    panel.set(xlabel=across, ylim=(len(names) - 0.5, -0.5))
-    panel.set_yticks(range(len(names)), names)
-    panel.locator_params(axis="x", nbins=5)
-    return to_png(figure, 2.0)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.set_yticks(range(len(names)), labels)
+    panel.locator_params(axis="x", nbins=4)
+    figure.supxlabel(across, fontsize="medium")  # the panel alone may be narrower than its label
+    return to_png(figure, SCALE)
+
+
+def wrapped(name: str, width: int = 26) -> str:
+    """A long name in lines of about `width` characters, broken after commas and spaces."""
+    lines = [""]
+    for part in re.findall(r"[^ ,]*[ ,]*", name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | None = None) -> bytes:
@@ -60,9 +77,13 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | Non
 
     Bars show how many examples each bin holds, as a share of all.
     """
-    figure, panels = panels_in_a_row(len(diagrams), height=3.2)
+    columns = min(2, len(diagrams))  # more could not be read on a phone
+    rows = -(-len(diagrams) // columns)
+    figure, panels = panels_on_a_grid(rows, columns, width=3.0 * columns, height=3.1 * rows)
     looks = styles or styles_of(list(diagrams))
-    for panel, (name, diagram) in zip(panels, diagrams.items(), strict=True):
+    for panel in panels[len(diagrams) :]:
+        panel.set_visible(False)
+    for panel, (name, diagram) in zip(panels, diagrams.items(), strict=False):
         colour = looks[name]["color"]
         share = diagram.counts / diagram.counts.sum()
         filled = diagram.counts > 0
@@ -73,9 +94,11 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | Non
         panel.plot(
             diagram.confidence[filled], diagram.accuracy[filled], "o-", color=colour, markersize=4
         )
-        panel.set(title=name, xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
-    panels[0].set_ylabel("accuracy (line), share (bars)")
-    return to_png(figure)
+        panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
+        panel.set_title(wrapped(name), fontsize="medium")
+    for panel in panels[::columns]:
+        panel.set_ylabel("accuracy (line), share (bars)")
+    return to_png(figure, SCALE)
 
 
 def score_over_noise_figure(
@@ -109,19 +132,20 @@ def score_curves_figure(
             places,
             runs.mean(axis=0),
             yerr=spread,
-            label=name,
+            label=wrapped(name),
             markersize=4,
             capsize=2,
             linewidth=1.5,
             **looks[name],
         )
     panel.set(xlabel=across, ylabel=up)
-    if len(scores) > 5:  # beside the curves, which it would cover
-        figure.set_size_inches(7.4, 3.4)
-        figure.legend(loc="outside right center", frameon=False, fontsize="small")
+    if len(scores) > 5:  # below the curves, which it would cover
+        lines = sum(1 + wrapped(name).count("\n") for name in scores)
+        figure.set_size_inches(5.2, 3.6 + 0.1 * lines)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     else:
         panel.legend(frameon=False, fontsize="small")
-    return to_png(figure)
+    return to_png(figure, SCALE)
 
 
 def norms_figure(
@@ -134,7 +158,7 @@ def norms_figure(
 
     The entry named `reference` is drawn dashed and takes no method's colour.
     """
-    figure, panels = panels_in_a_row(2, height=3.4, width=4.0)
+    figure, panels = panels_on_a_grid(2, 1, width=4.6, height=6.2)
     for panel, title, norms in zip(panels, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         looks = styles or styles_of([name for name in norms if name != reference])
         for name, values in norms.items():
@@ -147,7 +171,7 @@ def norms_figure(
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False, fontsize="small")
-    return to_png(figure)
+    return to_png(figure, SCALE)
 
 
 def panels_in_a_row(panels: int, *, height: float, width: float = 3.0) -> tuple[Any, list[Any]]:

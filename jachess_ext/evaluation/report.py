@@ -27,7 +27,11 @@ th:first-child, td:first-child, th.text, td.text { text-align: left; }
 td { white-space: nowrap; } td.text { white-space: normal; min-width: 16rem; }
 figure { margin: 1rem 0; max-width: 100%; } figcaption { font-size: .9rem; opacity: .8; }
 img { max-width: 100%; height: auto; background: #fff; }
-pre { overflow-x: auto; padding: .6rem; background: #8882; font-size: .85rem; }
+pre { white-space: pre-wrap; padding: .6rem; background: #8882; font-size: .85rem; }
+@media (max-width: 40rem) {
+  th, td { padding: .35rem .4rem; }
+  td:first-child { white-space: normal; }
+}
 """
 
 
@@ -114,11 +118,16 @@ def _section(section: Section) -> str:
     return "".join(parts)
 
 
+def _escaped(text: str, breaks: bool) -> str:
+    """`breaks`: a line may end after each comma, which names of methods have in place of spaces."""
+    return html.escape(text).replace(",", ",<wbr>" if breaks else ",")
+
+
 def _table(table: Table) -> str:
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=text' * (index in table.prose)}>{html.escape(text)}</{tag}>"
+            f"<{tag}{' class=text' * (index in table.prose)}>{_escaped(text, index == 0)}</{tag}>"
             for index, text in enumerate(row)
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..evaluation.figures import Styles, forest_figure
+from ..evaluation.figures import SCALE, Styles, forest_figure
 from ..evaluation.report import Picture
 from ..evaluation.statistics import interval
 from .paired import cost_of, differences
@@ -58,18 +58,20 @@ def _of_figure(results: Results, methods: Sequence[str], asked: _Asked) -> str |
     """One paragraph: which methods' intervals lie on one side of zero."""
     tasks = results.tasks_with(asked.figure)
     groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
-    seeds = 0
-    for method in methods:
-        values = asked.scale * differences(results, method, tasks, asked.figure)
-        if not len(values):
-            continue
-        seeds = max(seeds, len(values))
+    by_method = {
+        method: values
+        for method in methods
+        if len(values := asked.scale * differences(results, method, tasks, asked.figure))
+    }
+    seeds = max(map(len, by_method.values()), default=0)
+    for method, values in by_method.items():
         mean, half = float(values.mean()), _half(values)
         place = "open"
         if abs(mean) > half:  # not of NaN
             place = "better" if mean * asked.better > 0 else "worse"
         shown = f"{method} ({_signed(mean, asked.digits)}"
         shown += "" if math.isnan(half) else f" ± {half:.{asked.digits}f}"
+        shown += f", {_count(len(values), 'seed')}" if len(values) < seeds else ""
         groups[place].append((abs(mean), shown + ")"))
     if not any(groups.values()):
         return None
@@ -84,7 +86,8 @@ def _of_figure(results: Results, methods: Sequence[str], asked: _Asked) -> str |
         largest = max(few)[1]
         listed = ", ".join(text for _, text in few)
         some = f"{len(few)} methods, the largest difference {largest}"
-        parts.append(f"not told apart from it: {listed if len(few) <= _NAMED else some}")
+        it = "it" if parts else "the plain model"
+        parts.append(f"not told apart from {it}: {listed if len(few) <= _NAMED else some}")
     note = (
         " One seed cannot tell a difference from chance."
         if seeds < 2
@@ -119,9 +122,11 @@ def forests(results: Results, styles: Styles) -> list[Picture]:
                     found[method] = (float(values.mean()), _half(values))
             if found:
                 across = f"{asked.title}, difference from the plain model"
-                caption = (
-                    f"{task}, {asked.title}: mean and 95 % interval over seeds; better to the "
-                    f"{side}."
+                several = any(not math.isnan(half) for _, half in found.values())
+                caption = f"{task}, {asked.title}: " + (
+                    f"mean and 95 % interval over seeds; better to the {side}."
+                    if several
+                    else f"the one seed's difference; better to the {side}."
                 )
-                made.append(Picture(caption, forest_figure(found, across, styles), scale=2.0))
+                made.append(Picture(caption, forest_figure(found, across, styles), SCALE))
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..evaluation.figures import norms_figure, reliability_figure, styles_of
+from ..evaluation.figures import SCALE, norms_figure, reliability_figure, styles_of
 from ..evaluation.report import Picture, Section, Table
 from .jobs import Record
 from .report import pooled
@@ -63,6 +63,7 @@ def _pictures(found: Record) -> list[Picture]:
                 "Reliability: accuracy of the predicted class over its confidence in 8 bins; on "
                 "the dashed line the model is as sure as it is right. Bars: share of the rows.",
                 reliability_figure({name: pooled([found["reliability"]])}, styles),
+                SCALE,
             )
         )
     if found["jacobian"]:
@@ -71,6 +72,7 @@ def _pictures(found: Record) -> list[Picture]:
                 "Norms of the first and second derivatives of each layer with respect to the "
                 "token embeddings.",
                 norms_figure({name: found["jacobian"]}, {name: found["hessian"]}, styles=styles),
+                SCALE,
             )
         )
     return made

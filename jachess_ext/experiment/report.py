@@ -11,7 +11,7 @@ import numpy as np
 
 from ..evaluation.calibration import Reliability
 from ..evaluation.extras import require
-from ..evaluation.figures import Styles, reliability_figure, score_curves_figure, styles_of
+from ..evaluation.figures import SCALE, Styles, reliability_figure, score_curves_figure, styles_of
 from ..evaluation.report import Picture, Section, Table, write_html
 from .answer import answer, forests
 from .association import association_table
@@ -42,7 +42,7 @@ from .tables import (
     text_tables,
 )
 
-_PANELS = 3  # side by side in one picture: more could not be read on a phone
+_PANELS = 4  # in one picture
 
 
 def write_report(path: Path, records: Sequence[Record]) -> None:
@@ -148,7 +148,7 @@ def _curves(results: Results, name: str, across: str, styles: Styles) -> list[Pi
                 scores[method] = np.array([[c[seed] for c in columns] for seed in seeds])
         caption = f"{task}: {results.metric(task)}, mean and spread over seeds."
         png = score_curves_figure(places, scores, across, results.metric(task), styles)
-        pictures.append(Picture(caption, png))
+        pictures.append(Picture(caption, png, SCALE))
     return pictures
 
 
@@ -177,6 +177,7 @@ def _reliability_pictures(results: Results, styles: Styles) -> list[Picture]:
             "confidence in 8 bins; on the dashed line a model is as sure as it is right. Bars: "
             "share of examples.",
             reliability_figure({name: diagrams[name] for name in names[i : i + _PANELS]}, styles),
+            SCALE,
         )
         for i in range(0, len(names), _PANELS)
     ]

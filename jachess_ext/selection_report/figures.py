@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.extras import require
-from ..evaluation.figures import panels_on_a_grid, styles_of, to_png
+from ..evaluation.figures import SCALE, panels_on_a_grid, styles_of, to_png
 from .axes import letters, log_size_axis, plain_log_axis, share_text, spread_of
 from .study import CandidateView, History, KernelPoint, Kernels, Study
 
-SCALE = 2.0
 _WIDTH = 6.4  # inches; a phone shows them at some three fifths
 _MEASURED, _FORECAST, _LAW, _TRUTH = "#222222", "#0072b2", "#999999", "#d55e00"
 _FAR = 1.5  # times the highest of the others

@@ -11,6 +11,7 @@ import datasets
 import pytest
 
 from jachess_ext.cli import main
+from python_tests.browser import assert_shown
 
 
 def jachess(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,10 @@ def test_demo_from_start_to_end(tiny_model: Path, sentiment: Path, tmp_path: Pat
     assert [run["method"] for run in found["runs"]] == ["none", "recommended", "train", "unlab"]
     assert all(len(run["losses"]) == 6 for run in found["runs"])
     assert found["setting"]["recipe"]["lr"] == 0.005
-    assert (out / "report.html").read_text().count("data:image/png;base64,") == 3
+    page = out / "report.html"
+    assert page.read_text().count("data:image/png;base64,") == 5
+    assert "One seed cannot tell a difference from chance." in done.stdout.replace("\n", " ")
+    assert_shown(page, tmp_path)
 
 
 @pytest.mark.parametrize(

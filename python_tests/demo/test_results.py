@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jachess_ext.demo.finetune import Log, Method
-from jachess_ext.demo.results import Outcome, Run, compare, table
+from jachess_ext.demo.results import Outcome, Run, in_short, table
 from jachess_ext.demo.terminal import print_table
 from jachess_ext.demo.write import write_outcome
 from jachess_ext.evaluation.calibration import reliability
@@ -73,28 +75,32 @@ def test_ratio_is_the_median_over_turns(outcome: Outcome) -> None:
     assert rows["ratio to plain"].values["none"] == [1.0, 1.0, 1.0]
 
 
-def test_sentences_claim_only_what_all_seeds_show(outcome: Outcome) -> None:
+def test_what_was_found_comes_first(outcome: Outcome, tmp_path: Path) -> None:
+    """Differences .1 −.1 .1 of the score, −.1 −.1 −.3 of Brier; t of two degrees is 4.303."""
+    score, brier, cost = in_short(outcome)
+    half = 4.303 * np.std([10, -10, 10], ddof=1) / 3**0.5
+    assert score.startswith("Score × 100, the task, 3 seeds: not told apart from the plain model: ")
+    assert f"JacHess-train (+3.3 ± {half:.1f})" in score
+    half = 4.303 * np.std([0.1, 0.1, 0.3], ddof=1) / 3**0.5
+    assert f"not told apart from the plain model: JacHess-train (−0.167 ± {half:.3f})" in brier
+    assert cost == "A step took 3.7 (JacHess-train) times as long as a plain one."
+    page = write_outcome(outcome, tmp_path)[0].read_text(encoding="utf-8")
+    places = [page.index(html.escape(text)) for text in (score, brier, cost)]
+    assert places == sorted(places) and places[-1] < page.index("<table>")
+    assert page.index("<figure>") < page.index("<table>"), "the forests"
+
+
+def test_without_plain_runs_nothing_is_compared(outcome: Outcome, tmp_path: Path) -> None:
+    alone = replace(outcome, runs=outcome.of("train"))
+    assert in_short(alone) == []
+    assert "Seed by seed" not in write_outcome(alone, tmp_path)[0].read_text(encoding="utf-8")
+
+
+def test_seeds_to_the_better(outcome: Outcome) -> None:
     rows = {row.title: row for row in table(outcome)}
-    assert rows["Brier score"].sentence == "JacHess-train lower in all 3 seeds, better."
-    assert rows["accuracy"].sentence == (
-        "JacHess-train without clear difference (higher in 2, lower in 1 of 3 seeds)."
-    )
-
-
-@pytest.mark.parametrize(
-    ("values", "plain", "better", "words"),
-    [
-        ([0.2, 0.3], [0.3, 0.4], "higher", "lower in all 2 seeds, worse"),
-        ([0.4, 0.5], [0.3, 0.4], "higher", "higher in all 2 seeds, better"),
-        ([0.4, 0.5], [0.3, 0.4], "lower", "higher in all 2 seeds, worse"),
-        ([0.4, 0.5], [0.3, 0.4], "", "higher in all 2 seeds"),
-        ([0.4, 0.4], [0.4, 0.3], "higher", "(higher in 1, lower in 0 of 2 seeds)"),
-        ([0.4], [0.3], "higher", "higher in the one seed"),
-        ([0.3], [0.3], "higher", "equal in the one seed"),
-    ],
-)
-def test_comparison_words(values: list[float], plain: list[float], better: str, words: str) -> None:
-    assert compare("M", values, plain, better).endswith(words)  # type: ignore[arg-type]
+    assert rows["accuracy"].compared("train").startswith("2 of 3, p ")
+    assert rows["Brier score"].compared("train").startswith("3 of 3, p ")
+    assert rows["Σ‖J‖, before 3"].compared("train") == "0 of 3, p 1.00", "none is lower"
 
 
 def test_p_values_are_mann_whitney(outcome: Outcome) -> None:
@@ -122,4 +128,5 @@ def test_table_fits_eighty_columns(outcome: Outcome) -> None:
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("0.600 ± 0.100" in line for line in lines)
-    assert any(line.startswith("Brier score: JacHess-train lower in all 3") for line in lines)
+    words = " ".join(line.strip() for line in lines)
+    assert all(text in words for text in in_short(outcome))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from unittest.mock import patch
 
 import pytest
 from scipy import stats
 
-from jachess_ext.evaluation.figures import styles_of
+from jachess_ext.evaluation import figures
+from jachess_ext.evaluation.figures import forest_figure, styles_of, wrapped
 from jachess_ext.experiment.answer import answer, forests
 from jachess_ext.experiment.tables import Results
 
@@ -53,8 +56,14 @@ def test_many_and_zero() -> None:
     names = ("l2", "sam", "r3f", "tapt", "fisher")
     changes = {name: (0.01 * i, -0.01 * i, 0.0001) for i, name in enumerate(names)}
     text = answer(results(**changes))[0]
-    assert "not told apart from it: 5 methods, the largest difference" in text
+    assert "not told apart from the plain model: 5 methods, the largest difference" in text
     assert "(+0.0 ± 0.0)" in answer(results(l2=(-1e-6, 0.0, 1e-6)))[0]
+
+
+def test_fewer_seeds_are_said() -> None:
+    score = answer(results(sam=(0.03, 0.032, 0.028), l2=(0.05, 0.05)))[0]
+    assert score.startswith("Score × 100, 2 tasks, 3 seeds: ")
+    assert re.search(r"sam \(\+3.0 ± [\d.]+\), l2 \(\+5.0 ± 0.0, 2 seeds\)", score)
 
 
 def test_costs_and_a_single_seed() -> None:
@@ -79,11 +88,26 @@ def test_forests() -> None:
     ]
     assert "better to the right" in pictures[0].caption
     assert "better to the left" in pictures[2].caption
+    assert "95 % interval" in pictures[0].caption
+    alone = forests(results(sam=(0.1,)), styles_of(["sam"]))
+    assert alone[0].caption == "a, score × 100: the one seed's difference; better to the right."
+
+
+def test_long_names_leave_room_for_the_differences() -> None:
+    """The methods' names are broken into lines: the panel keeps at least half of the width."""
+    name = "fisher,directions=1,along=noise,smoothing=0.3,strength=3"
+    assert wrapped(name).splitlines() == [
+        *("fisher,directions=1,", "along=noise,smoothing=0.3,", "strength=3"),
+    ]
+    assert wrapped("none, best epoch by NLL") == "none, best epoch by NLL"
+    with patch.object(figures, "to_png", lambda figure, scale: figure):
+        drawn = forest_figure({name: (1.0, 0.5)}, "score, difference", styles_of([name]))
+    drawn.canvas.draw()
+    assert drawn.axes[0].get_position().width > 0.5
 
 
 @pytest.mark.parametrize("half_width", [0.5, math.nan])
 def test_a_forest_shows_every_method(half_width: float) -> None:
-    from jachess_ext.evaluation.figures import forest_figure
     from python_tests.evaluation.test_report import colours_of
 
     names = [f"method {i}" for i in range(12)]

@@ -205,9 +205,9 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path: Path) -> None:
         *("Seed by seed", "Over all tasks and seeds"),
         *("Embedding noise", "Smoothness", "Settings"),
     ]
-    # three tasks' curves twice, four methods' diagrams in two pictures, and differences of the
+    # three tasks' curves twice, four methods' diagrams in one picture, and differences of the
     # score and of the Brier score on the two tasks that have a plain run of the same seed
-    assert page.tags.count("img") == 3 + 3 + 2 + 2 * 2
+    assert page.tags.count("img") == 3 + 3 + 1 + 2 * 2
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
 
 
