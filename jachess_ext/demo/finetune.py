@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..smoothness import JacHess
+from ..smoothness import DecisionPenalty, Isotropic, JacHess
 from ..tasks.batches import Batch, Encoded
 from ..training.method_arguments import MethodArguments
 
@@ -62,7 +62,7 @@ class Trainer:
         method: see `TITLES`.
         recipe: see `Recipe`.
         train: labelled data.
-        unlabelled: data whose labels are not used ("unlab" only).
+        unlabelled: data whose labels are not used ("recommended" and "unlab").
         seed: of batch order, dropout and directions; equal for all methods of a comparison, so
             that they see the same labelled batches in the same order.
     """
@@ -78,6 +78,7 @@ class Trainer:
     _labelled: Iterator[Batch] = field(init=False)
     _free: Iterator[Batch] = field(init=False)
     _regulariser: JacHess | None = field(init=False, default=None)
+    _fisher: DecisionPenalty | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         outside = torch.get_rng_state()
@@ -89,9 +90,17 @@ class Trainer:
         self._free = self.unlabelled.shuffled(size, self.seed + 1)
         self._optimiser = self._adamw(self.recipe.lr)
         self._smoother = self._adamw(self.recipe.lr * self.recipe.strength)
-        self._smoothing = 0.0
+        self._smoothing, self._fisher = 0.0, None
         if self.method == "recommended":
-            self._smoothing = MethodArguments(method="recommended").smoothing or 0.0
+            chosen = MethodArguments(method="recommended")
+            self._smoothing = chosen.smoothing or 0.0
+            self._fisher = DecisionPenalty(
+                self.model,
+                perturbation=Isotropic(chosen.size),
+                directions=chosen.directions,
+                every=chosen.every,
+                seed=self.seed,
+            )
         elif self.method != "none":
             alone = self.method == "unlab" and self.recipe.form == "alternating"
             self._regulariser = JacHess(
@@ -131,13 +140,10 @@ class Trainer:
         self._set_rates()
         self.taken += 1
         batch = next(self._labelled)
+        if self._fisher is not None:
+            return self._recommended_step(batch, self._fisher)
         if self._regulariser is None:
-            output = self.model(**batch)
-            task = output.loss
-            if self._smoothing:
-                task = cross_entropy(
-                    output.logits, batch["labels"], label_smoothing=self._smoothing
-                )
+            task = self.model(**batch).loss
             self._descend(task, self._optimiser)
             return {"task": task.item()}
         if self.method == "train":
@@ -154,6 +160,17 @@ class Trainer:
         out = self._regulariser(_without_labels(next(self._free)))
         self._descend(out.loss, self._smoother)
         return {"task": task.item(), "penalty": out.loss.item()}
+
+    def _recommended_step(self, batch: Batch, fisher: DecisionPenalty) -> dict[str, float]:
+        logits = self.model(**batch).logits
+        task = cross_entropy(logits, batch["labels"], label_smoothing=self._smoothing)
+        fisher.step = self.taken - 1
+        if fisher.step % fisher.every:
+            self._descend(task, self._optimiser)
+            return {"task": task.item()}
+        penalty = fisher(_without_labels(next(self._free))).loss
+        self._descend(task + penalty, self._optimiser)
+        return {"task": task.item(), "penalty": penalty.item()}
 
     def _descend(self, loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
         if not torch.isfinite(loss):

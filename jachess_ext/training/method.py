@@ -36,7 +36,8 @@ class Method:
         unlabelled: whether it needs unlabelled data.
         tokenizer: whether it needs the tokenizer.
         one_process: whether it runs in one process only, and not under fp16's loss scaling.
-        any_task: whether it leaves out what a regression cannot have, in place of an error.
+        any_task: whether it leaves out what a task or the data does not offer (classes to smooth,
+            unlabelled rows), in place of an error.
 
     Args:
         trainer: the `MethodTrainer`, made; its ``method`` has the settings.
@@ -108,12 +109,6 @@ class Method:
         """Whether the outputs are numbers, not logits."""
         config = getattr(self.trainer.accelerator.unwrap_model(model), "config", None)
         return getattr(config, "problem_type", None) == "regression"
-
-
-class Recommended(Method):
-    """What the comparisons of docs/finetuning.md chose; a regression is trained plainly."""
-
-    any_task = True
 
 
 def logits_of(outputs: Any) -> Tensor:

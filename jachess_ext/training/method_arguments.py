@@ -9,8 +9,8 @@ from typing import Any
 from .adversarial import SMART, FreeLB
 from .arguments import MODES, JacHessArguments, _help
 from .consistency import CorruptAugment, CorruptConsistency, RDrop
-from .decision import Divergence, Fisher, Margin
-from .method import Method, Recommended
+from .decision import Divergence, Fisher, Margin, Recommended
+from .method import Method
 from .of_transformers import NEFTune
 from .penalties import L2, R3F
 from .sam import SAM
@@ -74,7 +74,13 @@ _ADVERSARIAL = ("adv_steps", "adv_lr", "adv_start", "adv_radius")
 
 METHODS: dict[str, Entry] = {
     "none": Entry(Method),
-    "recommended": Entry(Recommended, fixed={"smoothing": 0.1}),
+    "recommended": Entry(
+        Recommended,
+        defaults={"strength": 1.0},
+        fixed={"mode": "joint", "along": "noise", "directions": 1, "every": 2, "smoothing": 0.1}
+        | {"hessian": False},
+        modes=("joint",),
+    ),
     # Σ θ² of an encoder is in the ten thousands
     "l2": Entry(L2, ("strength", "placebo"), {"strength": 1e-5}),
     "l2-sp": Entry(L2SP, ("strength", "placebo"), {"strength": 0.01}),
@@ -285,7 +291,7 @@ class MethodArguments(JacHessArguments):
     @property
     def label(self) -> str:
         """The name with its mode: ``jachess-unlab``."""
-        named = self.smooths or self.draws_unlabelled
+        named = self.smooths or (self.draws_unlabelled and "mode" in METHODS[self.method].known)
         return f"{self.method}-{self.mode}" if named else self.method
 
 

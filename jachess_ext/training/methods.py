@@ -48,15 +48,17 @@ class MethodMixin(JacHessMixin):
         **kwargs: Any,
     ) -> None:
         self.method = MethodArguments.parse(method) if isinstance(method, str) else method
-        drawn = unlabelled_dataset if self.method.draws_unlabelled else None
+        acts = METHODS[self.method.method].acts
+        draws = self.method.draws_unlabelled
+        if acts.any_task and unlabelled_dataset is None:
+            draws = False
         super().__init__(
             *args,
-            jachess=self.method if self.method.smooths else _without_jachess(self.method),
-            unlabelled_dataset=drawn,
+            jachess=self.method if self.method.smooths else _without_jachess(self.method, draws),
+            unlabelled_dataset=unlabelled_dataset if draws else None,
             **kwargs,
         )
         self.unlabelled_text = unlabelled_dataset
-        acts = METHODS[self.method.method].acts
         if acts.unlabelled and unlabelled_dataset is None:
             raise ValueError(
                 f"method={self.method.method!r} needs unlabelled_dataset=..., which was not given"
@@ -132,11 +134,11 @@ class MethodMixin(JacHessMixin):
         super()._begin_jachess(model)
 
 
-def _without_jachess(method: MethodArguments) -> JacHessArguments:
+def _without_jachess(method: MethodArguments, draws: bool) -> JacHessArguments:
     """No penalty on hidden states, but the unlabelled batches of a method that draws them."""
     return JacHessArguments(
         strength=0.0,
-        mode="joint" if method.draws_unlabelled else "train",
+        mode="joint" if draws else "train",
         unlab_batch_size=method.unlab_batch_size,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from jachess_ext.demo.finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
 from jachess_ext.evaluation.judge import judge, layer_norms
 from jachess_ext.evaluation.metrics import ACCURACY
-from jachess_ext.smoothness import JacHess
+from jachess_ext.smoothness import DecisionPenalty, JacHess
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.files import Columns, file_task
 from jachess_ext.tasks.models import load_model, load_tokenizer
@@ -41,7 +42,8 @@ def test_every_method_and_form_learns(tiny_model: Path, data: Encoded) -> None:
         assert judge(made.model, data, ACCURACY, 0.02).score == 1.0
         assert log.losses[-1]["task"] < log.losses[0]["task"]
         assert len(log.seconds) == RECIPE.steps and min(log.seconds) > 0
-        assert ("penalty" in log.losses[0]) == (made.method in ("train", "unlab"))
+        assert ("penalty" in log.losses[0]) == (made.method != "none")
+        assert ("penalty" in log.losses[1]) == (made.method in ("train", "unlab"))
 
 
 def test_jachess_ends_smoother_than_none(tiny_model: Path, data: Encoded) -> None:
@@ -83,19 +85,27 @@ def test_strength_zero_is_no_regulariser(tiny_model: Path, data: Encoded) -> Non
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
 
 
-def test_unlab_never_sees_the_labels_of_its_text(
-    tiny_model: Path, data: Encoded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "penalty", "passes"), [("unlab", JacHess, 3), ("recommended", DecisionPenalty, 2)]
+)
+def test_penalties_never_see_the_labels_of_their_text(
+    method: Method,
+    penalty: type,
+    passes: int,
+    tiny_model: Path,
+    data: Encoded,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[set[str]] = []
-    original = JacHess.__call__
+    original = penalty.__call__
 
-    def spy(self: JacHess, batch: dict[str, torch.Tensor]) -> object:
+    def spy(self: Any, batch: dict[str, torch.Tensor]) -> object:
         seen.append(set(batch))
         return original(self, batch)
 
-    monkeypatch.setattr(JacHess, "__call__", spy)
-    finetune_in_turns([trainer(tiny_model, data, "unlab", replace(RECIPE, steps=3))], lambda: None)
-    assert len(seen) == 3 and not any("labels" in keys for keys in seen)
+    monkeypatch.setattr(penalty, "__call__", spy)
+    finetune_in_turns([trainer(tiny_model, data, method, replace(RECIPE, steps=3))], lambda: None)
+    assert len(seen) == passes and not any("labels" in keys for keys in seen)
 
 
 def test_global_random_state_is_left_alone(tiny_model: Path, data: Encoded) -> None:

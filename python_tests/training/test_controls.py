@@ -13,11 +13,11 @@ from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jachess_ext.training import MethodTrainer
+from jachess_ext.training import MethodArguments, MethodTrainer
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .method_runs import SGD, method_trainer
-from .runs import examples, parameters
+from .runs import arguments, examples, parameters
 from .test_known_answers import (
     CURVATURE,
     ROWS,
@@ -70,9 +70,18 @@ def test_label_smoothing_of_a_regression_is_refused(tmp_path: Path) -> None:
         method_trainer(tmp_path, "label-smoothing", model=model)
 
 
-@pytest.mark.parametrize(("kind", "same_as"), [(None, "label-smoothing"), ("regression", "none")])
-def test_recommended(tmp_path: Path, kind: str | None, same_as: str) -> None:
-    """Label smoothing, bit for bit; a regression, which has no classes, is trained plainly."""
+@pytest.mark.parametrize(
+    ("kind", "unlabelled", "same_as"),
+    [
+        (None, True, "fisher-joint"),
+        (None, False, "label-smoothing"),
+        ("regression", True, "none"),
+    ],
+)
+def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as: str) -> None:
+    """Bit for bit Fisher along noise with label smoothing; what of it task and data allow."""
+    fisher = {"along": "noise", "directions": 1, "every": 2, "smoothing": 0.1, "seed": None}
+    settings = {"fisher-joint": fisher, "label-smoothing": {"smoothing": 0.1}, "none": {}}
     ends = []
     for name in ("recommended", same_as):
         model = classifier("bert")
@@ -82,8 +91,16 @@ def test_recommended(tmp_path: Path, kind: str | None, same_as: str) -> None:
             model.classifier = nn.Linear(model.classifier.in_features, 1).double()
             nn.init.constant_(model.classifier.weight, 0.1)
             nn.init.zeros_(model.classifier.bias)
-        method = {"smoothing": 0.1} if name == "label-smoothing" else {}
-        made = method_trainer(tmp_path / name, name, model=model, method=method)
+        # a tokenizer is what recommended does without
+        words = {"processing_class": word_tokenizer(WORDS)} if name == "fisher-joint" else {}
+        made = MethodTrainer(
+            model=model,
+            args=arguments(tmp_path / name, **SGD),
+            train_dataset=examples(16),
+            unlabelled_dataset=examples(8, seed=5, labels=False) if unlabelled else None,
+            method=MethodArguments(method=name, **settings.get(name, {})),
+            **words,
+        )
         if kind:
             made.train_dataset = [{**row, "labels": row["labels"].double()} for row in examples(8)]
         made.train()
@@ -378,6 +395,31 @@ def test_joint_consistency_is_of_unlabelled_rows_and_their_copies(tmp_path: Path
     away = softmax(z @ weight.T + bias, -1) - np.eye(2)
     slope = (away.T @ z + 4 * (q - p).T @ y) / 2
     np.testing.assert_allclose(weights(model)[0], weight - LR * slope, rtol=1e-6)
+
+
+def test_consistency_every_second_step(tmp_path: Path) -> None:
+    """With twice the strength; the other steps are plain ones."""
+    ends = {}
+    for every, steps in ((1, 1), (2, 1), (2, 2)):
+        model = Recording()
+        tokenizer = word_tokenizer(WORDS)
+        tokenizer.add_special_tokens({"unk_token": "<unk>"})
+        trained(
+            *(tmp_path / f"{every}{steps}", "corrupt-consistency", model),
+            method={"mode": "joint", "swapped": 0.5, "every": every},
+            options={"processing_class": tokenizer},
+            unlabelled=[{"input_ids": row} for row in (torch.tensor([2, 4]), torch.tensor([3, 3]))],
+            max_steps=steps,
+        )
+        ends[every, steps] = weights(model)[0], len(model.seen)
+    plain = LinearModel()
+    start = weights(plain)[0]
+    trained(tmp_path / "plain", "none", plain)
+    by_task = weights(plain)[0] - start
+    once, twice = (ends[every, 1][0] - start - by_task for every in (1, 2))
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
+    assert np.abs(once).max() > 1e-4
+    assert (ends[2, 1][1], ends[2, 2][1]) == (3, 4)
 
 
 def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
