@@ -11,23 +11,21 @@ Run by the Makefile with any Python >= 3.10, standard library only:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
-STAMP = VENV / "jachess-environment.json"
+PYTHON = VENV / "bin" / "python"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = "2.13.0"
-BUILD_TOOLS = ["setuptools>=77", "wheel", "ninja"]
 # Import names that a goal needs beyond torch and numpy, and the extra that brings them.
 _DEMO = ("transformers", "safetensors", "matplotlib", "rich", "tqdm", "sklearn", "scipy")
 _PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
@@ -43,21 +41,23 @@ NEEDS = {
     "check": ("[test]", ("mypy", "ruff", "clang_format")),
 }
 _PROBE = """
-import importlib.metadata, importlib.util, json, sys
-def release(name):
+import importlib.metadata, importlib.util, sys
+def older(name, *least):
     try:
-        return [int(part) for part in importlib.metadata.version(name).split(".")[:2]]
+        version = importlib.metadata.version(name).split(".")
+        return [int(part) for part in version[:2]] < list(least)
     except Exception:
-        return None
+        return True
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-if "transformers" in sys.argv and (release("transformers") or [0]) < [5, 2]:
+if "transformers" in sys.argv and older("transformers", 5, 2):
     missing.append("transformers>=5.2")
 try:
     import torch
-    found = release("torch")
 except Exception:
-    found = None
-print(json.dumps({"torch": found, "missing": missing}))
+    torch = None
+if torch is None or older("torch", 2, 10):
+    missing.append("torch")
+print(*missing)
 """
 
 
@@ -66,73 +66,77 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"jachess_ext: {message}")
 
 
-def probe(python: Path | str, names: tuple[str, ...]) -> tuple[list[int] | None, list[str]]:
-    """The (major, minor) of `python`'s working torch, or None; and which of `names` it lacks."""
-    command = [str(python), "-c", _PROBE, *names, "setuptools", "numpy"]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/", check=False
-    )
-    if done.returncode != 0:
-        return None, [*names]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["torch"], answer["missing"]
+def lacking(python: Path | str, names: Sequence[str]) -> list[str]:
+    """Which of `names`, of torch >= 2.10 and of what a build needs, a Python lacks."""
+    wanted = [*names, "setuptools", "numpy"]
+    try:
+        found = run([python, "-c", _PROBE, *wanted], cwd="/")
+    except OSError:
+        return [*wanted, "torch"]
+    return found.stdout.splitlines()[-1].split() if found.returncode == 0 else [*wanted, "torch"]
+
+
+def run(command: Sequence[Path | str], **settings: object) -> subprocess.CompletedProcess[str]:
+    """A command's status and what it said."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT, **settings}
+    return subprocess.run(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+        **settings,
+    )  # type: ignore[call-overload]
 
 
 def pip(*arguments: str, needed: bool = True) -> bool:
-    """Run the .venv's pip; where a needed install fails, stop with a sentence.
+    """Run .venv's pip; where a needed install fails, stop with a sentence.
 
     An attempt that may fail (needed=False) says nothing.
     """
-    command = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "--no-input"]
+    command: list[Path | str] = [PYTHON, "-m", "pip", "install", "-q", "--no-input"]
     command += ["--disable-pip-version-check", *arguments]
     output = None if needed else subprocess.DEVNULL
     # build_in_place compiles, incrementally; pip would do it in a folder it throws away.
     environment = {**os.environ, "JACHESS_SKIP_EXTENSIONS": "1"}
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        cwd=ROOT,
-        env=environment,
-        check=False,
-    )
+    done = run(command, stdout=output, stderr=output, env=environment)
     if done.returncode != 0 and needed:
         fail(
-            f"`{' '.join(command)}` failed (see above): check the network or pip's index, then "
-            "run make again; it goes on where it stopped."
+            f"`{' '.join(map(str, command))}` failed (see above): check the network or pip's "
+            "index, then run make again; it goes on where it stopped."
         )
     return done.returncode == 0
 
 
-def create_venv() -> None:
-    """Make .venv, or make it anew where its Python or pip does not run."""
-    python = VENV / "bin" / "python"
-    if python.exists():
-        done = subprocess.run(
-            [str(python), "-m", "pip", "--version"], capture_output=True, check=False
-        )
-        if done.returncode == 0:
-            return
-        print("jachess_ext: .venv is broken; making it anew", flush=True)
-    command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
-    done_text = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done_text.returncode != 0:
-        shutil.rmtree(VENV, ignore_errors=True)
-        fail(
-            f"`{' '.join(command)}` failed ({(done_text.stderr or done_text.stdout).strip()}): "
-            "install your system's venv package (Debian: apt install python3-venv) or give "
-            "another Python with `make PYTHON=...`."
-        )
+def make_venv(extra: str, lend: bool) -> None:
+    """Complete .venv for an extra and install the package in place; a broken one is made anew."""
+    print(f"jachess_ext: setting up .venv{' with ' + extra if extra else ''} ...", flush=True)
+    if not PYTHON.exists() or run([PYTHON, "-m", "pip", "--version"]).returncode != 0:
+        command: list[Path | str] = [sys.executable, "-m", "venv", "--clear", VENV]
+        done = run(command)
+        if done.returncode != 0:
+            shutil.rmtree(VENV, ignore_errors=True)
+            fail(
+                f"`{' '.join(map(str, command))}` failed ({done.stdout.strip()}): install your "
+                "system's venv package (Debian: apt install python3-venv) or give another Python "
+                "with `make PYTHON=...`."
+            )
+    if lend:  # .venv sees this Python's packages after its own
+        own = Path(sysconfig.get_path("purelib", vars={"base": str(VENV), "platbase": str(VENV)}))
+        lent = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+        (own / "jachess_lent_packages.pth").write_text("\n".join(lent) + "\n")
+    if "torch" in lacking(PYTHON, ()):
+        install_torch()
+    pip("setuptools>=77", "wheel", "ninja", "numpy")
+    pip("--no-build-isolation", "-e", f".{extra}")
+    shutil.copy(ROOT / "pyproject.toml", VENV / f"complete{extra}.toml")
 
 
-def lend_packages() -> None:
-    """Let .venv see the packages of the Python that runs this, after its own."""
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(VENV), "platbase": str(VENV)}))
-    lent = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    (own / "jachess_lent_packages.pth").write_text("\n".join(lent) + "\n")
+def complete(extra: str) -> bool:
+    """Whether .venv has an extra of this pyproject.toml; [test] has everything but [docs]."""
+    now = (ROOT / "pyproject.toml").read_bytes()
+    names = {extra, "[test]"} - ({"[test]"} if extra == "[docs]" else set())
+    stamps = [VENV / f"complete{name}.toml" for name in names]
+    return PYTHON.exists() and any(s.is_file() and s.read_bytes() == now for s in stamps)
 
 
 def install_torch() -> None:
@@ -147,83 +151,24 @@ def install_torch() -> None:
         pip("torch>=2.10")
 
 
-def fingerprint() -> str:
-    """Changes when the environment must be looked at again: dependencies or the Python."""
-    content = (ROOT / "pyproject.toml").read_bytes() + sys.version.encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-def completed_extras() -> list[str]:
-    """The extras that .venv holds in full; [] where it is incomplete or out of date."""
-    try:
-        stamp = json.loads(STAMP.read_text())
-    except (OSError, ValueError):
-        return []
-    return stamp["extras"] if stamp.get("fingerprint") == fingerprint() else []
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file all or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-def prepare_venv(extra: str, lend: bool) -> Path:
-    """Complete .venv for an extra of NEEDS and install the package in place.
-
-    "[test]" has everything but "[docs]".
-    """
-    python = VENV / "bin" / "python"
-    done = completed_extras()
-    if python.exists() and (extra in done or ("[test]" in done and extra != "[docs]")):
-        return python
-    print(f"jachess_ext: setting up .venv{' with ' + extra if extra else ''} ...", flush=True)
-    create_venv()
-    if lend:
-        lend_packages()
-    found, _ = probe(python, ())
-    if found is None or found < [2, 10]:
-        install_torch()
-    pip(*BUILD_TOOLS, "numpy")
-    pip("--no-build-isolation", "-e", f".{extra}")
-    write_atomically(
-        STAMP, json.dumps({"fingerprint": fingerprint(), "extras": sorted({*done, extra})})
-    )
-    return python
-
-
-def build_in_place(python: Path) -> None:
-    """Bring the compiled operators up to date (ninja decides what is out of date)."""
-    command = [str(python), "setup.py", "-q", "build_ext", "--inplace"]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    if done.returncode != 0:
-        print(done.stdout)
-        fail("building the operators failed (see above): is a C++ compiler (g++) installed?")
-
-
 def main(goal: str) -> None:
-    """Prepare the environment for `goal` and record its Python in build/python."""
+    """Prepare the environment for `goal`, build in place, and record its Python."""
     if sys.version_info < (3, 10):  # noqa: UP036  (any Python may run this file)
         fail(f"Python {platform.python_version()} is too old: give make a Python >= 3.10.")
     extra, names = NEEDS[goal]
-    torch, missing = probe(sys.executable, names)
-    usable = torch is not None and torch >= [2, 10]
-    if usable and not missing and Path(sys.prefix) != VENV:
-        python = Path(sys.executable)
-    else:
-        python = prepare_venv(extra, lend=usable and Path(sys.prefix) != VENV)
-    build_in_place(python)
-    write_atomically(ROOT / "build" / "python", str(python))
+    python: Path | str = sys.executable
+    missing = lacking(python, names)
+    if missing:
+        python = PYTHON
+        if not complete(extra):
+            own = Path(sys.prefix) == VENV
+            make_venv(extra, lend="torch" not in missing and not own)
+    done = run([python, "setup.py", "-q", "build_ext", "--inplace"])  # ninja knows what is old
+    if done.returncode != 0:
+        print(done.stdout)
+        fail("building the operators failed (see above): is a C++ compiler (g++) installed?")
+    (ROOT / "build").mkdir(exist_ok=True)
+    (ROOT / "build" / "python").write_text(str(python))
 
 
 if __name__ == "__main__":

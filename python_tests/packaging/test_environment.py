@@ -1,6 +1,6 @@
 """The PEP 517 backend builds against the target environment's torch and fetches none beside it."""
 
-import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -49,27 +49,23 @@ def test_named_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_an_incomplete_venv_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only a stamp written after everything was installed counts, and only for this pyproject."""
-    stamp = tmp_path / "stamp.json"
-    monkeypatch.setattr(prepare, "STAMP", stamp)
-    assert prepare.completed_extras() == []
-    stamp.write_text("{half")
-    assert prepare.completed_extras() == []
-    stamp.write_text(json.dumps({"fingerprint": "of another time", "extras": ["[test]"]}))
-    assert prepare.completed_extras() == []
-    prepare.write_atomically(
-        stamp, json.dumps({"fingerprint": prepare.fingerprint(), "extras": ["[test]"]})
-    )
-    assert prepare.completed_extras() == ["[test]"]
-    assert list(tmp_path.iterdir()) == [stamp]
+    """Only what was written after everything was installed counts, and only for this pyproject."""
+    monkeypatch.setattr(prepare, "VENV", tmp_path)
+    monkeypatch.setattr(prepare, "PYTHON", Path(sys.executable))
+    assert not prepare.complete("[demo]")
+    (tmp_path / "complete[test].toml").write_text("of another time")
+    assert not prepare.complete("[demo]")
+    shutil.copy(prepare.ROOT / "pyproject.toml", tmp_path / "complete[test].toml")
+    assert prepare.complete("[demo]") and prepare.complete("[test]")
+    assert not prepare.complete("[docs]")
+    monkeypatch.setattr(prepare, "PYTHON", tmp_path / "gone")
+    assert not prepare.complete("[test]")
 
 
-def test_probe_names_what_a_python_lacks() -> None:
-    torch, missing = prepare.probe(sys.executable, ("pytest", "no_such_module"))
-    assert torch is not None
-    assert torch >= [2, 10]
-    assert missing == ["no_such_module"]
-    assert prepare.probe("/bin/false", ("pytest",)) == (None, ["pytest"])
+def test_what_a_python_lacks() -> None:
+    assert prepare.lacking(sys.executable, ("pytest", "no_such_module")) == ["no_such_module"]
+    for broken in ("/bin/false", "/no/such/python"):
+        assert prepare.lacking(broken, ("pytest",)) == ["pytest", "setuptools", "numpy", "torch"]
 
 
 def test_goals_need_what_their_extra_brings() -> None:
