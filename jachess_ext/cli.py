@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class UserError(Exception):
-    """What the user can mend, in one sentence."""
+    """What the user can fix, in one sentence."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,5 +195,5 @@ _COMMANDS = {
         "draw a comparison's tables and report again, or judge a fine-tuned model",
     ),
     "bench": (_bench, _add_bench_options, "how fast it is here: the benchmark set and its tables"),
-    "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to mend it"),
+    "doctor": (_doctor, _no_options, "what was built, for what, what is missing, how to fix it"),
 }

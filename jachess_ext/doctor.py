@@ -1,4 +1,4 @@
-"""`jachess doctor`: versions, what was built for which architectures, what is missing, the mend."""
+"""`jachess doctor`: versions, what was built for which architectures, what is missing, the fix."""
 
 import platform
 import shutil
@@ -36,7 +36,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _below_floor(name: str, version: str | None) -> str | None:
-    """One sentence with the mend where a package is older than the floor."""
+    """One sentence with the fix where a package is older than the floor."""
     if version is None or name not in _FLOORS or release(version) >= _FLOORS[name]:
         return None
     floor = ".".join(map(str, _FLOORS[name]))
@@ -102,7 +102,7 @@ def report() -> dict[str, Any]:
         versions: python, torch and the optional packages (None where missing); platform;
         built: what `_C.build_info()` says, {} where it is missing; operators: the operators'
         library, whether it was loaded and its kernels; gpu; problems: sentences, each with its
-        mend; notes: what is merely absent, each with how to get it.
+        fix; notes: what is merely absent, each with how to get it.
     """
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
@@ -164,7 +164,7 @@ def main() -> int:
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines += [f"problem: {text}" for text in found["problems"]]
     lines += [f"note: {text}" for text in found["notes"]]
-    lines.append("all is well" if not found["problems"] else "mend the problems above")
+    lines.append("all is well" if not found["problems"] else "fix the problems above")
     print("\n".join(lines))
     return 1 if found["problems"] else 0
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from .ntk_arguments import HEADS
+from .option_types import positive, whole
 from .records import out_path
 
 
@@ -20,31 +21,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label-column", default="label", metavar="NAME")
     parser.add_argument(
         "--samples",
-        type=_whole,
+        type=whole,
         default=16,
         help="the first so many are measured, one by one (%(default)s)",
     )
-    parser.add_argument("--max-length", type=_whole, default=128, metavar="TOKENS")
-    parser.add_argument("--steps", type=_whole, default=20, help="of Lanczos (%(default)s)")
-    parser.add_argument("--epsilon", type=_positive, default=0.1, help="default %(default)s")
+    parser.add_argument("--max-length", type=whole, default=128, metavar="TOKENS")
+    parser.add_argument("--steps", type=whole, default=20, help="of Lanczos (%(default)s)")
+    parser.add_argument("--epsilon", type=positive, default=0.1, help="default %(default)s")
     parser.add_argument(
-        "--loss-bound", type=_positive, metavar="C", help="default: the largest loss measured"
+        "--loss-bound", type=positive, metavar="C", help="default: the largest loss measured"
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value

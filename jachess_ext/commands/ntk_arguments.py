@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+
+from .option_types import checked, ending_in, whole
 
 HEADS = ("auto", "classifier", "causal", "masked", "seq2seq")
 METHODS = ("auto", "gram", "materialise", "sketch", "per_sample", "explain")
@@ -59,16 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--head", choices=HEADS, default=default.head, help="what the model is; auto: its own head"
     )
-    data.add_argument(
-        "--classes", type=_positive, help="of a classifier's new head, where it has none"
-    )
+    data.add_argument("--classes", type=whole, help="of a classifier's new head, where it has none")
     data.add_argument("--text-column", default=default.text_column, metavar="NAME")
     data.add_argument("--pair-column", metavar="NAME", help="second text")
     data.add_argument("--label-column", default=default.label_column, metavar="NAME")
     data.add_argument(
-        "--samples", type=_positive, default=default.samples, help="the first so many (%(default)s)"
+        "--samples", type=whole, default=default.samples, help="the first so many (%(default)s)"
     )
-    data.add_argument("--max-length", type=_positive, default=default.max_length, metavar="TOKENS")
+    data.add_argument("--max-length", type=whole, default=default.max_length, metavar="TOKENS")
 
     how = parser.add_argument_group("kernel")
     how.add_argument(
@@ -82,26 +80,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method", choices=METHODS, default=default.method, help="explain: the plan, no kernel"
     )
-    how.add_argument("--sketch-size", type=_positive, default=default.sketch_size, metavar="K")
+    how.add_argument("--sketch-size", type=whole, default=default.sketch_size, metavar="K")
     how.add_argument("--memory", type=_bytes, metavar="SIZE", help="budget, like 800M or 2G")
     how.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default=default.dtype)
     how.add_argument("--device", default=default.device, help="cpu, cuda, cuda:1, …")
     how.add_argument("--seed", type=int, default=default.seed, help="of new heads and of draws")
-    how.add_argument("--threads", type=_positive, help="of torch")
+    how.add_argument("--threads", type=whole, help="of torch")
     parser.add_argument(
-        "--out", type=_out, default=default.out, metavar="FILE", help=".npz or .safetensors"
+        "--out",
+        type=ending_in(*FORMATS),
+        default=default.out,
+        metavar="FILE",
+        help=".npz or .safetensors",
     )
-
-
-def _positive(text: str) -> int:
-    return _checked(text, int, lambda value: value >= 1, "a whole number of at least 1")
 
 
 def _outputs(text: str) -> str | int:
     if text in ("logits", "sum", "label"):
         return text
     wanted = "logits, sum, label, or a number of projections from 1 up"
-    return _checked(text, int, lambda value: value >= 1, wanted)
+    return checked(int, lambda value: value >= 1, wanted)(text)
 
 
 def _bytes(text: str) -> int:
@@ -109,18 +107,3 @@ def _bytes(text: str) -> int:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 800M or 2G")
     return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-def _out(text: str) -> Path:
-    wanted = f"a file name that ends in {' or '.join(FORMATS)}"
-    return _checked(text, Path, lambda path: path.suffix in FORMATS, wanted)
-
-
-def _checked(text: str, kind: Any, good: Callable[[Any], bool], wanted: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not good(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-    return value

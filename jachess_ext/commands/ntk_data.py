@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from ..evaluation.extras import require
 from ..tasks.examples import DataError
-from ..tasks.files import read_records
+from ..tasks.files import open_text, read_records
 from ..tasks.models import load_head_model, load_model, load_tokenizer
 from .ntk_arguments import NTKOptions
 
@@ -59,16 +57,8 @@ def read_samples(options: NTKOptions) -> list[Sample]:
 
 def _samples_of_lines(path: Path) -> Iterator[Sample]:
     """One of each line that is not blank."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            yield from (Sample(line.strip(), None, None) for line in file if line.strip())
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    with open_text(path) as file:
+        yield from (Sample(line.strip(), None, None) for line in file if line.strip())
 
 
 def _samples_of_records(options: NTKOptions) -> Iterator[Sample]:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.files import write_atomically
 from ..evaluation.report import write_json
+from .option_types import ending_in
 
-FORMATS = (".csv", ".json")
+out_path = ending_in(".csv", ".json")
+"""The type of the option --out."""
 
 Record = Mapping[str, Any]
-
-
-def out_path(text: str) -> Path:
-    """The argument of --out.
-
-    Raises:
-        ArgumentTypeError: neither csv nor json.
-    """
-    path = Path(text)
-    if path.suffix not in FORMATS:
-        raise ArgumentTypeError(f"{text!r} is not a file name that ends in {' or '.join(FORMATS)}")
-    return path
 
 
 def write_records(path: Path, records: Sequence[Record], **facts: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..scaling.registry import DEFAULT, LIVE, canonical
 from . import live_arguments
+from .option_types import ending_in, positive, probability
 from .records import out_path
 
 _DEFAULT = "default %(default)s"
@@ -19,10 +20,10 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, metavar="FILE", help=_TABLE)
     parser.add_argument("--law", choices=LAWS, default="lensllm", help=_DEFAULT)
     parser.add_argument(
-        "--budget", type=_positive, metavar="D", help="largest size to fit to (default: all)"
+        "--budget", type=positive, metavar="D", help="largest size to fit to (default: all)"
     )
     parser.add_argument(
-        "--target", type=_positive, nargs="+", default=[], metavar="D", help="sizes to predict"
+        "--target", type=positive, nargs="+", default=[], metavar="D", help="sizes to predict"
     )
     parser.add_argument(
         "--no-zero", action="store_true", help="leave a column 0 out (losses before fine-tuning)"
@@ -37,7 +38,7 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target",
-        type=_positive,
+        type=positive,
         metavar="D",
         help="size of the full data; live: default all training rows",
     )
@@ -50,13 +51,13 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--confidence",
-        type=_probability,
+        type=probability,
         metavar="P",
         help="the smallest budget at which one model is best with this probability; live: stop "
         "there",
     )
     parser.add_argument(
-        "--epochs", type=_positive, metavar="N", help="over every subset; default: table 1, live 5"
+        "--epochs", type=positive, metavar="N", help="over every subset; default: table 1, live 5"
     )
     table = parser.add_argument_group("from a table")
     table.add_argument(
@@ -67,12 +68,12 @@ def add_select_options(parser: argparse.ArgumentParser) -> None:
         help="models whose loss at --target is in the table: intervals are calibrated on them",
     )
     table.add_argument(
-        "--tokens", type=_positive, default=1.0, help="an example, for the FLOPs; default 1"
+        "--tokens", type=positive, default=1.0, help="an example, for the FLOPs; default 1"
     )
     _add_rest(parser, "table: .csv or .json; live: a folder (default jachess-select)", Path)
     parser.add_argument(
         "--report",
-        type=_page,
+        type=ending_in(".html", ".htm"),
         metavar="FILE.html",
         help="one page of curves, predictions, ranking, cost; live: default report.html in --out",
     )
@@ -87,37 +88,9 @@ def _add_rest(parser: argparse.ArgumentParser, out: str, kind: Callable[[str], P
         "--gamma", type=int, default=3, help=f"ats: points accepted unseen, {_DEFAULT}"
     )
     parser.add_argument(
-        "--tau", type=_positive, default=5.0, help=f"ats: deviations that stop it, {_DEFAULT}"
+        "--tau", type=positive, default=5.0, help=f"ats: deviations that stop it, {_DEFAULT}"
     )
     parser.add_argument(
-        "--level", type=_probability, default=0.9, help=f"of the intervals, {_DEFAULT}"
+        "--level", type=probability, default=0.9, help=f"of the intervals, {_DEFAULT}"
     )
     parser.add_argument("--out", type=kind, metavar="FILE", help=out)
-
-
-def _page(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".html", ".htm"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a file name that ends in .html")
-    return path
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
-def _probability(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

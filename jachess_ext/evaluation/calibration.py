@@ -1,7 +1,7 @@
 """Calibration of class probabilities: Brier score, expected calibration error, reliability.
 
 Sources: Brier 1950; Guo et al. 2017, *On Calibration of Modern Neural Networks* (equal-width bins
-of the predicted class's probability); 8 bins as in the JacHess paper (01-smoothness.md).
+of the predicted class's probability); 8 bins as in the JacHess paper.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ GLUE = {
     "qnli": ACCURACY,
     "rte": ACCURACY,
 }
-"""The metric of each GLUE task, by the task's name in the `glue` data set (01-smoothness.md)."""
+"""The metric of each GLUE task, by the task's name in the `glue` data set."""
 
 
 def glue_metric(task: str) -> Metric:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 def perturbed_embeddings(
     model: nn.Module, delta: float, generator: torch.Generator
 ) -> Iterator[None]:
-    """Within it, the model's token embeddings are e' = e + δ v, v ~ N(0, I) (01-smoothness.md).
+    """Within it, the model's token embeddings are e' = e + δ v, v ~ N(0, I).
 
     The noise is added where token ids become vectors, so positions, masks and everything else of
     the model stay as they are. A batch with `inputs_embeds` is not perturbed.

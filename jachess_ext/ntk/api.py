@@ -97,17 +97,10 @@ def measure_ntk(
     batch: Batch,
     other: Batch | None = None,
     *,
-    outputs: Outputs = "logits",
-    parameters: Chosen = None,
-    method: Method = "auto",
-    memory_budget: int | None = None,
     progress: bool | None = None,
-    seed: int | None = None,
-    sketch_size: int = 64,
-    group: Any = None,
+    **request: Any,
 ) -> Measurement:
-    """As `ntk`, with the `Report` of how it was done."""
-    request = Request(outputs, parameters, method, memory_budget, seed, sketch_size, group)
-    job = Job(model, batch, other, request)
+    """As `ntk`, which has the other arguments, with the `Report` of how it was done."""
+    job = Job(model, batch, other, Request(**request))
     theta = job.run(progress)
     return Measurement(theta, job.report)

@@ -42,7 +42,9 @@ def token_numbers(mask: Tensor) -> Tensor:
     return torch.where(real, real.flatten().cumsum(0).view(real.shape) - 1, -1)
 
 
-def _check(token: Tensor, q: int, d: int, seed: int, offset: int, dtype: torch.dtype) -> None:
+def _check(
+    token: Tensor, q: int, d: int, seed: int, offset: int, distribution: str, dtype: torch.dtype
+) -> None:
     if token.dtype != torch.int64:
         raise TypeError(
             f"sample_directions: token has dtype {token.dtype}; expected int64, a token's number "
@@ -63,9 +65,6 @@ def _check(token: Tensor, q: int, d: int, seed: int, offset: int, dtype: torch.d
             raise ValueError(
                 f"sample_directions: {name} is {value}; expected {low} to {high}: {fix}."
             )
-
-
-def _check_distribution(distribution: str) -> None:
     if distribution not in DISTRIBUTIONS:
         raise ValueError(
             f"sample_directions: distribution is {distribution!r}; expected 'gaussian' or "
@@ -96,8 +95,7 @@ def sample_directions_reference(
 
     Args, returns and raises: as `sample_directions`.
     """
-    _check(token, q, d, seed, offset, dtype)
-    _check_distribution(distribution)
+    _check(token, q, d, seed, offset, distribution, dtype)
     groups = -(-d // (_LANES * _WORDS))
 
     def index(n: int) -> Tensor:
@@ -156,8 +154,7 @@ def sample_directions(
         return sample_directions_reference(
             token, q, d, seed=seed, offset=offset, distribution=distribution, dtype=dtype
         )
-    _check(token, q, d, seed, offset, dtype)
-    _check_distribution(distribution)
+    _check(token, q, d, seed, offset, distribution, dtype)
     signed = seed - 2**64 if seed >= 2**63 else seed
     return torch.ops.jachess.sample_directions(token, q, d, signed, offset, distribution, dtype)
 

@@ -29,6 +29,7 @@ from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
 from ..json_data import check
 from .model_pass import padding_mask, run_model, unwrapped
+from .modes import in_mode
 from .parallel import has_tokens, ranks_of, stand_in
 from .perturbations import Isotropic, Perturbation, generator_of
 from .settings import Randomness
@@ -251,17 +252,11 @@ class DecisionPenalty:
             ValueError: there is no batch, or the penalty is zero or not finite.
         """
         batches = [batches] if isinstance(batches, Mapping) else batches
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                values = [
-                    self._measure(batch, self._randomness(number, calibrating=True))[0]
-                    for number, batch in enumerate(batches)
-                ]
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        with torch.no_grad(), in_mode(self.model, training=False):
+            values = [
+                self._measure(batch, self._randomness(number, calibrating=True))[0]
+                for number, batch in enumerate(batches)
+            ]
         if not values:
             raise ValueError("there is no batch to measure the penalty on; expected one or more")
         ranks = ranks_of(self.model)

@@ -7,6 +7,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -208,10 +209,21 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             "says its format"
         )
     reader = _json_lines if ".jsonl" in ending else _delimited
-    opened = gzip.open if ending.endswith(".gz") else open
+    with open_text(path) as file:
+        yield from reader(path, file)
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[Iterable[str]]:
+    """The lines of a UTF-8 text, or of a gzip file of one where the name ends in .gz.
+
+    Raises:
+        DataError: what goes wrong while they are read.
+    """
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield from reader(path, file)
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file: {error}") from error
     except OSError as error:

@@ -1,0 +1,34 @@
+"""Types of the commands' options: what argparse calls with an option's text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def checked(kind: Callable[[str], Any], good: Callable[[Any], bool], wanted: str) -> Any:
+    """A type: `kind` of the text where that is `good`, else an error that says what was wanted."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not good(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return convert
+
+
+def ending_in(*endings: str) -> Any:
+    """The type of a path with one of these endings."""
+    wanted = f"a file name that ends in {' or '.join(endings)}"
+    return checked(Path, lambda path: path.suffix in endings, wanted)
+
+
+whole = checked(int, lambda value: value >= 1, "a whole number of at least 1")
+positive = checked(float, lambda value: 0 < value < float("inf"), "a positive number")
+probability = checked(float, lambda value: 0 < value < 1, "between 0 and 1")
