@@ -92,8 +92,6 @@ OPERATORS = {
         lambda s: [(s.heads, s.tokens, s.tokens)],
         moved(2, 3),
     ),
-    # The primal is not read, and its gradient is zero.
-    "jet_norms": Operator(lambda x, w, b, s: ops.jet_norms(x, Q), wide(1), moved(0.75, 1.75)),
     "attention_jet": Operator(
         lambda q, k, v, w, b, s: ops.attention_jet(q, k, v, q=Q, causal=causal(s)), heads, {}
     ),

@@ -30,8 +30,6 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       " Tensor y, Tensor stats, int q, float scale, bool causal, int window_left, int window_right,"
       " float softcap, float dropout_p, int dropout_seed)"
       " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
-  m.def("jet_norms(Tensor x, Tensor? mask, int q) -> Tensor");
-  m.def("jet_norms_backward(Tensor gout, Tensor x, Tensor? mask, int q) -> Tensor");
   m.def(
       "jet_mean_squares(Tensor x, Tensor? mask, Tensor? index, int q)"
       " -> (Tensor first, Tensor second)");

@@ -158,10 +158,9 @@ TESTS_OF = {
     "attention_jet": ("ops/test_attention.py",),
     "gated_activation_jet": ("ops/test_gated_activation.py",),
     "jet_mean_squares": ("ops/test_jet_norms.py",),
-    "jet_norms": ("ops/test_jet_norms.py",),
-    "layer_norm_jet": ("ops/test_layer_norm.py", "ops/test_add_norm.py"),
+    "layer_norm_jet": ("ops/test_norm.py", "ops/test_add_norm.py"),
     "ntk_gram": ("ops/test_ntk_operators.py",),
-    "rms_norm_jet": ("ops/test_rms_norm.py", "ops/test_add_norm.py"),
+    "rms_norm_jet": ("ops/test_norm.py", "ops/test_add_norm.py"),
     "sample_directions": ("ops/test_sample_directions.py",),
     "softmax_jet": ("ops/test_softmax.py",),
 }
@@ -196,7 +195,7 @@ NO_MEANING = ("workspace", "need_weight", "q", "d", "dtype")
 
 
 # The norms are of the derivatives: nothing flows into the primal.
-PRIMAL_UNUSED = ("jet_norms_backward", "jet_mean_squares_backward")
+PRIMAL_UNUSED = ("jet_mean_squares_backward",)
 
 
 def operator_mutants() -> Iterator[Mutant]:

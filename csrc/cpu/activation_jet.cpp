@@ -1,10 +1,14 @@
-// jachess::activation_jet and its backward on the CPU: the pointwise jet rule.
+// jachess::activation_jet, f(g) by the pointwise rule, and jachess::gated_activation_jet, f(g) u by
+// Leibniz on top, with their backwards on the CPU.
 //
 // Elements are taken in blocks that stay in L1. Per block, one loop evaluates the derivatives of
 // the activation (activation_derivatives.h), a second one multiplies them into the streams (one
 // instance per stream count): kinds x stream counts would be too many instances.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
+#include "../row_layout.h"
 #include "../text.h"
 #include "activation_derivatives.h"
 #include "blocks.h"
@@ -13,128 +17,218 @@
 namespace jachess {
 namespace {
 
-template <int q, int P, typename V, typename T>
-JACHESS_HD void multiply_at(const T* f1, const T* f2, Window<const T> x, Window<T> y, int64_t i) {
-  V d1, d2, in[1 + q + P], out[1 + q + P];
-  load(d1, f1 + i);
-  load(d2, f2 + i);
-  JACHESS_UNROLL
-  for (int s = 1; s < 1 + q + P; ++s) load(in[s], x.p + s * x.stride + i);
-  pointwise_jet<q, P>(d1, d2, in, out);
-  JACHESS_UNROLL
-  for (int s = 1; s < 1 + q + P; ++s) store(y.p + s * y.stride + i, out[s]);
-}
-
-template <int q, int P, typename T>
-JACHESS_CLONES void multiply(const T* f1, const T* f2, Window<const T> x, Window<T> y, int64_t n) {
-  using V = typename VectorOf<T>::type;
-  constexpr int64_t width = sizeof(V) / sizeof(T);
-  int64_t i = 0;
-  for (; i + width <= n; i += width) multiply_at<q, P, V>(f1, f2, x, y, i);
-  for (; i < n; ++i) multiply_at<q, P, T>(f1, f2, x, y, i);
-}
-
-template <int q, int P, typename V, typename T>
-JACHESS_HD void multiply_backward_at(const T* f1, const T* f2, const T* f3, Window<const T> x,
-                                     Window<const T> gy, Window<T> gx, int64_t i) {
-  V d1, d2, d3, in[1 + q + P], grad[1 + q + P], out[1 + q + P];
-  load(d1, f1 + i);
-  load(d2, f2 + i);
-  load(d3, f3 + i);
-  load_jet<1 + q + P>(in, x, i);
-  load_jet<1 + q + P>(grad, gy, i);
-  pointwise_jet_backward<q, P>(d1, d2, d3, in, grad, out);
-  store_jet<1 + q + P>(gx, out, i);
-}
-
-template <int q, int P, typename T>
-JACHESS_CLONES void multiply_backward(const T* f1, const T* f2, const T* f3, Window<const T> x,
-                                      Window<const T> gy, Window<T> gx, int64_t n) {
-  using V = typename VectorOf<T>::type;
-  constexpr int64_t width = sizeof(V) / sizeof(T);
-  int64_t i = 0;
-  for (; i + width <= n; i += width) multiply_backward_at<q, P, V>(f1, f2, f3, x, gy, gx, i);
-  for (; i < n; ++i) multiply_backward_at<q, P, T>(f1, f2, f3, x, gy, gx, i);
-}
-
-template <int q, int P, typename T>
-void forward_range(const T* x, T* y, int64_t stride, int64_t begin, int64_t end, Activation kind) {
-  using A = accumulate_t<T>;
+// Without a gate, u and gu are not touched.
+template <bool gated, int q, int P, typename V, typename T>
+JACHESS_HD void forward_at(const Derivatives<const T*>& f, Window<const T> g, Window<const T> u,
+                           Window<T> y, int64_t i) {
   constexpr int S = 1 + q + P;
+  V d0, d1, d2, in[S], out[S];
+  load(d0, f.f0 + i);
+  load(d1, f.f1 + i);
+  load(d2, f.f2 + i);
+  load_jet<S>(in, g, i);
+  if constexpr (gated) {
+    V up[S];
+    load_jet<S>(up, u, i);
+    gated_jet<q, P>(d0, d1, d2, in, up, out);
+  } else {
+    pointwise_jet<q, P>(d1, d2, in, out);
+    out[0] = d0;
+  }
+  store_jet<S>(y, out, i);
+}
+
+template <bool gated, int q, int P, typename T>
+JACHESS_CLONES void forward_block(Derivatives<const T*> f, Window<const T> g, Window<const T> u,
+                                  Window<T> y, int64_t n) {
+  using V = typename VectorOf<T>::type;
+  constexpr int64_t width = sizeof(V) / sizeof(T);
+  int64_t i = 0;
+  for (; i + width <= n; i += width) forward_at<gated, q, P, V>(f, g, u, y, i);
+  for (; i < n; ++i) forward_at<gated, q, P, T>(f, g, u, y, i);
+}
+
+template <bool gated, int q, int P, typename V, typename T>
+JACHESS_HD void backward_at(const Derivatives<const T*>& f, Window<const T> gy, Window<const T> g,
+                            Window<const T> u, Window<T> gg, Window<T> gu, int64_t i) {
+  constexpr int S = 1 + q + P;
+  Derivatives<V> d;
+  V in[S], grad[S], out[S];
+  load(d.f1, f.f1 + i);
+  load(d.f2, f.f2 + i);
+  load(d.f3, f.f3 + i);
+  load_jet<S>(in, g, i);
+  load_jet<S>(grad, gy, i);
+  if constexpr (gated) {
+    V up[S], up_out[S];
+    load(d.f0, f.f0 + i);
+    load_jet<S>(up, u, i);
+    gated_jet_backward<q, P>(d, in, up, grad, out, up_out);
+    store_jet<S>(gu, up_out, i);
+  } else {
+    pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, in, grad, out);
+  }
+  store_jet<S>(gg, out, i);
+}
+
+template <bool gated, int q, int P, typename T>
+JACHESS_CLONES void backward_block(Derivatives<const T*> f, Window<const T> gy, Window<const T> g,
+                                   Window<const T> u, Window<T> gg, Window<T> gu, int64_t n) {
+  using V = typename VectorOf<T>::type;
+  constexpr int64_t width = sizeof(V) / sizeof(T);
+  int64_t i = 0;
+  for (; i + width <= n; i += width) backward_at<gated, q, P, V>(f, gy, g, u, gg, gu, i);
+  for (; i < n; ++i) backward_at<gated, q, P, T>(f, gy, g, u, gg, gu, i);
+}
+
+// Streams of rows in memory, at some element.
+template <typename T>
+struct Rows {
+  T* p;
+  int64_t stream_stride, row_stride;
+  T* at(int64_t row, int64_t i) const { return p + row * row_stride + i; }
+};
+
+template <typename T>
+Rows<const T> rows_of(const JetRows& jet) {
+  return {input<T>(jet.tensor), jet.stream_stride, jet.row_stride};
+}
+
+template <typename T>
+Rows<T> dense_rows(T* p, RowCut cut) {
+  return {p, cut.rows * cut.length, cut.length};
+}
+
+// Calls f(row, first element, count) for the blocks [begin, end) of the rows.
+template <typename F>
+void for_each_block(RowCut cut, int64_t begin, int64_t end, const F& f) {
+  const int64_t per_row = (cut.length + kBlock - 1) / kBlock;
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t first = block % per_row * kBlock;
+    f(block / per_row, first, std::min(kBlock, cut.length - first));
+  }
+}
+
+// Runs f(begin, end) over all blocks on torch's threads.
+template <typename F>
+void parallel_blocks(RowCut cut, const F& f) {
+  const int64_t blocks = cut.rows * ((cut.length + kBlock - 1) / kBlock);
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::min(cut.length, kBlock));
+  torch::stable::parallel_for(0, blocks, grain, f);
+}
+
+template <bool gated, int q, int P, typename T>
+void forward_blocks(Rows<const T> g, Rows<const T> u, Rows<T> y, RowCut cut, int64_t begin,
+                    int64_t end, Activation kind) {
+  using A = accumulate_t<T>;
+  constexpr int S = 1 + q + P, own = gated ? S * kBlock : 1;
   const DerivativeLoop<A> derivatives = derivative_loop<A>(kind, false);
-  A f1[kBlock], f2[kBlock], in[S * kBlock], out[S * kBlock];
-  for (int64_t i = begin; i < end; i += kBlock) {
-    const int64_t n = end - i < kBlock ? end - i : kBlock;
-    const Window<const A> wx = read_block<A>(x + i, stride, S, n, in);
-    const Window<A> wy = output_block<A>(y + i, stride, out);
-    derivatives(wx.p, wy.p, f1, f2, nullptr, n);
-    multiply<q, P, A>(f1, f2, wx, wy, n);
-    write_block(wy, y + i, stride, S, n);
-  }
+  A f0[kBlock], f1[kBlock], f2[kBlock], in[S * kBlock], up[own], out[S * kBlock];
+  for_each_block(cut, begin, end, [&](int64_t row, int64_t i, int64_t n) {
+    const Window<const A> wg = read_block<A>(g.at(row, i), g.stream_stride, S, n, in);
+    Window<const A> wu = wg;
+    if constexpr (gated) wu = read_block<A>(u.at(row, i), u.stream_stride, S, n, up);
+    const Window<A> wy = output_block<A>(y.at(row, i), y.stream_stride, out);
+    derivatives(wg.p, f0, f1, f2, nullptr, n);
+    forward_block<gated, q, P, A>({f0, f1, f2, nullptr}, wg, wu, wy, n);
+    write_block(wy, y.at(row, i), y.stream_stride, S, n);
+  });
 }
 
-template <int q, int P, typename T>
-void backward_range(const T* gy, const T* x, T* gx, int64_t stride, int64_t begin, int64_t end,
-                    Activation kind) {
+template <bool gated, int q, int P, typename T>
+void backward_blocks(Rows<const T> gy, Rows<const T> g, Rows<const T> u, Rows<T> gg, Rows<T> gu,
+                     RowCut cut, int64_t begin, int64_t end, Activation kind) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P;
+  constexpr int S = 1 + q + P, own = gated ? S * kBlock : 1;
   const DerivativeLoop<A> derivatives = derivative_loop<A>(kind, true);
-  A f0[kBlock], f1[kBlock], f2[kBlock], f3[kBlock], in[S * kBlock], grad[S * kBlock],
-      out[S * kBlock];
-  for (int64_t i = begin; i < end; i += kBlock) {
-    const int64_t n = end - i < kBlock ? end - i : kBlock;
-    const Window<const A> wx = read_block<A>(x + i, stride, S, n, in);
-    const Window<const A> wg = read_block<A>(gy + i, stride, S, n, grad);
-    const Window<A> wo = output_block<A>(gx + i, stride, out);
-    derivatives(wx.p, f0, f1, f2, f3, n);
-    multiply_backward<q, P, A>(f1, f2, f3, wx, wg, wo, n);
-    write_block(wo, gx + i, stride, S, n);
-  }
+  A f0[kBlock], f1[kBlock], f2[kBlock], f3[kBlock];
+  A in[S * kBlock], up[own], grad[S * kBlock], out[S * kBlock], up_out[own];
+  for_each_block(cut, begin, end, [&](int64_t row, int64_t i, int64_t n) {
+    const Window<const A> wg = read_block<A>(g.at(row, i), g.stream_stride, S, n, in);
+    const Window<const A> wgy = read_block<A>(gy.at(row, i), gy.stream_stride, S, n, grad);
+    const Window<A> wgg = output_block<A>(gg.at(row, i), gg.stream_stride, out);
+    derivatives(wg.p, f0, f1, f2, f3, n);
+    if constexpr (gated) {
+      const Window<const A> wu = read_block<A>(u.at(row, i), u.stream_stride, S, n, up);
+      const Window<A> wgu = output_block<A>(gu.at(row, i), gu.stream_stride, up_out);
+      backward_block<true, q, P, A>({f0, f1, f2, f3}, wgy, wg, wu, wgg, wgu, n);
+      write_block(wgu, gu.at(row, i), gu.stream_stride, S, n);
+    } else {
+      backward_block<false, q, P, A>({f0, f1, f2, f3}, wgy, wg, wg, wgg, wgg, n);
+    }
+    write_block(wgg, gg.at(row, i), gg.stream_stride, S, n);
+  });
 }
 
-Tensor activation_jet(const Tensor& x, const Text& kind, int64_t q) {
-  const char* op = "activation_jet";
-  const int P = check_jet(op, "x", x, q);
+// Without a gate, u is g again.
+template <bool gated>
+Tensor forward(const char* op, const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
+  const int P = check_jet(op, gated ? "g" : "x", g, q);
+  if (gated) check_same(op, "u", u, g, "g");
   const Activation activation = parse_activation(op, kind);
-  const Tensor dense = torch::stable::contiguous(x);
-  Tensor y = torch::stable::empty_like(dense);
-  const int64_t n = dense.numel() / dense.size(0);
-  if (n == 0) return y;
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  Tensor y = new_contiguous(g);
+  if (g.numel() == 0) return y;
+  const JetRows gate = jet_rows(g), up = gated ? jet_rows(u) : gate;
+  const RowCut cut = common_cut(gate, up);
+  dispatch_dtype(g.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense);
-    T* to = data<T>(y);
+    const Rows<const T> from_gate = rows_of<T>(gate), from_up = rows_of<T>(up);
+    const Rows<T> to = dense_rows(data<T>(y), cut);
     dispatch_streams(q, P, [&](auto q_, auto P_) {
-      torch::stable::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
-        forward_range<decltype(q_)::value, decltype(P_)::value>(from, to, n, begin, end,
-                                                                activation);
+      parallel_blocks(cut, [&](int64_t begin, int64_t end) {
+        forward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(from_gate, from_up, to, cut,
+                                                                        begin, end, activation);
       });
     });
   });
   return y;
 }
 
-Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& kind, int64_t q) {
-  const char* op = "activation_jet_backward";
-  const int P = check_jet(op, "x", x, q);
-  check_same(op, "gy", gy, x);
+// The gradients of g and of u; without a gate the second one is g's, too.
+template <bool gated>
+std::tuple<Tensor, Tensor> backward(const char* op, const Tensor& gy, const Tensor& g,
+                                    const Tensor& u, const Text& kind, int64_t q) {
+  const char* like = gated ? "g" : "x";
+  const int P = check_jet(op, like, g, q);
+  if (gated) check_same(op, "u", u, g, like);
+  check_same(op, "gy", gy, g, like);
   const Activation activation = parse_activation(op, kind);
-  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gy);
-  Tensor gx = torch::stable::empty_like(dense);
-  const int64_t n = dense.numel() / dense.size(0);
-  if (n == 0) return gx;
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
+  Tensor gg = new_contiguous(g), gu = gated ? new_contiguous(g) : gg;
+  if (g.numel() == 0) return {gg, gu};
+  const JetRows gate = jet_rows(g), up = gated ? jet_rows(u) : gate;
+  const Tensor grad = torch::stable::contiguous(gy);
+  const RowCut cut = common_cut(gate, up);
+  dispatch_dtype(g.scalar_type(), [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    const T *from = input<T>(dense), *g = input<T>(grad);
-    T* to = data<T>(gx);
+    const Rows<const T> from_gate = rows_of<T>(gate), from_up = rows_of<T>(up);
+    const Rows<const T> from_grad = dense_rows(input<T>(grad), cut);
+    const Rows<T> to_gate = dense_rows(data<T>(gg), cut), to_up = dense_rows(data<T>(gu), cut);
     dispatch_streams(q, P, [&](auto q_, auto P_) {
-      torch::stable::parallel_for(0, n, kGrain, [&](int64_t begin, int64_t end) {
-        backward_range<decltype(q_)::value, decltype(P_)::value>(g, from, to, n, begin, end,
-                                                                 activation);
+      parallel_blocks(cut, [&](int64_t begin, int64_t end) {
+        backward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(
+            from_grad, from_gate, from_up, to_gate, to_up, cut, begin, end, activation);
       });
     });
   });
-  return gx;
+  return {gg, gu};
+}
+
+Tensor activation_jet(const Tensor& x, const Text& kind, int64_t q) {
+  return forward<false>("activation_jet", x, x, kind, q);
+}
+
+Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& kind, int64_t q) {
+  return std::get<0>(backward<false>("activation_jet_backward", gy, x, x, kind, q));
+}
+
+Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
+  return forward<true>("gated_activation_jet", g, u, kind, q);
+}
+
+std::tuple<Tensor, Tensor> gated_activation_jet_backward(const Tensor& gy, const Tensor& g,
+                                                         const Tensor& u, const Text& kind,
+                                                         int64_t q) {
+  return backward<true>("gated_activation_jet_backward", gy, g, u, kind, q);
 }
 
 }  // namespace
@@ -143,4 +237,6 @@ Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& ki
 STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
   m.impl("activation_jet", TORCH_BOX(&jachess::activation_jet));
   m.impl("activation_jet_backward", TORCH_BOX(&jachess::activation_jet_backward));
+  m.impl("gated_activation_jet", TORCH_BOX(&jachess::gated_activation_jet));
+  m.impl("gated_activation_jet_backward", TORCH_BOX(&jachess::gated_activation_jet_backward));
 }

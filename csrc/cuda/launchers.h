@@ -24,32 +24,29 @@ struct JetShape {
   int64_t n;
 };
 
-int activation_jet_cuda(JetShape shape, Activation kind, const void* x, void* y, Queue queue);
-int activation_jet_backward_cuda(JetShape shape, Activation kind, const void* gy, const void* x,
-                                 void* gx, Queue queue);
-
 // A jet's place: streams `stream` elements apart, the rows of each `row` elements apart.
 struct JetStrides {
   int64_t stream, row;
 };
 
-// shape.n = rows * length; the other tensors are contiguous.
-struct GatedShape {
+// shape.n = rows * length; the tensors other than g and u are contiguous.
+struct ActivationShape {
   JetShape jet;
   int64_t rows, length;
   JetStrides g, u;
 };
 
-int gated_activation_jet_cuda(GatedShape shape, Activation kind, const void* g, const void* u,
-                              void* y, Queue queue);
-int gated_activation_jet_backward_cuda(GatedShape shape, Activation kind, const void* gy,
-                                       const void* g, const void* u, void* gg, void* gu,
-                                       Queue queue);
+// y = f(g), or f(g) u where u is not null; gu is null where u is.
+int activation_jet_cuda(ActivationShape shape, Activation kind, const void* g, const void* u,
+                        void* y, Queue queue);
+int activation_jet_backward_cuda(ActivationShape shape, Activation kind, const void* gy,
+                                 const void* g, const void* u, void* gg, void* gu, Queue queue);
 
-// n = rows * channels.
+// n = rows * channels; centred: layer norm, else RMS norm.
 struct NormShape {
   JetShape jet;
   int64_t rows, channels;
+  bool centred;
 };
 
 // The normalisations' tensors, contiguous. weight and bias are [channels] in the accumulation type
@@ -60,8 +57,7 @@ struct NormBuffers {
   void *y, *sum, *mean, *rstd;
 };
 
-int layer_norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
-int rms_norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
+int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
 
 // gx is the gradient through the norm, plus gsum where it is not null. partial is
 // [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] zeros in the accumulation type, or null where
@@ -72,8 +68,7 @@ struct NormBackwardBuffers {
   void *gx, *partial, *gweight, *gbias;
 };
 
-int layer_norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
-int rms_norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
+int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
 
 // Random directions [q, tokens, d] of the streams (seed, offset); token: [tokens] int64.
 struct DirectionShape {
@@ -102,11 +97,6 @@ struct TokenShape {
   Storage storage;
   int64_t streams, directions, tokens, channels, chosen;
 };
-
-// mask: [tokens] bytes or null; out: [streams - 1, tokens] in the accumulation type.
-int jet_norms_cuda(TokenShape shape, const void* x, const void* mask, void* out, Queue queue);
-int jet_norms_backward_cuda(TokenShape shape, const void* gout, const void* x, const void* mask,
-                            void* gx, Queue queue);
 
 // index: [chosen] int64, or null for all dimensions; first: [tokens], second: [tokens, chosen].
 int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, const void* index,

@@ -45,4 +45,26 @@ bool can_pack(int64_t n, Pointers... pointers) {
   return sizeof(T) <= 4 && n % kPack == 0 && address % (kPack * sizeof(T)) == 0;
 }
 
+// How many elements of S streams a thread takes at once where they are aligned: with q > 2 and
+// pairs, kPack elements' streams no longer fit in registers.
+struct UsualWidth {
+  template <typename T, int S>
+  static constexpr int of = sizeof(T) <= 4 && S <= 5 ? kPack : 1;
+};
+
+// Calls f(null pointer of T, Int<q>, Int<P>, Int<width>) and returns what it launched; n and the
+// pointers as of can_pack.
+template <typename Width = UsualWidth, typename F, typename... Pointers>
+int dispatch_packs(const JetShape& jet, int64_t n, const F& f, Pointers... pointers) {
+  return dispatch_storage(jet.storage, [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    int error = 0;
+    dispatch_streams(jet.q, jet.pairs, [&](auto q, auto P) {
+      constexpr int width = Width::template of<T, 1 + decltype(q)::value + decltype(P)::value>;
+      error = can_pack<T>(n, pointers...) ? f(typed, q, P, Int<width>{}) : f(typed, q, P, Int<1>{});
+    });
+    return error;
+  });
+}
+
 }  // namespace jachess

@@ -190,46 +190,28 @@ int64_t block_count(int64_t rows, int64_t scores) {
   return (rows + per_block - 1) / per_block;
 }
 
-// Calls f(null pointer of T, Int<q>, Int<P>, Int<width>): four scores at a time where rows start
-// aligned and four jets fit in registers.
-template <typename F>
-int dispatch(const SoftmaxShape& shape, const void* a, const void* b, const void* c, const F& f) {
-  return dispatch_storage(shape.jet.storage, [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    int error = 0;
-    dispatch_streams(shape.jet.q, shape.jet.pairs, [&](auto q, auto P) {
-      if constexpr (sizeof(T) <= 4 && 1 + decltype(q)::value + decltype(P)::value <= 5) {
-        if (can_pack<T>(shape.scores, a, b, c)) {
-          error = f(typed, q, P, Int<4>{});
-          return;
-        }
-      }
-      error = f(typed, q, P, Int<1>{});
-    });
-    return error;
-  });
-}
-
 }  // namespace
 
 int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue) {
-  return dispatch(shape, x, y, nullptr, [&](auto* typed, auto q, auto P, auto width) {
+  const auto run = [&](auto* typed, auto q, auto P, auto width) {
     using T = std::remove_pointer_t<decltype(typed)>;
     return launch(forward_kernel<T, decltype(q)::value, decltype(P)::value, decltype(width)::value>,
                   block_count(shape.rows, shape.scores), kThreads, queue, static_cast<const T*>(x),
                   static_cast<T*>(y), shape.rows, shape.scores, shape.masked);
-  });
+  };
+  return dispatch_packs(shape.jet, shape.scores, run, x, y);
 }
 
 int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
                               Queue queue) {
-  return dispatch(shape, gy, x, gx, [&](auto* typed, auto q, auto P, auto width) {
+  const auto run = [&](auto* typed, auto q, auto P, auto width) {
     using T = std::remove_pointer_t<decltype(typed)>;
     return launch(
         backward_kernel<T, decltype(q)::value, decltype(P)::value, decltype(width)::value>,
         block_count(shape.rows, shape.scores), kThreads, queue, static_cast<const T*>(gy),
         static_cast<const T*>(x), static_cast<T*>(gx), shape.rows, shape.scores, shape.masked);
-  });
+  };
+  return dispatch_packs(shape.jet, shape.scores, run, gy, x, gx);
 }
 
 }  // namespace jachess

@@ -1,48 +1,23 @@
 // Runs one launcher of csrc/cuda under the CPU shim on buffers from a file: the test's other half
 // is python_tests/ops/test_cuda_shim.py.
 //
-//   run_kernel OPERATOR STORAGE Q PAIRS ROWS CHANNELS KIND BACKWARDS INPUT OUTPUT
+//   run_kernel INPUT OUTPUT op=... storage=... q=... pairs=... rows=... channels=... kind=...
 //
 // INPUT holds, one after the other: [gy] x, and for the norms [residual or gsum] weight [bias], in
 // the backward [mean] rstd; the operators add_* are the norms' residual forms. For the gated
 // activation [gy] g u, or both side by side in one tensor (gated_halves_*). For sample_directions
-// seed, offset and the tokens' numbers, KIND being the distribution; for jet_norms and
-// jet_mean_squares [mask] [index: how many, and which] x [gradients], KIND saying which are there.
-// For the softmax KIND is whether a row of −inf gives zeros. Every buffer is an allocation of its
-// exact size, so that the address sanitizer sees its ends.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <string>
-#include <vector>
-
+// seed, offset and the tokens' numbers, kind being the distribution; for
+// jet_mean_squares [mask] [index: how many, and which] x [gradients], kind saying which are there.
+// For the softmax kind is whether a row of −inf gives zeros.
 #include "../cuda/launchers.h"
-#include "cuda_shim.h"
-
-using Buffer = std::vector<char>;
+#include "options.h"
 
 namespace {
 
 using namespace jachess;
+using namespace jachess::shim;
 
-std::ifstream input;
-std::ofstream output;
-
-Buffer read(int64_t bytes) {
-  Buffer buffer(static_cast<size_t>(bytes));
-  if (!input.read(buffer.data(), bytes)) {
-    std::fprintf(stderr, "run_kernel: the input ends too early\n");
-    std::exit(2);
-  }
-  return buffer;
-}
-
-void write(const Buffer& buffer) {
-  output.write(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-}
-
-// What jet_norms and jet_mean_squares take beside x. parts: 1 with a mask, 2 with an index.
+// What jet_mean_squares takes beside x. parts: 1 with a mask, 2 with an index.
 struct TokenInput {
   Buffer mask, index;
   int64_t chosen;
@@ -66,25 +41,26 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// gated_activation_jet, gated_halves_jet and their backwards.
-void gated(const std::string& op, GatedShape shape, Activation kind, int64_t element) {
+// activation_jet, gated_activation_jet, gated_halves_jet and their backwards.
+void activate(const std::string& op, ActivationShape shape, Activation kind, int64_t element) {
   const int64_t n = shape.jet.n, all = (1 + shape.jet.q + shape.jet.pairs) * n * element;
   const bool backward = ends_with(op, "_backward"), halves = op.rfind("gated_halves", 0) == 0;
+  const bool gated = op.rfind("gated_", 0) == 0;
   const Buffer gy = read(backward ? all : 0), g = read(halves ? 2 * all : all);
-  const Buffer apart = read(halves ? 0 : all);
-  const char* u = halves ? g.data() + shape.length * element : apart.data();
+  const Buffer apart = read(gated && !halves ? all : 0);
+  const char* u = halves ? g.data() + shape.length * element : gated ? apart.data() : nullptr;
   const int64_t times = halves ? 2 : 1;
   shape.g = shape.u = {times * n, times * shape.length};
   if (!halves) {  // dense: one row
     shape.rows = 1;
     shape.length = n;
   }
-  Buffer y = make(all), gu = make(backward ? all : 0);
+  Buffer y = make(all), gu = make(backward && gated ? all : 0);
   if (backward) {
-    gated_activation_jet_backward_cuda(shape, kind, gy.data(), g.data(), u, y.data(), gu.data(),
-                                       queue);
+    activation_jet_backward_cuda(shape, kind, gy.data(), g.data(), u, y.data(),
+                                 gated ? gu.data() : nullptr, queue);
   } else {
-    gated_activation_jet_cuda(shape, kind, g.data(), u, y.data(), queue);
+    activation_jet_cuda(shape, kind, g.data(), u, y.data(), queue);
   }
   write(y);
   write(gu);
@@ -94,18 +70,17 @@ void gated(const std::string& op, GatedShape shape, Activation kind, int64_t ele
 void normalise(const std::string& op, NormShape shape, int64_t element, int64_t wide) {
   const int64_t streams = 1 + shape.jet.q + shape.jet.pairs, all = streams * shape.jet.n * element;
   const int64_t statistics = streams * shape.rows * wide, channels = shape.channels * wide;
-  const bool layer = op.find("layer_norm") != std::string::npos, add = op.rfind("add_", 0) == 0;
+  const bool layer = shape.centred, add = op.rfind("add_", 0) == 0;
   const auto pointer = [](Buffer& buffer) { return buffer.empty() ? nullptr : buffer.data(); };
   if (!ends_with(op, "_backward")) {
     Buffer x = read(all), residual = read(add ? all : 0), weight = read(channels);
     Buffer bias = read(layer ? channels : 0);
     Buffer y = make(all), sum = make(add ? all : 0);
     Buffer mean = make(layer ? statistics : 0), rstd = make(statistics);
-    (layer ? layer_norm_jet_cuda : rms_norm_jet_cuda)(
-        shape,
-        {x.data(), pointer(residual), weight.data(), pointer(bias), y.data(), pointer(sum),
-         pointer(mean), rstd.data()},
-        1e-5, queue);
+    norm_jet_cuda(shape,
+                  {x.data(), pointer(residual), weight.data(), pointer(bias), y.data(),
+                   pointer(sum), pointer(mean), rstd.data()},
+                  1e-5, queue);
     for (const Buffer* result : {&y, &sum, &mean, &rstd}) write(*result);
     return;
   }
@@ -114,48 +89,30 @@ void normalise(const std::string& op, NormShape shape, int64_t element, int64_t 
   const int64_t blocks = shape.rows < kNormBlocks ? shape.rows : kNormBlocks;
   Buffer partial = make(blocks * (layer ? 2 : 1) * channels);
   Buffer gx = make(all), gweight = make(channels), gbias = make(layer ? channels : 0);
-  (layer ? layer_norm_jet_backward_cuda : rms_norm_jet_backward_cuda)(
-      shape,
-      {gy.data(), pointer(gsum), x.data(), weight.data(), pointer(mean), rstd.data(), gx.data(),
-       partial.data(), gweight.data(), pointer(gbias)},
-      queue);
+  norm_jet_backward_cuda(shape,
+                         {gy.data(), pointer(gsum), x.data(), weight.data(), pointer(mean),
+                          rstd.data(), gx.data(), partial.data(), gweight.data(), pointer(gbias)},
+                         queue);
   for (const Buffer* result : {&gx, &gweight, &gbias}) write(*result);
 }
 
 }  // namespace
 
 int main(int count, char** argument) {
-  if (count != 11) {
-    std::fprintf(stderr, "run_kernel: expected 10 arguments, got %d\n", count - 1);
-    return 2;
-  }
-  const std::string op = argument[1];
-  const Storage storage = static_cast<Storage>(std::atoi(argument[2]));
-  const int q = std::atoi(argument[3]), pairs = std::atoi(argument[4]);
-  const int64_t rows = std::atoll(argument[5]), channels = std::atoll(argument[6]);
-  const Activation kind = static_cast<Activation>(std::atoi(argument[7]));
-  shim::backwards = std::atoi(argument[8]) != 0;
-  input.open(argument[9], std::ios::binary);
-  output.open(argument[10], std::ios::binary);
-
-  const int64_t wide = storage == Storage::f64 ? 8 : 4;
-  const int64_t element = storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+  parse_options(count, argument);
+  const std::string op = options.at("op");
+  const Storage storage = static_cast<Storage>(integer("storage"));
+  const int q = integer("q"), pairs = integer("pairs"), choice = integer("kind");
+  const int64_t rows = integer("rows"), channels = integer("channels");
+  const int64_t wide = storage == Storage::f64 ? 8 : 4, element = element_bytes(storage);
   const int64_t streams = 1 + q + pairs, n = rows * channels;
   const JetShape jet = {storage, q, pairs, n};
-  const NormShape norm = {jet, rows, channels};
-  const SoftmaxShape softmax = {jet, rows, channels, std::atoi(argument[7]) != 0};
+  const NormShape norm = {jet, rows, channels, op.find("layer_norm") != std::string::npos};
+  const SoftmaxShape softmax = {jet, rows, channels, choice != 0};
   Buffer result = make(streams * n * element);
 
-  if (op == "activation_jet") {
-    const Buffer x = read(streams * n * element);
-    activation_jet_cuda(jet, kind, x.data(), result.data(), queue);
-    write(result);
-  } else if (op == "activation_jet_backward") {
-    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
-    activation_jet_backward_cuda(jet, kind, gy.data(), x.data(), result.data(), queue);
-    write(result);
-  } else if (op.rfind("gated_", 0) == 0) {
-    gated(op, {jet, rows, channels, {}, {}}, kind, element);
+  if (op.find("activation_jet") != std::string::npos || op.rfind("gated_", 0) == 0) {
+    activate(op, {jet, rows, channels, {}, {}}, static_cast<Activation>(choice), element);
   } else if (op.find("norm_jet") != std::string::npos) {
     normalise(op, norm, element, wide);
   } else if (op == "sample_directions") {
@@ -163,8 +120,7 @@ int main(int count, char** argument) {
     std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));
     const Buffer token = read(rows * 8);
     Buffer directions = make(q * n * element);
-    const bool gaussian = std::atoi(argument[7]) == 0;
-    sample_directions_cuda({storage, gaussian, q, rows, channels, stream[0], stream[1]},
+    sample_directions_cuda({storage, choice == 0, q, rows, channels, stream[0], stream[1]},
                            token.data(), directions.data(), queue);
     write(directions);
   } else if (op == "softmax_jet") {
@@ -176,23 +132,15 @@ int main(int count, char** argument) {
     softmax_jet_backward_cuda(softmax, gy.data(), x.data(), result.data(), queue);
     write(result);
   } else if (op.rfind("jet_", 0) == 0) {
-    const int parts = std::atoi(argument[7]);
-    const TokenInput given = read_tokens(parts, rows, channels);
+    const TokenInput given = read_tokens(choice, rows, channels);
     const int64_t chosen = pairs == 0 ? 0 : given.chosen;
     const TokenShape tokens = {storage, streams, q, rows, channels, chosen};
-    const void* mask = parts & 1 ? given.mask.data() : nullptr;
-    const void* index = parts & 2 ? given.index.data() : nullptr;
-    Buffer position = make(channels * 4), norms = make((streams - 1) * rows * wide);
+    const void* mask = choice & 1 ? given.mask.data() : nullptr;
+    const void* index = choice & 2 ? given.index.data() : nullptr;
+    Buffer position = make(channels * 4);
     Buffer first = make(rows * wide), second = make(rows * chosen * wide);
     const Buffer x = read(streams * n * element);
-    if (op == "jet_norms") {
-      jet_norms_cuda(tokens, x.data(), mask, norms.data(), queue);
-      write(norms);
-    } else if (op == "jet_norms_backward") {
-      norms = read(static_cast<int64_t>(norms.size()));
-      jet_norms_backward_cuda(tokens, norms.data(), x.data(), mask, result.data(), queue);
-      write(result);
-    } else if (op == "jet_mean_squares") {
+    if (op == "jet_mean_squares") {
       jet_mean_squares_cuda(tokens, x.data(), mask, index, first.data(), second.data(), queue);
       write(first);
       write(second);

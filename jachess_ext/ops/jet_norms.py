@@ -1,5 +1,5 @@
-"""Squares of a jet's streams: wrappers, pure-torch references, fake kernels and autograd of
-`jachess::jet_norms` and `jachess::jet_mean_squares`.
+"""Squares of a jet's streams: wrapper, pure-torch reference, fake kernel and autograd of
+`jachess::jet_mean_squares`, and `jet_norms`, plain torch.
 
 Both take streams x [S, ..., D], S = 1 + q (first order) or 1 + q + P with P = q(q-1)/2 pairs:
 
@@ -52,15 +52,6 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return wide if mask is None else wide.masked_fill(~mask.unsqueeze(-1), 0)
 
 
-def jet_norms_reference(x: Tensor, q: int, mask: Tensor | None = None) -> Tensor:
-    """Pure-torch reference of `jet_norms`: any device, any number of backward passes.
-
-    Args, returns and raises: as `jet_norms`.
-    """
-    _check("jet_norms", x, q, mask)
-    return _masked(x[1:], mask).square().sum(-1)
-
-
 def jet_mean_squares_reference(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -89,17 +80,18 @@ def jet_norms(x: Tensor, q: int, mask: Tensor | None = None) -> Tensor:
 
     Returns:
         [S − 1, ...] in fp32 (fp64 for fp64): of streams 1 to S − 1. Differentiable any number of
-        times. Where no compiled kernel serves x's device, the pure-torch reference is used.
+        times.
 
     Raises:
         ValueError: q outside 1..4, S that does not match q, no dimension behind the streams, a mask
             of another shape, dtype or device.
         TypeError: a dtype other than the four.
     """
-    if not available("jet_norms", x.device):
-        return jet_norms_reference(x, q, mask)
     _check("jet_norms", x, q, mask)
-    return torch.ops.jachess.jet_norms(x, mask, q)
+    return _masked(x[1:], mask).square().sum(-1)
+
+
+jet_norms_reference = jet_norms  # a compiled operator's, once
 
 
 def jet_mean_squares(
@@ -131,10 +123,6 @@ def _per_token(x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-def _fake_norms(x: Tensor, mask: Tensor | None, q: int) -> Tensor:
-    return _per_token(x, x.shape[0] - 1, *x.shape[1:-1])
-
-
 def _fake_squares(
     x: Tensor, mask: Tensor | None, index: Tensor | None, q: int
 ) -> tuple[Tensor, Tensor]:
@@ -143,9 +131,6 @@ def _fake_squares(
     return _per_token(x, *x.shape[1:-1]), _per_token(x, *x.shape[1:-1], chosen)
 
 
-register_operator(
-    "jet_norms", lambda x, mask, q: jet_norms_reference(x, q, mask), tensors=2, fake=_fake_norms
-)
 register_operator(
     "jet_mean_squares",
     lambda x, mask, index, q: jet_mean_squares_reference(x, q, mask, index),

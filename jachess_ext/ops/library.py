@@ -25,8 +25,6 @@ _OPERATORS = (
     "gated_activation_jet_backward",
     "jet_mean_squares",
     "jet_mean_squares_backward",
-    "jet_norms",
-    "jet_norms_backward",
     "layer_norm_jet",
     "layer_norm_jet_backward",
     "ntk_gram",

@@ -15,7 +15,7 @@ from ..jet.directions import draw_directions
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
 from .model_pass import Pass, padding_mask, run_model
-from .norms import hessian_norm, safe_sqrt, stream_squares, tensor_squares
+from .norms import hessian_norm, safe_sqrt, stream_squares
 from .scope import layer_indices, sample_dimensions, token_weights
 from .settings import Randomness, Settings, TokenNorms
 
@@ -116,10 +116,9 @@ def _squares(
     layout = blocks[0].jet_layout
     first, second = [], []
     for block, (indices, _) in zip(blocks, sampled, strict=True):
-        if settings.second_order and not settings.per_dimension:
-            of_first, of_second = tensor_squares(block.streams, layout, tokens)
-        else:
-            of_first, of_second = stream_squares(block.streams, layout, indices, tokens)
+        of_first, of_second = stream_squares(block.streams, layout, indices, tokens)
+        if not settings.per_dimension:  # of the tensor: over all dimensions
+            of_second = of_second.sum(-1, keepdim=True)
         first.append(of_first * layout.directions)
         if settings.second_order:
             second.append(of_second * len(layout.pairs))

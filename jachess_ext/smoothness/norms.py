@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..jet.layout import JetLayout
-from ..ops.jet_norms import jet_mean_squares, jet_norms
+from ..ops.jet_norms import jet_mean_squares
 
 
 def chi_correction(pairs: int) -> float:
@@ -42,17 +42,6 @@ def stream_squares(
     """
     indices = None if indices is None else indices.to(streams.device)
     return jet_mean_squares(streams, layout.directions, tokens.to(streams.device), indices)
-
-
-def tensor_squares(streams: Tensor, layout: JetLayout, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """`stream_squares` of a layout with pairs, the second result summed over all dimensions.
-
-    Returns:
-        ``[...]`` and ``[..., 1]``.
-    """
-    squares = jet_norms(streams, layout.directions, tokens.to(streams.device))
-    first, second = squares[: layout.directions], squares[layout.directions :]
-    return first.mean(0), second.mean(0).unsqueeze(-1)
 
 
 def hessian_norm(

@@ -1,4 +1,4 @@
-"""The forms of a linear layer's kernel alone, the choice between them, and the operator's face."""
+"""The forms of a linear layer's kernel alone, and the choice between them."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_counted_cost() -> None:
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_compiled_cost_is_its_twin(symmetric: bool) -> None:
-    """`_C.ntk_cost` itself: where it is missing this fails, and takes no twin."""
+def test_compiled_cost_is_its_reference(symmetric: bool) -> None:
+    """`_C.ntk_cost` itself: where it is missing this fails, and takes no reference."""
     from jachess_ext import _C
 
     for numbers in (
@@ -126,8 +126,8 @@ def test_compiled_cost_is_its_twin(symmetric: bool) -> None:
     ):
         for width in (4, 8):
             found = Cost(*_C.ntk_cost(*numbers, symmetric, width))
-            twin = count_cost_reference(Size(*numbers, symmetric, width))
-            assert astuple(found) == pytest.approx(astuple(twin), rel=1e-14)
+            reference = count_cost_reference(Size(*numbers, symmetric, width))
+            assert astuple(found) == pytest.approx(astuple(reference), rel=1e-14)
             assert count_cost(Size(*numbers, symmetric, width)) == found
 
 

@@ -1,5 +1,5 @@
 """Wrong arguments for every operator, and how each is answered: always by an error that names the
-operator; asked through the Python face, and past it of the C++ operator itself."""
+operator; asked through the Python wrapper, and past it of the C++ operator itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _jet(*shape: int, streams: int = S, dtype: torch.dtype = torch.float32) -> T
 
 @dataclass(frozen=True)
 class Signature:
-    """How an operator is called: `good` arguments by name, in the face's order."""
+    """How an operator is called: `good` arguments by name, in the wrapper's order."""
 
     good: dict[str, Any]
     raw: Callable[..., Any]
@@ -66,10 +66,6 @@ def _signatures() -> dict[str, Signature]:
             lambda query, key, value, mask, q: raw.attention_jet(
                 query, key, value, mask, q, 0.5, False, -1, -1, 0.0, 0.0, 0
             ),
-        ),
-        "jet_norms": Signature(
-            {"x": x, "mask": torch.ones(3, dtype=torch.bool), "q": Q},
-            lambda x, mask, q: raw.jet_norms(x, mask, q),
         ),
         "jet_mean_squares": Signature(
             {"x": x, "mask": torch.ones(3, dtype=torch.bool), "index": torch.tensor([0]), "q": Q},
@@ -181,15 +177,15 @@ def _answer(function: Callable[..., Any], arguments: dict[str, Any]) -> BaseExce
 
 
 def try_all() -> dict[tuple[str, str, str], BaseException | None]:
-    """(operator, "face" or "operator", what was wrong) → the error, None where there was none."""
+    """(operator, "wrapper" or "operator", what was wrong) → the error, if any."""
     answers = {}
     for name, signature in _signatures().items():
-        face = getattr(ops, name)
-        assert _answer(face, signature.good) is None, name
+        wrapper = getattr(ops, name)
+        assert _answer(wrapper, signature.good) is None, name
         for what, arguments in _wrong(name, signature.good):
             if (name, what) in ALLOWED:
                 continue
-            answers[name, "face", what] = _answer(face, arguments)
+            answers[name, "wrapper", what] = _answer(wrapper, arguments)
             if what.endswith("on another device"):
                 continue  # a meta tensor among the arguments: torch asks the fake kernel
             positional = list(arguments.values())
@@ -205,12 +201,12 @@ def table(answers: dict[tuple[str, str, str], BaseException | None]) -> str:
     lines = [
         f"{len(answers)} wrong calls: every one answered by an error, none by a crash or a result.",
         "",
-        "| operator | wrong calls | of the face: errors | of the C++ operator: errors |",
+        "| operator | wrong calls | of the wrapper: errors | of the C++ operator: errors |",
         "|---|---|---|---|",
     ]
     for name in names:
         cells = []
-        for way in ("face", "operator"):
+        for way in ("wrapper", "operator"):
             kinds: dict[str, int] = {}
             for (operator, asked, _), error in answers.items():
                 if (operator, asked) == (name, way):

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def dtype_bounds(float64: float) -> list[tuple[torch.dtype, float]]:
-    """Each dtype with the relative error allowed against the twin in float64."""
+    """Each dtype with the relative error allowed against the reference in float64."""
     return [
         (torch.float64, float64),
         (torch.float32, 1e-5),

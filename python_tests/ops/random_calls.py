@@ -2,9 +2,10 @@
 
     python -m python_tests.ops.random_calls --calls 10000 --seed 0 [--table docs/hardening.md]
 
-A call with ordinary values is compared, result and gradients, with the pure-torch twin in float64.
-One with a NaN, an infinity or huge numbers in one entry of the first dimension behind the streams
-must leave every other entry as it is without them, to the bit, and hand a NaN on to its own entry.
+A call with ordinary values is compared, result and gradients, with the pure-torch reference in
+float64.  One with a NaN, an infinity or huge numbers in one entry of the first dimension behind the
+streams must leave every other entry as it is without them, to the bit, and hand a NaN on to its own
+entry.
 The NTK's operators, which have no streams, are in `random_ntk_calls`.
 """
 
@@ -182,12 +183,6 @@ def _attention(m: Maker) -> Call:
     )
 
 
-def _jet_norms(m: Maker) -> Call:
-    q, shape = m.q, m.shape(m.choose.randint(2, 3))
-    mask = m.maybe(torch.rand(shape[:-1], generator=m.generator) < 0.7)
-    return Call("jet_norms", [m.jet(shape)], [mask], lambda f, x, mask: f(x, q, mask))
-
-
 def _jet_mean_squares(m: Maker) -> Call:
     q, shape = m.q, m.shape(m.choose.randint(2, 3))
     mask = m.maybe(torch.rand(shape[:-1], generator=m.generator) < 0.7)
@@ -207,7 +202,6 @@ MAKERS: dict[str, Callable[[Maker], Call | NTKCall]] = {
     "add_rms_norm_jet": _norm("add_rms_norm_jet", bias=False, residual=True),
     "softmax_jet": _softmax,
     "attention_jet": _attention,
-    "jet_norms": _jet_norms,
     "jet_mean_squares": _jet_mean_squares,
     **NTK_MAKERS,
 }
@@ -232,21 +226,21 @@ def check(call: Call | NTKCall, values: str) -> None:
     elif values in SPECIAL:
         check_containment(call, values)
     else:
-        check_against_twin(call, ordinary=values == "ordinary")
+        check_against_the_reference(call, ordinary=values == "ordinary")
 
 
-def check_against_twin(call: Call, ordinary: bool = True) -> None:
+def check_against_the_reference(call: Call, ordinary: bool = True) -> None:
     """Result and gradients.  Where a call is ill-conditioned (the variance of two channels), the
-    error may be of the size of the twin's own in that dtype (in float64: of the twin's in float32,
-    in proportion), whose sums have another order."""
+    error may be of the size of the reference's own in that dtype (in float64: in float32, in
+    proportion), whose sums have another order."""
     dtype = call.jets[0].dtype
     reference = getattr(ops, f"{call.name}_reference")
     found = _with_gradients(call, getattr(ops, call.name), dtype)
     wide = dtype == torch.float64
-    twin = _with_gradients(call, reference, torch.float32 if wide else dtype)
+    rounded = _with_gradients(call, reference, torch.float32 if wide else dtype)
     allowed = 16 * 2.0**-29 if wide else 16
     exact = _with_gradients(call, reference, torch.float64)
-    for number, (one, same, right) in enumerate(zip(found, twin, exact, strict=True)):
+    for number, (one, same, right) in enumerate(zip(found, rounded, exact, strict=True)):
         assert one.shape == right.shape and (wide or one.dtype == same.dtype), number
         if not right.numel() or not ordinary:
             continue
@@ -298,7 +292,7 @@ def check_containment(call: Call, values: str) -> None:
         axis = 0 if call.name == "jet_mean_squares" else 1
         rest = [x.narrow(axis, 1, x.shape[axis] - 1) for x in (one, other)]
         torch.testing.assert_close(*rest, rtol=0, atol=0, equal_nan=True, msg=CHANGED)
-    if values == "nan" and call.name not in ("jet_norms", "jet_mean_squares", "attention_jet"):
+    if values == "nan" and call.name not in ("jet_mean_squares", "attention_jet"):
         assert dirty[0][0, 0].isnan().any(), "the NaN is lost"
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SANITIZERS = {
@@ -12,7 +16,9 @@ SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-fsanitize=thread"],
 }
+STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # as csrc/dtypes.h
 Programs = Callable[[str], Path]
+LARGE = 227 * 1024  # what a block may have of shared memory on sm_90
 
 
 def programs_of(name: str, kernels: Sequence[Path], folder: Callable[[str], Path]) -> Programs:
@@ -32,3 +38,40 @@ def programs_of(name: str, kernels: Sequence[Path], folder: Callable[[str], Path
         return built[sanitizer]
 
     return build
+
+
+def run_program(
+    program: Path,
+    options: Mapping[str, object],
+    data: Sequence[bytes],
+    *,
+    shared_limit: int = LARGE,
+    backwards: bool = False,
+) -> bytearray:
+    """Run a program of csrc/testing on these tensors' bytes; the bytes of its results.
+
+    Args:
+        backwards: the threads of a block in the other order.
+    """
+    source, target = program.parent / "input", program.parent / "output"
+    source.write_bytes(b"".join(data))
+    options = {**options, "shared_limit": shared_limit, "backwards": int(backwards)}
+    # the fibers' stacks are not the thread's
+    own = {
+        "ASAN_OPTIONS": "detect_stack_use_after_return=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    done = subprocess.run(
+        [program, source, target, *(f"{name}={value}" for name, value in options.items())],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **own},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return bytearray(target.read_bytes())
+
+
+def stored(tensor: Tensor) -> bytes:
+    """The elements of a tensor's whole storage."""
+    return bytes(tensor.detach().untyped_storage())

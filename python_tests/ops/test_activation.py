@@ -1,4 +1,4 @@
-"""`jachess::activation_jet` against finite differences, its twin, and autograd's own checks."""
+"""`jachess::activation_jet` against finite differences, its reference and autograd's checks."""
 
 import pytest
 import torch
@@ -45,10 +45,10 @@ def test_agrees_with_finite_differences(kind: str, q: int, streams: int) -> None
     ("dtype", "bound"),
     dtype_bounds(1e-13),
 )
-def test_agrees_with_twin(
+def test_agrees_with_the_reference(
     device: str, kind: str, q: int, streams: int, dtype: torch.dtype, bound: float
 ) -> None:
-    """Forward and gradient, on more elements than a block, against the twin in float64."""
+    """Forward and gradient, on more elements than a block, against the reference in float64."""
     x = away_from_kink(random_jet(streams, 3, 173), kind).to(device, dtype)
     gy = random_jet(streams, 3, 173, dtype=dtype, device=device, seed=1)
     x.requires_grad_()

@@ -68,10 +68,10 @@ def test_agrees_with_finite_differences(norm: str, q: int, streams: int) -> None
     ("dtype", "bound"),
     dtype_bounds(1e-11),
 )
-def test_agrees_with_twin(
+def test_agrees_with_the_reference(
     device: str, norm: str, channels: int, q: int, streams: int, dtype: torch.dtype, bound: float
 ) -> None:
-    """Both outputs and all gradients, with both outputs used, against the twin in float64."""
+    """Both outputs and all gradients, with both outputs used, against the reference in float64."""
     leaves = leaves_of(norm, streams, 2, 9, channels, dtype=dtype, device=device)
     cotangents = [
         random_jet(streams, 2, 9, channels, dtype=dtype, device=device, seed=s) for s in (1, 2)

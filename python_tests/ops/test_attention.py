@@ -1,4 +1,4 @@
-"""`jachess::attention_jet` against finite differences, its twin, and autograd's own checks."""
+"""`jachess::attention_jet` against finite differences, its reference, and autograd's own checks."""
 
 import math
 import subprocess
@@ -52,13 +52,13 @@ def inputs(
     return [x.transpose(2, 3).requires_grad_() for x in jets]
 
 
-def errors_against_twin(
+def errors_against_the_reference(
     leaves: list[Tensor],
     mask: Tensor | None = None,
     operator: Callable[..., Tensor] = ops.attention_jet,
     **keywords: Any,
 ) -> float:
-    """Largest error of the result and the three gradients against the twin in float64."""
+    """Largest error of the result and the three gradients against the reference in float64."""
     y = operator(*leaves, mask, **keywords)
     gy = random_jet(*y.shape, dtype=y.dtype, device=str(y.device), seed=9)
     got = [y, *torch.autograd.grad(y, leaves, gy)]
@@ -159,7 +159,7 @@ def test_masks_agree_with_finite_differences(name: str) -> None:
     leaves = inputs(batch=2, heads=4, key_heads=2, queries=5, keys=7, value_size=3)
     expected = jet_of_plain_attention(leaves, {"q": 2}, mask)
     assert relative_error(ops.attention_jet(*leaves, mask, q=2), expected) < 1e-7
-    assert errors_against_twin(leaves, mask, q=2) < 1e-10
+    assert errors_against_the_reference(leaves, mask, q=2) < 1e-10
 
 
 def test_agrees_with_torch_attention() -> None:
@@ -181,7 +181,7 @@ def test_agrees_with_torch_attention() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("q", "streams"), STREAMS)
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES)
-def test_agrees_with_twin(
+def test_agrees_with_the_reference(
     device: str, q: int, streams: int, dtype: torch.dtype, bound: float
 ) -> None:
     """Result and gradients; ragged sizes, more queries than one block, two chunks of keys."""
@@ -196,19 +196,19 @@ def test_agrees_with_twin(
         dtype=dtype,
         device=device,
     )
-    assert errors_against_twin(leaves, q=q) < bound
+    assert errors_against_the_reference(leaves, q=q) < bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("queries", "keys"), [(150, 150), (70, 300), (200, 40), (33, 2), (3, 33)])
-def test_settings_agree_with_twin(device: str, name: str, queries: int, keys: int) -> None:
-    """1e-5; or, where the gradients themselves cancel (a window over two keys: the twin in float32
-    is off by 4e-6, and without fused multiply-adds the kernel by 1e-5), thrice the twin's error."""
+def test_settings_agree_with_the_reference(device: str, name: str, queries: int, keys: int) -> None:
+    """1e-5; or, where the gradients themselves cancel (a window over two keys: the reference
+    in float32 is off by 4e-6, the kernel without fused multiply-adds by 1e-5), thrice its error."""
     leaves = inputs(queries=queries, keys=keys, size=16, dtype=torch.float32, device=device)
-    error = errors_against_twin(leaves, q=2, **SETTINGS[name])
+    error = errors_against_the_reference(leaves, q=2, **SETTINGS[name])
     if error >= 1e-5:
-        own = errors_against_twin(
+        own = errors_against_the_reference(
             leaves, q=2, operator=ops.attention_jet_reference, **SETTINGS[name]
         )
         assert error < 3 * own
@@ -218,7 +218,7 @@ def test_settings_agree_with_twin(device: str, name: str, queries: int, keys: in
 @pytest.mark.parametrize("size", [8, 32, 48, 64, 80, 128, 256])
 def test_head_sizes(size: int, device: str) -> None:
     leaves = inputs(queries=20, keys=40, size=size, dtype=torch.float32, device=device)
-    assert errors_against_twin(leaves, q=2, causal=True) < 1e-5
+    assert errors_against_the_reference(leaves, q=2, causal=True) < 1e-5
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -232,7 +232,7 @@ def test_heads_in_pieces(
     leaves = inputs(
         streams, queries=20, keys=40, size=size, value_size=value_size, dtype=dtype, device=device
     )
-    assert errors_against_twin(leaves, q=q, causal=True, scale=0.9 * size**-0.5) < bound
+    assert errors_against_the_reference(leaves, q=q, causal=True, scale=0.9 * size**-0.5) < bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -243,16 +243,16 @@ def test_everything_at_once(device: str) -> None:
         batch=2, heads=2, key_heads=1, queries=200, size=16, dtype=torch.float32, device=device
     )
     keywords = {"softcap": 3.0, "dropout_p": 0.2, "dropout_seed": 3, "window": (100, 0)}
-    assert errors_against_twin(leaves, mask, q=2, causal=True, **keywords) < 1e-5
+    assert errors_against_the_reference(leaves, mask, q=2, causal=True, **keywords) < 1e-5
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keys", [1000, 1500])
-def test_split_keys_agree_with_twin(keys: int, device: str) -> None:
+def test_split_keys_agree_with_the_reference(keys: int, device: str) -> None:
     """Few heads and many keys: the backward sums partial gradients of the queries."""
     leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=torch.float32, device=device)
-    assert errors_against_twin(leaves, q=2) < 1e-5
-    assert errors_against_twin(leaves, q=2, window=(-1, 700)) < 1e-5
+    assert errors_against_the_reference(leaves, q=2) < 1e-5
+    assert errors_against_the_reference(leaves, q=2, window=(-1, 700)) < 1e-5
 
 
 def tiny_mask() -> Tensor:
@@ -296,8 +296,8 @@ def test_gradient_of_one_input_alone(wanted: int) -> None:
     leaves = [x.detach() for x in inputs()]
     leaves[wanted].requires_grad_()
     (got,) = torch.autograd.grad(ops.attention_jet(*leaves, q=2).square().sum(), leaves[wanted])
-    twin = ops.attention_jet_reference(*leaves, q=2).square().sum()
-    torch.testing.assert_close(got, torch.autograd.grad(twin, leaves[wanted])[0])
+    reference = ops.attention_jet_reference(*leaves, q=2).square().sum()
+    torch.testing.assert_close(got, torch.autograd.grad(reference, leaves[wanted])[0])
 
 
 def test_saved_statistics() -> None:
@@ -326,7 +326,16 @@ def test_opcheck(device: str) -> None:
     mask = torch.zeros(3, 5, device=device)
     numbers = (2, 0.5, True, 1, -1, 2.0, 0.25, 7)
     torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, *numbers))
-    numbers = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)  # the twin's second derivative takes its time
+    numbers = (
+        2,
+        0.5,
+        False,
+        -1,
+        -1,
+        0.0,
+        0.0,
+        0,
+    )  # the reference's second derivative is slow
     with torch.no_grad():
         y, stats = torch.ops.jachess.attention_jet(*leaves, mask, *numbers)
     gy = torch.randn_like(y).requires_grad_()
@@ -413,7 +422,7 @@ def test_nan_is_seen() -> None:
     assert torch.isnan(ops.attention_jet(*leaves, q=2)[0]).all()
 
 
-def test_dropout_is_the_twins_and_keeps_the_mean() -> None:
+def test_dropout_is_the_references_and_keeps_the_mean() -> None:
     """Weights read off with one-hot values: the same entries are dropped in every stream."""
     query, key, _ = inputs(heads=3, queries=40, keys=64, dtype=torch.float32)
     value = torch.zeros(4, 1, 3, 64, 64)
@@ -555,9 +564,9 @@ def test_bad_arguments_get_one_sentence(
 ) -> None:
     given = dict(zip(("query", "key", "value"), GOOD, strict=True)) | {"mask": None, "q": 2}
     given |= changes
-    for face in (ops.attention_jet, ops.attention_jet_reference):
+    for wrapper in (ops.attention_jet, ops.attention_jet_reference):
         with pytest.raises(error, match=words):
-            face(**given)
+            wrapper(**given)
     left, right = given.pop("window", (-1, -1))
     softcap, dropout_p = given.pop("softcap", 0.0), given.pop("dropout_p", 0.0)
     with pytest.raises(RuntimeError, match=words):
@@ -573,7 +582,7 @@ def test_faces_refuse_what_the_schema_cannot_take() -> None:
         ops.attention_jet(*GOOD, q=2, dropout_seed=2**63)
 
 
-def test_the_twin_gives_masks_their_gradient() -> None:
+def test_the_reference_gives_masks_their_gradient() -> None:
     leaves = [x.detach() for x in inputs(queries=3, keys=4)]
     mask = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(

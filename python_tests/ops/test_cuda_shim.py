@@ -5,7 +5,6 @@ It shows index maps, masks, reductions and barriers right where no GPU is. It ca
 kernels run on a GPU, nor how fast.
 """
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from jachess_build import sanitized
 from torch import Tensor
 
 from jachess_ext import ops
+from python_tests.ops import shim
 from python_tests.ops.cases import random_jet, relative_error
+from python_tests.ops.shim import CSRC, STORAGE
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
-STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
@@ -71,34 +70,32 @@ def run(
     masked: bool = False,
 ) -> list[Tensor]:
     """Run one launcher of jets x [S, ..., channels]; results as in `run_program`."""
-    channels = x.shape[-1]
-    numbers = [
-        STORAGE.index(x.dtype),
-        q,
-        x.shape[0] - 1 - q,
-        x[0].numel() // channels,
-        channels,
-        int(masked) if op.startswith("softmax") else ops.ACTIVATION_KINDS.index(kind),
-        int(backwards),
-    ]
-    return run_program(program, op, numbers, inputs, outputs)
+    kinds = int(masked) if op.startswith("softmax") else ops.ACTIVATION_KINDS.index(kind)
+    return run_program(program, op, x, q, inputs, outputs, kinds, backwards)
 
 
 def run_program(
-    program: Path, op: str, numbers: list[int], inputs: list[Tensor], outputs: list[Tensor]
+    program: Path,
+    op: str,
+    x: Tensor,
+    q: int,
+    inputs: list[Tensor],
+    outputs: list[Tensor],
+    kind: int,
+    backwards: bool = False,
 ) -> list[Tensor]:
     """Run one launcher; the results have the shapes and dtypes of `outputs`."""
-    folder = program.parent
-    (folder / "input").write_bytes(b"".join(map(as_bytes, inputs)))
-    done = subprocess.run(
-        [str(program), op, *map(str, numbers), str(folder / "input"), str(folder / "output")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=sanitized.SANITIZERS[program.name].environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    data = bytearray((folder / "output").read_bytes())
+    channels = x.shape[-1]
+    options = {
+        "op": op,
+        "storage": STORAGE.index(x.dtype),
+        "q": q,
+        "pairs": x.shape[0] - 1 - q,
+        "rows": x[0].numel() // channels,
+        "channels": channels,
+        "kind": kind,
+    }
+    data = shim.run_program(program, options, list(map(as_bytes, inputs)), backwards=backwards)
     results, offset = [], 0
     for like in outputs:
         end = offset + like.numel() * like.element_size()
@@ -217,9 +214,10 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
     token = ops.token_numbers(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]]))
     seed, offset, q = -(2**40) - 3, 2**50 + 7, 3
     expected = torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
-    numbers = [STORAGE.index(dtype), q, 0, 9, d, int(distribution == "rademacher"), 0]
     inputs = [torch.tensor([seed, offset]), token]
-    (got,) = run_program(program, "sample_directions", numbers, inputs, [expected])
+    like = torch.empty(1 + q, 9, d, dtype=dtype)
+    kind = int(distribution == "rademacher")
+    (got,) = run_program(program, "sample_directions", like, q, inputs, [expected], kind)
     assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
 
 
@@ -250,7 +248,9 @@ def test_softmax(program: Path, dtype: torch.dtype, q: int, streams: int, scores
 @pytest.mark.parametrize("channels", [37, 320])
 @pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (4, 11)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_jet_norms(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
+def test_mean_squares(
+    program: Path, dtype: torch.dtype, q: int, streams: int, channels: int
+) -> None:
     """More tokens than a block has warps; with and without mask and index."""
     operators = torch.ops.jachess
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -260,39 +260,29 @@ def test_jet_norms(program: Path, dtype: torch.dtype, q: int, streams: int, chan
     few = torch.tensor([channels - 1, 0, 7, 3])
     for mask, index in ((None, None), (some, None), (some, few), (None, few)):
         parts = int(mask is not None) + 2 * int(index is not None)
-        numbers = [STORAGE.index(dtype), q, streams - 1 - q, 11, channels, parts, 0]
         inputs = [] if mask is None else [mask]
         inputs += [] if index is None else [torch.tensor([len(index)]), index]
         inputs.append(x)
-        norms = operators.jet_norms(x, mask, q)
-        (got,) = run_program(program, "jet_norms", numbers, inputs, [norms])
-        assert relative_error(got, norms) < bound
-        weight = random_jet(*norms.shape, dtype=wide, seed=5)
-        wanted = operators.jet_norms_backward(weight, x, mask, q)
-        (gx,) = run_program(program, "jet_norms_backward", numbers, [*inputs, weight], [wanted])
-        assert relative_error(gx, wanted) < BOUNDS[dtype]
-
         squares = operators.jet_mean_squares(x, mask, index, q)
-        got_both = run_program(program, "jet_mean_squares", numbers, inputs, list(squares))
+        got_both = run_program(program, "jet_mean_squares", x, q, inputs, list(squares), parts)
         for g, w in zip(got_both, squares, strict=True):
             torch.testing.assert_close(g, w, rtol=bound, atol=0)
         weights = [random_jet(*s.shape, dtype=wide, seed=6) for s in squares]
         wanted = operators.jet_mean_squares_backward(*weights, x, mask, index, q)
         name = "jet_mean_squares_backward"
-        (gx,) = run_program(program, name, numbers, [*inputs, *weights], [wanted])
+        (gx,) = run_program(program, name, x, q, [*inputs, *weights], [wanted], parts)
         assert relative_error(gx, wanted) < BOUNDS[dtype]
 
 
-def test_jet_norms_index_of_wrong_numbers(program: Path) -> None:
+def test_mean_squares_index_of_wrong_numbers(program: Path) -> None:
     """What the host cannot see becomes NaN: out of range forwards, repeated backwards."""
     x = random_jet(4, 3, 8, dtype=torch.float32)
     first, second = torch.empty(3), torch.empty(3, 3)
-    numbers = [STORAGE.index(x.dtype), 2, 1, 3, 8, 2, 0]
     inputs = [torch.tensor([3]), torch.tensor([8, 2, -1]), x]
-    _, got = run_program(program, "jet_mean_squares", numbers, inputs, [first, second])
+    _, got = run_program(program, "jet_mean_squares", x, 2, inputs, [first, second], 2)
     assert got[:, ::2].isnan().all() and got[:, 1].isfinite().all()
     inputs = [torch.tensor([3]), torch.tensor([5, 2, 5]), x, torch.ones(3), torch.ones(3, 3)]
-    (gx,) = run_program(program, "jet_mean_squares_backward", numbers, inputs, [x])
+    (gx,) = run_program(program, "jet_mean_squares_backward", x, 2, inputs, [x], 2)
     assert gx[3, :, 5].isnan().all()
     torch.testing.assert_close(gx[3, :, 2], 2 * x[3, :, 2])
     assert not gx[3][:, [0, 1, 3, 4, 6, 7]].any()

@@ -1,12 +1,10 @@
-"""The attention kernels' .cu sources under the CPU shim against the pure-torch twin in float64.
+"""The attention kernels' .cu sources under the CPU shim against the pure-torch reference.
 
 A few cases run unsanitized in every suite; the slow ones cover every number of streams, dtype and
 setting under the address, undefined-behaviour and thread sanitizers.
 """
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,16 @@ from torch import Tensor
 
 from jachess_ext import ops
 from python_tests.ops.cases import random_jet, relative_error
-from python_tests.ops.shim import CSRC, Programs, programs_of
+from python_tests.ops.shim import (
+    CSRC,
+    LARGE,
+    STORAGE,
+    Programs,
+    programs_of,
+    run_program,
+    stored,
+)
 
-STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 MASKS = [torch.bool, *STORAGE]
 BOUNDS = {
     torch.float64: 1e-11,
@@ -26,8 +31,7 @@ BOUNDS = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
-# what a block may have of shared memory on sm_90; less makes the kernels cut heads into pieces
-LARGE, SMALL = 227 * 1024, 100 * 1024
+SMALL = 100 * 1024  # of shared memory: makes the kernels cut heads into pieces
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
 
@@ -38,11 +42,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return programs_of(
         "run_attention", list(CSRC.glob("cuda/attention_jet_*.cu")), tmp_path_factory.mktemp
     )
-
-
-def stored(tensor: Tensor) -> bytes:
-    """The elements of a tensor's whole storage."""
-    return bytes(tensor.detach().untyped_storage())
 
 
 def described(tensor: Tensor, *middle: int) -> str:
@@ -81,8 +80,6 @@ def run_attention(
         "dropout_seed": settings.get("dropout_seed", 0),
         "left": left,
         "right": 0 if settings.get("causal") else right,
-        "shared_limit": shared_limit,
-        "backwards": int(backwards),
         **{name: described(tensor) for name, tensor in tensors.items()},
     }
     data = [stored(tensors[name]) for name in ("query", "key", "value")]
@@ -92,18 +89,7 @@ def run_attention(
         data.append(stored(mask))
     data += [stored(tensors[name]) for name in ("gy", "y") if name in tensors]
     data += [stored(tensor) for tensor in saved]
-    source, target = program.parent / "input", program.parent / "output"
-    source.write_bytes(b"".join(data))
-    done = subprocess.run(
-        [program, source, target, *(f"{name}={value}" for name, value in options.items())],
-        capture_output=True,
-        text=True,
-        check=False,
-        # the fibers' stacks are not the thread's
-        env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return bytearray(target.read_bytes())
+    return run_program(program, options, data, shared_limit=shared_limit, backwards=backwards)
 
 
 def by_token(data: bytearray, offset: int, like: Tensor) -> tuple[Tensor, int]:
@@ -147,8 +133,8 @@ def check_case(
     shared_limit: int = LARGE,
     **settings: Any,
 ) -> None:
-    """Forward and backward against the twin in float64; and the same run backwards, where a missing
-    barrier shows as another result."""
+    """Forward and backward against the reference in float64; and the same run backwards, where a
+    missing barrier shows as another result."""
     dtype = tensors["query"].dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaves = [t.double().requires_grad_() for t in tensors.values()]

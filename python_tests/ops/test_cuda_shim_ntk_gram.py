@@ -6,27 +6,32 @@ the address, undefined-behaviour and thread sanitizers.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from jachess_ext import ops
 from python_tests.ops.ntk_sides import Side, error, expected, make_side
-from python_tests.ops.shim import CSRC, Programs, programs_of
+from python_tests.ops.shim import (
+    CSRC,
+    LARGE,
+    STORAGE,
+    Programs,
+    programs_of,
+    run_program,
+    stored,
+)
 
-STORAGE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
     torch.bfloat16: 1e-5,  # operands are exact, and sums are fp32's
     torch.float16: 1e-5,
 }
-# what a block may have of shared memory: on sm_90 three stages of operands fit, in SMALL two
-LARGE, SMALL = 227 * 1024, 76 * 1024
+SMALL = 76 * 1024  # of shared memory: two stages of operands fit, in LARGE three
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for the shim")
 
@@ -35,11 +40,6 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ f
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The compiled shim with the NTK kernel, by sanitizer."""
     return programs_of("run_ntk_gram", [CSRC / "cuda/ntk_gram.cu"], tmp_path_factory.mktemp)
-
-
-def stored(tensor: Tensor) -> bytes:
-    """The elements of a tensor's whole storage."""
-    return bytes(tensor.untyped_storage())
 
 
 def described(tensor: Tensor) -> str:
@@ -63,8 +63,6 @@ def run(
         "outputs": outputs,
         "layers": len(left[1]),
         "symmetric": int(right is None),
-        "shared_limit": shared_limit,
-        "backwards": int(backwards),
     }
     data = []
     for prefix, side in (("", left), ("other_", right)):
@@ -76,29 +74,19 @@ def run(
         for name, tensor in zip(names, [inputs, *deltas], strict=True):
             options[f"{prefix}{name}"] = described(tensor)
             data.append(stored(tensor))
-    source, target = program.parent / "input", program.parent / "output"
-    source.write_bytes(b"".join(data))
-    done = subprocess.run(
-        [program, source, target, *(f"{name}={value}" for name, value in options.items())],
-        capture_output=True,
-        text=True,
-        check=False,
-        # the fibers' stacks are not the thread's
-        env={**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    found = run_program(program, options, data, shared_limit=shared_limit, backwards=backwards)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     count = (left if right is None else right)[0].shape[0]
     shape = (outputs, left[0].shape[0], outputs, count)
-    return torch.frombuffer(bytearray(target.read_bytes()), dtype=wide).view(shape)
+    return torch.frombuffer(found, dtype=wide).view(shape)
 
 
 def check_case(program: Path, left: Side, right: Side | None, shared_limit: int = LARGE) -> None:
     """Against the CPU operator and every gradient written out; and the same run backwards, where a
     missing barrier shows as another result."""
     got = run(program, left, right, shared_limit)
-    other, others = (None, []) if right is None else right
-    cpu = torch.ops.jachess.ntk_gram(left[0], left[1], other, others)
+    assert ops.available("ntk_gram", "cpu")
+    cpu = ops.ntk_gram(*left, *(right or ()))
     bound = BOUNDS[left[0].dtype]
     assert error(got, cpu.double()) < bound
     assert error(got, expected(left, left if right is None else right)) < bound

@@ -1,4 +1,4 @@
-"""`jachess::gated_activation_jet` against finite differences, its twin and autograd's checks."""
+"""`jachess::gated_activation_jet` against differences, its reference and autograd's checks."""
 
 import pytest
 import torch
@@ -49,10 +49,10 @@ def test_agrees_with_finite_differences(kind: str, q: int, streams: int) -> None
 @pytest.mark.parametrize("kind", ops.ACTIVATION_KINDS)
 @pytest.mark.parametrize(("q", "streams"), STREAMS)
 @pytest.mark.parametrize(("dtype", "bound"), BOUNDS)
-def test_agrees_with_twin(
+def test_agrees_with_the_reference(
     device: str, kind: str, q: int, streams: int, dtype: torch.dtype, bound: float
 ) -> None:
-    """Forward and gradients, on more elements than a block, against the twin in float64."""
+    """Forward and gradients, on more elements than a block, against the reference in float64."""
     leaves = gate_and_up(streams, 3, 173, kind=kind, device=device, dtype=dtype)
     gy = random_jet(streams, 3, 173, dtype=dtype, device=device, seed=1)
     leaves = [leaf.requires_grad_() for leaf in leaves]

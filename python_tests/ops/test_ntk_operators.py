@@ -31,14 +31,14 @@ class Form:
         has none."""
         if self.name == "ntk_gram":
             return GRAM(*arguments(left, right))
-        return self.face(*left, *(right or ()))
+        return self.call(*left, *(right or ()))
 
     @property
-    def face(self) -> Callable[..., Tensor]:
+    def call(self) -> Callable[..., Tensor]:
         return getattr(ops, self.name)
 
     @property
-    def twin(self) -> Callable[..., Tensor]:
+    def reference(self) -> Callable[..., Tensor]:
         return getattr(ops, f"{self.name}_reference")
 
 
@@ -70,8 +70,8 @@ def test_against_the_sum_written_out(
         right = make_side(*shape, seed=1, device=device)
     got = form.compiled(left) if sides == "symmetric" else form.compiled(left, right)
     assert error(got, expected(left, right)) < 1e-13
-    twin = form.twin(*left, *(() if sides == "symmetric" else right))
-    assert error(twin, expected(left, right)) < 1e-13
+    reference = form.reference(*left, *(() if sides == "symmetric" else right))
+    assert error(reference, expected(left, right)) < 1e-13
     if sides == "symmetric":
         assert torch.equal(got, got.permute(2, 3, 0, 1))
 
@@ -95,11 +95,11 @@ def test_narrow_types_are_summed_in_single(
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_against_the_twin(form: Form, dtype: torch.dtype) -> None:
+def test_against_the_reference(form: Form, dtype: torch.dtype) -> None:
     """Rounding of the operands included: both round them alike, so this is far inside."""
     left = make_side(3, 9, 14, 65, (40, 17), dtype=dtype)
     right = make_side(3, 6, 10, 65, (40, 17), seed=1, dtype=dtype)
-    wanted = form.twin(*left, *right)
+    wanted = form.reference(*left, *right)
     assert error(form.compiled(left, right), wanted.double()) < BOUNDS[dtype]
     assert form.compiled(left, right).dtype == wanted.dtype
 
@@ -154,10 +154,10 @@ def test_positions_without_cotangents_count_nothing(form: Form) -> None:
     keep = torch.zeros(40, 12, dtype=torch.bool)
     keep[5, 4] = keep[6, 7] = True
     spoilt = torch.where(unused[None, :, None] & ~keep[..., None], torch.inf, a)
-    for run in (form.face, form.twin):
+    for run in (form.call, form.reference):
         torch.testing.assert_close(run(spoilt, deltas), wanted, rtol=1e-12, atol=1e-10)
     silent = [torch.zeros_like(delta) for delta in deltas]
-    assert not form.face(a, silent).any()
+    assert not form.call(a, silent).any()
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -177,13 +177,13 @@ def test_samples_of_very_different_lengths(form: Form, outputs: int) -> None:
 def test_non_finite_numbers_are_not_lost(form: Form, bad: float) -> None:
     a, deltas = make_side(2, 6, 3, 8, (5,), dtype=torch.float32)
     deltas[0][1, 4, 2, 3] = bad
-    got = form.face(a, deltas)
+    got = form.call(a, deltas)
     finite = torch.ones(2, 6, dtype=torch.bool)
     finite[1, 4] = False
     assert torch.equal(got.isfinite(), finite[:, :, None, None] & finite[None, None])
     a, deltas = make_side(2, 6, 3, 8, (5,), dtype=torch.float32)
     a[2, 1, 0] = bad
-    assert not form.face(a, deltas)[:, 2].isfinite().any()
+    assert not form.call(a, deltas)[:, 2].isfinite().any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -217,7 +217,7 @@ def test_nothing(
     torch.testing.assert_close(got, expected(left, left))
     right = make_side(sizes[0], 4, 2, sizes[3], sizes[4], seed=1, device=device)
     torch.testing.assert_close(form.compiled(left, right), expected(left, right))
-    assert form.twin(*left).shape == got.shape
+    assert form.reference(*left).shape == got.shape
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -242,21 +242,21 @@ def test_large_offset_keeps_its_digits(form: Form) -> None:
     assert error(form.compiled(left), expected(left, left)) < 1e-6
 
 
-def test_gradients_come_from_the_twin(form: Form) -> None:
+def test_gradients_come_from_the_reference(form: Form) -> None:
     a, deltas = make_side(2, 3, 4, 5, (3, 2))
     b, others = make_side(2, 2, 3, 5, (3, 2), seed=1)
     leaves = [x.requires_grad_() for x in (a, *deltas, b, *others)]
 
     def symmetric(a: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return form.face(a, [x, y])
+        return form.call(a, [x, y])
 
     def unequal(a: Tensor, x: Tensor, y: Tensor, b: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return form.face(a, [x, y], b, [u, v])
+        return form.call(a, [x, y], b, [u, v])
 
     assert torch.autograd.gradcheck(symmetric, leaves[:3])
     assert torch.autograd.gradcheck(unequal, leaves)
     with torch.no_grad():
-        assert not form.face(a, deltas).requires_grad
+        assert not form.call(a, deltas).requires_grad
 
 
 def test_the_compiled_operator_has_no_derivative() -> None:
@@ -270,25 +270,45 @@ def test_a_position_without_cotangents_still_has_a_gradient(form: Form) -> None:
     """By its cotangents, which are zero but need not stay so."""
     a, (delta,) = make_side(1, 2, 3, 4, (3,))
     delta[:, :, 1] = 0
-    assert torch.autograd.gradcheck(lambda d: form.face(a, [d]), [delta.requires_grad_()])
+    assert torch.autograd.gradcheck(lambda d: form.call(a, [d]), [delta.requires_grad_()])
 
 
 A, D = torch.zeros(3, 4, 5), torch.zeros(2, 3, 4, 6)
 REFUSED: list[tuple[Callable[[Form], Tensor], type[Exception], str]] = [
-    (lambda form: form.face(A[0], [D]), ValueError, r"inputs have shape \[4, 5\]"),
-    (lambda form: form.face(A, []), ValueError, "there are 0 cotangents"),
-    (lambda form: form.face(A, [D[0]]), ValueError, r"a cotangent has shape \[3, 4, 6\]"),
-    (lambda form: form.face(A, [D[:, :2]]), ValueError, r"expected \[C, 3, 4, e\]"),
-    (lambda form: form.face(A, [D, D[:1]]), ValueError, "with the same C for every layer"),
-    (lambda form: form.face(A, [D], A), ValueError, "pass both other_inputs and other_cotangents"),
-    (lambda form: form.face(A, [D], A, [D, D]), ValueError, "outputs or layers"),
-    (lambda form: form.face(A, [D], A, [D[:1]]), ValueError, "outputs or layers"),
-    (lambda form: form.face(A, [D], A, [D[..., :2]]), ValueError, "differ in their feature sizes"),
-    (lambda form: form.face(A, [D], A[..., 1:], [D]), ValueError, "differ in their feature sizes"),
-    (lambda form: form.face(A, [D.double()]), TypeError, r"a cotangent has dtype torch\.float64"),
-    (lambda form: form.face(A.int(), [D.int()]), TypeError, r"inputs has dtype torch\.int32"),
-    (lambda form: form.face(A, [D], A.half(), [D.half()]), TypeError, r"has dtype torch\.float16"),
-    (lambda form: form.face(A, [D.to("meta")]), ValueError, "is on meta but the first inputs"),
+    (lambda form: form.call(A[0], [D]), ValueError, r"inputs have shape \[4, 5\]"),
+    (lambda form: form.call(A, []), ValueError, "there are 0 cotangents"),
+    (lambda form: form.call(A, [D[0]]), ValueError, r"a cotangent has shape \[3, 4, 6\]"),
+    (lambda form: form.call(A, [D[:, :2]]), ValueError, r"expected \[C, 3, 4, e\]"),
+    (lambda form: form.call(A, [D, D[:1]]), ValueError, "with the same C for every layer"),
+    (
+        lambda form: form.call(A, [D], A),
+        ValueError,
+        "pass both other_inputs and other_cotangents",
+    ),
+    (lambda form: form.call(A, [D], A, [D, D]), ValueError, "outputs or layers"),
+    (lambda form: form.call(A, [D], A, [D[:1]]), ValueError, "outputs or layers"),
+    (
+        lambda form: form.call(A, [D], A, [D[..., :2]]),
+        ValueError,
+        "differ in their feature sizes",
+    ),
+    (
+        lambda form: form.call(A, [D], A[..., 1:], [D]),
+        ValueError,
+        "differ in their feature sizes",
+    ),
+    (
+        lambda form: form.call(A, [D.double()]),
+        TypeError,
+        r"a cotangent has dtype torch\.float64",
+    ),
+    (lambda form: form.call(A.int(), [D.int()]), TypeError, r"inputs has dtype torch\.int32"),
+    (
+        lambda form: form.call(A, [D], A.half(), [D.half()]),
+        TypeError,
+        r"has dtype torch\.float16",
+    ),
+    (lambda form: form.call(A, [D.to("meta")]), ValueError, "is on meta but the first inputs"),
 ]
 
 

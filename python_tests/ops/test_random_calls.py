@@ -42,7 +42,7 @@ def test_wrong_calls_get_a_sentence(operator: str, way: str, what: str) -> None:
     """It names the operator (a norm with a residual is the norm's) and says what is expected."""
     error = ANSWERS[operator, way, what]
     # what only the numbers in an index tell, the C++ operator alone looks at
-    kinds = (RuntimeError, *((ValueError, TypeError) if way == "face" else ()))
+    kinds = (RuntimeError, *((ValueError, TypeError) if way == "wrapper" else ()))
     assert isinstance(error, kinds), error
     sentence = str(error).splitlines()[0]
     assert operator.removeprefix("add_") in sentence

@@ -49,10 +49,10 @@ def test_numbers_by_definition(device: str, distribution: str) -> None:
     seed, offset = 2**63 + 12345, 2**61 + 2**35 + 3
     stream = {"seed": seed, "offset": offset, "distribution": distribution}
     got = draw(3, 4, 90, device, **stream).cpu()
-    twin = ops.sample_directions_reference(torch.arange(4), 3, 90, **stream)
+    reference = ops.sample_directions_reference(torch.arange(4), 3, 90, **stream)
     for i, n in ((0, 0), (2, 1), (1, 3)):
         expected = [by_definition(seed, offset, i, n, j, distribution) for j in range(90)]
-        for values in (got, twin):
+        for values in (got, reference):
             torch.testing.assert_close(
                 values[i, n].double(), torch.tensor(expected).double(), rtol=0, atol=1e-6
             )
@@ -60,13 +60,13 @@ def test_numbers_by_definition(device: str, distribution: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_agrees_with_twin(device: str, distribution: str) -> None:
+def test_agrees_with_the_reference(device: str, distribution: str) -> None:
     token = torch.arange(1000, device=device).view(10, 100)
     stream = {"seed": 7, "offset": 3, "distribution": distribution}
     got = ops.sample_directions(token, 2, 768, **stream)
-    twin = ops.sample_directions_reference(token, 2, 768, **stream)
+    reference = ops.sample_directions_reference(token, 2, 768, **stream)
     assert got.shape == (2, 10, 100, 768)
-    torch.testing.assert_close(got, twin, rtol=0, atol=1e-6)
+    torch.testing.assert_close(got, reference, rtol=0, atol=1e-6)
 
 
 @pytest.mark.cuda
@@ -79,23 +79,23 @@ def test_same_bits_on_every_device(distribution: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("face", [ops.sample_directions, ops.sample_directions_reference])
-def test_depends_on_nothing_else(device: str, face) -> None:
+@pytest.mark.parametrize("wrapper", [ops.sample_directions, ops.sample_directions_reference])
+def test_depends_on_nothing_else(device: str, wrapper) -> None:
     """Not on the batch's shape, padding, q, d or dtype."""
-    whole = face(torch.arange(12, device=device), 4, 100, seed=5, offset=9)
-    fewer = face(torch.arange(12, device=device).view(3, 4), 2, 37, seed=5, offset=9)
+    whole = wrapper(torch.arange(12, device=device), 4, 100, seed=5, offset=9)
+    fewer = wrapper(torch.arange(12, device=device).view(3, 4), 2, 37, seed=5, offset=9)
     assert torch.equal(fewer.flatten(1, 2), whole[:2, :, :37])
-    one = face(torch.tensor([11], device=device), 4, 100, seed=5, offset=9)
+    one = wrapper(torch.tensor([11], device=device), 4, 100, seed=5, offset=9)
     assert torch.equal(one[:, 0], whole[:, 11])
     left, right = torch.zeros(2, 3, 9, dtype=torch.bool, device=device)
     left[:, 5:] = True
     right[:, :4] = True
     for mask in (left, right):
-        padded = face(ops.token_numbers(mask), 4, 100, seed=5, offset=9)
+        padded = wrapper(ops.token_numbers(mask), 4, 100, seed=5, offset=9)
         assert torch.equal(padded[:, mask], whole)
         assert not padded[:, ~mask].any()
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        other = face(torch.arange(12, device=device), 4, 100, seed=5, offset=9, dtype=dtype)
+        other = wrapper(torch.arange(12, device=device), 4, 100, seed=5, offset=9, dtype=dtype)
         assert other.dtype == dtype
         assert torch.equal(other, whole.to(dtype))
 
@@ -121,9 +121,9 @@ def test_strides_and_empty() -> None:
     token = torch.arange(24).view(4, 6)
     dense = ops.sample_directions(token.t().contiguous(), 2, 9, seed=1)
     assert torch.equal(ops.sample_directions(token.t(), 2, 9, seed=1), dense)
-    for face in (ops.sample_directions, ops.sample_directions_reference):
+    for wrapper in (ops.sample_directions, ops.sample_directions_reference):
         for shape, q, d in (((0, 3), 2, 5), ((2, 3), 0, 5), ((2, 3), 2, 0), ((), 1, 4)):
-            got = face(torch.zeros(shape, dtype=torch.int64), q, d, seed=1)
+            got = wrapper(torch.zeros(shape, dtype=torch.int64), q, d, seed=1)
             assert got.shape == (q, *shape, d)
 
 
@@ -218,9 +218,9 @@ def test_covariance_is_the_identity(distribution: str) -> None:
 def test_bad_arguments_get_one_sentence(change: dict, error: type, words: str) -> None:
     arguments = {"token": torch.ones(2, dtype=torch.int64), "q": 2, "d": 3, "seed": 0, "offset": 0}
     arguments |= {"distribution": "gaussian", "dtype": torch.float32} | change
-    for face in (ops.sample_directions, ops.sample_directions_reference):
+    for wrapper in (ops.sample_directions, ops.sample_directions_reference):
         with pytest.raises(error, match=words):
-            face(
+            wrapper(
                 arguments["token"],
                 arguments["q"],
                 arguments["d"],

@@ -1,4 +1,4 @@
-"""`jachess::softmax_jet` against finite differences, its twin, and autograd's own checks."""
+"""`jachess::softmax_jet` against finite differences, its reference, and autograd's own checks."""
 
 import pytest
 import torch
@@ -35,10 +35,10 @@ def test_agrees_with_finite_differences(q: int, streams: int) -> None:
     ("dtype", "bound"),
     dtype_bounds(1e-11),
 )
-def test_agrees_with_twin(
+def test_agrees_with_the_reference(
     device: str, scores: int, q: int, streams: int, dtype: torch.dtype, bound: float
 ) -> None:
-    """Forward and gradient against the twin in float64; a single score has no derivative."""
+    """Forward and gradient against the reference in float64; a single score has no derivative."""
     x = random_jet(streams, 2, 21, scores, dtype=dtype, device=device).requires_grad_()
     gy = random_jet(streams, 2, 21, scores, dtype=dtype, device=device, seed=1)
     y = ops.softmax_jet(x, q)

@@ -15,8 +15,8 @@ from jachess_ext import ops
 from python_tests.ops.cases import random_jet
 
 Q, S = 2, 4
-Face = Callable[..., Tensor]
-FACES: dict[str, tuple[Face, list[Tensor]]] = {
+Wrapper = Callable[..., Tensor]
+WRAPPERS: dict[str, tuple[Wrapper, list[Tensor]]] = {
     "activation_jet": (lambda x: ops.activation_jet(x, "gelu", Q), [random_jet(S, 2, 5)]),
     "gated_activation_jet": (
         lambda g, u: ops.gated_activation_jet(g, u, "silu", Q),
@@ -47,10 +47,10 @@ FACES: dict[str, tuple[Face, list[Tensor]]] = {
 }
 
 
-@pytest.fixture(params=FACES)
-def face(request: pytest.FixtureRequest) -> tuple[Face, list[Tensor], list[Tensor]]:
-    """A face, its inputs and a direction for each."""
-    function, inputs = FACES[request.param]
+@pytest.fixture(params=WRAPPERS)
+def wrapper(request: pytest.FixtureRequest) -> tuple[Wrapper, list[Tensor], list[Tensor]]:
+    """A wrapper, its inputs and a direction for each."""
+    function, inputs = WRAPPERS[request.param]
     generator = torch.Generator().manual_seed(9)
     directions = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
     return function, inputs, directions
@@ -60,15 +60,15 @@ def moved(inputs: list[Tensor], directions: list[Tensor], step: float) -> list[T
     return [x + step * v for x, v in zip(inputs, directions, strict=True)]
 
 
-def first_difference(function: Face, inputs: list[Tensor], directions: list[Tensor]) -> Tensor:
+def first_difference(function: Wrapper, inputs: list[Tensor], directions: list[Tensor]) -> Tensor:
     """Fourth-order central difference of the compiled operator."""
     h = 1e-3
     weights = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
     return sum(w * function(*moved(inputs, directions, s * h)) for s, w in weights.items()) / h
 
 
-def test_forward_mode_has_the_right_tangents(face) -> None:
-    function, inputs, directions = face
+def test_forward_mode_has_the_right_tangents(wrapper) -> None:
+    function, inputs, directions = wrapper
     expected = first_difference(function, inputs, directions)
     primal, tangent = torch.func.jvp(function, tuple(inputs), tuple(directions))
     torch.testing.assert_close(primal, function(*inputs))
@@ -79,8 +79,8 @@ def test_forward_mode_has_the_right_tangents(face) -> None:
     torch.testing.assert_close(tangent, expected, rtol=1e-8, atol=1e-8)
 
 
-def test_forward_mode_twice(face) -> None:
-    function, inputs, directions = face
+def test_forward_mode_twice(wrapper) -> None:
+    function, inputs, directions = wrapper
 
     def along(t: Tensor) -> Tensor:
         return function(*(x + t * v for x, v in zip(inputs, directions, strict=True)))
@@ -96,16 +96,16 @@ def test_forward_mode_twice(face) -> None:
     torch.testing.assert_close(curvature, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_vmap_is_the_loop(face) -> None:
-    function, inputs, directions = face
+def test_vmap_is_the_loop(wrapper) -> None:
+    function, inputs, directions = wrapper
     batches = [torch.stack([x, x + v, x - v]) for x, v in zip(inputs, directions, strict=True)]
     expected = torch.stack([function(*rows) for rows in zip(*batches, strict=True)])
     torch.testing.assert_close(torch.func.vmap(function)(*batches), expected)
 
 
-def test_reverse_and_forward_over_reverse(face) -> None:
+def test_reverse_and_forward_over_reverse(wrapper) -> None:
     """Against the compiled backward operator, and its own derivative by differences."""
-    function, inputs, directions = face
+    function, inputs, directions = wrapper
 
     def loss(*tensors: Tensor) -> Tensor:
         return function(*tensors).square().sum()
@@ -124,8 +124,8 @@ def test_reverse_and_forward_over_reverse(face) -> None:
     torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_within_compile_too(face) -> None:
-    function, inputs, directions = face
+def test_within_compile_too(wrapper) -> None:
+    function, inputs, directions = wrapper
 
     def tangent(inputs: tuple[Tensor, ...], directions: tuple[Tensor, ...]) -> Tensor:
         return torch.func.jvp(function, inputs, directions)[1]
@@ -145,7 +145,7 @@ def test_compile_alone_keeps_the_operator() -> None:
         graphs.append(graph)
         return graph.forward
 
-    function, inputs = FACES["layer_norm_jet"]
+    function, inputs = WRAPPERS["layer_norm_jet"]
     torch._dynamo.reset()
     torch.compile(function, fullgraph=True, backend=backend)(*inputs)
     assert [str(n.target) for n in graphs[0].graph.nodes if "jachess" in str(n.target)]

@@ -1,7 +1,7 @@
-// jachess::jet_norms, jet_mean_squares and their backwards on CUDA: torch's side of jet_norms.cu.
+// jachess::jet_mean_squares and its backward on CUDA: torch's side of jet_mean_squares.cu.
 #include <torch/csrc/stable/library.h>
 
-#include "../jet_norms_arguments.h"
+#include "../jet_mean_squares_arguments.h"
 #include "tensors.h"
 
 namespace jachess {
@@ -14,37 +14,6 @@ TokenShape token_shape(const Tensor& x, const TokenRows& rows, int64_t chosen) {
           rows.tokens,
           rows.channels,
           chosen};
-}
-
-Tensor jet_norms(const Tensor& x, const std::optional<Tensor>& mask, int64_t q) {
-  const char* op = "jet_norms";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense_x = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense(mask);
-  Tensor out = new_per_token(x, {rows.streams - 1}, {});
-  if (out.numel() == 0) return out;
-  check_launch(op, jet_norms_cuda(token_shape(x, rows, 0), dense_x.const_data_ptr(),
-                                  pointer(dense_mask), out.mutable_data_ptr(), queue_of(x)));
-  return out;
-}
-
-Tensor jet_norms_backward(const Tensor& gout, const Tensor& x, const std::optional<Tensor>& mask,
-                          int64_t q) {
-  const char* op = "jet_norms_backward";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  check_gradient(op, "gout", gout, x, (rows.streams - 1) * rows.tokens);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
-  const Tensor dense_x = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
-  const std::optional<Tensor> dense_mask = dense(mask);
-  Tensor gx = torch::stable::empty_like(dense_x);
-  if (gx.numel() == 0) return gx;
-  check_launch(op, jet_norms_backward_cuda(token_shape(x, rows, 0), grad.const_data_ptr(),
-                                           dense_x.const_data_ptr(), pointer(dense_mask),
-                                           gx.mutable_data_ptr(), queue_of(x)));
-  return gx;
 }
 
 std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
@@ -100,8 +69,6 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
 }  // namespace jachess
 
 STABLE_TORCH_LIBRARY_IMPL(jachess, CUDA, m) {
-  m.impl("jet_norms", TORCH_BOX(&jachess::jet_norms));
-  m.impl("jet_norms_backward", TORCH_BOX(&jachess::jet_norms_backward));
   m.impl("jet_mean_squares", TORCH_BOX(&jachess::jet_mean_squares));
   m.impl("jet_mean_squares_backward", TORCH_BOX(&jachess::jet_mean_squares_backward));
 }

@@ -2,8 +2,6 @@
 // (all its streams), which is read again from L1/L2 for each sweep, kPack elements at a time where
 // they are aligned. Weight gradients: each block adds its rows into its own partial, a second
 // kernel adds the partials in a fixed order, so that the result is the same run to run.
-#pragma once
-
 #include "pack.h"
 
 namespace jachess {
@@ -258,14 +256,10 @@ int norm_threads(int64_t channels, int width) {
   return static_cast<int>(threads < kMaxNormThreads ? threads : kMaxNormThreads);
 }
 
-// With q > 2 and pairs, kPack elements' streams no longer fit in registers.
-template <typename T, int q, int P>
-constexpr bool kNormPacks = sizeof(T) <= 4 && 1 + q + P <= 5;
-
 template <bool centred>
 int launch_norm(NormShape shape, NormBuffers b, double eps, Queue queue) {
   const NormLayout layout = {shape.rows, shape.channels};
-  return dispatch_storage(shape.jet.storage, [&](auto* typed) {
+  const auto run = [&](auto* typed, auto q, auto P, auto width) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
     const NormForwardPointers<T, A> t = {static_cast<const T*>(b.x),
@@ -276,22 +270,11 @@ int launch_norm(NormShape shape, NormBuffers b, double eps, Queue queue) {
                                          static_cast<T*>(b.sum),
                                          static_cast<A*>(b.mean),
                                          static_cast<A*>(b.rstd)};
-    int error = 0;
-    dispatch_streams(shape.jet.q, shape.jet.pairs, [&](auto q, auto P) {
-      constexpr int q_ = decltype(q)::value, P_ = decltype(P)::value;
-      if constexpr (kNormPacks<T, q_, P_>) {
-        if (can_pack<T>(shape.channels, t.x, t.residual, t.y, t.sum)) {
-          error =
-              launch(norm_kernel<T, A, q_, P_, kPack, centred>, shape.rows,
-                     norm_threads(shape.channels, kPack), queue, t, static_cast<A>(eps), layout);
-          return;
-        }
-      }
-      error = launch(norm_kernel<T, A, q_, P_, 1, centred>, shape.rows,
-                     norm_threads(shape.channels, 1), queue, t, static_cast<A>(eps), layout);
-    });
-    return error;
-  });
+    constexpr int w = decltype(width)::value;
+    return launch(norm_kernel<T, A, decltype(q)::value, decltype(P)::value, w, centred>, shape.rows,
+                  norm_threads(shape.channels, w), queue, t, static_cast<A>(eps), layout);
+  };
+  return dispatch_packs(shape.jet, shape.channels, run, b.x, b.residual, b.y, b.sum);
 }
 
 template <bool centred>
@@ -299,7 +282,7 @@ int launch_norm_backward(NormShape shape, NormBackwardBuffers b, Queue queue) {
   const NormLayout layout = {shape.rows, shape.channels};
   const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
   const int64_t blocks = shape.rows < most ? shape.rows : most;
-  return dispatch_storage(shape.jet.storage, [&](auto* typed) {
+  const auto run = [&](auto* typed, auto q, auto P, auto width) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
     const NormBackwardPointers<T, A> t = {
@@ -307,21 +290,11 @@ int launch_norm_backward(NormShape shape, NormBackwardBuffers b, Queue queue) {
         static_cast<const T*>(b.x),    static_cast<const A*>(b.weight),
         static_cast<const A*>(b.mean), static_cast<const A*>(b.rstd),
         static_cast<T*>(b.gx),         static_cast<A*>(b.partial)};
-    int error = 0;
-    dispatch_streams(shape.jet.q, shape.jet.pairs, [&](auto q, auto P) {
-      constexpr int q_ = decltype(q)::value, P_ = decltype(P)::value;
-      if constexpr (kNormPacks<T, q_, P_>) {
-        if (can_pack<T>(shape.channels, t.gy, t.gsum, t.x, t.gx)) {
-          error = launch(norm_backward_kernel<T, A, q_, P_, kPack, centred>, blocks,
-                         norm_threads(shape.channels, kPack), queue, t, layout);
-          return;
-        }
-      }
-      error = launch(norm_backward_kernel<T, A, q_, P_, 1, centred>, blocks,
-                     norm_threads(shape.channels, 1), queue, t, layout);
-    });
+    constexpr int w = decltype(width)::value, kinds = centred ? 2 : 1;
+    int error =
+        launch(norm_backward_kernel<T, A, decltype(q)::value, decltype(P)::value, w, centred>,
+               blocks, norm_threads(shape.channels, w), queue, t, layout);
     void* const results[] = {b.gweight, b.gbias};
-    const int kinds = centred ? 2 : 1;
     for (int kind = 0; kind < kinds && error == 0 && b.partial != nullptr; ++kind) {
       error = launch(sum_partials_kernel<A>, (shape.channels + kSumChannels - 1) / kSumChannels,
                      kSumChannels * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
@@ -329,8 +302,19 @@ int launch_norm_backward(NormShape shape, NormBackwardBuffers b, Queue queue) {
                      static_cast<A*>(results[kind]));
     }
     return error;
-  });
+  };
+  return dispatch_packs(shape.jet, shape.channels, run, b.gy, b.gsum, b.x, b.gx);
 }
 
 }  // namespace
+
+int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue) {
+  return (shape.centred ? launch_norm<true> : launch_norm<false>)(shape, buffers, eps, queue);
+}
+
+int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue) {
+  return (shape.centred ? launch_norm_backward<true> : launch_norm_backward<false>)(shape, buffers,
+                                                                                    queue);
+}
+
 }  // namespace jachess

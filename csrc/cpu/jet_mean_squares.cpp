@@ -1,11 +1,11 @@
-// jachess::jet_norms and jet_mean_squares with their backwards on the CPU. Memory is read once and
+// jachess::jet_mean_squares and its backward on the CPU, token by token. Memory is read once and
 // written once; every sum belongs to one row, so results do not depend on the number of threads.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "../jet_norms_arguments.h"
+#include "../jet_mean_squares_arguments.h"
 #include "rows.h"
 
 namespace jachess {
@@ -83,41 +83,6 @@ JACHESS_CLONES void multiply_rows(const T* x, const A* g, A factor, int64_t n, T
     convert(A(factor * g[i] * value), y[i]);
   }
 }
-
-// ---- jet_norms: rows of all streams but the primal's, one after the other ----------------------
-
-template <typename T>
-void norm_rows(const T* x, const TokenRows& rows, Mask mask, accumulate_t<T>* out, int64_t begin,
-               int64_t end) {
-  using A = accumulate_t<T>;
-  std::vector<A> scratch;
-  int64_t unused;
-  for (int64_t r = begin; r < end; ++r) {
-    if (!mask(r % rows.tokens)) {
-      out[r] = A(0);
-      continue;
-    }
-    const T* from = x + (rows.tokens + r) * rows.channels;
-    out[r] = sum_of_squares(read_row(from, 0, 1, rows.channels, scratch, unused), rows.channels);
-  }
-}
-
-// Rows of all streams: the primal's are zero.
-template <typename T>
-void norm_gradient_rows(const accumulate_t<T>* gout, const T* x, const TokenRows& rows, Mask mask,
-                        T* gx, int64_t begin, int64_t end) {
-  using A = accumulate_t<T>;
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = r * rows.channels;
-    if (r < rows.tokens || !mask(r % rows.tokens)) {
-      std::fill_n(gx + at, rows.channels, T{});
-    } else {
-      scale_row(x + at, A(2) * gout[r - rows.tokens], rows.channels, gx + at);
-    }
-  }
-}
-
-// ---- jet_mean_squares: token by token -----------------------------------------------------------
 
 template <typename T>
 struct MeanSquares {
@@ -200,48 +165,6 @@ struct MeanSquares {
 // Rows of n elements that make a task worth a thread.
 int64_t grain_of(int64_t n) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, n)); }
 
-Tensor jet_norms(const Tensor& x, const std::optional<Tensor>& mask, int64_t q) {
-  const char* op = "jet_norms";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  const Tensor dense_x = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense(mask);
-  Tensor out = new_per_token(x, {rows.streams - 1}, {});
-  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense_x);
-    auto* to = data<accumulate_t<T>>(out);
-    const Mask counts = mask_of(dense_mask);
-    torch::stable::parallel_for(
-        0, out.numel(), grain_of(rows.channels),
-        [&](int64_t begin, int64_t end) { norm_rows(from, rows, counts, to, begin, end); });
-  });
-  return out;
-}
-
-Tensor jet_norms_backward(const Tensor& gout, const Tensor& x, const std::optional<Tensor>& mask,
-                          int64_t q) {
-  const char* op = "jet_norms_backward";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  check_gradient(op, "gout", gout, x, (rows.streams - 1) * rows.tokens);
-  const Tensor dense_x = torch::stable::contiguous(x), grad = torch::stable::contiguous(gout);
-  const std::optional<Tensor> dense_mask = dense(mask);
-  Tensor gx = torch::stable::empty_like(dense_x);
-  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense_x);
-    const auto* g = input<accumulate_t<T>>(grad);
-    T* to = data<T>(gx);
-    const Mask counts = mask_of(dense_mask);
-    torch::stable::parallel_for(0, rows.streams * rows.tokens, grain_of(rows.channels),
-                                [&](int64_t begin, int64_t end) {
-                                  norm_gradient_rows(g, from, rows, counts, to, begin, end);
-                                });
-  });
-  return gx;
-}
-
 std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& index, int64_t q) {
   const char* op = "jet_mean_squares";
@@ -301,8 +224,6 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
 }  // namespace jachess
 
 STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
-  m.impl("jet_norms", TORCH_BOX(&jachess::jet_norms));
-  m.impl("jet_norms_backward", TORCH_BOX(&jachess::jet_norms_backward));
   m.impl("jet_mean_squares", TORCH_BOX(&jachess::jet_mean_squares));
   m.impl("jet_mean_squares_backward", TORCH_BOX(&jachess::jet_mean_squares_backward));
 }

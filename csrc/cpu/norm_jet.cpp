@@ -3,7 +3,7 @@
 //
 // Weight gradients are summed over fixed chunks of rows, then over the chunks in order: the same
 // bits whatever the number of threads.
-#pragma once
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -13,6 +13,7 @@
 #include "rows.h"
 
 namespace jachess {
+namespace {
 
 constexpr int64_t kMaxChunks = 64;
 constexpr int64_t kMinRowsPerChunk = 8;
@@ -197,4 +198,49 @@ NormBackward norm_backward(const char* op, const char* forward, const Tensor& gy
   return norm;
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_jet(const Tensor& x,
+                                                          const std::optional<Tensor>& residual,
+                                                          const std::optional<Tensor>& weight,
+                                                          const std::optional<Tensor>& bias,
+                                                          double eps, int64_t q) {
+  const NormForward norm = norm_forward<true>("layer_norm_jet", x, residual, weight, bias, eps, q);
+  return {norm.y, norm.sum, *norm.mean, norm.rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> rms_norm_jet(const Tensor& x,
+                                                const std::optional<Tensor>& residual,
+                                                const std::optional<Tensor>& weight, double eps,
+                                                int64_t q) {
+  const NormForward norm =
+      norm_forward<false>("rms_norm_jet", x, residual, weight, std::nullopt, eps, q);
+  return {norm.y, norm.sum, norm.rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(
+    const Tensor& gy, const std::optional<Tensor>& gsum, const Tensor& x,
+    const std::optional<Tensor>& weight, double /*eps*/, int64_t q, const Tensor& mean,
+    const Tensor& rstd, bool need_weight) {
+  const NormBackward norm = norm_backward<true>("layer_norm_jet_backward", "layer_norm_jet", gy,
+                                                gsum, x, weight, q, mean, rstd, need_weight);
+  return {norm.gx, norm.gweight, *norm.gbias};
+}
+
+std::tuple<Tensor, Tensor> rms_norm_jet_backward(const Tensor& gy,
+                                                 const std::optional<Tensor>& gsum, const Tensor& x,
+                                                 const std::optional<Tensor>& weight,
+                                                 double /*eps*/, int64_t q, const Tensor& rstd,
+                                                 bool need_weight) {
+  const NormBackward norm = norm_backward<false>("rms_norm_jet_backward", "rms_norm_jet", gy, gsum,
+                                                 x, weight, q, std::nullopt, rstd, need_weight);
+  return {norm.gx, norm.gweight};
+}
+
+}  // namespace
 }  // namespace jachess
+
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
+  m.impl("layer_norm_jet", TORCH_BOX(&jachess::layer_norm_jet));
+  m.impl("layer_norm_jet_backward", TORCH_BOX(&jachess::layer_norm_jet_backward));
+  m.impl("rms_norm_jet", TORCH_BOX(&jachess::rms_norm_jet));
+  m.impl("rms_norm_jet_backward", TORCH_BOX(&jachess::rms_norm_jet_backward));
+}

@@ -1,18 +1,13 @@
-// CUDA kernels of jachess::jet_norms and jet_mean_squares. Sums: one warp per row. Gradients: one
-// thread per pack of `width` neighbours of one stream, written once; nothing is added up, so there
-// is no order of threads that results could depend on.
-#include "launch.h"
+// CUDA kernels of jachess::jet_mean_squares. Sums: one warp per token. Gradients: one thread per
+// pack of `width` neighbours of one stream, written once; nothing is added up, so there is no order
+// of threads that results could depend on.
+#include "pack.h"
 
 namespace jachess {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-
-template <typename T, int width>
-struct alignas(sizeof(T) * width) Pack {
-  T at[width];
-};
 
 __device__ inline bool counts(const uint8_t* mask, int64_t token) {
   return mask == nullptr || mask[token] != 0;
@@ -32,9 +27,7 @@ __device__ inline accumulate_t<T> sum_of_squares(const T* row, int64_t channels,
       sum += value * value;
     }
   }
-  JACHESS_UNROLL
-  for (int offset = kWarp / 2; offset > 0; offset /= 2)
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+  warp_sum<1>(&sum);
   return sum;
 }
 
@@ -48,20 +41,6 @@ template <typename A>
 Means<A> means_of(const TokenShape& shape) {
   const int64_t pairs = shape.streams - 1 - shape.directions;
   return {A(1) / static_cast<A>(shape.directions), pairs ? A(1) / static_cast<A>(pairs) : A(0)};
-}
-
-// Rows of all streams but the primal's.
-template <typename T, int width>
-__global__ void __launch_bounds__(kThreads)
-    norms_kernel(const T* __restrict__ x, const uint8_t* __restrict__ mask, TokenShape shape,
-                 accumulate_t<T>* __restrict__ out) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  if (row >= (shape.streams - 1) * shape.tokens) return;
-  accumulate_t<T> sum(0);
-  if (counts(mask, row % shape.tokens))
-    sum = sum_of_squares<T, width>(x + (shape.tokens + row) * shape.channels, shape.channels, lane);
-  if (lane == 0) out[row] = sum;
 }
 
 // One warp per token: the mean over directions of sums of squares, and per chosen dimension the
@@ -166,18 +145,6 @@ struct ChosenFactors {
 
 template <typename T, int width>
 __global__ void __launch_bounds__(kThreads)
-    norms_gradient_kernel(const accumulate_t<T>* __restrict__ gout, const T* __restrict__ x,
-                          const uint8_t* __restrict__ mask, TokenShape shape, T* __restrict__ gx) {
-  using A = accumulate_t<T>;
-  Place place;
-  if (!find_place<width>(shape, place)) return;
-  if (place.stream == 0 || !counts(mask, place.token)) return write_zeros<T, width>(gx, place.at);
-  const A g = gout[(place.stream - 1) * shape.tokens + place.token];
-  write_scaled<T, width>(x, gx, place.at, SameFactor<A>{A(2) * g});
-}
-
-template <typename T, int width>
-__global__ void __launch_bounds__(kThreads)
     mean_squares_gradient_kernel(const accumulate_t<T>* __restrict__ gfirst,
                                  const accumulate_t<T>* __restrict__ gsecond,
                                  const T* __restrict__ x, const uint8_t* __restrict__ mask,
@@ -226,28 +193,6 @@ int dispatch_packs(const TokenShape& shape, const void* a, const void* b, const 
 }
 
 }  // namespace
-
-int jet_norms_cuda(TokenShape shape, const void* x, const void* mask, void* out, Queue queue) {
-  const int64_t blocks = ceil_divide((shape.streams - 1) * shape.tokens, kWarps);
-  return dispatch_packs(shape, x, nullptr, [&](auto* typed, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    return launch(norms_kernel<T, decltype(width)::value>, blocks, kThreads, queue,
-                  static_cast<const T*>(x), static_cast<const uint8_t*>(mask), shape,
-                  static_cast<accumulate_t<T>*>(out));
-  });
-}
-
-int jet_norms_backward_cuda(TokenShape shape, const void* gout, const void* x, const void* mask,
-                            void* gx, Queue queue) {
-  const int64_t elements = shape.streams * shape.tokens * shape.channels;
-  return dispatch_packs(shape, x, gx, [&](auto* typed, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    constexpr int w = decltype(width)::value;
-    return launch(norms_gradient_kernel<T, w>, ceil_divide(elements, kThreads * w), kThreads, queue,
-                  static_cast<const accumulate_t<T>*>(gout), static_cast<const T*>(x),
-                  static_cast<const uint8_t*>(mask), shape, static_cast<T*>(gx));
-  });
-}
 
 int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, const void* index,
                           void* first, void* second, Queue queue) {

@@ -1,5 +1,4 @@
-// The arguments of jachess::jet_norms and jet_mean_squares, as the CPU and CUDA sides both see
-// them.
+// The arguments of jachess::jet_mean_squares, as the CPU and CUDA sides both see them.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
