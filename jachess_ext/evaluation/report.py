@@ -30,7 +30,7 @@ img { max-width: 100%; height: auto; background: #fff; }
 pre { white-space: pre-wrap; padding: .6rem; background: #8882; font-size: .85rem; }
 @media (max-width: 40rem) {
   th, td { padding: .35rem .4rem; }
-  td:first-child { white-space: normal; }
+  td:first-child { white-space: normal; min-width: 6rem; }
 }
 """
 
