@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
-from .bayes import drawn
-from .bayes import forecast as bayes_forecast
+from .blend import drawn
+from .blend import forecast as blend_forecast
 from .fitting import fit
 from .heavy_tail import mean_exponent
 from .loglinear import accept_then_stop
@@ -93,7 +93,7 @@ def _ats(table: LossTable, target: float, settings: Settings) -> Forecast:
 
 
 def _blend(table: LossTable, target: float, settings: Settings) -> Forecast:
-    found = bayes_forecast(table.trained, table.trained_losses, target)
+    found = blend_forecast(table.trained, table.trained_losses, target)
     cautious = drawn(found, table.trained_losses)
     score, predicted = np.exp(cautious.location), np.exp(found.location)
     return Forecast(score, predicted, found, _all_sizes(table), cautious)

@@ -1,5 +1,5 @@
 """The method "blend" of `select`: a hierarchical model of rectified shapes, and today's losses."""
 
-from .forecast import drawn, forecast
+from .posterior import drawn, forecast
 
 __all__ = ["drawn", "forecast"]

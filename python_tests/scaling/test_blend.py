@@ -11,10 +11,9 @@ from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, Selection, log_rmse, select
-from jachess_ext.scaling.bayes import forecast, hierarchy
-from jachess_ext.scaling.bayes.posterior import Posterior, mixture, posterior, residual_squares
-from jachess_ext.scaling.bayes.residuals import PATTERNS, Kriging
-from jachess_ext.scaling.bayes.shapes import Shapes
+from jachess_ext.scaling.blend import forecast, hierarchy
+from jachess_ext.scaling.blend.curves import PATTERNS, Kriging, Shapes
+from jachess_ext.scaling.blend.posterior import Posterior, mixture, posterior, residual_squares
 from python_tests.scaling import tables
 
 SIZES = 200.0 * 2.0 ** np.arange(6)
