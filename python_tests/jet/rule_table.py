@@ -301,6 +301,12 @@ SHAPE = [
         for space in (torch, torch._C._VariableFunctions)
         for n in (1, 2, 3)
     ),
+    Row([torch.meshgrid], [X((2,)), X((3,))], {"indexing": "ij"}),
+    Row(
+        [torch.meshgrid, torch._C._VariableFunctions.meshgrid],
+        [[X((2,)), P(3), X((2,))]],
+        {"indexing": "xy"},
+    ),
     Row(["select"], [X((2, 3)), 1, -1]),
     Row(["narrow"], [X((2, 3)), -1, 1, 2]),
     Row(["index_select"], [X((2, 3)), 1, _index(2, 0)]),

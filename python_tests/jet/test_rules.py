@@ -91,7 +91,9 @@ def test_backward_of_rule(function: Any, row: Row) -> None:
 
     def streams(x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Adding -inf entries keeps them; gradcheck needs finite numbers.  A NaN stays and fails.
-        found = (jet.streams for jet in jx.jet(call, x, u))
+        # It would hold the outputs that need a gradient against all of them in order, so that a
+        # constant one (a grid of a plain tensor) would shift the rest: every one needs a gradient.
+        found = (jet.streams + 0 * x.sum() for jet in jx.jet(call, x, u))
         return tuple(streams.masked_fill(streams == -torch.inf, 0.0) for streams in found)
 
     assert torch.autograd.gradcheck(streams, (x, directions), fast_mode=True, atol=1e-6)

@@ -172,6 +172,23 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
     _at_least(_name)
 
 
+@jet_rule(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # type: ignore[attr-defined]
+def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
+    """As torch's, without the warning about its default."""
+    several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
+    several = list(several)
+    if indexing == "xy" and len(several) > 1:
+        several[:2] = several[1::-1]
+    shape = [tensor.numel() for tensor in several]
+    grids = [
+        tensor.reshape([-1 if n == place else 1 for n in range(len(shape))]).expand(shape)
+        for place, tensor in enumerate(several)
+    ]
+    if indexing == "xy" and len(grids) > 1:
+        grids[:2] = grids[1::-1]
+    return tuple(grids)
+
+
 @jet_rule("diagonal")
 def diagonal(input: JetTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> JetTensor:
     dims = behind_streams_all((dim1, dim2), input.ndim)
