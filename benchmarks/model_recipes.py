@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 # By names that the configuration knows; the first of the values that it has is enough for most.
 GENERAL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim"), 16),
@@ -36,13 +38,50 @@ GENERAL: dict[str, Any] = {
     "use_kernels": False,
 }
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {**_ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}  # of head_dim / 2
+_BY_LAYER = {kind: {**_ROPE} for kind in ("full_attention", "sliding_attention")}
+_GEMMA = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "vocab_size": 40,
+    "sliding_window": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 RECIPES: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 12, "num_hidden_groups": 1},
+    "axk1": {"head_dim": 4},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1},
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
+    "bros": {"hidden_size": 64},
     "canine": {"num_hash_buckets": 40, "num_hash_functions": 2, "local_transformer_stride": 2},
+    "codegen": {"num_attention_heads": 4, "rotary_dim": 4},
+    "cohere_compass_text": {"rope_parameters": _BY_LAYER},
     "convbert": {"conv_kernel_size": 3, "head_ratio": 1, "num_groups": 1},
+    "cosmos3_edge_text": {"rope_parameters": _SECTIONS},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 16, "ffn_hidden_size": 24},
+    },
+    "deepseek_v3": {"head_dim": 4},
+    "deepseek_v4": {
+        "mlp_layer_types": ["moe", "moe"],
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+        "o_groups": 2,
+        "o_lora_rank": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_topk": 2,
+    },
     "falcon_h1": {
         "mamba_d_ssm": 32,
         "mamba_n_heads": 4,
@@ -51,8 +90,37 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
     },
     "falcon_mamba": {"intermediate_size": 32, "time_step_rank": 2},
-    "funnel": {"block_sizes": [1, 1], "d_head": 8, "d_inner": 24},
+    "fsmt": {"src_vocab_size": 40},
+    "funnel": {
+        "block_sizes": [1, 1],
+        "d_head": 8,
+        "d_inner": 24,
+        "architectures": ["FunnelModel"],
+    },
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 40,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    },
+    "gemma4_text": {"hidden_size_per_layer_input": 0, "global_head_dim": 8},
+    "glm4v_moe_text": {"rope_parameters": _SECTIONS},
+    "glm4v_text": {"rope_parameters": _SECTIONS},
+    "glm5_next_text": {
+        "qk_rope_head_dim": 0,
+        "head_dim": 0,
+        "linear_head_dim": 8,
+        "linear_num_heads": 2,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_topk": 2,
+        "index_kpool": 2,
+    },
+    "glm_ocr_text": {"rope_parameters": _SECTIONS},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "gptj": {"rotary_dim": 4},
     "granitemoehybrid": {
         "mamba_n_heads": 4,
         "mamba_d_head": 8,
@@ -60,14 +128,40 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "layer_types": ["mamba", "attention"],
     },
+    "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 1, 1]}},
+    "inkling_text": {
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 8,
+        "d_rel": 4,
+        "rel_extent": 16,
+        "layer_types": ["hybrid_sliding", "hybrid"],
+    },
     "jamba": {"mamba_d_state": 4, "mamba_dt_rank": 2, "use_mamba_kernels": False},
+    "kimi_linear": {
+        "linear_head_dim": 8,
+        "linear_num_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lilt": {"hidden_size": 24},
     "llama4_text": {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 24},
+    "longcat_flash": {"head_dim": 4, "zero_expert_num": 2},
     "longformer": {"attention_window": 4},
     "led": {"attention_window": 4},
     "longt5": {"local_radius": 3, "global_block_size": 2},
     "mamba": {"intermediate_size": 32, "time_step_rank": 2},
     "mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1, "state_size": 4, "chunk_size": 4},
+    "mimo_v2_flash": {"num_attention_heads": 4},
     "mobilebert": {"intra_bottleneck_size": 16, "true_hidden_size": 16, "embedding_size": 16},
+    "nemotron_h": {
+        "ssm_state_size": 4,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 1,
+        "chunk_size": 4,
+        "moe_shared_expert_intermediate_size": 8,
+    },
     "nystromformer": {"num_landmarks": 3, "segment_means_seq_len": 6, "conv_kernel_size": 3},
     "prophetnet": {
         "num_encoder_layers": 2,
@@ -83,9 +177,44 @@ RECIPES: dict[str, dict[str, Any]] = {
         "attention_head_size": 8,
         "local_attn_chunk_length": 4,
     },
+    "qwen2_5_vl_text": {"rope_parameters": _SECTIONS},
+    "qwen2_vl_text": {"rope_parameters": _SECTIONS},
+    "qwen4_exp_text": {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "hc_lowrank": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "rwkv": {"attention_hidden_size": 16, "context_length": 32},
+    "t5gemma": {"encoder": {**_GEMMA}, "decoder": {**_GEMMA, "cross_attention_hidden_size": 16}},
     "xlnet": {"d_inner": 24},
-    "zamba": {"num_hidden_layers": 3, "attention_hidden_size": 32, "mamba_dt_rank": 2},
-    "zamba2": {"num_hidden_layers": 3, "mamba_d_state": 4, "n_mamba_heads": 2},
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],
+        "num_hidden_layers": 3,
+        "attention_hidden_size": 32,
+        "mamba_dt_rank": 2,
+    },
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],
+        "num_hidden_layers": 3,
+        "mamba_d_state": 4,
+        "n_mamba_heads": 2,
+    },
+    "zaya": {"num_experts_per_tok": 1},
     "xlstm": {"num_hidden_layers": 2, "num_heads": 2, "hidden_size": 16},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "youtu": {"head_dim": 4},
+}
+
+# What a model wants beside its embeddings.
+INPUTS: dict[str, dict[str, Any]] = {
+    "bros": {"bbox": torch.linspace(0, 1, 2 * 6 * 4, dtype=torch.float64).view(2, 6, 4)},
+    "fsmt": {"input_ids": None},
 }

@@ -2,18 +2,20 @@
 
     python -m benchmarks.model_sweep [--only TYPE ...] [--again wrong raises untried] [--limit 60]
 
-J u and D²z[u, w] of the last hidden state against extrapolated central differences of the plain
-model.  A type is
+J u and D²z[u, w] of the last hidden state against two oracles that know the plain model alone:
+extrapolated central differences and, where these disagree (they step over the kinks of ReLUs and of
+routing), `torch.autograd.grad` twice, contracted with random vectors.  A type is
 
-    right      both agree: to 1e-6 and 1e-5 of their norms
-    wrong      they do not, at any step or seed
+    right      J and H agree with the differences to 1e-6 and 1e-5 of their norms, or with autograd
+               to 1e-9; the column ``oracle`` says which
+    wrong      they agree with neither, at any step or seed
     raises     the plain model runs and the jet does not; the reason
     untried    no tiny model could be built or run, even without jets; the reason
 
 Every type runs in a process of its own, forked from one that has imported transformers, with a time
 limit.  Results go to results/model_sweep.csv as they come, and a second run goes on from there;
-results/model_sweep.md is the table.  Types whose configuration holds images or sound, or whose
-model takes no ``inputs_embeds``, are no text models and are left out.
+results/model_sweep.md is the table.  Types that say they take images, sound or series, or
+whose model takes no ``inputs_embeds``, are no text models and are left out.
 """
 
 from __future__ import annotations
@@ -22,26 +24,27 @@ import argparse
 import csv
 import inspect
 import io
+import math
 import multiprocessing
 import warnings
 from collections import Counter
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
 from jachess_ext.evaluation.files import write_atomically
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
 
-from .model_recipes import GENERAL, RECIPES
+from .model_recipes import GENERAL, INPUTS, RECIPES
 
 RESULTS = Path(__file__).parent / "results" / "model_sweep.csv"
 KINDS = ("right", "wrong", "raises", "untried")
@@ -49,10 +52,20 @@ OTHER_INPUTS = ("vision", "audio", "image", "pixel", "speech", "video", "codec",
 BATCH, TOKENS = 2, 6
 STEPS = (oracles.SMOOTH, oracles.KINKED, oracles.Steps(1e-3, 2e-3))
 SEEDS = 4
+PROBES = 3  # random vectors that what autograd gives is contracted with
+DIFFERENCES, AUTOGRAD = "differences", "reverse over reverse"
 
 
 class NoTextError(Exception):
     """The type is no text model."""
+
+
+class Found(NamedTuple):
+    """What is written about a type: one of `KINDS` (or "no text"), why, and what says so."""
+
+    result: str
+    reason: str = ""
+    oracle: str = ""
 
 
 def tiny_config(kind: str) -> Any:
@@ -61,6 +74,10 @@ def tiny_config(kind: str) -> Any:
     names = set(default.to_dict()) | set(known.attribute_map)
     if any(part in name for name in names for part in OTHER_INPUTS):
         raise NoTextError
+    classes = MODEL_MAPPING[known]
+    for model in classes if isinstance(classes, tuple) else (classes,):
+        if model.input_modalities not in ("text", ("text",)):
+            raise NoTextError
     settings = {name: value for name, value in GENERAL.items() if name in names}
     no_dropout = [n for n in names if "dropout" in n and isinstance(getattr(default, n, 0), float)]
     settings |= dict.fromkeys(no_dropout, 0.0)
@@ -86,9 +103,10 @@ def of_embeddings(model: nn.Module) -> Any:
     """The last hidden state as a function of ``[B, T, d]``; an encoder's and its decoder's."""
     taken = inspect.signature(model.forward).parameters
     settings = {"use_cache": False} if "use_cache" in taken else {}
+    extra = INPUTS.get(model.config.model_type, {})
 
     def run(x: Any) -> tuple[Any]:
-        inputs = {"inputs_embeds": x.clone()}  # CTRL writes into it
+        inputs = {**extra, "inputs_embeds": x.clone()}  # CTRL writes into it
         if "decoder_inputs_embeds" in taken:
             inputs["decoder_inputs_embeds"] = x.clone()
         found = model(**inputs, **settings, return_dict=True)
@@ -98,40 +116,51 @@ def of_embeddings(model: nn.Module) -> Any:
     return run
 
 
-def judge(kind: str) -> tuple[str, str]:
-    """One of `KINDS`, and what is to be said."""
+def _width(model: nn.Module) -> int:
+    try:
+        return model.get_input_embeddings().weight.shape[1]
+    except NotImplementedError:  # CANINE hashes its characters
+        return model.config.hidden_size
+
+
+def judge(kind: str) -> Found:
+    """What is written about a type."""
     worst = ""
     for seed in range(SEEDS):
         try:
             with oracles.Float64Casts():
                 model = tiny_model(kind, seed)
-                width = model.get_input_embeddings().weight.shape[1]
+                width = _width(model)
                 torch.manual_seed(100 + seed)
                 x, u, w = torch.randn(3, BATCH, TOKENS, width, dtype=torch.float64)
                 function = of_embeddings(model)
                 with torch.no_grad():
                     plain = function(x)[0]
         except NoTextError:
-            return "no text", ""
+            return Found("no text")
         except Exception as error:
-            return "untried", _sentence(error)
+            return Found("untried", _sentence(error))
         if not plain.isfinite().all():
-            return "untried", "the plain model gives NaN"
+            return Found("untried", "the plain model gives NaN")
         try:
             with oracles.Float64Casts(), torch.no_grad():
                 (jet,) = jx.jet(function, x, torch.stack([u, w]))
         except Exception as error:
-            return "raises", _sentence(error)
-        errors = _errors(jet, plain, function, x, u, w)
-        if errors is None:
-            return "right", ""
-        worst = errors
-    return "wrong", worst
+            return Found("raises", _sentence(error))
+        if oracles.relative_error(jet.primal, plain) > 1e-10:
+            return Found("wrong", "the value differs")
+        by_differences = _differences(jet, function, x, u, w)
+        if by_differences is None:
+            return Found("right", oracle=DIFFERENCES)
+        by_autograd = _autograd(jet, function, x, u, w)
+        if by_autograd is None:
+            return Found("right", oracle=AUTOGRAD)
+        worst = f"{by_differences}; {by_autograd}"
+    return Found("wrong", worst)
 
 
-def _errors(jet: Any, plain: Tensor, function: Any, x: Tensor, u: Tensor, w: Tensor) -> str | None:
-    if oracles.relative_error(jet.primal, plain) > 1e-10:
-        return "the value differs"
+def _differences(jet: Any, function: Any, x: Tensor, u: Tensor, w: Tensor) -> str | None:
+    """None where a jet agrees with differences, else by how much it does not."""
     said = ""
     for steps in STEPS:
         with oracles.Float64Casts():
@@ -146,6 +175,24 @@ def _errors(jet: Any, plain: Tensor, function: Any, x: Tensor, u: Tensor, w: Ten
     return said
 
 
+def _autograd(jet: Any, function: Any, x: Tensor, u: Tensor, w: Tensor) -> str | None:
+    """None where a jet agrees with what autograd gives, else by how much it does not."""
+    parts = jet.first[0], jet.second[0]
+    worst = [0.0, 0.0]
+    for _ in range(PROBES):
+        v = torch.randn_like(parts[0])
+        try:
+            with oracles.Float64Casts():
+                expected = oracles.reverse_over_reverse(function, x, u, w, (v,))
+        except Exception as error:
+            return f"autograd: {_sentence(error)}"
+        for n, (part, (scalar,)) in enumerate(zip(parts, expected, strict=True)):
+            size = v.norm() * max(part.norm(), 1e-3 * parts[0].norm())
+            error = ((v * part).sum() - scalar).abs() / size
+            worst[n] = max(worst[n], math.inf if error.isnan() else error.item())
+    return f"from autograd: J {worst[0]:.1e}, H {worst[1]:.1e}" if max(worst) >= 1e-9 else None
+
+
 def _sentence(error: Exception) -> str:
     text = str(error).strip() or "no message"
     return f"{type(error).__name__}: {' '.join(text.split())[:160]}"
@@ -156,11 +203,12 @@ def _sentence(error: Exception) -> str:
 
 def _child(kind: str, queue: Any) -> None:
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
     warnings.simplefilter("ignore")
     queue.put(judge(kind))
 
 
-def in_a_process(kind: str, limit: float) -> tuple[str, str]:
+def in_a_process(kind: str, limit: float) -> Found:
     forks = multiprocessing.get_context("fork")
     queue = forks.Queue()
     process = forks.Process(target=_child, args=(kind, queue), daemon=True)
@@ -168,31 +216,31 @@ def in_a_process(kind: str, limit: float) -> tuple[str, str]:
     try:
         return queue.get(timeout=limit)
     except Empty:
-        return "untried", f"not done within {limit:.0f} s"
+        return Found("untried", f"not done within {limit:.0f} s")
     finally:
         process.kill()
         process.join()
 
 
-def load() -> dict[str, tuple[str, str]]:
+def load() -> dict[str, Found]:
     if not RESULTS.exists():
         return {}
     rows = csv.DictReader(io.StringIO(RESULTS.read_text()))
-    return {row["type"]: (row["result"], row["reason"]) for row in rows}
+    return {row.pop("type"): Found(**row) for row in rows}
 
 
-def save(found: dict[str, tuple[str, str]]) -> None:
+def save(found: dict[str, Found]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["type", "result", "reason"])
+    writer.writerow(["type", *Found._fields])
     writer.writerows([kind, *found[kind]] for kind in sorted(found))
     write_atomically(RESULTS, text.getvalue())
     write_atomically(RESULTS.with_suffix(".md"), table(found))
 
 
-def table(found: dict[str, tuple[str, str]]) -> str:
-    texts = {kind: pair for kind, pair in found.items() if pair[0] in KINDS}
-    counts = Counter(result for result, _ in texts.values())
+def table(found: dict[str, Found]) -> str:
+    texts = {kind: row for kind, row in found.items() if row.result in KINDS}
+    counts = Counter(row.result for row in texts.values())
     tried = sum(counts[kind] for kind in KINDS[:3])
     share = 100 * counts["right"] / max(1, tried)
     lines = [
@@ -205,13 +253,14 @@ def table(found: dict[str, tuple[str, str]]) -> str:
         f"{counts['raises']} refused or raised; {counts['untried']} untried.",
     ]
     for result in KINDS[1:]:
-        rows = sorted(kind for kind in texts if texts[kind][0] == result)
+        rows = sorted(kind for kind in texts if texts[kind].result == result)
         if rows:
             lines += ["", f"## {result.capitalize()}", "", "| type | reason |", "|---|---|"]
-            lines += [f"| {kind} | {texts[kind][1].replace('|', '/')} |" for kind in rows]
-    right = sorted(kind for kind in texts if texts[kind][0] == "right")
-    lines += ["", "## Right", "", ", ".join(right), ""]
-    return "\n".join(lines)
+            lines += [f"| {kind} | {texts[kind].reason.replace('|', '/')} |" for kind in rows]
+    for oracle in (DIFFERENCES, AUTOGRAD):
+        right = sorted(kind for kind in texts if texts[kind][::2] == ("right", oracle))
+        lines += ["", f"## Right, by {oracle}: {len(right)}", "", ", ".join(right)]
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
@@ -227,7 +276,7 @@ def main() -> None:
     for kind in MODEL_MAPPING_NAMES:
         if kind not in CONFIG_MAPPING or (given.only and kind not in given.only):
             continue
-        if kind in found and not given.only and found[kind][0] not in given.again:
+        if kind in found and not given.only and found[kind].result not in given.again:
             continue
         found[kind] = in_a_process(kind, given.limit)
         save(found)

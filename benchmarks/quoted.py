@@ -14,6 +14,7 @@ import argparse
 import csv
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -201,10 +202,25 @@ def works_with() -> str:
     return text[text.index("\n|") + 1 :].split("\n\n")[0].rstrip("\n") + "\n"
 
 
+def sweep() -> str:
+    """Of `benchmarks.model_sweep`, in numbers of model types: docs/derivatives.md."""
+    texts = [row for row in rows("model_sweep") if row["result"] != "no text"]
+    counts = Counter(row["result"] for row in texts)
+    oracles = Counter(row["oracle"] for row in texts)
+    tried = len(texts) - counts["untried"]
+    return table(
+        ["tried", "right", "of these by reverse over reverse", "wrong", "refused", "untried"],
+        [[str(tried), f"{counts['right']} ({100 * counts['right'] / tried:.1f} %)",
+          *map(str, (oracles["reverse over reverse"], counts["wrong"], counts["raises"],
+                     counts["untried"]))]],
+    )  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "front": front,
     "steps": steps,
+    "sweep": sweep,
     "works-with": works_with,
 }
 

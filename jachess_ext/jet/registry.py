@@ -130,6 +130,9 @@ def registered_functions() -> tuple[Any, ...]:
 
 def function_name(function: Any) -> str:
     """The name to write in Python: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
+    if isinstance(function, torch._ops.HigherOrderOperator):
+        # Asked while torch.compile traces, which cannot follow resolve_name.
+        return f"torch.ops.higher_order.{function.__name__}"
     known = torch.overrides.resolve_name(function) if callable(function) else None
     if known is not None:
         return known
@@ -148,6 +151,9 @@ _MENDS = {
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',
+    "flex_attention": "torch traces it with its compiler before a rule could see it: call "
+    "scaled_dot_product_attention with an attn_mask instead (of a transformers model: "
+    'model.set_attn_implementation("sdpa")).',
 }
 
 
@@ -172,6 +178,8 @@ def _calling_module() -> str:
 
     Reading the stack costs nothing until an error is raised, and needs no hook in the model.
     """
+    if torch.compiler.is_compiling():  # which cannot follow the stack
+        return "code that is being compiled"
     modules: list[torch.nn.Module] = []
     frame = sys._getframe(1)
     while frame is not None:

@@ -215,6 +215,12 @@ LINEAR = [
     Row(["avg_pool1d"], [X((2, 3, 6)), 2], exact=False),
     Row(["avg_pool2d"], [X((2, 2, 4, 4)), 2], exact=False),
     Row(["avg_pool3d", "adaptive_avg_pool3d"], [X((1, 2, 2, 2, 2)), 2], exact=False),
+    Row(
+        [F.grid_sample],
+        [X((2, 2, 3, 4)), P(2, 3, 2, 2, low=-1.3, high=1.2)],
+        {"padding_mode": "reflection", "align_corners": False},
+        exact=False,
+    ),
     Row([F.unfold], [X((2, 2, 3, 3)), 2]),
     Row([F.unfold], [X((2, 3, 3)), 2], {"stride": 2, "padding": 1}),
     Row([F.fold], [X((1, 4, 4)), (3, 3), 2], exact=False),
@@ -645,8 +651,9 @@ ROWS = [
 
 # Casts to a narrower type cannot be held against differences; test_dtypes.py covers them.
 NARROWING = ("float", "half", "bfloat16")
-# Needs a device that is not everywhere; the rule is one line.
-ELSEWHERE = ("cuda",)
+# Needs a device that is not everywhere, and the rule is one line; and what takes lengths on the CPU
+# whatever the device: test_modules.py packs sequences.
+ELSEWHERE = ("cuda", "_pack_padded_sequence", "_pad_packed_sequence")
 # Products of a library, which get a rule once a program has imported it; test_quantised.py.
 OF_LIBRARIES = (
     "bitsandbytes.autograd._functions.matmul",

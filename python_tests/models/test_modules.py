@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jachess_ext as jx
 
@@ -32,6 +33,15 @@ def _rotary(module: nn.Module, x: Any) -> Any:
     angles = torch.outer(torch.arange(x.shape[1]).double(), torch.tensor([1.0, 0.1]).double())
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
     return module(torch.view_as_real(turned).flatten(-2))
+
+
+def _packed(module: nn.Module, x: Any) -> Any:
+    """Every output of a recurrent layer, the padding too, and its last states, in one tensor."""
+    packed = pack_padded_sequence(x, [2, 4, 1], batch_first=True, enforce_sorted=False)
+    out, last = module(packed)
+    padded, _ = pad_packed_sequence(out, batch_first=True, padding_value=0.5, total_length=5)
+    last = last if isinstance(last, tuple) else (last,)
+    return torch.cat([padded.flatten(), *(state.flatten() for state in last)])
 
 
 def _attend(module: nn.Module, x: Any) -> Any:
@@ -90,6 +100,17 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         lambda module, x: module(x)[1][1],
     ),
     "GRU": (lambda: nn.GRU(4, 3, 2, bias=False, bidirectional=True), TOKENS, _first),
+    "LSTM, packed": (
+        lambda: nn.LSTM(4, 3, 2, bidirectional=True, batch_first=True),
+        (3, 4, 4),
+        _packed,
+    ),
+    "LSTM, packed and projected": (
+        lambda: nn.LSTM(4, 3, proj_size=2, batch_first=True),
+        (3, 4, 4),
+        _packed,
+    ),
+    "GRU, packed": (lambda: nn.GRU(4, 3, bias=False, batch_first=True), (3, 4, 4), _packed),
     "RNN": (lambda: nn.RNN(4, 3), TOKENS, _first),
     "LSTM cell": (lambda: nn.LSTMCell(4, 3), (2, 4), lambda module, x: module(x)[1]),
     "GRU cell": (lambda: nn.GRUCell(4, 3), (2, 4), _plain),
@@ -147,6 +168,15 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Call]] = {
         lambda: nn.Linear(4, 4),
         TOKENS,
         lambda module, x: F.embedding(torch.tensor([[0, 2], [1, 1]]), module(x)[0]),
+    ),
+    "sampled": (
+        lambda: nn.Conv2d(4, 2, 1),
+        IMAGE,
+        lambda module, x: F.grid_sample(
+            module(x).tanh(),
+            torch.linspace(-1.3, 1.2, 24).double().view(2, 3, 2, 2),
+            align_corners=True,
+        ),
     ),
     "folded": (
         lambda: nn.Sequential(nn.Unfold(2), nn.Tanh(), nn.Fold((4, 4), 2)),
@@ -231,3 +261,9 @@ def test_a_tangent_as_a_target(name: str) -> None:
     output, tangent = jx.jvp(function, (x,), (steps[0],), differentiable=False)
     torch.testing.assert_close(output, jet.primal, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(tangent, jet.first[0], rtol=1e-12, atol=1e-13)
+
+
+def test_places_that_depend_on_the_input_are_refused() -> None:
+    image, grid = torch.randn(1, 2, 3, 3), torch.zeros(1, 2, 2, 2)
+    with pytest.raises(jx.MissingJetRule, match="grid_sample: places that depend on the input"):
+        jx.jet(lambda grid: F.grid_sample(image, grid), grid, torch.ones(1, *grid.shape))

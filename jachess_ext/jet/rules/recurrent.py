@@ -1,6 +1,8 @@
 """Recurrent layers, composed step by step: gates are one linear map of all tokens, then one each.
 
 The formulas are those of torch.nn.LSTM, GRU and RNN; torch's kernels have no second derivative.
+A packed sequence is ``[sum of lengths, C]``, step by step, the longest rows first, with the number
+of rows that each step still has.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import jet_rule, missing_rule
+from ..registry import jet_rule
+from ..tensor import JetTensor
 
 State = tuple[Any, ...]
 Step = Callable[[Any, State, Any, Any], State]
@@ -45,18 +48,35 @@ def _relu_step(gates: Any, state: State, weight: Any, bias: Any) -> State:
 
 
 def _one_direction(
-    step: Step, x: Any, state: State, weights: Sequence[Any], backwards: bool
+    step: Step,
+    x: Any,
+    state: State,
+    weights: Sequence[Any],
+    backwards: bool,
+    rows: Sequence[int] | None,
 ) -> tuple[Any, State]:
-    """``x [T, B, C]`` through one layer: every hidden state ``[T, B, H]``, and the last state."""
+    """``x [T, B, C]`` through one layer: every hidden state ``[T, B, H]``, and the last state.
+
+    Args:
+        rows: of every step of a packed x, ``[sum, C]``; the result is packed, too.
+    """
     w_ih, w_hh, b_ih, b_hh = weights[:4]
-    state = (*state, *weights[4:])
+    projection = tuple(weights[4:])
     gates = F.linear(x, w_ih, b_ih)
-    order = range(len(x))
+    gates = gates.unbind(0) if rows is None else gates.split(list(rows))
+    order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
-        state = step(gates[t], state, w_hh, b_hh)
-        hidden.append(state[0])
-    return torch.stack(hidden[::-1] if backwards else hidden), state
+        count = len(gates[t])
+        ended = [part[count:] for part in state]
+        now = tuple(part[:count] for part in state) if len(ended[0]) else state
+        new = step(gates[t], (*now, *projection), w_hh, b_hh)[: len(state)]
+        hidden.append(new[0])
+        if len(ended[0]):
+            new = tuple(torch.cat(parts) for parts in zip(new, ended, strict=True))
+        state = new
+    hidden = hidden[::-1] if backwards else hidden
+    return torch.stack(hidden) if rows is None else torch.cat(hidden), state
 
 
 def _layers(
@@ -71,6 +91,7 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    rows: Sequence[int] | None = None,
 ) -> tuple[Any, ...]:
     x = x.transpose(0, 1) if batch_first else x
     directions = 2 if bidirectional else 1
@@ -84,7 +105,7 @@ def _layers(
             if not has_biases:
                 weights[2:2] = [None, None]
             start = tuple(h[place] for h in hx)
-            output, state = _one_direction(step, x, start, weights, direction == 1)
+            output, state = _one_direction(step, x, start, weights, direction == 1, rows)
             outputs.append(output)
             last.append(state)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
@@ -99,10 +120,11 @@ def _register(name: str, step: Step, states: int) -> None:
 
     @jet_rule(function)
     def rule(input: Any, hx: Any, params: Any, *settings: Any) -> tuple[Any, ...]:
-        if isinstance(params, Tensor):
-            raise missing_rule(function, "a packed sequence; pass a padded one")
+        rows = None
+        if isinstance(hx, Tensor) and not hx.is_floating_point():  # the sizes of a packed sequence
+            rows, hx, params, *settings = hx.tolist(), params, *settings, False
         hx = hx if isinstance(hx, list | tuple) else (hx,)
-        return _layers(step, states, input, hx, params, *settings)
+        return _layers(step, states, input, hx, params, *settings, rows)
 
 
 def _register_cell(name: str, step: Step, states: int) -> None:
@@ -121,3 +143,25 @@ for _name, _step, _states in (
 ):
     _register(_name, _step, _states)
     _register_cell(f"{_name}_cell", _step, _states)
+
+
+_PACK: Any = torch._C._VariableFunctions._pack_padded_sequence  # type: ignore[attr-defined]
+_PAD: Any = torch._C._VariableFunctions._pad_packed_sequence  # type: ignore[attr-defined]
+
+
+@jet_rule(_PACK)
+def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
+    """``[T, B, ...]`` to ``[sum of lengths, ...]``, and the rows of every step."""
+    packed, rows = _PACK(input.streams.movedim(0, 2), lengths, batch_first)
+    return input.with_streams(packed.movedim(1, 0)), rows
+
+
+@jet_rule(_PAD)
+def pad(
+    data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[JetTensor, Tensor]:
+    """The inverse; the padding carries no derivative."""
+    settings = rows, batch_first
+    primal, lengths = _PAD(data.primal, *settings, padding_value, total_length)
+    rest, _ = _PAD(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
+    return data.with_streams(torch.cat([primal.unsqueeze(0), rest.movedim(2, 0)])), lengths
