@@ -1,6 +1,6 @@
 """Find out for which functions torch's own forward mode is right, and write the list.
 
-    python -m python_tests.jet.keep_forward_mode [--limit 4] [--only NAME ...]
+    python -m python_tests.jet.keep_forward_mode [--limit 6] [--only NAME ...]
 
 Every function without a jet rule of its own gets the general one (`rules/forward_mode.py`), and
 torch's samples of its operators go through it, as they are, as a method, with each argument alone
@@ -102,7 +102,7 @@ def _listed(name: str, functions: set[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", type=int, default=4, help="samples of each operator")
+    parser.add_argument("--limit", type=int, default=6, help="samples of each operator")
     parser.add_argument("--only", nargs="*", default=(), help="names of operators")
     given = parser.parse_args()
     torch.set_num_threads(1)

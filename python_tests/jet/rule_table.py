@@ -266,6 +266,8 @@ SHAPE = [
     Row(["unsqueeze"], [X((2, 3)), 0]),
     Row(["unsqueeze"], [X((2, 3)), -3]),
     Row(["squeeze"], [X((1, 2, 1))]),
+    Row(["squeeze"], [X(()), (-1,)]),
+    Row(["transpose"], [X(()), 0, -1]),
     Row(["squeeze"], [X((1, 2, 1)), 0]),
     Row(["squeeze"], [X((1, 2, 1)), (0, -1)]),
     Row(["expand"], [X((2, 1)), 4, -1, 3]),

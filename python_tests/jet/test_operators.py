@@ -180,3 +180,17 @@ def test_autocast_is_torch_s(dtype: torch.dtype) -> None:
                 continue
             jet = jx.jet(function, x, torch.ones(1, 3, 3, dtype=dtype))
             assert jet.primal.dtype == jet.first.dtype == function(x).dtype
+
+
+@pytest.mark.parametrize(
+    "function, gradients",
+    [
+        (lambda x: torch.logcumsumexp(x, 0), False),
+        (lambda x: torch.norm(x, 3), True),
+        (torch.special.i1, True),
+    ],
+)
+def test_what_several_samples_have_shown_wrong_is_refused(function: Any, gradients: bool) -> None:
+    """A logcumsumexp of unequal entries loses digits in torch; a norm's backward raises there."""
+    with pytest.raises(jx.MissingJetRule):
+        _jet(function, gradients=gradients)

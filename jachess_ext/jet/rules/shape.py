@@ -57,6 +57,7 @@ def unflatten(self: JetTensor, dim: int, sizes: Any) -> JetTensor:
 
 
 @jet_rule("transpose", "swapaxes", "swapdims")
+@without_dimensions
 def transpose(input: JetTensor, dim0: int, dim1: int) -> JetTensor:
     dims = behind_streams_all((dim0, dim1), input.ndim)
     return input.with_streams(input.streams.transpose(*dims))
@@ -92,6 +93,7 @@ def unsqueeze(input: JetTensor, dim: int) -> JetTensor:
 
 
 @jet_rule("squeeze")
+@without_dimensions
 def squeeze(input: JetTensor, dim: Any = None) -> JetTensor:
     if dim is None:
         shape = [size for size in input.shape if size != 1]
