@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code (0 done, 2 the input cannot be used)."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        options = _parser(given).parse_args(given)
+    except ImportError as error:  # a library that the command's options need
+        print(f"jachess {given[0]}: {error}", file=sys.stderr)
+        return 2
     command = _COMMANDS[options.command][0]
     try:
         return command(options)
@@ -25,13 +30,16 @@ class UserError(Exception):
     """What the user can fix, in one sentence."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Options of the command given alone: others may need libraries that are not installed."""
     parser = argparse.ArgumentParser(
         prog="jachess", description="Jacobian and Hessian regularisation for transformers."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (_, add_options, summary) in _COMMANDS.items():
-        add_options(commands.add_parser(name, help=summary, description=summary))
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name in given[:1]:
+            add_options(command)
     return parser
 
 

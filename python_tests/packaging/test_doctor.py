@@ -124,3 +124,15 @@ def test_gpu_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     (problem,) = doctor._cuda_problems({"cuda_archs": "8.0"}, gpu)
     assert "TORCH_CUDA_ARCH_LIST=9.0 make build" in problem
     assert doctor._cuda_problems({"cuda_archs": "9.0a"}, gpu) == []
+
+
+def test_it_runs_without_transformers() -> None:
+    """And a command that needs it says so in a sentence."""
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from jachess_ext.cli import main\n"
+        "print('codes', main(['doctor']), main(['demo']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "operators  " in done.stdout and done.stdout.endswith("codes 0 2\n"), done
+    assert "jachess demo: " in done.stderr and "Traceback" not in done.stderr
