@@ -40,7 +40,7 @@ def test_examples(tmp_path: Path) -> None:
     rows = examples(8)
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     names |= {"model": classifier("bert", dtype=torch.float32), "batch": batch}
-    names |= {"train": rows, "args": arguments(tmp_path, max_steps=2)}
+    names |= {"train": rows, "texts": rows, "args": arguments(tmp_path, max_steps=2)}
     before = [p.detach().clone() for p in names["model"].parameters()]
     run(training[0], names)
     moved = [
