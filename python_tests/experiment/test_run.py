@@ -515,7 +515,7 @@ def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid
     job = final_jobs(load(replace(made, recipe=replace(made.recipe, bf16=True))), {})[0]
     tokenizer = load_tokenizer(job.model)
     model = load_model(job.model, 2, tokenizer, 0)
-    one_run._train(job, model, tokenizer)
+    one_run._train(job, model, tokenizer, None, None)
     fresh = load_model(job.model, 2, tokenizer, 0)
     fresh.load_state_dict(model.state_dict())
     batch = tokenizer(["a good film"], return_tensors="pt")
