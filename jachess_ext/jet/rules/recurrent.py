@@ -62,8 +62,8 @@ def _one_direction(
     """
     w_ih, w_hh, b_ih, b_hh = weights[:4]
     projection = tuple(weights[4:])
-    gates = F.linear(x, w_ih, b_ih)
-    gates = gates.unbind(0) if rows is None else gates.split(list(rows))
+    whole = F.linear(x, w_ih, b_ih)
+    gates = whole.unbind(0) if rows is None else whole.split(list(rows))
     order = range(len(gates))
     hidden = []
     for t in reversed(order) if backwards else order:
@@ -120,11 +120,12 @@ def _register(name: str, step: Step, states: int) -> None:
 
     @jet_rule(function)
     def rule(input: Any, hx: Any, params: Any, *settings: Any) -> tuple[Any, ...]:
+        given: list[Any] = [hx, params, *settings]
         rows = None
         if isinstance(hx, Tensor) and not hx.is_floating_point():  # the sizes of a packed sequence
-            rows, hx, params, *settings = hx.tolist(), params, *settings, False
-        hx = hx if isinstance(hx, list | tuple) else (hx,)
-        return _layers(step, states, input, hx, params, *settings, rows)
+            rows, given = hx.tolist(), [*given[1:], False]
+        start = given[0] if isinstance(given[0], list | tuple) else (given[0],)
+        return _layers(step, states, input, start, *given[1:], rows)
 
 
 def _register_cell(name: str, step: Step, states: int) -> None:
