@@ -121,11 +121,10 @@ def _register(name: str, step: Step, states: int) -> None:
     @jet_rule(function)
     def rule(input: Any, hx: Any, params: Any, *settings: Any) -> tuple[Any, ...]:
         given: list[Any] = [hx, params, *settings]
-        rows = None
         if isinstance(hx, Tensor) and not hx.is_floating_point():  # the sizes of a packed sequence
-            rows, given = hx.tolist(), [*given[1:], False]
+            given = [*given[1:], False, hx.tolist()]
         start = given[0] if isinstance(given[0], list | tuple) else (given[0],)
-        return _layers(step, states, input, start, *given[1:], rows)
+        return _layers(step, states, input, start, *given[1:])
 
 
 def _register_cell(name: str, step: Step, states: int) -> None:
