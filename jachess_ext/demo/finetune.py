@@ -165,7 +165,7 @@ class Trainer:
         logits = self.model(**batch).logits
         task = cross_entropy(logits, batch["labels"], label_smoothing=self._smoothing)
         fisher.step = self.taken - 1
-        if fisher.step % fisher.every:
+        if not fisher.due:
             self._descend(task, self._optimiser)
             return {"task": task.item()}
         penalty = fisher(_without_labels(next(self._free))).loss

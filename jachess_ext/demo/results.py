@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,11 +125,15 @@ def table(outcome: Outcome) -> list[Row]:
     return rows + _time_rows(outcome)
 
 
-def in_short(outcome: Outcome) -> list[str]:
-    """What the demo found and what it cost, in sentences; nothing without runs to compare with."""
-    rows = {row.title: row for row in table(outcome)}
+def in_short(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
+    """What the demo found and what it cost, in sentences; nothing without runs to compare with.
+
+    Args:
+        rows: the outcome's `table`.
+    """
     found = answer(outcome.results)
-    costs = {m: float(np.mean(v)) for m, v in rows[RATIO].values.items()} if RATIO in rows else {}
+    ratios = next((row.values for row in rows if row.title == RATIO), {})
+    costs = {m: float(np.mean(v)) for m, v in ratios.items()}
     listed = ", ".join(f"{cost:.1f} ({TITLES[m]})" for m, cost in costs.items() if m != "none")
     return [*found, f"A step took {listed} times as long as a plain one."] if listed else found
 

@@ -19,9 +19,9 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
         console.print(
             text(f"Naive Bayes on words: {outcome.score_name} {outcome.naive_bayes:.3f}.")
         )
-    for paragraph in in_short(outcome):
-        console.print(text(paragraph))
     rows = table(outcome)
+    for paragraph in in_short(outcome, rows):
+        console.print(text(paragraph))
     drawn = rich_table(caption="mean ± spread over seeds; ↑ higher is better, ↓ lower is better")
     drawn.add_column("")
     for method in outcome.methods:

@@ -102,7 +102,7 @@ def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -
     return [
         Section(
             "In short",
-            [*intro, *in_short(outcome)],
+            [*intro, *in_short(outcome, rows)],
             pictures=forests(found, styles_of(found.methods)),
         ),
         Section("Means over seeds", [_NOTE], [_main_table(outcome, rows)]),

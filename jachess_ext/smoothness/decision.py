@@ -245,6 +245,11 @@ class DecisionPenalty:
         """Whether a step needs what `calibrate` measures."""
         return self.target is not None
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step is one of those in which the penalty acts."""
+        return self.step % self.every == 0
+
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> float:
         """Measure the penalty before training, without dropout; kept as ``self.base``.
 
@@ -272,8 +277,8 @@ class DecisionPenalty:
         Args:
             batch: a dict as a collator yields it; with labels the model's own loss comes too.
         """
-        number, self.step = self.step, self.step + 1
-        if number % self.every or self.strength == 0:
+        due, number, self.step = self.due, self.step, self.step + 1
+        if not due or self.strength == 0:
             output = self.model(**batch)
             return DecisionOutput(torch.zeros((), device=next(iter(batch.values())).device), output)
         if self.needs_base and self.base is None:

@@ -95,8 +95,8 @@ class CorruptConsistency(_Corruption):
             inputs = self.trainer.next_unlabelled()
             with torch.no_grad(), in_mode(model, False):
                 target = model(**inputs)
-        dropping = model.training and self.settings.dropout
-        with drawing_apart(self.key()), nullcontext() if dropping else in_mode(model, False):
+        passing = nullcontext() if self.settings.dropout else in_mode(model, False)
+        with drawing_apart(self.key()), passing:
             others = model(**without_labels(self.corrupted(inputs)))
         apart = kl_divergence(logits_of(target), logits_of(others), self.is_regression(model))
         return self.settings.every * row_mean(apart, inputs)

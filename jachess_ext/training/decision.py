@@ -48,7 +48,7 @@ class Decision(Method):
         self._penalty.step = self.trainer.state.global_step
         if self.settings.mode == "joint":
             task, outputs = run(inputs)
-            if self._penalty.step % self.settings.every:
+            if not self._penalty.due:
                 return Loss(task, outputs)
             with drawing_apart(self.key()), in_mode(model, self.settings.dropout):
                 return Loss(task, outputs, self._penalty(self.trainer.next_unlabelled()).loss)

@@ -77,7 +77,7 @@ def test_ratio_is_the_median_over_turns(outcome: Outcome) -> None:
 
 def test_what_was_found_comes_first(outcome: Outcome, tmp_path: Path) -> None:
     """Differences .1 −.1 .1 of the score, −.1 −.1 −.3 of Brier; t of two degrees is 4.303."""
-    score, brier, cost = in_short(outcome)
+    score, brier, cost = in_short(outcome, table(outcome))
     half = 4.303 * np.std([10, -10, 10], ddof=1) / 3**0.5
     assert score.startswith("Score × 100, the task, 3 seeds: not told apart from the plain model: ")
     assert f"JacHess-train (+3.3 ± {half:.1f})" in score
@@ -92,7 +92,7 @@ def test_what_was_found_comes_first(outcome: Outcome, tmp_path: Path) -> None:
 
 def test_without_plain_runs_nothing_is_compared(outcome: Outcome, tmp_path: Path) -> None:
     alone = replace(outcome, runs=outcome.of("train"))
-    assert in_short(alone) == []
+    assert in_short(alone, table(alone)) == []
     assert "Seed by seed" not in write_outcome(alone, tmp_path)[0].read_text(encoding="utf-8")
 
 
@@ -129,4 +129,4 @@ def test_table_fits_eighty_columns(outcome: Outcome) -> None:
     assert max(map(len, lines)) <= 80
     assert any("0.600 ± 0.100" in line for line in lines)
     words = " ".join(line.strip() for line in lines)
-    assert all(text in words for text in in_short(outcome))
+    assert all(text in words for text in in_short(outcome, table(outcome)))
