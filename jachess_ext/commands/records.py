@@ -45,4 +45,4 @@ def print_records(records: Sequence[Record]) -> None:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:#.4g}" if isinstance(value, float) else str(value)

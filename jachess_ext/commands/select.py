@@ -8,6 +8,7 @@ from typing import Any
 
 from ..evaluation.extras import require
 from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
+from ..selection_report.axes import share_text
 from . import live_arguments
 from .records import out_path, print_records, write_records
 
@@ -78,7 +79,10 @@ def _run_on_table(options: argparse.Namespace) -> None:
         f"{found.method}, losses up to {found.budget:g} ({100 * found.share:.3g} % of the target "
         f"{found.target:g})"
     )
-    print_records(records)
+    shares = [
+        {"prob_best": share_text(one["prob_best"])} if "prob_best" in one else {} for one in records
+    ]
+    print_records([{**one, **share} for one, share in zip(records, shares, strict=True)])
     if flops:
         spent, full = flops
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")

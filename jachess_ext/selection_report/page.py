@@ -53,9 +53,10 @@ def answer(study: Study) -> str:
     unit = f" {study.unit}" if study.unit else ""
     text = f"{best.label} is the model to fine-tune on {study.target:,.0f} examples"
     if best.predicted is not None:
-        text += f": predicted {study.loss} {best.predicted:.4g}{unit}"
+        text += f": predicted {study.loss} {_figure(best.predicted)}{unit}"
         if best.low is not None and best.high is not None:
-            text += f" ({100 * study.level:g} % interval {best.low:.4g} to {best.high:.4g})"
+            ends = f"{_figure(best.low)} to {_figure(best.high)}"
+            text += f" ({100 * study.level:g} % interval {ends})"
     text += f", by the method {study.method}."
     if best.prob_best is not None:
         text += f" It is the best of the {len(study.candidates)} with probability "
@@ -69,8 +70,8 @@ def answer(study: Study) -> str:
         text += (
             " Measured in full, it is the best."
             if lowest is best
-            else f" Measured in full, {lowest.label} is the best ({lowest.truth:.4g}; "
-            f"{best.label} {best.truth:.4g})."
+            else f" Measured in full, {lowest.label} is the best ({_figure(lowest.truth)}; "
+            f"{best.label} {_figure(best.truth)})."
         )
     return text
 
@@ -322,7 +323,7 @@ def _share(probability: float | None) -> str:
 def _figure(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return _NONE
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
 def _minus(text: str) -> str:

@@ -58,7 +58,7 @@ def test_the_answer(study: Study) -> None:
     best = study.candidates[0]
     text = answer(study)
     assert text.startswith(f"{best.label} is the model to fine-tune on 1,638,400 examples")
-    assert f"{best.predicted:.4g} (90 % interval {best.low:.4g} to {best.high:.4g})" in text
+    assert f"{best.predicted:#.4g} (90 % interval {best.low:#.4g} to {best.high:#.4g})" in text
     lowest = min(study.candidates, key=lambda one: one.truth)
     expected = "it is the best" if lowest is best else f"{lowest.label} is the best"
     assert f"Measured in full, {expected}" in text
@@ -82,10 +82,10 @@ def test_the_ranking_is_that_of_the_selection(study: Study) -> None:
     for place, (row, record) in enumerate(zip(shown.rows, found.rows(0.9), strict=True), start=1):
         cells = dict(zip(shown.header, row, strict=True))
         assert cells["model"] == f"{place}. {record['name']}"
-        assert cells["at 1,638,400"] == f"{record['predicted']:.4g}"
-        assert cells["90 % interval"] == f"{record['low']:.4g} … {record['high']:.4g}"
+        assert cells["at 1,638,400"] == f"{record['predicted']:#.4g}"
+        assert cells["90 % interval"] == f"{record['low']:#.4g} … {record['high']:#.4g}"
         truth = losses.losses_at(studies.TARGET)[losses.names.index(record["name"])]
-        assert cells["measured"] == f"{truth:.4g}"
+        assert cells["measured"] == f"{truth:#.4g}"
 
 
 def test_the_selection_is_judged_by_the_metrics(study: Study) -> None:
