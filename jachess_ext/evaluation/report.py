@@ -28,6 +28,7 @@ td { white-space: nowrap; } td.text { white-space: normal; min-width: 16rem; }
 figure { margin: 1rem 0; max-width: 100%; } figcaption { font-size: .9rem; opacity: .8; }
 img { max-width: 100%; height: auto; background: #fff; }
 pre { white-space: pre-wrap; padding: .6rem; background: #8882; font-size: .85rem; }
+@media (prefers-color-scheme: dark) { img { filter: invert(.92) hue-rotate(180deg); } }
 @media (max-width: 40rem) {
   th, td { padding: .35rem .4rem; }
   td:first-child { white-space: normal; min-width: 6rem; }
