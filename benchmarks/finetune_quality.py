@@ -7,8 +7,9 @@
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences, product_sentences and snips7, each
 with train and dev files (jsonl.gz).  The grids lie beside this script.  `few`: 500 rows to the end
 (ten epochs, ten seeds that draw rows of their own); `noisy`: 1,000 rows of which 40 % are labelled
-wrongly; `sizes`: the paper's sizes; all three with the curve over epochs of the plain model, and a
-fifth of the dev rows for temperatures and the epoch to stop at.  `controls`: all other methods on
+wrongly; `sizes`: the paper's sizes; `base`: 300 rows, six epochs, for `--model` of base size (half
+an hour a seed and task on one core); all four with the curve over epochs of the plain model, and
+a fifth of the dev rows for temperatures and the epoch to stop at.  `controls`: all other methods on
 SST-2 as in `few`.  `develop`: what was chosen from, on SST-2 alone.  The first comparison:
 `main`, GLUE tasks with SST-2 → IMDb; `shift`, IMDb → SST-2 and movie → product sentences; `why`,
 settings of JacHess one by one; `before`, norms of the encoder as it comes (a few steps at a rate of
@@ -59,6 +60,7 @@ GRIDS = {
     "controls": HERE / "finetune_controls.json",
     "noisy": HERE / "finetune_noisy.json",
     "sizes": HERE / "finetune_sizes.json",
+    "base": HERE / "finetune_base.json",
 }
 
 

@@ -31,8 +31,9 @@ def write_folders(data: Path) -> None:
 
 def test_the_grids_are_what_the_notes_say() -> None:
     rows = {"few": (500, 1500), "develop": (500, 500)}
-    rows |= {"sizes": (10000, 1000), "controls": (500, 500)}
+    rows |= {"sizes": (10000, 1000), "controls": (500, 500), "base": (300, 1000)}
     seeds = {"why": 3, "longer": 3, "before": 1, "few": 10, "develop": 4, "sizes": 3, "controls": 3}
+    seeds |= {"base": 3}
     for name, path in finetune_quality.GRIDS.items():
         content = json.loads(path.read_text())
         given = (content["train_size"], content["unlabelled_size"])
