@@ -1,6 +1,7 @@
 """Break every operator and every jet rule in turn, and see whether the tests notice.
 
     python -m python_tests.mutation [--of rules] [--only TEXT] [--part 1/10] [--without TEXT]
+                                    [--log FILE]
 
 The tests are collected once.  Each mutant is a forked process in which one operator of
 `torch.ops.jachess`, or the rules of one torch function, returns something wrong: a NaN, the wrong
@@ -14,7 +15,8 @@ the tests of that operator or rule until one fails.  A mutant is
 
 The unbroken code is run first, as the control.  Exit status 0: all were noticed; 1: one survived;
 2: the control failed.  ``--without TEXT`` leaves out the tests with TEXT in their name, which shows
-what they alone hold.
+what they alone hold.  ``--log FILE`` goes on from an earlier run: a mutant that the file says was
+noticed is not run again.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet import registry
+from jachess_ext.jet.rules import forward_mode
 
 HERE = Path(__file__).parent
 LIMIT = 300  # seconds a mutant may take; one that hangs is noticed
@@ -304,6 +307,8 @@ OTHER_TESTS = {
     "empty_like": ("jet/test_api.py", ""),
     "new_empty": ("jet/test_api.py", ""),
     "requires_grad_": ("jet/test_queries.py", "requires_grad"),
+    "_pack_padded_sequence": ("models/test_modules.py", "packed"),
+    "_pad_packed_sequence": ("models/test_modules.py", "packed"),
 }
 ON_A_GPU = ("cuda",)
 
@@ -339,6 +344,24 @@ def rule_mutants() -> Iterator[Mutant]:
         functions = rules_by_name()[name]
         install = _install_rule(functions, lambda rule, a=argument: _without(rule, a))
         yield Mutant(f"{name} / {argument} ignored", install, _of_functions(functions))
+    yield from _general_mutants()
+
+
+def _general_mutants() -> Iterator[Mutant]:
+    """torch's nested forward mode for functions without a rule: all of them broken at once."""
+    tests = Tests(["jet/test_operators.py"], lambda item: True)
+    for kind in STREAM_KINDS:
+        install = _install_rule((), lambda rule, kind=kind: _streams(rule, kind), general=True)
+        yield Mutant(f"general rule / {kind}", install, tests)
+    for check in ("_check", "_refuse_views"):
+        yield Mutant(f"general rule / {check} left out", _leave_out(check), tests)
+
+
+def _leave_out(check: str) -> Callable[[], None]:
+    def nothing(*_: Any) -> None:
+        SEEN.called = SEEN.changed = True
+
+    return lambda: setattr(forward_mode, check, nothing)
 
 
 RULE_ARGUMENTS = [
@@ -365,10 +388,15 @@ def _query_functions() -> set[Any]:
     return {function for row in QUERIES for function in row.functions()}
 
 
-def _install_rule(functions: Sequence[Any], wrap: Wrap) -> Callable[[], None]:
+def _install_rule(
+    functions: Sequence[Any], wrap: Wrap, *, general: bool = False
+) -> Callable[[], None]:
+    """Break the rules of ``functions``, or all that the general rule serves."""
+
     def install() -> None:
-        for function in functions:
-            registry._RULES[function] = wrap(registry._RULES[function])
+        rules = registry._GENERAL if general else registry._RULES
+        for function in [*rules] if general else functions:
+            rules[function] = wrap(rules[function])
 
     return install
 
@@ -509,9 +537,12 @@ def _in_a_fork(limit: int, job: Callable[[], int], quiet: bool = True) -> int:
 class Runner:
     """The plugin that takes the place of pytest's loop over the tests."""
 
-    def __init__(self, mutants: Sequence[Mutant], jobs: int, without: str | None) -> None:
-        self.mutants, self.jobs, self.without = mutants, jobs, without
-        self.results: dict[str, int] = {}
+    def __init__(
+        self, mutants: Sequence[Mutant], jobs: int, without: str | None, log: Path | None
+    ) -> None:
+        self.mutants, self.jobs, self.without, self.log = mutants, jobs, without, log
+        before = _noticed_before(log)
+        self.results = {m.name: NOTICED for m in mutants if m.name in before}
         self.control_passed = False
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -522,6 +553,8 @@ class Runner:
         needed = {id(item) for tests in chosen.values() for item in tests}
         control = [item for item in items if id(item) in needed]
         _say(f"{len(self.mutants)} mutants, {len(control)} tests; the unbroken code first")
+        # What its first call imports, every mutant would import anew: nine tenths of its time.
+        torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
         child = _in_a_fork(
             CONTROL_LIMIT, lambda: SURVIVED if run_tests(session, control) else 1, quiet=False
         )
@@ -533,6 +566,8 @@ class Runner:
     def _run_all(self, session: pytest.Session, chosen: dict[str, list[pytest.Item]]) -> None:
         running: dict[int, Mutant] = {}
         for mutant in self.mutants:
+            if mutant.name in self.results:
+                continue
             while len(running) >= self.jobs:
                 self._collect(running)
             tests = chosen[mutant.name]
@@ -550,6 +585,9 @@ class Runner:
         fine = code == NOTICED or (code == NO_EFFECT and mutant.constant)
         if not fine:
             _say(f"{WORDS[code]}: {mutant.name}")
+        if self.log:
+            with self.log.open("a") as file:
+                file.write(f"{WORDS[code]}: {mutant.name}\n")
 
     def survivors(self) -> list[str]:
         constant = {mutant.name for mutant in self.mutants if mutant.constant}
@@ -567,6 +605,12 @@ def _try(session: pytest.Session, mutant: Mutant, tests: Sequence[pytest.Item]) 
     return SURVIVED if SEEN.changed else NO_EFFECT if SEEN.called else NOT_CALLED
 
 
+def _noticed_before(log: Path | None) -> set[str]:
+    lines = log.read_text().splitlines() if log and log.exists() else []
+    start = f"{WORDS[NOTICED]}: "
+    return {line.removeprefix(start) for line in lines if line.startswith(start)}
+
+
 def _say(text: str) -> None:
     print(text, file=sys.__stdout__, flush=True)
 
@@ -578,6 +622,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", choices=("operators", "rules"), help="the mutants of these alone")
     parser.add_argument("--part", default="1/1", help="3/10: the third of every ten mutants")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--log", type=Path, help="write every result there, and go on from it")
     parser.add_argument("--list", action="store_true", help="print the mutants' names, run none")
     given = parser.parse_args(arguments)
     every = [] if given.of == "rules" else [*operator_mutants()]
@@ -587,7 +632,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.list or not mutants:
         _say("\n".join(mutant.name for mutant in mutants))
         return 0 if mutants else 2
-    runner = Runner(mutants, given.jobs, given.without)
+    runner = Runner(mutants, given.jobs, given.without, given.log)
     began = time.monotonic()
     files = sorted({file for mutant in mutants for file in mutant.tests.files})
     options = ["-q", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist"]

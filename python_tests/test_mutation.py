@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,19 @@ def test_without_its_tests_a_mutant_survives() -> None:
     found = run("--only", "softsign / gradient doubled", "--without", "test_backward_of_rule")
     assert found.returncode == 1, found.stdout
     assert "survived: softsign / gradient doubled" in found.stdout
+
+
+def test_a_log_is_gone_on_from(tmp_path: Path) -> None:
+    """What it says was noticed is taken from it; what survived is tried again."""
+    log = tmp_path / "log"
+    names = [f"softsign / {kind}" for kind in ("gradient doubled", "last number NaN")]
+    log.write_text(f"noticed: {names[0]}\nsurvived: {names[1]}\nnoticed: of another run\n")
+    found = run("--only", "softsign /", "--log", str(log))
+    assert found.returncode == 0, found.stdout
+    assert "8 mutants, 8 noticed, 0 survived" in found.stdout
+    lines = log.read_text().splitlines()[3:]
+    assert len(lines) == 7 and f"noticed: {names[1]}" in lines
+    assert f"noticed: {names[0]}" not in lines
 
 
 @pytest.mark.parametrize("arguments", [("--only", "no such mutant")])

@@ -62,8 +62,9 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
         x: floating-point tensor, the point of expansion; or a tuple, one entry for each argument
             of ``fn``; or another nest (list, dict, ...) of tensors, the one argument of ``fn``.
             The entries of a tuple may be nests, too.
-        directions: ``[q, *x.shape]``, q = 1..4; of several tensors, a nest like ``x``, with the
-            same q everywhere: direction i is the i-th slice of all of them together.
+        directions: ``[q, *x.shape]``, q = 1..4, of x's dtype and device; of several tensors, a
+            nest like ``x``, with the same q everywhere: direction i is the i-th slice of all of
+            them together.
         order: 1 (J u_i only) or 2 (also D²f[u_i, u_j] for all pairs i < j).
 
     Returns:
@@ -76,9 +77,10 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
     then not looked for, and goes through; nor is it within a transform of ``torch.func``.
 
     Raises:
-        TypeError: ``x`` holds something other than floating-point tensors.
-        ValueError: ``x`` is not finite; the directions' shape does not fit; order or q is outside
-            what is supported.
+        TypeError: ``x`` holds something other than floating-point tensors; the directions are no
+            tensor, or of another dtype.
+        ValueError: ``x`` is not finite; the directions' shape or device does not fit; order or q
+            is outside what is supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
     """
     if torch.compiler.is_dynamo_compiling():
@@ -180,11 +182,19 @@ def make_input(
             f"{theirs} hold {len(directions)} directions, but the tensors before them "
             f"{layout.directions}; expected the same number everywhere"
         )
+    if directions.dtype != x.dtype:
+        raise TypeError(
+            f"{theirs} are {directions.dtype}; expected {x.dtype}, the dtype of {name}: convert "
+            f"them with .to({x.dtype})"
+        )
     if directions.device != x.device:
-        raise ValueError(f"{theirs} are on {directions.device}, but {name} is on {x.device}")
+        raise ValueError(
+            f"{theirs} are on {directions.device}; expected {x.device}, where {name} is: move them "
+            f"with .to('{x.device}')"
+        )
     if layout is None:
         layout = begin_pass(len(directions), order)
-    parts = [x.unsqueeze(0), directions.to(x.dtype)]
+    parts = [x.unsqueeze(0), directions]
     if layout.pairs:
         parts.append(x.new_zeros(len(layout.pairs), *x.shape))
     with without_autocast(x.device.type):

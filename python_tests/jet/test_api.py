@@ -53,6 +53,22 @@ U = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual
         (X.tolist(), U, 2, TypeError, "x[0][0] must be a plain tensor, not float"),
         ([1.0], [U], 2, TypeError, "x[0] must be a plain tensor, not float"),
         (X, U.tolist(), 2, TypeError, "directions must be a tensor [q, *x.shape], not list"),
+        (
+            X,
+            U.float(),
+            2,
+            TypeError,
+            "directions are torch.float32; expected torch.float64, the dtype of x: convert them",
+        ),
+        (X, U.long(), 2, TypeError, "directions are torch.int64; expected torch.float64"),
+        (X, U * 1j, 1, TypeError, "directions are torch.complex128; expected torch.float64"),
+        (
+            X,
+            U.to("meta"),
+            2,
+            ValueError,
+            "directions are on meta; expected cpu, where x is: move them with .to('cpu')",
+        ),
     ],
 )
 def test_bad_input(x: Any, directions: Any, order: int, error: type, message: str) -> None:
@@ -95,6 +111,15 @@ def test_missing_rule_names_operation_module_and_decorator() -> None:
     ):
         assert part in str(caught.value)
     assert isinstance(caught.value, NotImplementedError)
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_a_jvp_s_missing_rule_names_operation_and_module(differentiable: bool) -> None:
+    model = nn.Sequential(nn.Tanh(), Block(torch.special.airy_ai))
+    with pytest.raises(jx.MissingJetRule) as caught:
+        jx.jvp(model, (X,), (U[0],), differentiable=differentiable)
+    for part in ("no jet rule for torch.special.airy_ai", "module Block '1' of Sequential"):
+        assert part in str(caught.value)
 
 
 def test_missing_rule_outside_a_module() -> None:
@@ -180,8 +205,8 @@ MEETINGS = {
 def test_jets_of_different_layouts_do_not_meet(name: str) -> None:
     """Three directions at order 1 and two at order 2 have four streams both."""
     x = X[:, :3]
-    first = make_input(x, torch.ones(3, 3, 3), order=1)
-    second = make_input(x, torch.ones(2, 3, 3), order=2)
+    first = make_input(x, torch.ones(3, 3, 3).double(), order=1)
+    second = make_input(x, torch.ones(2, 3, 3).double(), order=2)
     assert first.streams.shape == second.streams.shape
     with pytest.raises(ValueError, match="different layouts met"):
         MEETINGS[name](first, second)

@@ -323,12 +323,25 @@ def test_a_jet_of_a_nest() -> None:
             ValueError,
             "directions[1] hold 2 directions, but the tensors before them 1",
         ),
+        (
+            (randn(3), randn(2)),
+            (randn(1, 3), randn(1, 2).float()),
+            TypeError,
+            "directions[1] are torch.float32; expected torch.float64, the dtype of x[1]",
+        ),
+        (
+            (randn(3), torch.ones(2).long()),
+            (randn(1, 3), randn(1, 2)),
+            TypeError,
+            "x[1] has dtype torch.int64, but derivatives need a floating-point tensor",
+        ),
         ((randn(3), randn(2) / 0), (randn(1, 3),) * 2, ValueError, "x[1] contains NaN"),
     ],
 )
 def test_wrong_input_of_a_jet(x: Any, directions: Any, error: type, message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=re.escape(message)) as caught:
         jx.jet(lambda *given: given[0], x, directions)
+    assert "\n" not in str(caught.value)
 
 
 # ---- tangents without a graph: every rule, and what autograd keeps ------------------------------

@@ -107,7 +107,7 @@ def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[l
     return [[found[s][n] for s in range(layout.streams)] for n in range(len(found[0]))]
 
 
-def _named(name: str) -> Any:
+def named(name: str) -> Any:
     """The function called ``torch.…``; None in a release of torch that has none."""
     found: Any = torch
     for part in name.split(".")[1:]:
@@ -116,7 +116,7 @@ def _named(name: str) -> Any:
 
 
 for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
-    if (_function := _named(_name)) is not None:
+    if (_function := named(_name)) is not None:
         serve_generally(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
 
 
