@@ -146,7 +146,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(_options: Any = None) -> int:
     """Print the report; the exit code is 0 when nothing is broken, else 1."""
     found = report()
     built, gpu = found["built"], found["gpu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import re
@@ -21,13 +22,14 @@ from .ntk_arguments import NTKOptions
 from .ntk_data import class_numbers, load, make_batch, read_samples
 
 
-def run(options: NTKOptions) -> None:
+def run(given: argparse.Namespace) -> None:
     """Computes, saves and prints.
 
     Raises:
         DataError: model or file cannot be used; the output file cannot be written.
         TypeError, ValueError, RuntimeError: as `jx.ntk`.
     """
+    options = NTKOptions.of(given)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     _require_writable(options.out)

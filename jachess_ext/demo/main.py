@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+
 from ..progress import BarProgress
-from .run import Options, run
+from .arguments import from_namespace
+from .run import run
 from .terminal import print_table
 from .write import check_folder, write_outcome
 
 
-def show(options: Options) -> None:
-    """The whole demo, on a terminal and in `options.out`.
+def show(given: argparse.Namespace) -> None:
+    """The whole demo, on a terminal and in the folder --out.
 
     Raises:
         DataError: the data, the model or the output folder cannot be used.
         MissingExtra: a library the demo needs is not installed.
     """
+    options = from_namespace(given)
     check_folder(options.out)
     with BarProgress() as progress:
         outcome = run(options, progress)
