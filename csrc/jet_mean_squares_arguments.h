@@ -46,16 +46,28 @@ inline void check_index(const char* op, const std::optional<Tensor>& index, cons
         ": index is not on the device of x: move it there with .to(x.device).");
 }
 
-// How many dimensions the mean squares of the pairs are wanted of.
-inline int64_t chosen_count(const std::optional<Tensor>& index, const TokenRows& rows) {
-  if (rows.pairs == 0) return 0;
-  return index.has_value() ? index->size(0) : rows.channels;
+// The arguments checked, dense; count: of dimensions whose second-order mean square is wanted.
+struct MeanSquaresInputs {
+  TokenRows rows;
+  int64_t count;
+  Tensor x;
+  std::optional<Tensor> mask, index;
+};
+
+inline MeanSquaresInputs prepare_mean_squares(const char* op, const Tensor& x,
+                                              const std::optional<Tensor>& mask,
+                                              const std::optional<Tensor>& index, int64_t q) {
+  const TokenRows rows = token_rows(op, x, q);
+  check_mask(op, mask, x);
+  check_index(op, index, x);
+  const int64_t chosen = index.has_value() ? index->size(0) : rows.channels;
+  return {rows, rows.pairs == 0 ? 0 : chosen, torch::stable::contiguous(x), dense(mask),
+          dense(index)};
 }
 
-// An unwritten result [*leading, *x.shape[1:-1], *trailing] in the accumulation dtype.
-inline Tensor new_per_token(const Tensor& x, const std::vector<int64_t>& leading,
-                            const std::vector<int64_t>& trailing) {
-  std::vector<int64_t> shape = leading;
+// An unwritten result [*x.shape[1:-1], *trailing] in the accumulation dtype.
+inline Tensor new_per_token(const Tensor& x, const std::vector<int64_t>& trailing) {
+  std::vector<int64_t> shape;
   for (int64_t d = 1; d + 1 < x.dim(); ++d) shape.push_back(x.size(d));
   shape.insert(shape.end(), trailing.begin(), trailing.end());
   const ScalarType wide = wide_dtype(x.scalar_type());

@@ -1,6 +1,7 @@
 // The tensors of the normalisation operators, as the CPU and CUDA sides both see them.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -103,5 +104,79 @@ inline NormBackward prepare_norm_backward(const char* op, const char* forward, c
           new_wide_zeros(x, channels),
           mean.has_value() ? std::optional(new_wide_zeros(x, channels)) : std::nullopt};
 }
+
+// The operators of one device, around what both norms share there:
+//     Device::Guard                     for the time of a call, of x's device
+//     Device::forward<centred>(op, norm, weight, bias, eps, q)
+//     Device::backward<centred>(op, norm, weight, q, need_weight)
+// which fill the results; x is not empty.
+template <typename Device>
+struct NormOperators {
+  template <bool centred>
+  static NormForward forward(const char* op, const Tensor& x, const std::optional<Tensor>& residual,
+                             const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                             double eps, int64_t q) {
+    const typename Device::Guard guard(x.get_device());
+    const NormForward norm = prepare_norm(op, x, residual, weight, bias, q, centred);
+    if (!norm.empty()) Device::template forward<centred>(op, norm, weight, bias, eps, q);
+    return norm;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_jet(
+      const Tensor& x, const std::optional<Tensor>& residual, const std::optional<Tensor>& weight,
+      const std::optional<Tensor>& bias, double eps, int64_t q) {
+    const NormForward norm = forward<true>("layer_norm_jet", x, residual, weight, bias, eps, q);
+    return {norm.y, norm.sum, *norm.mean, norm.rstd};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> rms_norm_jet(const Tensor& x,
+                                                         const std::optional<Tensor>& residual,
+                                                         const std::optional<Tensor>& weight,
+                                                         double eps, int64_t q) {
+    const NormForward norm =
+        forward<false>("rms_norm_jet", x, residual, weight, std::nullopt, eps, q);
+    return {norm.y, norm.sum, norm.rstd};
+  }
+
+  template <bool centred>
+  static NormBackward backward(const char* op, const char* forward, const Tensor& gy,
+                               const std::optional<Tensor>& gsum, const Tensor& x,
+                               const std::optional<Tensor>& weight, int64_t q,
+                               const std::optional<Tensor>& mean, const Tensor& rstd,
+                               bool need_weight) {
+    const typename Device::Guard guard(x.get_device());
+    const NormBackward norm =
+        prepare_norm_backward(op, forward, gy, gsum, x, weight, q, mean, rstd, need_weight);
+    if (!norm.empty()) Device::template backward<centred>(op, norm, weight, q, need_weight);
+    return norm;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(
+      const Tensor& gy, const std::optional<Tensor>& gsum, const Tensor& x,
+      const std::optional<Tensor>& weight, double /*eps*/, int64_t q, const Tensor& mean,
+      const Tensor& rstd, bool need_weight) {
+    const NormBackward norm = backward<true>("layer_norm_jet_backward", "layer_norm_jet", gy, gsum,
+                                             x, weight, q, mean, rstd, need_weight);
+    return {norm.gx, norm.gweight, *norm.gbias};
+  }
+
+  static std::tuple<Tensor, Tensor> rms_norm_jet_backward(const Tensor& gy,
+                                                          const std::optional<Tensor>& gsum,
+                                                          const Tensor& x,
+                                                          const std::optional<Tensor>& weight,
+                                                          double /*eps*/, int64_t q,
+                                                          const Tensor& rstd, bool need_weight) {
+    const NormBackward norm = backward<false>("rms_norm_jet_backward", "rms_norm_jet", gy, gsum, x,
+                                              weight, q, std::nullopt, rstd, need_weight);
+    return {norm.gx, norm.gweight};
+  }
+
+  static void add_to(torch::stable::detail::StableLibrary& m) {
+    m.impl("layer_norm_jet", TORCH_BOX(&layer_norm_jet));
+    m.impl("layer_norm_jet_backward", TORCH_BOX(&layer_norm_jet_backward));
+    m.impl("rms_norm_jet", TORCH_BOX(&rms_norm_jet));
+    m.impl("rms_norm_jet_backward", TORCH_BOX(&rms_norm_jet_backward));
+  }
+};
 
 }  // namespace jachess

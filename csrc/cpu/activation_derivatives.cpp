@@ -5,28 +5,16 @@
 namespace jachess {
 namespace {
 
-template <Activation kind, typename T>
-JACHESS_CLONES void two_derivatives(const T* __restrict x, T* __restrict f0, T* __restrict f1,
-                                    T* __restrict f2, T* /*f3*/, int64_t n) {
+template <Activation kind, bool with_third, typename T>
+JACHESS_CLONES void derivatives(const T* __restrict x, T* __restrict f0, T* __restrict f1,
+                                T* __restrict f2, T* __restrict f3, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const Derivatives<T> d = ActivationOf<kind, T>::at(x[i]);
     f0[i] = d.f0;
     f1[i] = d.f1;
     f2[i] = d.f2;
-  }
-}
-
-template <Activation kind, typename T>
-JACHESS_CLONES void three_derivatives(const T* __restrict x, T* __restrict f0, T* __restrict f1,
-                                      T* __restrict f2, T* __restrict f3, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const Derivatives<T> d = ActivationOf<kind, T>::at(x[i]);
-    f0[i] = d.f0;
-    f1[i] = d.f1;
-    f2[i] = d.f2;
-    f3[i] = d.f3;
+    if constexpr (with_third) f3[i] = d.f3;
   }
 }
 
@@ -37,8 +25,8 @@ DerivativeLoop<T> derivative_loop(Activation kind, bool with_third) {
   switch (kind) {
 #define JACHESS_CASE(name)                                     \
   case Activation::name:                                       \
-    return with_third ? three_derivatives<Activation::name, T> \
-                      : two_derivatives<Activation::name, T>;
+    return with_third ? derivatives<Activation::name, true, T> \
+                      : derivatives<Activation::name, false, T>;
     JACHESS_FOR_EACH_ACTIVATION(JACHESS_CASE)
 #undef JACHESS_CASE
   }

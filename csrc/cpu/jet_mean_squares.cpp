@@ -86,6 +86,7 @@ JACHESS_CLONES void multiply_rows(const T* x, const A* g, A factor, int64_t n, T
 
 template <typename T>
 struct MeanSquares {
+  using Stored = T;
   using A = accumulate_t<T>;
   const T* x;
   TokenRows rows;
@@ -165,25 +166,27 @@ struct MeanSquares {
 // Rows of n elements that make a task worth a thread.
 int64_t grain_of(int64_t n) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, n)); }
 
+// Calls f(kernel) with the MeanSquares of the inputs' type.
+template <typename F>
+void with_kernel(const char* op, const MeanSquaresInputs& in, const F& f) {
+  dispatch_dtype(in.x.scalar_type(), [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    f(MeanSquares<T>{input<T>(in.x), in.rows, mask_of(in.mask),
+                     chosen_dimensions(op, in.index, in.rows.channels), !in.index.has_value(),
+                     in.count});
+  });
+}
+
 std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& index, int64_t q) {
   const char* op = "jet_mean_squares";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  check_index(op, index, x);
-  const Tensor dense_x = torch::stable::contiguous(x);
-  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
-  const int64_t count = chosen_count(index, rows);
-  Tensor first = new_per_token(x, {}, {}), second = new_per_token(x, {}, {count});
-  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const MeanSquares<T> kernel = {
-        input<T>(dense_x),   rows,
-        mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
-        !index.has_value(),  count};
-    auto *to_first = data<accumulate_t<T>>(first), *to_second = data<accumulate_t<T>>(second);
+  const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+  Tensor first = new_per_token(x, {}), second = new_per_token(x, {in.count});
+  with_kernel(op, in, [&](const auto& kernel) {
+    using A = typename std::decay_t<decltype(kernel)>::A;
+    A *to_first = data<A>(first), *to_second = data<A>(second);
     torch::stable::parallel_for(
-        0, rows.tokens, grain_of(rows.channels * rows.streams),
+        0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
         [&](int64_t begin, int64_t end) { kernel.forward(to_first, to_second, begin, end); });
   });
   return {first, second};
@@ -193,28 +196,19 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
                                  const std::optional<Tensor>& mask,
                                  const std::optional<Tensor>& index, int64_t q) {
   const char* op = "jet_mean_squares_backward";
-  const TokenRows rows = token_rows(op, x, q);
-  check_mask(op, mask, x);
-  check_index(op, index, x);
-  const int64_t count = chosen_count(index, rows);
-  check_gradient(op, "gfirst", gfirst, x, rows.tokens);
-  check_gradient(op, "gsecond", gsecond, x, rows.tokens * count);
-  const Tensor dense_x = torch::stable::contiguous(x);
+  const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+  check_gradient(op, "gfirst", gfirst, x, in.rows.tokens);
+  check_gradient(op, "gsecond", gsecond, x, in.rows.tokens * in.count);
   const Tensor g_first = torch::stable::contiguous(gfirst);
   const Tensor g_second = torch::stable::contiguous(gsecond);
-  const std::optional<Tensor> dense_mask = dense(mask), dense_index = dense(index);
-  Tensor gx = torch::stable::empty_like(dense_x);
-  dispatch_dtype(dense_x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    using A = accumulate_t<T>;
-    const MeanSquares<T> kernel = {
-        input<T>(dense_x),   rows,
-        mask_of(dense_mask), chosen_dimensions(op, dense_index, rows.channels),
-        !index.has_value(),  count};
+  Tensor gx = torch::stable::empty_like(in.x);
+  with_kernel(op, in, [&](const auto& kernel) {
+    using Kernel = std::decay_t<decltype(kernel)>;
+    using A = typename Kernel::A;
     const A *g1 = input<A>(g_first), *g2 = input<A>(g_second);
-    T* to = data<T>(gx);
+    auto* to = data<typename Kernel::Stored>(gx);
     torch::stable::parallel_for(
-        0, rows.tokens, grain_of(rows.channels * rows.streams),
+        0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
         [&](int64_t begin, int64_t end) { kernel.backward(g1, g2, to, begin, end); });
   });
   return gx;

@@ -3,8 +3,6 @@
 //
 // Weight gradients are summed over fixed chunks of rows, then over the chunks in order: the same
 // bits whatever the number of threads.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -110,39 +108,6 @@ void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweigh
   }
 }
 
-template <bool centred>
-NormForward norm_forward(const char* op, const Tensor& x, const std::optional<Tensor>& residual,
-                         const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                         double eps, int64_t q) {
-  NormForward norm = prepare_norm(op, x, residual, weight, bias, q, centred);
-  if (norm.empty()) return norm;
-  dispatch_dtype(x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    using A = accumulate_t<T>;
-    const int64_t n = norm.shape.n;
-    const std::vector<A> w = channels(weight, n, A(1)), b = channels(bias, n, A(0));
-    NormForwardData<T> pointers = {};
-    pointers.x = input<T>(norm.x);
-    pointers.weight = w.data();
-    pointers.bias = b.data();
-    pointers.y = data<T>(norm.y);
-    pointers.rstd = data<A>(norm.rstd);
-    pointers.shape = norm.shape;
-    if (centred) pointers.mean = data<A>(*norm.mean);
-    if (norm.residual.has_value()) {
-      pointers.residual = input<T>(*norm.residual);
-      pointers.sum = data<T>(norm.sum);
-    }
-    const int64_t grain = std::max<int64_t>(1, 8192 / (n * x.size(0)));
-    dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
-      torch::stable::parallel_for(0, norm.shape.rows, grain, [&](int64_t begin, int64_t end) {
-        norm_rows<centred, decltype(q_)::value, decltype(P_)::value, T>(pointers, eps, begin, end);
-      });
-    });
-  });
-  return norm;
-}
-
 // Adds the chunks' weight gradients in order.
 template <typename A>
 void add_chunks(const std::vector<A>& partial, int64_t chunks, int64_t n, A* gweight, A* gbias) {
@@ -155,92 +120,78 @@ void add_chunks(const std::vector<A>& partial, int64_t chunks, int64_t n, A* gwe
   }
 }
 
-template <bool centred>
-NormBackward norm_backward(const char* op, const char* forward, const Tensor& gy,
-                           const std::optional<Tensor>& gsum, const Tensor& x,
-                           const std::optional<Tensor>& weight, int64_t q,
-                           const std::optional<Tensor>& mean, const Tensor& rstd,
-                           bool need_weight) {
-  NormBackward norm =
-      prepare_norm_backward(op, forward, gy, gsum, x, weight, q, mean, rstd, need_weight);
-  if (norm.empty()) return norm;
-  const int64_t n = norm.shape.n, rows = norm.shape.rows;
-  const int64_t per_chunk = std::max(kMinRowsPerChunk, (rows + kMaxChunks - 1) / kMaxChunks);
-  const int64_t chunks = (rows + per_chunk - 1) / per_chunk;
-  dispatch_dtype(x.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    using A = accumulate_t<T>;
-    const std::vector<A> w = channels(weight, n, A(1));
-    const NormBackwardData<T> pointers = {input<T>(norm.gy),
-                                          norm.gsum.has_value() ? input<T>(*norm.gsum) : nullptr,
-                                          input<T>(norm.x),
-                                          w.data(),
-                                          centred ? input<A>(*norm.mean) : nullptr,
-                                          input<A>(norm.rstd),
-                                          data<T>(norm.gx),
-                                          norm.shape};
-    const int64_t wide = centred ? 2 * n : n;
-    std::vector<A> partial(need_weight ? static_cast<size_t>(chunks * wide) : 0, A(0));
-    dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
-      torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; ++c) {
-          A* gw = need_weight ? partial.data() + c * wide : nullptr;
-          A* gb = need_weight && centred ? gw + n : nullptr;
-          norm_rows_backward<centred, decltype(q_)::value, decltype(P_)::value, T>(
-              pointers, gw, gb, c * per_chunk, std::min(rows, (c + 1) * per_chunk));
-        }
+struct Cpu {
+  using Guard = NoGuard;
+
+  template <bool centred>
+  static void forward(const char* /*op*/, const NormForward& norm,
+                      const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                      double eps, int64_t q) {
+    dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      using A = accumulate_t<T>;
+      const int64_t n = norm.shape.n;
+      const std::vector<A> w = channels(weight, n, A(1)), b = channels(bias, n, A(0));
+      NormForwardData<T> pointers = {};
+      pointers.x = input<T>(norm.x);
+      pointers.weight = w.data();
+      pointers.bias = b.data();
+      pointers.y = data<T>(norm.y);
+      pointers.rstd = data<A>(norm.rstd);
+      pointers.shape = norm.shape;
+      if (centred) pointers.mean = data<A>(*norm.mean);
+      if (norm.residual.has_value()) {
+        pointers.residual = input<T>(*norm.residual);
+        pointers.sum = data<T>(norm.sum);
+      }
+      const int64_t grain = std::max<int64_t>(1, 8192 / (n * norm.x.size(0)));
+      dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
+        torch::stable::parallel_for(0, norm.shape.rows, grain, [&](int64_t begin, int64_t end) {
+          norm_rows<centred, decltype(q_)::value, decltype(P_)::value, T>(pointers, eps, begin,
+                                                                          end);
+        });
       });
     });
-    if (need_weight)
-      add_chunks(partial, chunks, n, data<A>(norm.gweight),
-                 centred ? data<A>(*norm.gbias) : nullptr);
-  });
-  return norm;
-}
+  }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_jet(const Tensor& x,
-                                                          const std::optional<Tensor>& residual,
-                                                          const std::optional<Tensor>& weight,
-                                                          const std::optional<Tensor>& bias,
-                                                          double eps, int64_t q) {
-  const NormForward norm = norm_forward<true>("layer_norm_jet", x, residual, weight, bias, eps, q);
-  return {norm.y, norm.sum, *norm.mean, norm.rstd};
-}
-
-std::tuple<Tensor, Tensor, Tensor> rms_norm_jet(const Tensor& x,
-                                                const std::optional<Tensor>& residual,
-                                                const std::optional<Tensor>& weight, double eps,
-                                                int64_t q) {
-  const NormForward norm =
-      norm_forward<false>("rms_norm_jet", x, residual, weight, std::nullopt, eps, q);
-  return {norm.y, norm.sum, norm.rstd};
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_jet_backward(
-    const Tensor& gy, const std::optional<Tensor>& gsum, const Tensor& x,
-    const std::optional<Tensor>& weight, double /*eps*/, int64_t q, const Tensor& mean,
-    const Tensor& rstd, bool need_weight) {
-  const NormBackward norm = norm_backward<true>("layer_norm_jet_backward", "layer_norm_jet", gy,
-                                                gsum, x, weight, q, mean, rstd, need_weight);
-  return {norm.gx, norm.gweight, *norm.gbias};
-}
-
-std::tuple<Tensor, Tensor> rms_norm_jet_backward(const Tensor& gy,
-                                                 const std::optional<Tensor>& gsum, const Tensor& x,
-                                                 const std::optional<Tensor>& weight,
-                                                 double /*eps*/, int64_t q, const Tensor& rstd,
-                                                 bool need_weight) {
-  const NormBackward norm = norm_backward<false>("rms_norm_jet_backward", "rms_norm_jet", gy, gsum,
-                                                 x, weight, q, std::nullopt, rstd, need_weight);
-  return {norm.gx, norm.gweight};
-}
+  template <bool centred>
+  static void backward(const char* /*op*/, const NormBackward& norm,
+                       const std::optional<Tensor>& weight, int64_t q, bool need_weight) {
+    const int64_t n = norm.shape.n, rows = norm.shape.rows;
+    const int64_t per_chunk = std::max(kMinRowsPerChunk, (rows + kMaxChunks - 1) / kMaxChunks);
+    const int64_t chunks = (rows + per_chunk - 1) / per_chunk;
+    dispatch_dtype(norm.x.scalar_type(), [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      using A = accumulate_t<T>;
+      const std::vector<A> w = channels(weight, n, A(1));
+      const NormBackwardData<T> pointers = {input<T>(norm.gy),
+                                            norm.gsum.has_value() ? input<T>(*norm.gsum) : nullptr,
+                                            input<T>(norm.x),
+                                            w.data(),
+                                            centred ? input<A>(*norm.mean) : nullptr,
+                                            input<A>(norm.rstd),
+                                            data<T>(norm.gx),
+                                            norm.shape};
+      const int64_t wide = centred ? 2 * n : n;
+      std::vector<A> partial(need_weight ? static_cast<size_t>(chunks * wide) : 0, A(0));
+      dispatch_streams(q, norm.pairs, [&](auto q_, auto P_) {
+        torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+          for (int64_t c = begin; c < end; ++c) {
+            A* gw = need_weight ? partial.data() + c * wide : nullptr;
+            A* gb = need_weight && centred ? gw + n : nullptr;
+            norm_rows_backward<centred, decltype(q_)::value, decltype(P_)::value, T>(
+                pointers, gw, gb, c * per_chunk, std::min(rows, (c + 1) * per_chunk));
+          }
+        });
+      });
+      if (need_weight)
+        add_chunks(partial, chunks, n, data<A>(norm.gweight),
+                   centred ? data<A>(*norm.gbias) : nullptr);
+    });
+  }
+};
 
 }  // namespace
 }  // namespace jachess
 
-STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
-  m.impl("layer_norm_jet", TORCH_BOX(&jachess::layer_norm_jet));
-  m.impl("layer_norm_jet_backward", TORCH_BOX(&jachess::layer_norm_jet_backward));
-  m.impl("rms_norm_jet", TORCH_BOX(&jachess::rms_norm_jet));
-  m.impl("rms_norm_jet_backward", TORCH_BOX(&jachess::rms_norm_jet_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) { jachess::NormOperators<jachess::Cpu>::add_to(m); }

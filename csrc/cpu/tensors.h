@@ -6,10 +6,15 @@
 
 #include <vector>
 
-#include "../checks.h"
+#include "../tensor_kinds.h"
 #include "simd.h"
 
 namespace jachess {
+
+// What a GPU's DeviceGuard is on the CPU.
+struct NoGuard {
+  explicit NoGuard(int32_t) {}
+};
 
 template <typename T>
 const T* input(const Tensor& t) {
@@ -21,19 +26,9 @@ T* data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-// Calls f with a null pointer of the storage type: double, float, BFloat16 or Half.
 template <typename F>
 void dispatch_dtype(ScalarType dtype, const F& f) {
-  switch (dtype) {
-    case ScalarType::Double:
-      return f(static_cast<double*>(nullptr));
-    case ScalarType::Float:
-      return f(static_cast<float*>(nullptr));
-    case ScalarType::BFloat16:
-      return f(static_cast<BFloat16*>(nullptr));
-    default:
-      return f(static_cast<Half*>(nullptr));
-  }
+  dispatch_storage(storage_of(dtype), f);
 }
 
 // A per-channel parameter of any dtype as n values of T; `missing` fills in for none.

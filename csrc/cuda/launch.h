@@ -109,19 +109,4 @@ __device__ inline T block_max(T value) {
   return top;
 }
 
-// Calls f with a null pointer of the storage type.
-template <typename F>
-int dispatch_storage(Storage storage, const F& f) {
-  switch (storage) {
-    case Storage::f64:
-      return f(static_cast<double*>(nullptr));
-    case Storage::f32:
-      return f(static_cast<float*>(nullptr));
-    case Storage::bf16:
-      return f(static_cast<BFloat16*>(nullptr));
-    default:
-      return f(static_cast<Half*>(nullptr));
-  }
-}
-
 }  // namespace jachess
