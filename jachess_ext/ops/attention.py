@@ -74,31 +74,9 @@ def _check_mask(mask: Tensor | None, query: Tensor, keys: int) -> None:
         )
 
 
-def _check_settings(settings: AttentionSettings) -> None:
-    left, right = settings.window
-    if left < -1 or right < -1:
-        raise ValueError(
-            f"{_OP}: window is {settings.window}; expected how many keys to the left and to the "
-            "right take part, −1 for no limit."
-        )
-    if not (math.isfinite(settings.softcap) and settings.softcap >= 0):
-        raise ValueError(
-            f"{_OP}: softcap is {settings.softcap}; expected a positive bound, or 0 for none."
-        )
-    if not 0 <= settings.dropout_p < 1:
-        raise ValueError(
-            f"{_OP}: dropout_p is {settings.dropout_p}; expected a probability below 1, or 0 for "
-            "no dropout."
-        )
-    if not -(2**63) <= settings.dropout_seed < 2**63:
-        raise ValueError(
-            f"{_OP}: dropout_seed is {settings.dropout_seed}; expected 64 bits, −2⁶³ to 2⁶³ − 1: "
-            "reduce it."
-        )
-
-
-def _settings(
-    query: Tensor,
+def _checked(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
     q: int,
     scale: float | None,
     causal: bool,
@@ -107,11 +85,29 @@ def _settings(
     dropout_p: float,
     dropout_seed: int,
 ) -> AttentionSettings:
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    """The settings, after a check of all arguments."""
+    query, key, _ = tensors
+    _check_tensors(*tensors, q)
+    _check_mask(mask, query, key.shape[3])
     left, right = window
-    return AttentionSettings(
-        q, scale, causal, (left, right), softcap or 0.0, dropout_p, dropout_seed
-    )
+    if left < -1 or right < -1:
+        raise ValueError(
+            f"{_OP}: window is {(left, right)}; expected how many keys to the left and to the "
+            "right take part, −1 for no limit."
+        )
+    softcap = softcap or 0.0
+    if not (math.isfinite(softcap) and softcap >= 0):
+        raise ValueError(f"{_OP}: softcap is {softcap}; expected a positive bound, or 0 for none.")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(
+            f"{_OP}: dropout_p is {dropout_p}; expected a probability below 1, or 0 for no dropout."
+        )
+    if not -(2**63) <= dropout_seed < 2**63:
+        raise ValueError(
+            f"{_OP}: dropout_seed is {dropout_seed}; expected 64 bits, −2⁶³ to 2⁶³ − 1: reduce it."
+        )
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    return AttentionSettings(q, scale, causal, left, right, softcap, dropout_p, dropout_seed)
 
 
 def attention_jet_reference(
@@ -133,10 +129,9 @@ def attention_jet_reference(
 
     Args, returns and raises: as `attention_jet`. 16-bit types are computed in fp32.
     """
-    _check_tensors(query, key, value, q)
-    _check_mask(mask, query, key.shape[3])
-    settings = _settings(query, q, scale, causal, window, softcap, dropout_p, dropout_seed)
-    _check_settings(settings)
+    settings = _checked(
+        *((query, key, value), mask, q, scale, causal, window, softcap, dropout_p, dropout_seed)
+    )
     return attention_formula(query, key, value, mask, settings)
 
 
@@ -186,10 +181,9 @@ def attention_jet(
             requires a gradient; on CUDA a head size above 256.
         TypeError: dtypes or devices that differ, or are not supported.
     """
-    _check_tensors(query, key, value, q)
-    _check_mask(mask, query, key.shape[3])
-    settings = _settings(query, q, scale, causal, window, softcap, dropout_p, dropout_seed)
-    _check_settings(settings)
+    settings = _checked(
+        *((query, key, value), mask, q, scale, causal, window, softcap, dropout_p, dropout_seed)
+    )
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{_OP}: mask requires a gradient, which this operator does not give: detach it, or "
@@ -203,25 +197,7 @@ def attention_jet(
             f"{_OP}: the head size is {largest}; the CUDA kernels serve up to "
             f"{_MAX_HEAD_SIZE_CUDA}: use attention_jet_reference."
         )
-    return torch.ops.jachess.attention_jet(query, key, value, mask, *_arguments(settings))[0]
-
-
-def _arguments(settings: AttentionSettings) -> tuple[Any, ...]:
-    """The settings in the order of the operators' schemas."""
-    return (
-        settings.q,
-        settings.scale,
-        settings.causal,
-        *settings.window,
-        settings.softcap,
-        settings.dropout_p,
-        settings.dropout_seed,
-    )
-
-
-def _settings_of(arguments: tuple[Any, ...]) -> AttentionSettings:
-    q, scale, causal, left, right, softcap, dropout_p, dropout_seed = arguments
-    return AttentionSettings(q, scale, causal, (left, right), softcap, dropout_p, dropout_seed)
+    return torch.ops.jachess.attention_jet(query, key, value, mask, *settings)[0]
 
 
 # ---- registrations: fake kernels and autograd ----------------------------------------------
@@ -268,7 +244,7 @@ def _save_backward(
 
 def _backward_of_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     gy, query, key, value, mask = ctx.saved_tensors
-    settings = _settings_of(ctx.arguments)
+    settings = AttentionSettings(*ctx.arguments)
     gradients = gradient_of_backward(
         lambda query, key, value: attention_formula(query, key, value, mask, settings),
         [query, key, value],

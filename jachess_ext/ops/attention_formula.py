@@ -7,12 +7,13 @@ after the softmax.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .checks import pair_list, widened
+from .checks import widened
+from .jet_formulas import pointwise_jet, product_jet
 from .philox import philox4x32_10
 from .softmax import softmax_jet_reference
 
@@ -20,33 +21,23 @@ DROPOUT_COUNTER = 0x4A414354
 """Last word of the counters of attention's dropout ("JACT"), which nothing else draws from."""
 
 
-@dataclass(frozen=True)
-class AttentionSettings:
-    """What shapes the attention apart from its tensors; see `attention_jet`."""
+class AttentionSettings(NamedTuple):
+    """What shapes the attention apart from its tensors, as in the operator's schema; the window's
+    ends are `left` and `right`. See `attention_jet`."""
 
     q: int
     scale: float
     causal: bool
-    window: tuple[int, int]
+    left: int
+    right: int
     softcap: float
     dropout_p: float
     dropout_seed: int
 
 
-def leibniz_terms(q: int, streams: int) -> list[list[tuple[int, int]]]:
-    """For every stream of a product a b, the pairs (stream of a, stream of b) summed in it."""
-    terms = [[(0, 0)], *([(1 + i, 0), (0, 1 + i)] for i in range(q))]
-    if streams > 1 + q:
-        for n, (i, j) in enumerate(pair_list(q)):
-            ij = 1 + q + n
-            terms.append([(ij, 0), (1 + i, 1 + j), (1 + j, 1 + i), (0, ij)])
-    return terms
-
-
 def _matmul_jet(a: Tensor, b: Tensor, q: int) -> Tensor:
     """The jet of a b for stacks [S, ..., m, k], [S, ..., k, n] that broadcast behind S."""
-    terms = leibniz_terms(q, a.shape[0])
-    return torch.stack([sum(a[m] @ b[n] for m, n in of_stream) for of_stream in terms])  # type: ignore[misc]
+    return torch.stack(product_jet(list(a.unbind(0)), list(b.unbind(0)), q, torch.matmul))
 
 
 def _softcap_jet(s: Tensor, softcap: float, q: int) -> Tensor:
@@ -54,11 +45,7 @@ def _softcap_jet(s: Tensor, softcap: float, q: int) -> Tensor:
     t = torch.tanh(s[0] / softcap)
     f1 = 4 * torch.sigmoid(2 * s[0] / softcap) * torch.sigmoid(-2 * s[0] / softcap)
     f2 = -2 / softcap * t * f1
-    y = [softcap * t, *(f1 * s[1 + i] for i in range(q))]
-    if s.shape[0] > 1 + q:
-        for n, (i, j) in enumerate(pair_list(q)):
-            y.append(f1 * s[1 + q + n] + f2 * s[1 + i] * s[1 + j])
-    return torch.stack(y)
+    return torch.stack(pointwise_jet(softcap * t, f1, f2, list(s.unbind(0)), q))
 
 
 def visible_keys(
@@ -104,7 +91,8 @@ def _with_mask(s: Tensor, mask: Tensor | None, settings: AttentionSettings) -> T
         primal = primal.masked_fill(mask.logical_not(), -math.inf)
     elif mask is not None:
         primal = primal + mask.to(primal.dtype)
-    visible = visible_keys(s.shape[-2], s.shape[-1], settings.causal, settings.window, s.device)
+    window = (settings.left, settings.right)
+    visible = visible_keys(s.shape[-2], s.shape[-1], settings.causal, window, s.device)
     if visible is not None:
         primal = primal.masked_fill(visible.logical_not(), -math.inf)
     return torch.cat([primal[None], s[1:]])

@@ -12,11 +12,14 @@ def pair_list(q: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(q) for j in range(i + 1, q)]
 
 
-def check_jet(op: str, x: Tensor, q: int, name: str = "x") -> None:
+def check_jet(op: str, x: Tensor, q: int, name: str = "x", last: str | None = None) -> None:
     """Refuse what is not a stack of jet streams [S, ...] of q directions; `name` names x.
 
+    Args:
+        last: what the last dimension is, where there must be one behind the streams.
+
     Raises:
-        ValueError: q is not 1..4, or S is neither 1 + q nor 1 + q + q(q-1)/2.
+        ValueError: q is not 1..4, S is neither 1 + q nor 1 + q + q(q-1)/2, or no last dimension.
         TypeError: x is not fp64, fp32, bf16 or fp16.
     """
     if not 1 <= q <= MAX_DIRECTIONS:
@@ -34,6 +37,11 @@ def check_jet(op: str, x: Tensor, q: int, name: str = "x") -> None:
         raise ValueError(
             f"{op}: {name} has shape {list(x.shape)}; q = {q} expects {first} (first order) or "
             f"{second} (second order) streams in front, [S, ...]: stack them with torch.stack."
+        )
+    if last is not None and x.dim() < 2:
+        raise ValueError(
+            f"{op}: {name} has shape {list(x.shape)}; expected [S, ..., D], streams in front and "
+            f"{last} last."
         )
 
 
@@ -58,22 +66,6 @@ def check_same(op: str, name: str, t: Tensor, x: Tensor, like: str = "x") -> Non
             f"{op}: {name} is on {t.device} but {like} is on {x.device}: move it with "
             f".to({like}.device)."
         )
-
-
-def check_normalised(op: str, x: Tensor, residual: Tensor | None) -> None:
-    """Refuse an x that has no dimension to normalise, or a residual that is not like x.
-
-    Raises:
-        ValueError: x is not [S, ..., D], or the residual has another shape or device.
-        TypeError: the residual has another dtype.
-    """
-    if x.dim() < 2:
-        raise ValueError(
-            f"{op}: x has shape {list(x.shape)}; expected [S, ..., D], streams in front and the "
-            "normalised dimension last."
-        )
-    if residual is not None:
-        check_same(op, "residual", residual, x)
 
 
 def check_channels(op: str, name: str, parameter: Tensor | None, x: Tensor) -> None:

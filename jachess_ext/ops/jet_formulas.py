@@ -1,5 +1,7 @@
 """The jet rules (docs/how_it_works.md) of the operators' references, on lists of streams."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,12 +42,22 @@ def rsqrt_jet(v: list[Tensor], eps: float, q: int) -> list[Tensor]:
     return out
 
 
-def product_jet(a: list[Tensor], b: list[Tensor], q: int) -> list[Tensor]:
-    """Leibniz: y_i = a_i b_0 + a_0 b_i; y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij."""
-    y = [a[0] * b[0], *(a[1 + i] * b[0] + a[0] * b[1 + i] for i in range(q))]
+def product_jet(
+    a: list[Tensor],
+    b: list[Tensor],
+    q: int,
+    times: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+) -> list[Tensor]:
+    """Leibniz: y_i = a_i b_0 + a_0 b_i; y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
+
+    Args:
+        times: the product, which need not commute.
+    """
+    y = [times(a[0], b[0])]
+    y += [times(a[1 + i], b[0]) + times(a[0], b[1 + i]) for i in range(q)]
     if len(a) > 1 + q:
         for p, (i, j) in enumerate(pair_list(q)):
             ij = 1 + q + p
-            cross = a[1 + i] * b[1 + j] + a[1 + j] * b[1 + i]
-            y.append(a[ij] * b[0] + cross + a[0] * b[ij])
+            cross = times(a[1 + i], b[1 + j]) + times(a[1 + j], b[1 + i])
+            y.append(times(a[ij], b[0]) + cross + times(a[0], b[ij]))
     return y

@@ -21,12 +21,7 @@ from .registration import register_operator
 
 
 def _check(op: str, x: Tensor, q: int, mask: Tensor | None, index: Tensor | None = None) -> None:
-    check_jet(op, x, q)
-    if x.dim() < 2:
-        raise ValueError(
-            f"{op}: x has shape {list(x.shape)}; expected [S, ..., D], streams in front and the "
-            "dimension to sum over last."
-        )
+    check_jet(op, x, q, last="the dimension to sum over")
     if mask is not None and (mask.shape != x.shape[1:-1] or mask.dtype != torch.bool):
         raise ValueError(
             f"{op}: mask is {mask.dtype} {list(mask.shape)}; expected bool "

@@ -16,23 +16,13 @@ from torch.autograd import forward_ad
 
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
+_WITH_BACKWARD = (
+    *("activation_jet", "attention_jet", "gated_activation_jet", "jet_mean_squares"),
+    *("layer_norm_jet", "rms_norm_jet", "softmax_jet"),
+)
 _OPERATORS = (
-    "activation_jet",
-    "activation_jet_backward",
-    "attention_jet",
-    "attention_jet_backward",
-    "gated_activation_jet",
-    "gated_activation_jet_backward",
-    "jet_mean_squares",
-    "jet_mean_squares_backward",
-    "layer_norm_jet",
-    "layer_norm_jet_backward",
-    "ntk_gram",
-    "rms_norm_jet",
-    "rms_norm_jet_backward",
-    "sample_directions",
-    "softmax_jet",
-    "softmax_jet_backward",
+    *("ntk_gram", "sample_directions"),
+    *(name + end for name in _WITH_BACKWARD for end in ("", "_backward")),
 )
 
 

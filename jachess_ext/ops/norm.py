@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_channels, check_jet, check_normalised, widened
+from .checks import check_channels, check_jet, check_same, widened
 from .jet_formulas import mean_square_jet, product_jet, rsqrt_jet
 from .library import available
 from .registration import contiguous_like, gradient_of_backward, register
 
 
-def _check(
-    op: str, x: Tensor, residual: Tensor | None, channels: dict[str, Tensor | None], q: int
-) -> None:
-    check_jet(op, x, q)
-    check_normalised(op, x, residual)
+def _check(op: str, x: Tensor, residual: Tensor | None, q: int, **channels: Tensor | None) -> None:
+    """`channels`: weight and, of a layer norm, bias."""
+    check_jet(op, x, q, last="the normalised dimension")
+    if residual is not None:
+        check_same(op, "residual", residual, x)
     for name, parameter in channels.items():
         check_channels(op, name, parameter, x)
 
@@ -50,7 +50,7 @@ def layer_norm_jet_reference(
 
     Args, returns and raises: as `layer_norm_jet`. 16-bit types are computed in fp32.
     """
-    _check("layer_norm_jet", x, None, {"weight": weight, "bias": bias}, q)
+    _check("layer_norm_jet", x, None, q, weight=weight, bias=bias)
     return _reference(x, weight, bias, eps, q, centred=True)
 
 
@@ -59,7 +59,7 @@ def rms_norm_jet_reference(x: Tensor, weight: Tensor | None, eps: float, q: int)
 
     Args, returns and raises: as `rms_norm_jet`. 16-bit types are computed in fp32.
     """
-    _check("rms_norm_jet", x, None, {"weight": weight}, q)
+    _check("rms_norm_jet", x, None, q, weight=weight)
     return _reference(x, weight, None, eps, q, centred=False)
 
 
@@ -70,7 +70,7 @@ def add_layer_norm_jet_reference(
 
     Args, returns and raises: as `add_layer_norm_jet`.
     """
-    _check("add_layer_norm_jet", x, residual, {"weight": weight, "bias": bias}, q)
+    _check("add_layer_norm_jet", x, residual, q, weight=weight, bias=bias)
     total = x + residual
     return _reference(total, weight, bias, eps, q, centred=True), total
 
@@ -82,7 +82,7 @@ def add_rms_norm_jet_reference(
 
     Args, returns and raises: as `add_rms_norm_jet`.
     """
-    _check("add_rms_norm_jet", x, residual, {"weight": weight}, q)
+    _check("add_rms_norm_jet", x, residual, q, weight=weight)
     total = x + residual
     return _reference(total, weight, None, eps, q, centred=False), total
 
@@ -109,7 +109,7 @@ def layer_norm_jet(
             on x's device.
         TypeError: a dtype other than the four.
     """
-    _check("layer_norm_jet", x, None, {"weight": weight, "bias": bias}, q)
+    _check("layer_norm_jet", x, None, q, weight=weight, bias=bias)
     if not available("layer_norm_jet", x.device):
         return _reference(x, weight, bias, eps, q, centred=True)
     return torch.ops.jachess.layer_norm_jet(x, None, weight, bias, eps, q)[0]
@@ -133,7 +133,7 @@ def add_layer_norm_jet(
     Raises:
         ValueError, TypeError: as `layer_norm_jet`, and for a residual that is not like x.
     """
-    _check("add_layer_norm_jet", x, residual, {"weight": weight, "bias": bias}, q)
+    _check("add_layer_norm_jet", x, residual, q, weight=weight, bias=bias)
     if not available("layer_norm_jet", x.device):
         return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q)
     y, total, _, _ = torch.ops.jachess.layer_norm_jet(x, residual, weight, bias, eps, q)
@@ -160,7 +160,7 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor
             device.
         TypeError: a dtype other than the four.
     """
-    _check("rms_norm_jet", x, None, {"weight": weight}, q)
+    _check("rms_norm_jet", x, None, q, weight=weight)
     if not available("rms_norm_jet", x.device):
         return _reference(x, weight, None, eps, q, centred=False)
     return torch.ops.jachess.rms_norm_jet(x, None, weight, eps, q)[0]
@@ -184,7 +184,7 @@ def add_rms_norm_jet(
     Raises:
         ValueError, TypeError: as `rms_norm_jet`, and for a residual that is not like x.
     """
-    _check("add_rms_norm_jet", x, residual, {"weight": weight}, q)
+    _check("add_rms_norm_jet", x, residual, q, weight=weight)
     if not available("rms_norm_jet", x.device):
         return add_rms_norm_jet_reference(x, residual, weight, eps, q)
     y, total, _ = torch.ops.jachess.rms_norm_jet(x, residual, weight, eps, q)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .ntk_operands import check_operands, fake_kernel, kernel_serves, widened
+from .library import available
+from .ntk_operands import check_operands, differentiated, fake_kernel, wide_dtype, widened
 from .registration import register_without_derivative
 
 _TILE_POSITIONS = 512  # a side of a tile of the reference: its Gram matrices stay in cache
@@ -50,9 +51,10 @@ def ntk_gram(
             the other.
         TypeError: a dtype other than the four, or several.
     """
-    check_operands("ntk_gram", inputs, cotangents, other_inputs, other_cotangents)
-    if not kernel_serves("ntk_gram", inputs, cotangents, other_inputs, other_cotangents):
-        return ntk_gram_reference(inputs, cotangents, other_inputs, other_cotangents)
+    operands = (inputs, cotangents, other_inputs, other_cotangents)
+    check_operands("ntk_gram", *operands)
+    if not available("ntk_gram", inputs.device) or differentiated(*operands):
+        return ntk_gram_reference(*operands)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])
     )
@@ -74,18 +76,17 @@ def ntk_gram_reference(
     right_cotangents = cotangents if other_cotangents is None else other_cotangents
     outputs, count, positions, _ = cotangents[0].shape
     other_count, other_positions = right.shape[:2]
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    kernel = inputs.new_zeros(outputs, count, outputs, other_count, dtype=dtype)
+    kernel = inputs.new_zeros(outputs, count, outputs, other_count, dtype=wide_dtype(inputs))
     if not positions or not other_positions:
         return kernel
     step = max(1, _TILE_POSITIONS // positions)
     other_step = max(1, _TILE_POSITIONS // other_positions)
     for i in range(0, count, step):
         rows = slice(i, i + step)
-        a, deltas = _flat(inputs, cotangents, rows, dtype)
+        a, deltas = _flat(inputs, cotangents, rows)
         for j in range(i if symmetric else 0, other_count, other_step):
             columns = slice(j, j + other_step)
-            b, others = _flat(right, right_cotangents, columns, dtype)
+            b, others = _flat(right, right_cotangents, columns)
             tile = _tile(a, deltas, b, others, positions, other_positions)
             if symmetric and i == j:
                 tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
@@ -117,11 +118,9 @@ def _tile(
     return tile
 
 
-def _flat(
-    inputs: Tensor, cotangents: Sequence[Tensor], rows: slice, dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor]]:
+def _flat(inputs: Tensor, cotangents: Sequence[Tensor], rows: slice) -> tuple[Tensor, list[Tensor]]:
     """Samples and positions as one dimension, of these rows."""
-    a, deltas = widened(inputs[rows], [delta[:, rows] for delta in cotangents], dtype)
+    a, deltas = widened(inputs[rows], [delta[:, rows] for delta in cotangents])
     return a.flatten(0, 1), [delta.flatten(1, 2) for delta in deltas]
 
 

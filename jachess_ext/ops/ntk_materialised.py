@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .gemm import rows_times
-from .ntk_operands import check_operands, differentiated, widened
+from .ntk_operands import check_operands, differentiated, widened_sides
 
 WORKSPACE = 128 * 2**20
 # Measured on a Zen 4 core (1 MiB of L2, 32 MiB of L3), of the rate of large products: blocks of 3
@@ -64,20 +64,17 @@ def ntk_materialised(
             f"ntk_materialised: workspace is {workspace}; expected bytes that it may take, at "
             "least 1."
         )
-    check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
-    if differentiated(inputs, cotangents, other_inputs, other_cotangents):
-        return ntk_materialised_reference(inputs, cotangents, other_inputs, other_cotangents)
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    a, deltas = widened(inputs, cotangents, dtype)
-    b, others = a, deltas
-    if other_inputs is not None and other_cotangents is not None:
-        b, others = widened(other_inputs, other_cotangents, dtype)
+    operands = (inputs, cotangents, other_inputs, other_cotangents)
+    check_operands("ntk_materialised", *operands)
+    if differentiated(*operands):
+        return ntk_materialised_reference(*operands)
+    a, deltas, b, others = widened_sides(*operands)
     symmetric = other_inputs is None
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(count * outputs, other_count * outputs)
     for delta, other in zip(deltas, others, strict=True):
         vectors = outputs * (count if symmetric else count + other_count)
-        row_bytes = max(1, vectors * a.shape[-1] * dtype.itemsize)
+        row_bytes = max(1, vectors * a.shape[-1] * a.itemsize)
         step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
         step = max(1, min(step, delta.shape[-1]))
         # written into the same memory again and again: fresh pages would cost more than the product
@@ -121,12 +118,9 @@ def ntk_materialised_reference(
 
     Args, returns and raises: as `ntk_materialised`.
     """
-    check_operands("ntk_materialised", inputs, cotangents, other_inputs, other_cotangents)
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    a, deltas = widened(inputs, cotangents, dtype)
-    b, others = a, deltas
-    if other_inputs is not None and other_cotangents is not None:
-        b, others = widened(other_inputs, other_cotangents, dtype)
+    operands = (inputs, cotangents, other_inputs, other_cotangents)
+    check_operands("ntk_materialised", *operands)
+    a, deltas, b, others = widened_sides(*operands)
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(outputs * count, outputs * other_count)
     for delta, other in zip(deltas, others, strict=True):

@@ -8,29 +8,33 @@ import torch
 from torch import Tensor
 
 from .checks import DTYPES
-from .library import available, transformed
+from .library import transformed
 
 
-def widened(
-    inputs: Tensor, cotangents: Sequence[Tensor], dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor]]:
-    """Both in ``dtype``; a position without a cotangent adds nothing, whatever its inputs hold."""
+def wide_dtype(inputs: Tensor) -> torch.dtype:
+    """What is summed in: fp64 of fp64, else fp32."""
+    return torch.float64 if inputs.dtype == torch.float64 else torch.float32
+
+
+def widened(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """In `wide_dtype`; a position without a cotangent adds nothing, whatever its inputs hold."""
+    dtype = wide_dtype(inputs)
     a, deltas = inputs.to(dtype), [delta.to(dtype) for delta in cotangents]
     unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
     return a.masked_fill(unused[..., None] & ~a.isfinite(), 0), deltas  # 0 · inf would be NaN
 
 
-def kernel_serves(
-    operator: str,
+def widened_sides(
     inputs: Tensor,
     cotangents: Sequence[Tensor],
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
-) -> bool:
-    """Whether the compiled kernel takes them: it is there, and no derivative is asked for."""
-    return available(operator, inputs.device) and not differentiated(
-        inputs, cotangents, other_inputs, other_cotangents
-    )
+) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+    """Both sides, `widened`; the left one twice where there is no other."""
+    left = widened(inputs, cotangents)
+    if other_inputs is None or other_cotangents is None:
+        return *left, *left
+    return *left, *widened(other_inputs, other_cotangents)
 
 
 def differentiated(
@@ -105,5 +109,4 @@ def fake_kernel(
     """The result's shape and dtype, [C, N, C, M]."""
     outputs, count = cotangents[0].shape[:2]
     other_count = count if other_inputs is None else other_inputs.shape[0]
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    return inputs.new_empty(outputs, count, outputs, other_count, dtype=dtype)
+    return inputs.new_empty(outputs, count, outputs, other_count, dtype=wide_dtype(inputs))

@@ -16,21 +16,12 @@ from .library import available
 from .registration import register_operator
 
 
-def _check(x: Tensor, q: int) -> None:
-    check_jet("softmax_jet", x, q)
-    if x.dim() < 2:
-        raise ValueError(
-            f"softmax_jet: x has shape {list(x.shape)}; expected [S, ..., N], streams in front and "
-            "the scores of a row last."
-        )
-
-
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False) -> Tensor:
     """Pure-torch reference of `softmax_jet`: any device, any number of backward passes.
 
     Args, returns and raises: as `softmax_jet`. 16-bit types are computed in fp32.
     """
-    _check(x, q)
+    check_jet("softmax_jet", x, q, last="the scores of a row")
     s = widened(x).unbind(0)
     hidden = torch.isneginf(s[0]).all(-1, keepdim=True) & masked
     p = torch.softmax(s[0].masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
@@ -67,7 +58,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
         ValueError: q outside 1..4, S that does not match q, or no dimension behind the streams.
         TypeError: a dtype other than the four.
     """
-    _check(x, q)
+    check_jet("softmax_jet", x, q, last="the scores of a row")
     if not available("softmax_jet", x.device):
         return softmax_jet_reference(x, q, masked)
     return torch.ops.jachess.softmax_jet(x, q, masked)
