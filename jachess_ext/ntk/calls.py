@@ -47,8 +47,9 @@ def recognise(
     touched = {names[id(value)] for value in _flat(args, kwargs) if id(value) in names}
     if not touched:
         return None, touched
-    reader = _READERS.get(function)
-    call = reader(args, kwargs, names) if reader is not None else None
+    order, reader = _READERS.get(function, ((), None))
+    given = _bind(order, args, kwargs)
+    call = None if reader is None or given is None else reader(given, names)
     return call, touched - (set(call.roles.values()) if call is not None else set())
 
 
@@ -74,40 +75,27 @@ def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 # ---- recognising -----------------------------------------------------------------------------
 
-Reader = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[int, str]], "Call | None"]
+Given = Mapping[str, Any]
+Names = Mapping[int, str]
+Reader = Callable[[Given, Names], "Call | None"]
 
 
-def _linear(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
-    given = _bind(("input", "weight", "bias"), args, kwargs)
-    if given is None or not _plain_weight(given, names):
+def _linear(given: Given, names: Names) -> Call | None:
+    if not _plain_weight(given, names):
         return None
     return Call("linear", _roles(given, names), given["input"].detach())
 
 
-def _addmm(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
+def _addmm(given: Given, names: Names) -> Call | None:
     """bias + x W, W [d_in, d_out]: transformers' Conv1D."""
-    given = _bind(("bias", "input", "weight"), args, _renamed(kwargs))
-    if given is None or given["bias"].dim() != 1 or not _plain_weight(given, names):
+    given = {"bias": given["input"], "input": given["mat1"], "weight": given["mat2"]}
+    if given["bias"].dim() != 1 or not _plain_weight(given, names):
         return None
     return Call("linear", _roles(given, names), given["input"].detach(), {"transposed": True})
 
 
-def _renamed(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """addmm's own names (input, mat1, mat2) as bias, input, weight."""
-    new = {"input": "bias", "mat1": "input", "mat2": "weight"}
-    return {new.get(key, key): value for key, value in kwargs.items()}
-
-
-def _embedding(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
-    order = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
-    given = _bind((*order, "sparse"), args, kwargs)
-    if given is None or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+def _embedding(given: Given, names: Names) -> Call | None:
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
         return None
     padding = given.get("padding_idx")
     rows = given["weight"].shape[0]
@@ -117,49 +105,38 @@ def _embedding(
     return Call("embedding", _roles(given, names), given["input"].detach(), options)
 
 
-def _take(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
+def _take(given: Given, names: Names) -> Call | None:
     """bias[ids]: an embedding of numbers."""
-    given = _bind(("input", "index"), args, kwargs)
-    if given is None or id(given["input"]) not in names or given["input"].dim() != 1:
+    if id(given["input"]) not in names or given["input"].dim() != 1:
         return None
     if bool((given["index"] < 0).any()):
         return None
-    roles = {"bias": names[id(given["input"])]}
-    return Call("take", roles, given["index"], {"rows": given["input"].shape[0]})
+    options = {"padding": None, "rows": given["input"].shape[0]}
+    return Call("take", {"bias": names[id(given["input"])]}, given["index"], options)
 
 
-def _layer_norm(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
-    given = _bind(("input", "normalized_shape", "weight", "bias", "eps"), args, kwargs)
-    if given is None or id(given["input"]) in names:
+def _layer_norm(given: Given, names: Names) -> Call | None:
+    return _norm("layer_norm", given, names, given.get("eps", 1e-5))
+
+
+def _rms_norm(given: Given, names: Names) -> Call | None:
+    return _norm("rms_norm", given, names, given.get("eps"))
+
+
+def _norm(kind: str, given: Given, names: Names, eps: float | None) -> Call | None:
+    if id(given["input"]) in names:
         return None
-    options = {"shape": given["normalized_shape"], "eps": given.get("eps", 1e-5)}
-    return Call("layer_norm", _roles(given, names), given["input"].detach(), options)
+    options = {"shape": list(given["normalized_shape"]), "eps": eps}
+    return Call(kind, _roles(given, names), given["input"].detach(), options)
 
 
-def _rms_norm(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
-    given = _bind(("input", "normalized_shape", "weight", "eps"), args, kwargs)
-    if given is None or id(given["input"]) in names:
-        return None
-    options = {"shape": given["normalized_shape"], "eps": given.get("eps")}
-    return Call("rms_norm", _roles(given, names), given["input"].detach(), options)
-
-
-def _product(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]
-) -> Call | None:
+def _product(given: Given, names: Names) -> Call | None:
     """weight * x, elementwise."""
-    if kwargs or len(args) != 2:
+    values = list(given.values())
+    weights = [i for i, value in enumerate(values) if id(value) in names]
+    if len(values) != 2 or len(weights) != 1:
         return None
-    weights = [i for i, value in enumerate(args) if id(value) in names]
-    if len(weights) != 1:
-        return None
-    weight, other = args[weights[0]], args[1 - weights[0]]
+    weight, other = values[weights[0]], values[1 - weights[0]]
     if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
         return None
     if other.dim() == weight.dim() and weight.shape[0] != 1:
@@ -167,9 +144,9 @@ def _product(
     return Call("product", {"weight": names[id(weight)]}, other.detach())
 
 
-def _sum(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Mapping[int, str]) -> Call | None:
+def _sum(given: Given, names: Names) -> Call | None:
     """bias + x, elementwise."""
-    call = _product(args, kwargs, names)
+    call = _product(given, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
@@ -182,31 +159,29 @@ def _bind(
     return dict(zip(order, args, strict=False)) | dict(kwargs)
 
 
-def _plain_weight(given: Mapping[str, Any], names: Mapping[int, str]) -> bool:
+def _plain_weight(given: Given, names: Names) -> bool:
     """Whether the data input is no parameter, and weight and data are matrices."""
     return id(given["input"]) not in names and given["weight"].dim() == 2
 
 
-def _roles(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, str]:
+def _roles(given: Given, names: Names) -> dict[str, str]:
     roles = {role: names.get(id(given.get(role))) for role in ("weight", "bias")}
     return {role: name for role, name in roles.items() if name is not None}
 
 
-_READERS: dict[Any, Reader] = {
-    F.linear: _linear,
-    torch.addmm: _addmm,
-    F.embedding: _embedding,
-    torch.take: _take,
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    torch.mul: _product,
-    Tensor.mul: _product,
-    Tensor.__mul__: _product,
-    Tensor.__rmul__: _product,
-    torch.add: _sum,
-    Tensor.add: _sum,
-    Tensor.__add__: _sum,
-    Tensor.__radd__: _sum,
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+_PAIR = ("input", "other")
+
+# The order of a function's arguments, and what makes a call of them.
+_READERS: dict[Any, tuple[tuple[str, ...], Reader | None]] = {
+    F.linear: (("input", "weight", "bias"), _linear),
+    torch.addmm: (("input", "mat1", "mat2"), _addmm),
+    F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
+    torch.take: (("input", "index"), _take),
+    F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), _layer_norm),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), (_PAIR, _product)),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (_PAIR, _sum)),
 }
 
 
@@ -218,62 +193,35 @@ Shapes = Mapping[str, torch.Size]
 def _from_linear(
     call: Call, delta: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    a = _rows(call.inputs, samples, delta.shape[1])
+    a = _rows(call, samples, delta.shape[1])
     found: dict[str, Contribution] = {}
     delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
     if "bias" in call.roles:
         found[call.roles["bias"]] = Dense(delta.sum(2))
     if "weight" in call.roles:
         a = a.reshape(samples, -1, a.shape[-1])
+        assert call.inputs is not None
         source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
         transposed = call.options.get("transposed", False)
         found[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
     return found
 
 
-def _from_embedding(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
-) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    ids = _rows(call.inputs, samples, delta.shape[1]).reshape(samples, -1)
+def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+    """Of an embedding; `take` is one of numbers."""
+    ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
     padding = call.options["padding"]
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
-    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
-    return {call.roles["weight"]: make_matches(ids, delta, keep, call.options["rows"])}
+    width = 1 if call.kind == "take" else delta.shape[-1]
+    delta = delta.reshape(delta.shape[0], samples, -1, width)
+    (name,) = call.roles.values()
+    return {name: make_matches(ids, delta, keep, call.options["rows"])}
 
 
-def _from_take(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    ids = _rows(call.inputs, samples, delta.shape[1]).reshape(samples, -1)
-    delta = delta.reshape(delta.shape[0], samples, -1, 1)
-    keep = torch.ones_like(ids, dtype=torch.bool)
-    return {call.roles["bias"]: make_matches(ids, delta, keep, call.options["rows"])}
-
-
-def _from_layer_norm(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
-) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    shape = tuple(call.options["shape"])
-    normed = F.layer_norm(call.inputs, shape, eps=call.options["eps"])
-    return _from_norm(call, normed, delta, shapes, samples)
-
-
-def _from_rms_norm(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
-) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    shape = list(call.options["shape"])
-    normed = F.rms_norm(call.inputs, shape, eps=call.options["eps"])
-    return _from_norm(call, normed, delta, shapes, samples)
-
-
-def _from_norm(
-    call: Call, normed: Tensor, delta: Tensor, shapes: Shapes, samples: int
-) -> dict[str, Contribution]:
+def _from_norm(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
     found: dict[str, Contribution] = {}
     if "weight" in call.roles:
+        normed = getattr(F, call.kind)(call.inputs, call.options["shape"], eps=call.options["eps"])
         found[call.roles["weight"]] = _elementwise(call, "weight", delta * normed, shapes, samples)
     if "bias" in call.roles:
         found[call.roles["bias"]] = _elementwise(call, "bias", delta, shapes, samples)
@@ -309,8 +257,10 @@ def _elementwise(
     return Dense(summed.reshape(outputs, samples, -1))
 
 
-def _rows(values: Tensor, samples: int, rows: int) -> Tensor:
-    """Values with as many rows as the output; a batch-less input serves every sample."""
+def _rows(call: Call, samples: int, rows: int) -> Tensor:
+    """The inputs with as many rows as the output; a batch-less input serves every sample."""
+    values = call.inputs
+    assert values is not None
     if values.shape[0] == rows:
         return values
     return values.expand(samples, *values.shape).flatten(0, 1)
@@ -386,10 +336,10 @@ def _dimensions(values: Any) -> Any:
 
 _CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
     "linear": _from_linear,
-    "embedding": _from_embedding,
-    "take": _from_take,
-    "layer_norm": _from_layer_norm,
-    "rms_norm": _from_rms_norm,
+    "embedding": _from_rows,
+    "take": _from_rows,
+    "layer_norm": _from_norm,
+    "rms_norm": _from_norm,
     "product": _from_product,
     "sum": _from_sum,
     "local": _from_local,

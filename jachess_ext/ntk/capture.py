@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..smoothness.modes import in_mode
 from .calls import contributions
 from .chains import unchained
 from .contributions import Contribution, Dense, add_up
@@ -97,14 +98,8 @@ def _sort_unknown(watched: Watched, layout: Layout, owners: Owners) -> bool:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode (no dropout, running batch statistics) and gradients, for a while."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with in_mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .estimate import measure_tokens
 from .model_pass import padding_mask
+from .modes import in_mode
 from .parallel import raise_together, ranks_of
 from .settings import Randomness, Settings
 
@@ -61,14 +62,8 @@ def measure_base(
     if ranks.size > 1:
         batches = list(batches)
         raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            sums, count = _sums(model, batches, settings, seed, ranks.rank)
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    with torch.no_grad(), in_mode(model, training=False):
+        sums, count = _sums(model, batches, settings, seed, ranks.rank)
     if ranks.max(torch.tensor(int(count == 0), device=device)):
         where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
         raise ValueError(f"calibrate got no batches{where}; expected at least one")
