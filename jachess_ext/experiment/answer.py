@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..evaluation.figures import SCALE, Styles, forest_figure
 from ..evaluation.report import Picture
 from ..evaluation.statistics import interval
-from .paired import cost_of, differences
-from .tables import REFERENCE, Figure, Results
+from .paired import Compared, cost_of, differences
+from .tables import REFERENCE, Results
 
 _NAMED = 4  # of methods without a difference; of more the largest
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A figure that the answer is given for, and whether more (1) or less (-1) of it is better."""
-
-    title: str
-    figure: Figure
-    scale: float
-    digits: int
-    better: int
-
-
 _ASKED = (
-    _Asked("score × 100", lambda r: r["score"], 100.0, 1, 1),
-    _Asked("Brier score", lambda r: r["brier"], 1.0, 3, -1),
+    Compared("score × 100", lambda r: r["score"], 100.0, 1, 1),
+    Compared("Brier score", lambda r: r["brier"], 1.0, 3, -1),
 )
 
 
@@ -54,7 +42,7 @@ def answer(results: Results) -> list[str]:
     return found
 
 
-def _of_figure(results: Results, methods: Sequence[str], asked: _Asked) -> str | None:
+def _of_figure(results: Results, methods: Sequence[str], asked: Compared) -> str | None:
     """One paragraph: which methods' intervals lie on one side of zero."""
     tasks = results.tasks_with(asked.figure)
     groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}

@@ -19,7 +19,7 @@ from .tables import REFERENCE, Figure, Results
 
 
 @dataclass(frozen=True)
-class _Column:
+class Compared:
     """A figure, how it is printed, and whether more (1) or less (-1) of it is better."""
 
     title: str
@@ -69,16 +69,16 @@ OVERALL_NOTE = (
     "(tasks as the sample)."
 )
 _COLUMNS = (
-    _Column("score × 100", lambda r: r["score"], 100.0, 2, 1),
-    _Column("accuracy × 100", lambda r: r.get("accuracy"), 100.0, 2, 1),
-    _Column("AUC × 100", lambda r: r.get("auc"), 100.0, 2, 1),
-    _Column("Brier score", lambda r: r["brier"], 1.0, 4, -1),
-    _Column("Brier, scaled", _scaled("brier"), 1.0, 4, -1),
-    _Column("NLL", lambda r: r.get("nll"), 1.0, 3, -1),
-    _Column("NLL, scaled", _scaled("nll"), 1.0, 4, -1),
-    _Column("ECE", lambda r: r["ece"], 1.0, 4, -1),
-    _Column("ECE, scaled", _scaled("ece"), 1.0, 4, -1),
-    _Column("corrupted × 100", _largest_corruption, 100.0, 2, 1),
+    Compared("score × 100", lambda r: r["score"], 100.0, 2, 1),
+    Compared("accuracy × 100", lambda r: r.get("accuracy"), 100.0, 2, 1),
+    Compared("AUC × 100", lambda r: r.get("auc"), 100.0, 2, 1),
+    Compared("Brier score", lambda r: r["brier"], 1.0, 4, -1),
+    Compared("Brier, scaled", _scaled("brier"), 1.0, 4, -1),
+    Compared("NLL", lambda r: r.get("nll"), 1.0, 3, -1),
+    Compared("NLL, scaled", _scaled("nll"), 1.0, 4, -1),
+    Compared("ECE", lambda r: r["ece"], 1.0, 4, -1),
+    Compared("ECE, scaled", _scaled("ece"), 1.0, 4, -1),
+    Compared("corrupted × 100", _largest_corruption, 100.0, 2, 1),
 )
 
 
@@ -123,7 +123,7 @@ def differences(
 
 
 def _pairs(
-    results: Results, method: str, column: _Column, reference: str
+    results: Results, method: str, column: Compared, reference: str
 ) -> dict[tuple[str, int], float]:
     """(task, seed) → difference, of all that both have."""
     found: dict[tuple[str, int], float] = {}

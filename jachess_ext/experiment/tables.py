@@ -79,6 +79,10 @@ class Results:
         seeds = set.intersection(*map(set, each)) if each else set()
         return {seed: float(np.mean([found[seed] for found in each])) for seed in sorted(seeds)}
 
+    def values(self, tasks: Sequence[str], figure: Figure) -> dict[str, list[float]]:
+        """Method → a figure of each seed, the mean over `tasks`."""
+        return {m: list(self.average_by_seed(m, tasks, figure).values()) for m in self.methods}
+
 
 def _stopped(record: Record) -> list[Record]:
     """The record as of its best epoch, without what was judged after the last one alone."""
@@ -152,22 +156,28 @@ def cell(values: Sequence[float], scale: float, digits: int) -> str:
 
 
 def _columns(
-    results: Results, tasks: Sequence[str], figure: Figure, title: Callable[[str], str]
+    results: Results, tasks: Sequence[str], figure: Figure, title: Callable[[str], str] = str
 ) -> list[Column]:
     """One column per task, then the average where there are several."""
-
-    def values(of: Callable[[str], dict[int, float]]) -> dict[str, list[float]]:
-        return {method: list(of(method).values()) for method in results.methods}
-
-    columns = [
-        Column(title(task), values(lambda m, t=task: results.by_seed(m, t, figure)))  # type: ignore[misc]
-        for task in tasks
-    ]
+    columns = [Column(title(task), results.values([task], figure)) for task in tasks]
     if len(tasks) > 1:
-        columns.append(
-            Column("average", values(lambda m: results.average_by_seed(m, tasks, figure)))
-        )
+        columns.append(Column("average", results.values(tasks, figure)))
     return columns
+
+
+def _tables(results: Results, asked: Sequence[tuple[str, Figure, float, int]]) -> list[Table]:
+    """One of each (caption, figure, scale, digits), over the tasks that have the figure."""
+    return [
+        table_of(caption, _columns(results, tasks, figure), scale=scale, digits=digits)
+        for caption, figure, scale, digits in asked
+        if (tasks := results.tasks_with(figure))
+    ]
+
+
+def _groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
+    """Each task by itself; where there are several, all of them last."""
+    each = [(task, [task]) for task in tasks]
+    return [*each, ("average over tasks", tasks)] if len(each) > 1 else each
 
 
 def score_table(results: Results) -> Table:
@@ -181,31 +191,19 @@ def score_table(results: Results) -> Table:
 
 def calibration_tables(results: Results) -> list[Table]:
     """Brier score and expected calibration error; none for regression tasks."""
-    classified = results.tasks_with(lambda r: r["brier"])
-    if not classified:
-        return []
     names = {
         "brier": "Brier score, summed over classes (of two: twice the paper's)",
         "brier_binary": "Brier score as the paper has it, mean (p₁ − y)²",
         "ece": "Expected calibration error, 8 bins",
         "nll": "Negative log-likelihood, nats",
     }
-    found = [
+    asked = [
         (f"{title}{', at the fitted temperature' * scaled}: lower is better.", _plain(name, scaled))
         for scaled in (False, True)
         for name, title in names.items()
     ]
-    found.append(("Temperature fitted on validation rows.", _plain("temperature", True)))
-    return [
-        table_of(
-            caption,
-            _columns(results, results.tasks_with(figure), figure, str),
-            scale=1,
-            digits=3,
-        )
-        for caption, figure in found
-        if results.tasks_with(figure)
-    ]
+    asked.append(("Temperature fitted on validation rows.", _plain("temperature", True)))
+    return _tables(results, [(*each, 1, 3) for each in asked])
 
 
 def _plain(name: str, scaled: bool) -> Figure:
@@ -217,19 +215,15 @@ def _plain(name: str, scaled: bool) -> Figure:
 
 def other_score_tables(results: Results) -> list[Table]:
     """Accuracy, where it is not the score everywhere, and AUC."""
-    found = []
-    named = {
-        "accuracy": "Accuracy × 100",
-        "auc": "AUC × 100 (more than two classes: mean one-vs-rest)",
-    }
-    for name, title in named.items():
-        tasks = results.tasks_with(_plain(name, False))
-        if name == "accuracy":
-            tasks = [task for task in tasks if results.metric(task) != "accuracy"]
-        if tasks:
-            columns = _columns(results, tasks, _plain(name, False), str)
-            found.append(table_of(f"{title}.", columns, scale=100, digits=1))
-    return found
+
+    def accuracy(record: Record) -> float | None:
+        return None if record["metric"] == "accuracy" else record.get("accuracy")
+
+    auc = "AUC × 100 (more than two classes: mean one-vs-rest)."
+    return _tables(
+        results,
+        [("Accuracy × 100.", accuracy, 100, 1), (auc, _plain("auc", False), 100, 1)],
+    )
 
 
 def noise_tables(results: Results) -> list[Table]:
@@ -251,17 +245,6 @@ def text_tables(results: Results) -> list[Table]:
 
 
 def _struck_tables(results: Results, name: str, places: Sequence[str], caption: str) -> list[Table]:
-    tasks = [
-        task
-        for task in results.tasks
-        if any(r.get(name) for r in results.records if r["task"] == task)
-    ]
-    if not places or not tasks:
-        return []
-    groups = [(task, [task]) for task in tasks]
-    if len(groups) > 1:
-        groups.append(("average over tasks", tasks))
-
     def at(place: str) -> Figure:
         key = place if name == "perturbed" else f"{name} {place}"
         return lambda r: (r.get("accuracies") or {}).get(key, (r.get(name) or {}).get(place))
@@ -272,17 +255,15 @@ def _struck_tables(results: Results, name: str, places: Sequence[str], caption: 
             [
                 Column(
                     place if name == "perturbed" else f"δ = {place}",
-                    {
-                        m: list(results.average_by_seed(m, group, at(place)).values())
-                        for m in results.methods
-                    },
+                    results.values(tasks, at(place)),
                 )
                 for place in places
             ],
             scale=100,
             digits=1,
         )
-        for title, group in groups
+        for title, tasks in _groups(results.tasks_with(lambda r: r.get(name) or None))
+        if places
     ]
 
 
@@ -291,40 +272,27 @@ def corruption_tables(results: Results) -> list[Table]:
     shares = _keys(results, "corrupted")
     if not shares:
         return []
-    groups = [(task, [task]) for task in results.tasks]
-    if len(groups) > 1:
-        groups.append(("average over tasks", results.tasks))
-    return [_corruption_table(results, name, tasks, shares) for name, tasks in groups]
-
-
-def _corruption_table(
-    results: Results, name: str, tasks: Sequence[str], shares: Sequence[str]
-) -> Table:
-    def column(title: str, figure: Figure) -> Column:
-        found = {
-            m: list(results.average_by_seed(m, tasks, figure).values()) for m in results.methods
-        }
-        return Column(title, found)
-
     last = shares[-1]
-    columns = [
-        column("clean", lambda r: r["score"]),
-        *(
-            column(f"{float(share):.0%}", lambda r, s=share: (r.get("corrupted") or {}).get(s))  # type: ignore[misc]
-            for share in shares
-        ),
-        column(
-            f"drop at {float(last):.0%}",
-            lambda r: _drop(r, last),
-        ),
+
+    def at(share: str) -> Figure:
+        return lambda r: (r.get("corrupted") or {}).get(share)
+
+    def drop(record: Record) -> float | None:
+        corrupted = at(last)(record)
+        return None if corrupted is None else record["score"] - corrupted
+
+    figures: dict[str, Figure] = {"clean": lambda r: r["score"]}
+    figures |= {f"{float(share):.0%}": at(share) for share in shares}
+    figures[f"drop at {float(last):.0%}"] = drop
+    return [
+        table_of(
+            f"{name}: score × 100 with that share of tokens replaced by the unknown token.",
+            [Column(title, results.values(tasks, figure)) for title, figure in figures.items()],
+            scale=100,
+            digits=1,
+        )
+        for name, tasks in _groups(results.tasks)
     ]
-    caption = f"{name}: score × 100 with that share of tokens replaced by the unknown token."
-    return table_of(caption, columns, scale=100, digits=1)
-
-
-def _drop(record: Record, share: str) -> float | None:
-    corrupted = (record.get("corrupted") or {}).get(share)
-    return None if corrupted is None else record["score"] - corrupted
 
 
 def _keys(results: Results, name: str) -> list[str]:
@@ -344,10 +312,7 @@ def shift_table(results: Results) -> Table | None:
         return lambda r: (r.get("shift") or {}).get(target, {}).get("score")
 
     columns = [
-        Column(
-            f"{task} → {target}",
-            {m: list(results.by_seed(m, task, figure(target)).values()) for m in results.methods},
-        )
+        Column(f"{task} → {target}", results.values([task], figure(target)))
         for task, target in pairs
     ]
     caption = "Domain shift: score × 100 on the target's dev rows; nothing of the target is used."
@@ -361,34 +326,25 @@ def _total(norms: Sequence[float | None] | None) -> float | None:
 
 def slope_tables(results: Results) -> list[Table]:
     """The logits' Jacobian, the margin over its slope, and the growth of the embedding table."""
-    found = []
-    for title, figure, digits in _SLOPES:
-        tasks = results.tasks_with(figure)
-        if tasks:
-            columns = _columns(results, tasks, figure, str)
-            found.append(table_of(title, columns, scale=1, digits=digits))
-    return found
-
-
-_SLOPES: tuple[tuple[str, Figure, int], ...] = (
-    (
-        "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
-        lambda r: (r.get("slopes") or {}).get("logit_jacobian"),
-        2,
-    ),
-    (
-        "Margin over its slope, mean over rows: about how far, in the embeddings' units, the "
-        "decision's border is.",
-        lambda r: (r.get("slopes") or {}).get("margin_over_slope"),
-        3,
-    ),
-    (
-        "Root mean square entry of the embedding table, after over before training: where it has "
-        "grown, noise of a given δ is smaller to the model.",
-        lambda r: r.get("embedding_growth"),
-        4,
-    ),
-)
+    return _tables(
+        results,
+        [
+            (
+                "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
+                *(lambda r: (r.get("slopes") or {}).get("logit_jacobian"), 1, 2),
+            ),
+            (
+                "Margin over its slope, mean over rows: about how far, in the embeddings' units, "
+                "the decision's border is.",
+                *(lambda r: (r.get("slopes") or {}).get("margin_over_slope"), 1, 3),
+            ),
+            (
+                "Root mean square entry of the embedding table, after over before training: where "
+                "it has grown, noise of a given δ is smaller to the model.",
+                *(lambda r: r.get("embedding_growth"), 1, 4),
+            ),
+        ],
+    )
 
 
 NORMS: dict[str, Figure] = {
@@ -399,14 +355,10 @@ NORMS: dict[str, Figure] = {
 
 def smoothness_tables(results: Results) -> list[Table]:
     """Σ over layers of ‖J‖ and of ‖H‖ after fine-tuning, per task and on average."""
-    found = []
-    for title, figure in NORMS.items():
-        tasks = results.tasks_with(figure)
-        if tasks:
-            columns = _columns(results, tasks, figure, str)
-            caption = f"{title} after fine-tuning, all layers."
-            found.append(table_of(caption, columns, scale=1, digits=0))
-    return found
+    return _tables(
+        results,
+        [(f"{title} after fine-tuning, all layers.", norm, 1, 0) for title, norm in NORMS.items()],
+    )
 
 
 ABLATIONS = {"weights": "layer weighting (strategy)", "dimensions": "output dimensions |D|"}
@@ -436,15 +388,12 @@ _TUNED = ("strength", "unlab_lr_ratio")
 
 
 def _ablation_table(results: Results, title: str, members: dict[str, str]) -> Table:
-    rows = []
-    for value, method in members.items():
-        each = [
-            list(results.by_seed(method, task, lambda r: r["score"]).values())
-            for task in results.tasks
-        ]
-        average = results.average_by_seed(method, results.tasks, lambda r: r["score"])
-        cells = [cell(values, 100, 1) for values in [*each, list(average.values())]]
-        rows.append([value, *cells])
+    groups = [*([task] for task in results.tasks), results.tasks]
+    columns = [results.values(tasks, lambda r: r["score"]) for tasks in groups]
+    rows = [
+        [value, *(cell(column[method], 100, 1) for column in columns)]
+        for value, method in members.items()
+    ]
     mode = next(
         f"{r['settings']['method']}-{r['settings']['mode']}"
         for r in results.records
