@@ -120,16 +120,12 @@ def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Flo
     Raises:
         FloatingPointError: some output is not finite.
     """
-    was_training = model.training
     device = next(model.parameters()).device
-    model.eval()
-    try:
+    with in_mode(model, training=False):
         logits = [
             model(**{k: v.to(device) for k, v in batch.items() if k != "labels"}).logits
             for batch in batches
         ]
-    finally:
-        model.train(was_training)
     found = torch.cat([part.double() for part in logits])
     if not torch.isfinite(found).all():
         raise FloatingPointError(

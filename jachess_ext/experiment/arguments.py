@@ -129,32 +129,19 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--sequences", type=int, metavar="N", help="rows the norms are measured on")
 
 
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+# Part of a grid → option → its name there.
 _PLACES = {
     "columns": {
-        "text_column": "text",
-        "pair_column": "pair",
-        "label_column": "label",
+        **{f"{name}_column": name for name in ("text", "pair", "label")},
         "regression": "regression",
     },
-    "recipe": {
-        "epochs": "epochs",
-        "batch_size": "batch_size",
-        "lr": "lr",
-        "lora": "lora",
-        "bf16": "bf16",
-        "torch_compile": "torch_compile",
-        "max_length": "max_length",
-    },
-    "conditions": {
-        "corruption": "corruption",
-        "deltas": "deltas",
-        "texts": "texts",
-        "sequences": "sequences",
-    },
-    "tuning": {
-        "unlab_rates": "unlab_lr_ratio",
-        "validation": "validation",
-    },
+    "recipe": _same("epochs", "batch_size", "lr", "lora", "bf16", "torch_compile", "max_length"),
+    "conditions": _same("corruption", "deltas", "texts", "sequences"),
+    "tuning": {"unlab_rates": "unlab_lr_ratio", "validation": "validation"},
 }
 _TOP = (
     *("model", "tasks", "methods", "seeds"),

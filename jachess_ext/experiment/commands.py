@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from ..evaluation.judge import judge
 from ..evaluation.report import write_html, write_json
 from ..evaluation.robustness import embedding_scale
 from ..live_selection.devices import use_device
 from ..progress import BarProgress
-from ..tasks.batches import Encoded, check_tokens, encode
-from ..tasks.examples import DataError, Examples
+from ..tasks.batches import check_tokens
+from ..tasks.examples import DataError
 from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
 from ..tasks.spec import check_shift, load_task, selected
 from .arguments import grid_from
@@ -19,7 +18,7 @@ from .estimate import estimate, print_estimate
 from .grid import Grid
 from .jobs import Record
 from .model_report import judged_sections
-from .one_run import figures_of, noisy_examples, shift_figures
+from .one_run import task_figures
 from .report import print_report, write_report
 from .run import run_grid
 from .store import RESULTS, read_results
@@ -101,30 +100,17 @@ def _judged(grid: Grid, spec: str, gpu: bool) -> Record:
     if gpu:
         model.cuda()
 
-    def encoded(examples: Examples) -> Encoded:
-        return encode(examples, tokenizer, grid.recipe.max_length)
-
-    conditions = grid.conditions
-    found = judge(
-        model,
-        encoded(task.dev),
-        task.metric,
-        embedding_scale(model),
-        conditions,
-        regression=task.regression,
-        perturbed={
-            kind: encoded(noisy_examples(task.dev, kind, conditions.text_share))
-            for kind in conditions.texts
-        },
-    )
-    shift = {}
+    targets = []
     for target in (load_task(other, grid.columns) for other in grid.shift.get(task.name, ())):
         check_shift(task, target)
-        rows = selected(target, None, 1, grid.shift_size, grid.data_seed)
-        shift[target.name] = shift_figures(conditions, model, encoded(rows.dev), target)
+        targets.append(selected(target, None, 1, grid.shift_size, grid.data_seed))
+    figures = task_figures(
+        *(model, tokenizer, embedding_scale(model), task, targets, grid.conditions),
+        grid.recipe.max_length,
+    )
     head: Record = {"task": task.name, "model": grid.model, "metric": task.metric.name}
     head |= {"device": str(next(model.parameters()).device), "rows": len(task.dev)}
-    return head | {"conditions": asdict(conditions), "shift": shift} | figures_of(found, conditions)
+    return head | {"conditions": asdict(grid.conditions)} | figures
 
 
 def _print(found: Record) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..evaluation.report import finite
 from ..evaluation.robustness import embedding_scale
 from ..evaluation.text_noise import noisy_texts
 from ..tasks.batches import Encoded, encode
-from ..tasks.examples import Examples
+from ..tasks.examples import Examples, Task
 from ..tasks.models import load_model, load_tokenizer
 from ..training import with_lora
 from .card import model_card
@@ -59,7 +60,10 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
     try:
         _train(job, model, tokenizer, log, curve)
         trained = _Clock()
-        figures = finite(_figures(job, model, tokenizer, scale))
+        figures = task_figures(
+            *(model, tokenizer, scale, job.task, job.shift, job.conditions, job.recipe.max_length)
+        )
+        figures = finite(figures | {"embedding_growth": embedding_scale(model) / scale})
     except FloatingPointError as error:
         return record | {"error": str(error)}, {}
     aside = (0.0, 0.0) if curve is None else curve.seconds
@@ -192,30 +196,42 @@ def _train(job: Job, model: Any, tokenizer: Any, log: RunLog | None, curve: Curv
     )
 
 
-def _figures(job: Job, model: Any, tokenizer: Any, scale: float) -> Record:
-    def encoded(examples: Examples) -> Encoded:
-        return encode(examples, tokenizer, job.recipe.max_length)
+def task_figures(
+    model: Any,
+    tokenizer: Any,
+    scale: float,
+    task: Task,
+    shift: Sequence[Task],
+    conditions: Conditions,
+    max_length: int,
+) -> Record:
+    """The model judged on a task under all conditions, and on the clean rows of other tasks.
 
-    task, conditions = job.task, job.conditions
+    Args:
+        scale: what δ = 1 means, in the units of the embedding's entries.
+    """
+
+    def encoded(examples: Examples) -> Encoded:
+        return encode(examples, tokenizer, max_length)
+
     found = judge(
         *(model, encoded(task.dev), task.metric, scale, conditions),
         regression=task.regression,
         validation=None if task.validation is None else encoded(task.validation),
         perturbed={
-            kind: encoded(noisy_examples(task.dev, kind, conditions.text_share))
+            kind: encoded(_noisy_examples(task.dev, kind, conditions.text_share))
             for kind in conditions.texts
         },
     )
-    return figures_of(found, conditions) | {
-        "embedding_growth": embedding_scale(model) / scale,
+    return _figures_of(found, conditions) | {
         "shift": {
-            target.name: shift_figures(conditions, model, encoded(target.dev), target)
-            for target in job.shift
+            target.name: _shift_figures(conditions, model, encoded(target.dev), target)
+            for target in shift
         },
     }
 
 
-def noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
+def _noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
     """The same rows with their texts changed, pairs apart from first texts."""
     pairs = examples.pairs
     return replace(
@@ -225,13 +241,13 @@ def noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
     )
 
 
-def shift_figures(conditions: Conditions, model: Any, dev: Encoded, target: Any) -> Record:
+def _shift_figures(conditions: Conditions, model: Any, dev: Encoded, target: Any) -> Record:
     """Score, Brier score and ECE on the clean rows of another task."""
     found = judge(model, dev, target.metric, 1.0, bare(conditions), regression=target.regression)
     return {"score": found.score, "brier": found.brier, "ece": found.ece}
 
 
-def figures_of(found: Judgement, conditions: Any) -> Record:
+def _figures_of(found: Judgement, conditions: Any) -> Record:
     """A judgement as plain numbers; the bins of its reliability diagram stand for its outputs."""
     diagram = found.diagram
     return {

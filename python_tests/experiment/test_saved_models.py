@@ -54,12 +54,12 @@ def test_it_gives_the_same_logits(
     batch = load_tokenizer(source)(["the film was very good"], return_tensors="pt")
     seen: list[torch.Tensor] = []
 
-    def figures(_job: Any, model: Any, *_: Any) -> dict[str, Any]:
+    def figures(model: Any, *_: Any) -> dict[str, Any]:
         with torch.no_grad():
             seen.append(model.eval()(**batch).logits)
         return {}
 
-    monkeypatch.setattr(one_run, "_figures", figures)
+    monkeypatch.setattr(one_run, "task_figures", figures)
     one_run.run(job, tmp_path / "models")
     for _ in range(2):
         torch.manual_seed(len(seen))
