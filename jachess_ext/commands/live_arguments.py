@@ -6,53 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-_DEFAULTS: dict[str, Any] = {
-    "models": None,
-    "train": None,
-    "dev": None,
-    "sizes": None,
-    "order": "growing",
-    "promote": 0.5,
-    "rank_by": "loss",
-    "drop": None,
-    "screen": None,
-    "screen_by": "logme",
-    "screen_rows": 512,
-    "probe": None,
-    "seed": 0,
-    "seeds": 1,
-    "data_seed": 0,
-    "dev_size": None,
-    "keep": None,
-    "batch_size": 16,
-    "lr": None,
-    "max_length": 128,
-    "lora": False,
-    "bf16": False,
-    "gradient_accumulation": 1,
-    "gradient_checkpointing": False,
-    "regression": False,
-    "device": None,
-    "text_column": "text",
-    "pair_column": None,
-    "label_column": "label",
-    "processes": 1,
-    "threads": 1,
-    "ray": None,
-}
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds them; nothing is imported that the package itself does not need."""
+    """Adds them, None where they are not given, without an import of other libraries."""
     what = parser.add_argument_group("live: fine-tune the candidates here")
     what.add_argument(
         "--models", nargs="+", metavar="PATH_OR_HUB_ID", help="the candidates, two or more"
     )
     what.add_argument("--train", type=Path, metavar="FILE", help="csv, tsv or jsonl, perhaps .gz")
     what.add_argument("--dev", type=Path, metavar="FILE", help="losses are measured on it")
-    what.add_argument("--text-column", metavar="NAME", help=_default("text_column"))
+    what.add_argument("--text-column", metavar="NAME", help="default text")
     what.add_argument("--pair-column", metavar="NAME", help="default: text_pair, if there is one")
-    what.add_argument("--label-column", metavar="NAME", help=_default("label_column"))
+    what.add_argument("--label-column", metavar="NAME", help="default label")
     what.add_argument(
         "--regression", action="store_true", default=None, help="labels are numbers to predict"
     )
@@ -82,9 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="all models on small subsets first (default); promotion: and only the best forecasts "
         "on larger ones; algorithm1: from the largest down, with --gamma, --tau (was: halving)",
     )
-    how.add_argument(
-        "--promote", type=share, metavar="SHARE", help="that goes on, " + _default("promote")
-    )
+    how.add_argument("--promote", type=share, metavar="SHARE", help="that goes on, default 0.5")
     how.add_argument(
         "--screen",
         type=share,
@@ -92,9 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fine-tune only this share of the models, the best by their frozen features",
     )
     how.add_argument("--screen-by", metavar="SCORE", help="logme (default), hscore or knn")
-    how.add_argument(
-        "--screen-rows", type=int, metavar="N", help="rows for that, " + _default("screen_rows")
-    )
+    how.add_argument("--screen-rows", type=int, metavar="N", help="rows for that, default 512")
     how.add_argument(
         "--drop",
         type=float,
@@ -108,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="rows the NTK is measured on; default 0, with --method lensllm 32",
     )
     train = parser.add_argument_group("live: how every model is fine-tuned")
-    train.add_argument("--batch-size", type=int, metavar="N", help=_default("batch_size"))
+    train.add_argument("--batch-size", type=int, metavar="N", help="default 16")
     train.add_argument(
         "--lr",
         type=float,
@@ -123,28 +84,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--gradient-checkpointing", action="store_true", default=None)
     train.add_argument(
-        "--max-length",
-        type=int,
-        metavar="TOKENS",
-        help="texts are cut there, " + _default("max_length"),
+        "--max-length", type=int, metavar="TOKENS", help="texts are cut there, default 128"
     )
-    train.add_argument("--seed", type=int, help="of head, order and dropout, " + _default("seed"))
+    train.add_argument("--seed", type=int, help="of head, order and dropout, default 0")
     train.add_argument(
         "--seeds",
         type=int,
         metavar="N",
-        help="at most, of models among which the ranking is open, " + _default("seeds"),
+        help="at most, of models among which the ranking is open, default 1",
     )
-    train.add_argument(
-        "--data-seed", type=int, help="of which rows a subset has, " + _default("data_seed")
-    )
+    train.add_argument("--data-seed", type=int, help="of which rows a subset has, default 0")
     run = parser.add_argument_group("live: where")
-    run.add_argument(
-        "--processes", type=int, metavar="N", help="runs at a time, " + _default("processes")
-    )
-    run.add_argument(
-        "--threads", type=int, metavar="N", help="of each process, " + _default("threads")
-    )
+    run.add_argument("--processes", type=int, metavar="N", help="runs at a time, default 1")
+    run.add_argument("--threads", type=int, metavar="N", help="of each process, default 1")
     run.add_argument(
         "--device", metavar="NAME", help="cpu, cuda or cuda:N; default: the GPU if there is one"
     )
@@ -170,22 +122,9 @@ def share(text: str) -> float:
     return value
 
 
-def _default(name: str) -> str:
-    return f"default {_DEFAULTS[name]}"
-
-
-def given(options: argparse.Namespace) -> list[str]:
-    """The options of these that were given, as they are written on the command line."""
-    return [
-        "--" + name.replace("_", "-")
-        for name in _DEFAULTS
-        if getattr(options, name, None) is not None
-    ]
-
-
-def complete(options: argparse.Namespace) -> dict[str, Any]:
-    """The values given and the defaults of the others, by name."""
-    return {
-        name: default if getattr(options, name) is None else getattr(options, name)
-        for name, default in _DEFAULTS.items()
-    }
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of these that were given, by name; the others' defaults are the settings' own."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser)
+    names = vars(parser.parse_args([]))
+    return {name: value for name in names if (value := getattr(options, name, None)) is not None}

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..evaluation.extras import require
 from ..tasks.examples import DataError
 from ..tasks.files import open_text, read_records
-from ..tasks.models import load_head_model, load_model, load_tokenizer
+from ..tasks.models import load_config, load_head_model, load_model, load_tokenizer
 from .ntk_arguments import NTKOptions
 
 _IGNORED = -100
@@ -108,12 +107,12 @@ def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any,
         DataError: it cannot be loaded, or is none of the kinds of HEADS.
     """
     tokenizer = load_tokenizer(options.model)
-    config = _config(options.model)
+    config = load_config(options.model)
     own = _own_head(config)
     head = options.head if options.head != "auto" else own or "classifier"
     if head == "classifier":
         keep = own == "classifier" and options.classes is None
-        classes = config.num_labels if keep else options.classes or _classes(labels)
+        classes = config.num_labels if keep else options.classes or 1 + max([1, *(labels or ())])
         model = load_model(options.model, classes, tokenizer, options.seed)
     else:
         model = load_head_model(options.model, head, tokenizer, options.seed)
@@ -126,25 +125,12 @@ def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any,
     return model.eval(), tokenizer, head
 
 
-def _config(source: str) -> Any:
-    transformers = require("transformers")
-    try:
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the library raises many kinds; to the user they are one
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"the model {source!r} could not be loaded: {reason}") from error
-
-
 def _own_head(config: Any) -> str | None:
     for name in getattr(config, "architectures", None) or ():
         for ending, head in _ENDINGS.items():
             if name.endswith(ending):
                 return head
     return None
-
-
-def _classes(labels: list[int] | None) -> int:
-    return max(2, max(labels) + 1) if labels else 2
 
 
 def make_batch(

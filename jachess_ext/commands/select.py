@@ -39,7 +39,8 @@ def _check(options: argparse.Namespace) -> None:
     """The options that argparse cannot check, because both kinds of selection share them."""
     live = live_arguments.given(options)
     if live:
-        raise ValueError(f"{live[0]} is of a live selection (--models); a table has no use for it")
+        name = "--" + next(iter(live)).replace("_", "-")
+        raise ValueError(f"{name} is of a live selection (--models); a table has no use for it")
     if options.target is None:
         raise ValueError("a table needs --target, the size of the full data")
     if options.budget is not None and options.confidence is not None:

@@ -34,28 +34,23 @@ def run(options: argparse.Namespace) -> None:
         ValueError: what was given cannot be used; nothing has been trained.
         MissingExtra: an optional library is needed and missing.
     """
-    live = live_arguments.complete(options)
-    if live["device"] is not None:
+    live = live_arguments.given(options)
+    if "device" in live:
         use_device(live["device"])
     settings = settings_of(options)
-    for name in ("processes", "threads"):
-        if live[name] < 1:
-            raise ValueError(f"--{name} is {live[name]}; expected at least 1")
+    size = {name: live.get(name, 1) for name in ("processes", "threads")}
+    for name, count in size.items():
+        if count < 1:
+            raise ValueError(f"--{name} is {count}; expected at least 1")
     runner = None
-    if live["ray"] is not None:
+    if "ray" in live:
         from ..live_selection.ray_jobs import ray_runner
 
-        gpus = 0 if live["device"] == "cpu" else None
-        runner = ray_runner(live["ray"], threads=live["threads"], gpus=gpus)
+        gpus = 0 if live.get("device") == "cpu" else None
+        runner = ray_runner(live["ray"], threads=size["threads"], gpus=gpus)
     out = options.out or OUT
     with BarProgress() as progress:
-        found = select_live(
-            *(settings, out),
-            processes=live["processes"],
-            threads=live["threads"],
-            runner=runner,
-            progress=progress,
-        )
+        found = select_live(settings, out, **size, runner=runner, progress=progress)
     _print(found)
     print(f"Result: {out / RESULT}; the runs: {out / RECORDS}")
     if found.winner is not None and found.winner.error is None:
@@ -84,21 +79,21 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
         DataError: a setting out of range.
         ValueError: an option missing, or one that only tables have.
     """
-    live = live_arguments.complete(options)
+    live = live_arguments.given(options)
     for name in ("train", "dev"):
-        if live[name] is None:
+        if name not in live:
             raise ValueError(f"--models needs --{name} FILE")
     if options.reference:
         raise ValueError("--reference is for tables; a live selection has no loss at the target")
     if options.target is not None and options.target != int(options.target):
         raise ValueError(f"--target is {options.target:g}; expected a whole number of examples")
     epochs = {} if options.epochs is None else {"epochs": options.epochs}
-    names = ("text", "pair", "label")
-    rates = tuple(live["lr"] or ())
-    recipe = {name: live[name] for name in _RECIPE}
+    rates = tuple(live.get("lr", ()))
+    recipe = {name: live[name] for name in _RECIPE if name in live}
+    columns = {name: live[option] for option, name in _COLUMNS.items() if option in live}
     settings: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
-    settings |= {name: live[name] for name in _SAME}
-    if settings["order"] == FORMER_ORDER:
+    settings |= {name: live[name] for name in _SAME if name in live}
+    if settings.get("order") == FORMER_ORDER:
         settings["order"] = "algorithm1"
         print(
             "note: --order halving is now called algorithm1; successive halving is promotion",
@@ -108,11 +103,9 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
         settings["budget"] = Budget.parse(options.budget)
     return LiveSettings(
         models=tuple(live["models"]),
-        sizes=None if live["sizes"] is None else tuple(live["sizes"]),
+        sizes=tuple(live["sizes"]) if "sizes" in live else None,
         target=None if options.target is None else int(options.target),
-        columns=Columns(
-            regression=live["regression"], **{name: live[f"{name}_column"] for name in names}
-        ),
+        columns=Columns(**columns),
         rates=rates,
         recipe=Recipe(lr=rates[0] if rates else None, **recipe, **epochs),
         **settings,
@@ -124,6 +117,10 @@ _SAME = (
     *("train", "dev", "order", "promote", "rank_by", "drop", "screen", "screen_by", "screen_rows"),
     *("probe", "seed", "seeds", "data_seed", "dev_size", "keep"),
 )
+_COLUMNS = {
+    **{f"{name}_column": name for name in ("text", "pair", "label")},
+    "regression": "regression",
+}
 _RECIPE = (
     *("batch_size", "max_length", "lora", "bf16"),
     *("gradient_accumulation", "gradient_checkpointing"),
