@@ -14,16 +14,8 @@ from .torch_floor import TORCH_FLOOR, release
 
 # Extras a command needs, by distribution name, and the pip extra that brings them.
 _OPTIONAL = {
-    "transformers": "hf",
-    "peft": "hf",
-    "accelerate": "hf",
-    "datasets": "hf",
-    "safetensors": "hf",
-    "matplotlib": "demo",
-    "rich": "demo",
-    "tqdm": "demo",
-    "scikit-learn": "demo",
-    "scipy": "demo",
+    **dict.fromkeys(("transformers", "peft", "accelerate", "datasets", "safetensors"), "hf"),
+    **dict.fromkeys(("matplotlib", "rich", "tqdm", "scikit-learn", "scipy"), "demo"),
 }
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 

@@ -10,6 +10,7 @@ import shutil
 import site
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +47,8 @@ def find_toolkit() -> Toolkit | None:
     nvcc = next((found for name in names if (found := shutil.which(name))), None)
     if nvcc is None:
         return None
-    version = _output(nvcc, "--version")
-    dry_run = _output(nvcc, "--dryrun", "-c", "-x", "cu", os.devnull)
+    version = run([nvcc, "--version"]).stdout
+    dry_run = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull]).stdout
     release = re.search(r"release (\d+)\.(\d+)", version)
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     if release is None or top is None:
@@ -64,11 +65,11 @@ def _nvcc_of_wheels() -> list[str]:
     return [str(path) for path in found]
 
 
-def _output(*command: str) -> str:
-    done = subprocess.run(
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """A command's status and what it said, on either stream."""
+    return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
-    return done.stdout
 
 
 def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
@@ -157,10 +158,7 @@ def compile_kernels(
 
     def compile_one(source: Path) -> str:
         target = build_dir / f"{source.stem}.cu.o"
-        command = compile_command(toolkit, source, target, archs)
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
+        done = run(compile_command(toolkit, source, target, archs))
         if done.returncode != 0:
             raise SystemExit(f"jachess_ext: nvcc could not compile {source}:\n{done.stdout}")
         target.with_suffix(".ptxas.txt").write_text(done.stdout)

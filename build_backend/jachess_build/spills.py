@@ -15,7 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .cuda import Toolkit, compile_command, find_toolkit
+from .cuda import Toolkit, compile_command, find_toolkit, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "spills"
@@ -40,9 +40,7 @@ def compile_one(toolkit: Toolkit, source: Path, arch: str, cache: Path) -> str:
     kept = cache / f"{source.stem}.{arch}.{digest.hexdigest()[:16]}.txt"
     if kept.exists():
         return kept.read_text()
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    done = run(command)
     if done.returncode != 0:
         raise SystemExit(f"spills: nvcc could not compile {source}:\n{done.stdout}")
     for stale in cache.glob(f"{source.stem}.{arch}.*.txt"):

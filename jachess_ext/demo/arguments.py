@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..commands.option_types import checked, whole
 from ..tasks.files import Columns
 from .finetune import Recipe
 from .run import Options
+
+_not_negative = checked(float, lambda value: 0 <= value < float("inf"), "a finite number from 0 up")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,20 +25,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pair-column", metavar="NAME", help="second text (default: text_pair, if there is one)"
     )
     data.add_argument("--label-column", default="label", metavar="NAME")
-    data.add_argument("--max-length", type=_positive, default=Options.max_length, metavar="TOKENS")
+    data.add_argument("--max-length", type=whole, default=Options.max_length, metavar="TOKENS")
 
     size = parser.add_argument_group("how much")
-    size.add_argument("--seeds", type=_positive, default=Options.seeds, help="default %(default)s")
-    size.add_argument("--steps", type=_positive, default=Recipe.steps, help="default %(default)s")
+    size.add_argument("--seeds", type=whole, default=Options.seeds, help="default %(default)s")
+    size.add_argument("--steps", type=whole, default=Recipe.steps, help="default %(default)s")
     size.add_argument("--quick", action="store_true", help="one seed, few steps: does it run?")
-    size.add_argument("--threads", type=_positive, default=Options.threads, help="of torch")
+    size.add_argument("--threads", type=whole, default=Options.threads, help="of torch")
 
     how = parser.add_argument_group("how to train")
     how.add_argument("--strength", type=_not_negative, default=Recipe.strength)
     how.add_argument(
         "--lr", type=_not_negative, default=None, help="default 1e-3, or 2e-5 with --model"
     )
-    how.add_argument("--batch-size", type=_positive, default=Recipe.batch_size)
+    how.add_argument("--batch-size", type=whole, default=Recipe.batch_size)
     how.add_argument(
         "--weights", choices=("uniform", "inverse", "norm", "softmax"), default=Recipe.weights
     )
@@ -73,17 +76,3 @@ def from_namespace(given: argparse.Namespace) -> Options:
         threads=given.threads,
     )
     return options.quick() if given.quick else options
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value

@@ -14,24 +14,10 @@ from pathlib import Path
 STDLIB = "python"
 """The name under which the standard library appears among the packages."""
 
-_EXCLUDED_FOLDERS = frozenset(
-    {
-        "test",
-        "tests",
-        "testing",
-        "site-packages",
-        "dist-packages",
-        "idlelib",
-        "lib2to3",
-        "turtledemo",
-        "_vendor",
-        "vendor",
-        "_bundled",
-        "externals",
-        "include",
-        "__pycache__",
-    }
-)
+_EXCLUDED_FOLDERS = {
+    *("test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "lib2to3"),
+    *("turtledemo", "_vendor", "vendor", "_bundled", "externals", "include", "__pycache__"),
+}
 _DOCUMENTING_CALLS = frozenset({"add_docstr", "add_newdoc", "add_docstr_all"})
 _Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

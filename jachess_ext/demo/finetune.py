@@ -142,23 +142,22 @@ class Trainer:
         batch = next(self._labelled)
         if self._fisher is not None:
             return self._recommended_step(batch, self._fisher)
-        if self._regulariser is None:
-            task = self.model(**batch).loss
-            self._descend(task, self._optimiser)
-            return {"task": task.item()}
         if self.method == "train":
+            assert self._regulariser is not None
             out = self._regulariser(batch)
             self._descend(out.total, self._optimiser)
             return {"task": out.model_output.loss.item(), "penalty": out.loss.item()}
+        task = self.model(**batch).loss
+        if self._regulariser is None:
+            self._descend(task, self._optimiser)
+            return {"task": task.item()}
         if self.recipe.form == "joint":
-            task = self.model(**batch).loss
             out = self._regulariser(_without_labels(next(self._free)))
             self._descend(task + out.loss, self._optimiser)
-            return {"task": task.item(), "penalty": out.loss.item()}
-        task = self.model(**batch).loss
-        self._descend(task, self._optimiser)
-        out = self._regulariser(_without_labels(next(self._free)))
-        self._descend(out.loss, self._smoother)
+        else:
+            self._descend(task, self._optimiser)
+            out = self._regulariser(_without_labels(next(self._free)))
+            self._descend(out.loss, self._smoother)
         return {"task": task.item(), "penalty": out.loss.item()}
 
     def _recommended_step(self, batch: Batch, fisher: DecisionPenalty) -> dict[str, float]:

@@ -60,7 +60,7 @@ def selected(
     count = len(task.train)
     if train is not None and train > count:
         raise DataError(f"{task.name}: {train} training rows were asked for, and it has {count}")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = _order(count, seed)
     taken = count if train is None else train
     free = [order[(taken + i) % count] for i in range(min(unlabelled or count, count))]
     rows = task.train.chosen(order[:taken])
@@ -90,7 +90,7 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
             f"{task.name}: a share of {share} of {total} dev rows leaves {count} to validate on "
             f"and {total - count} to judge on; expected some of both"
         )
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = _order(total, seed)
     return replace(
         task,
         validation=task.dev.chosen(sorted(order[:count])),
@@ -123,10 +123,12 @@ def _spread(examples: Examples, count: int | None, seed: int) -> Examples:
     """`count` of them, drawn by `seed`, in the order they come in."""
     if count is None or count >= len(examples):
         return examples
-    generator = torch.Generator().manual_seed(seed)
-    return examples.chosen(
-        sorted(torch.randperm(len(examples), generator=generator)[:count].tolist())
-    )
+    return examples.chosen(sorted(_order(len(examples), seed)[:count]))
+
+
+def _order(count: int, seed: int) -> list[int]:
+    """The numbers below `count` in an order that `seed` decides."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def held_out(task: Task, share: float) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -196,36 +196,15 @@ class MethodArguments(JacHessArguments):
         kept, self.strength = self.strength, self.strength or 0.0
         super().__post_init__()
         self.strength = kept
-        for name in ("rho", "noise", "tapt_epochs", "tapt_lr", "alpha", "adv_lr", "adv_start"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value}; expected a number above 0")
         lowest = 1e-9 if "smoothing" in entry.defaults else 0.0
         self.smoothing = self.smoothing or 0.0
         if not lowest <= self.smoothing < 1:
             raise ValueError(f"smoothing is {self.smoothing}; expected a share between 0 and 1")
-        for name in ("tapt_masked", "swapped"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a share between 0 and 1"
-                )
-        for name in ("mix", "unknown", "clean"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a share from 0 to 1")
-        if self.adv_steps is not None and self.adv_steps < 1:
-            raise ValueError(f"adv_steps is {self.adv_steps}; expected a whole number from 1 up")
-        if self.adv_radius is not None and not 0 <= self.adv_radius < float("inf"):
-            raise ValueError(f"adv_radius is {self.adv_radius}; expected a number from 0 up")
-        if self.along not in ("swaps", "noise"):
-            raise ValueError(f"along is {self.along!r}; expected swaps or noise")
-        if not 0 < self.size < float("inf"):
-            raise ValueError(f"size is {self.size}; expected a number above 0")
-        if self.every < 1:
-            raise ValueError(f"every is {self.every}; expected a whole number from 1 up")
-        if self.noise_distribution not in ("uniform", "normal"):
-            raise ValueError(
-                f"noise_distribution is {self.noise_distribution!r}; expected uniform or normal"
-            )
+        for names, good, wanted in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not good(value):
+                    raise ValueError(f"{name} is {value!r}; expected {wanted}")
         if self.placebo and entry.smooths and self.mode == "unlab":
             raise ValueError(
                 "placebo acts on penalties added to the task loss, and mode unlab steps along its "
@@ -293,6 +272,20 @@ class MethodArguments(JacHessArguments):
         """The name with its mode: ``jachess-unlab``."""
         named = self.smooths or (self.draws_unlabelled and "mode" in METHODS[self.method].known)
         return f"{self.method}-{self.mode}" if named else self.method
+
+
+_INFINITY = float("inf")
+_POSITIVE = ("rho", "noise", "tapt_epochs", "tapt_lr", "alpha", "adv_lr", "adv_start", "size")
+# Fields, what their values satisfy where they are given, and that in words.
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_POSITIVE, lambda value: 0 < value < _INFINITY, "a number above 0"),
+    (("adv_radius",), lambda value: 0 <= value < _INFINITY, "a number from 0 up"),
+    (("tapt_masked", "swapped"), lambda value: 0 < value < 1, "a share between 0 and 1"),
+    (("mix", "unknown", "clean"), lambda value: 0 <= value <= 1, "a share from 0 to 1"),
+    (("adv_steps", "every"), lambda value: value >= 1, "a whole number from 1 up"),
+    (("along",), ("swaps", "noise").__contains__, "swaps or noise"),
+    (("noise_distribution",), ("uniform", "normal").__contains__, "uniform or normal"),
+)
 
 
 def _split(name: str) -> tuple[str, str | None]:

@@ -145,20 +145,13 @@ def collator(tokenizer: Any, masked: bool, method: MethodArguments) -> Any:
 
 def training_arguments(args: Any, method: MethodArguments) -> transformers.TrainingArguments:
     """Those of the task's fine-tuning, with TAPT's learning rate and length; nothing is saved."""
-    settings: dict[str, Any] = (
-        {"gradient_checkpointing": True} if args.gradient_checkpointing else {}
+    names = (
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm"),
+        *("train_sampling_strategy", "bf16", "fp16", "use_cpu", "seed"),
     )
-    for name in (
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "max_grad_norm",
-        "train_sampling_strategy",
-        "bf16",
-        "fp16",
-        "use_cpu",
-        "seed",
-    ):
-        settings[name] = getattr(args, name)
+    settings: dict[str, Any] = {name: getattr(args, name) for name in names}
+    if args.gradient_checkpointing:
+        settings["gradient_checkpointing"] = True
     return transformers.TrainingArguments(
         output_dir=args.output_dir,
         learning_rate=method.tapt_lr,
