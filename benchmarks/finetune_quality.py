@@ -25,6 +25,7 @@ tasks, methods, seeds, rate or epochs than its own leaves its published results 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -153,7 +154,7 @@ def started_at(out: Path) -> list[str]:
 
 
 def redraw(options: argparse.Namespace) -> None:
-    """Writes the tables of the chosen grids' results files anew, heads kept as they are.
+    """Writes the tables of the chosen grids' results files anew, date and machine kept.
 
     A grid that has no tables yet, since it is not at its end, gets them of the runs it has.
     """
@@ -162,15 +163,17 @@ def redraw(options: argparse.Namespace) -> None:
             options.results.glob(f"finetune_{name}_*.jsonl")
         ):
             published, records = path.with_suffix(".md"), read_results(path)
+            commits = path.with_suffix(".commits.txt").read_text().split()
             if published.exists():
                 head, _, _ = published.read_text().partition("\n## ")
+                head = re.sub(r"\d+ runs, started .*, by", _runs(records, commits), head)
                 text = "\n".join([head.rstrip() + "\n", *tables(records)])
             else:
                 text = summary(
                     path.stem.removeprefix("finetune_"),
                     records,
                     f"python -m benchmarks.finetune_quality --grids {name}",
-                    path.with_suffix(".commits.txt").read_text().split(),
+                    commits,
                 )
             write_atomically(published, text)
             print(published)
@@ -193,10 +196,13 @@ def summary(name: str, records: Sequence[Record], command: str, commits: Sequenc
         f"# finetune_quality: {name}\n\n"
         f"{datetime.now(timezone.utc):%Y-%m-%d}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}, {device_name(torch.device('cpu'))}, "
-        f"{len(records)} runs, started and gone on with at "
-        f"{', '.join(commits)}, by\n\n    {command}\n"
+        f"{_runs(records, commits)}\n\n    {command}\n"
     )
     return "\n".join([head, *tables(records)])
+
+
+def _runs(records: Sequence[Record], commits: Sequence[str]) -> str:
+    return f"{len(records)} runs, started and gone on with at {', '.join(commits)}, by"
 
 
 def main(argv: list[str] | None = None) -> int:

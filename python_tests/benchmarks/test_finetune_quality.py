@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from argparse import Namespace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     grids = list(finetune_quality.GRIDS)
     assert finetune_quality.chosen_grids(grids, None) == grids
     assert finetune_quality.chosen_grids(grids, ["mrpc"]) == ["main", "before", "few", "sizes"]
-    assert finetune_quality.chosen_grids(grids, ["sst2", "imdb"]) == grids
+    assert set(grids) - set(finetune_quality.chosen_grids(grids, ["sst2", "imdb"])) == {"base"}
     given = ["--model", str(tmp_path), "--data", str(tmp_path), "--tasks", "sst2", "sst"]
     assert finetune_quality.main(given) == 2
     assert "no task 'sst'; the chosen grids have cola, imdb," in capsys.readouterr().err
@@ -122,3 +123,23 @@ def test_a_varied_grid_has_a_name_of_its_own() -> None:
 def test_markdown() -> None:
     table = Table("caption", ["a", "b"], [["1", "2"]])
     assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+def test_redrawn_tables_say_how_many_runs(tmp_path: Path) -> None:
+    lines = (finetune_quality.RESULTS / "finetune_noisy.jsonl").read_text().splitlines()[:4]
+    results = tmp_path / "finetune_noisy.jsonl"
+    (tmp_path / "finetune_noisy.commits.txt").write_text("aaa\n")
+    results.write_text(lines[0] + "\n")
+    again = ["--grids", "noisy", "--results", str(tmp_path), "--redraw"]
+    assert finetune_quality.main(again) == 0
+    tables = tmp_path / "finetune_noisy.md"
+    text = tables.read_text()
+    assert ", 1 runs, started and gone on with at aaa, by\n" in text
+    year = f"{datetime.now(timezone.utc):%Y}"
+    tables.write_text(text.replace(year, "1999", 1))
+    results.write_text("\n".join(lines) + "\n")
+    (tmp_path / "finetune_noisy.commits.txt").write_text("aaa\nbbb\n")
+    assert finetune_quality.main(again) == 0
+    text = tables.read_text()
+    assert ", 4 runs, started and gone on with at aaa, bbb, by\n" in text
+    assert "\n1999-" in text, "when they were run"
