@@ -293,7 +293,8 @@ def _split(name: str) -> tuple[str, str | None]:
     if name in METHODS:
         return name, None
     method, _, mode = name.rpartition("-")
-    if method in METHODS and mode in METHODS[method].modes:
+    entry = METHODS.get(method)
+    if entry is not None and mode in entry.modes and "mode" not in entry.fixed:
         return method, mode
     modes = ", ".join(f"jachess-{mode}" for mode in MODES)
     raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)} ({modes}, …)")

@@ -267,6 +267,7 @@ def test_presets_reach_the_regulariser(name: str) -> None:
 BAD = [
     ("jachess-dual", "unknown method 'jachess-dual'; expected one of none, recommended, l2"),
     ("sam-train", "unknown method 'sam-train'"),
+    ("recommended-joint", "unknown method 'recommended-joint'"),
     ("sam,strength=1", "method 'sam' has no setting 'strength'; it has rho"),
     ("none,rho=1", "method 'none' has no setting 'rho'; it has none"),
     ("jachess-unlab,mode=train", "has no setting 'mode'"),
