@@ -3,12 +3,13 @@
     python -m benchmarks.make_zoo --text … --out zoo
     python -m benchmarks.selection_trial --zoo zoo --encoder MINILM --data snips7 sst2 … --out runs
     python -m benchmarks.selection_trial                 # redraws the tables from the recorded runs
+    python -m benchmarks.selection_trial --plan --encoder MINILM --data snips7 sst2 … --out runs
 
 Candidates: the six models of the zoo, the first two layers of a pretrained encoder (MiniLM), and
 two such layers with random weights.  For every data set and seed it records
 
-- the live selection as `jachess select --models … --budget 1/8` makes it (default sizes and dev
-  rows), and runs of the other sizes in `SIZES`;
+- a live selection at 1/8 (sizes and dev rows as `jachess select` took them when the trial was made;
+  today it takes fewer of both for so few rows), and runs of the other sizes in `SIZES`;
 - frozen features' scores, of ours and of TransformerRanker, on the same rows, and the weights' mean
   tail exponent;
 - every candidate fine-tuned on `ROWS` rows, judged on the same dev rows on the way (`PARTS` of its
@@ -17,6 +18,9 @@ two such layers with random weights.  For every data set and seed it records
 Everything is kept in --out and made once; `--estimate` measures one small run a candidate and tells
 the time.  Rows go to results/selection_trial_runs.csv; the choices made from them, replayed, to
 selection_trial.csv and .md.
+
+`--plan` trains nothing: what a selection at 1/8 costs today with its own sizes and dev rows, by its
+plan, goes to results/selection_cost.csv.
 
 ASHA is Optuna's `SuccessiveHalvingPruner` over the recorded losses within the full runs, as it
 stops and never repeats training; its trials are replayed in `ORDERS` drawn orders.  All methods
@@ -72,14 +76,13 @@ TRUE_ROWS = 600
 PARTS = tuple(2.0**-k for k in range(4, -1, -1))
 SIZES = (17, 41, 100, 200)
 LADDERS = {"1/8": SIZES[:3], "1/4": SIZES}
-"""Sizes of a selection by budget: at 1/8 what `jachess select` takes for 800 rows, three epochs and
-batches of 8; at 1/4 one more."""
+"""Sizes of a selection by budget, from an eighth (a quarter) of the rows down to 17."""
 ORDERS = 50
 SCORES = ("logme", "hscore", "knn")
 REGRET = 1.0
 """Per cent of the best loss, or points of the best accuracy, that a choice may lose."""
 JUDGED_ROWS = 200
-"""Dev rows that `jachess select` judges on here."""
+"""Dev rows that a selection judges on here."""
 _ENCODERS = ((2, False), (2, True))
 
 
@@ -135,12 +138,49 @@ class Choice:
     said: float | None = None
 
 
+@dataclass
+class Planned:
+    """A default selection at 1/8 that was not made; costs are shares of full tuning of all."""
+
+    data: str
+    rows: int
+    epochs: float
+    batch_size: int
+    sizes: str
+    judged: int
+    training: float
+    cost: float
+    commit: str
+
+
+PLANNED = ((None, Recipe()), (ROWS, Recipe()), (ROWS, Recipe(epochs=3.0, batch_size=8)))
+
+
+def planned(models: Sequence[Path], data: Path, rows: int | None, recipe: Recipe) -> Planned:
+    """What the selection would take and cost.
+
+    Args:
+        rows: the target; None: all of the data.
+    """
+    settings = settings_of(models, data, 0, recipe)
+    plan = make_plan(replace(settings, sizes=None, dev_size=None, target=rows))
+    full = sum(plan.flops(one, plan.target) for one in plan.candidates)
+    runs = [(one, size) for one in plan.candidates for size in plan.sizes]
+    return Planned(
+        *(data.name, plan.target, recipe.epochs, recipe.batch_size),
+        *(" ".join(map(str, plan.sizes)), len(plan.task.dev)),
+        sum(plan.training_flops(one, size) for one, size in runs) / full,
+        sum(plan.flops(one, size) for one, size in runs) / full,
+        commit(),
+    )
+
+
 # Making the runs --------------------------------------------------------------------------------
 
 
-def make_candidates(zoo: Path, encoder: Path, out: Path) -> list[Path]:
-    """The zoo's folders, and the encoder cut to its first layers."""
-    made = sorted(path.parent for path in zoo.glob("*/config.json"))
+def make_candidates(zoo: Path | None, encoder: Path, out: Path) -> list[Path]:
+    """The zoo's folders, if there is one, and the encoder cut to its first layers."""
+    made = [] if zoo is None else sorted(path.parent for path in zoo.glob("*/config.json"))
     for layers, drawn in _ENCODERS:
         folder = out / f"{'random' if drawn else 'minilm'}-{layers}"
         made.append(folder)
@@ -158,13 +198,15 @@ def make_candidates(zoo: Path, encoder: Path, out: Path) -> list[Path]:
 
 
 def settings_of(models: Sequence[Path], data: Path, seed: int, recipe: Recipe) -> LiveSettings:
-    """The default live selection at 1/8, with features scored."""
+    """The live selection at 1/8."""
     found = {stem: next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")}
     return LiveSettings(
         models=tuple(map(str, models)),
         train=found["train"],
         dev=found["dev"],
         budget=Budget.parse("1/8"),
+        sizes=LADDERS["1/8"],
+        dev_size=JUDGED_ROWS,
         target=ROWS,
         seed=seed,
         data_seed=seed,
@@ -603,12 +645,19 @@ def main(argv: list[str] | None = None) -> list[Choice]:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--max-length", type=int, default=48)
     parser.add_argument("--estimate", action="store_true")
+    parser.add_argument("--plan", action="store_true", help="costs alone; --zoo is not needed")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     path = options.results / "selection_trial_runs.csv"
     if options.data is None:
         return redraw(read_rows(path, Run), options.results)
     models = make_candidates(options.zoo, options.encoder, options.out / "candidates")
+    if options.plan:
+        costs = [planned(models, data, *case) for data in options.data for case in PLANNED]
+        write_rows(costs, options.results / "selection_cost.csv")
+        for one in costs:
+            print(one)
+        return []
     recipe = Recipe(
         epochs=options.epochs,
         batch_size=options.batch_size,

@@ -25,7 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--dev-size",
         type=int,
         metavar="N",
-        help="dev rows judged on; default as many as cost 0.5 %% of training, at least 200",
+        help="dev rows judged on; default as many as cost 0.5 %% of training, 200 or more, unless "
+        "that is above a sixth of what training on the subsets costs",
     )
     what.add_argument(
         "--rank-by",

@@ -21,8 +21,11 @@ SMALLEST = 16
 _STEPS = 8  # optimiser steps on it, at least
 _RATIO = 4.0  # of one size to the next, at most
 _FEWEST = 3  # sizes, as long as the ratio stays at 2 or more
+_TRAINING = 4 / 3  # rows of all sizes together, as a share of those of the largest, at most
 _JUDGING = 0.005  # cost of judging a model once, as a share of training it on the target's rows
-_FEWEST_JUDGED = 200
+_MOST_JUDGING = 1 / 6  # and of judging after all sizes, as a share of training on them, at most
+_FEWEST_JUDGED = 200  # rows, where that allows it
+_ALWAYS_JUDGED = 80
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,14 @@ def make_plan(settings: LiveSettings) -> Plan:
     target = settings.target or len(task.train)
     if settings.sizes is not None:
         _check_sizes(settings, settings.sizes, len(task.train), target)
+    dev = stratified(task.dev, settings.data_seed, task.regression)
+    task = replace(task, dev=task.dev.chosen(dev))
     candidates, unloadable = _load(settings, task)
     sizes = settings.sizes or ladder(settings, candidates, task, target)
     _check_sizes(settings, sizes, len(task.train), target)
+    judged = judged_rows(settings, candidates, target, sizes)
+    in_order = sorted(range(len(dev)), key=dev.__getitem__)
+    task = replace(task, dev=task.dev.chosen([place for place in in_order if place < judged]))
     first = task.train.first(sizes[0])
     if len(set(first.labels)) < 2:
         what = "label" if task.regression else "class"
@@ -165,13 +173,11 @@ def _read(settings: LiveSettings) -> Task:
         raise DataError(f"{dev} holds the rows of {train}; losses must be measured on other rows")
     if (settings.probe or 0) > len(task.train):
         raise DataError(f"probe is {settings.probe}, and {train} has {len(task.train)} rows")
-    judged = judged_rows(settings, settings.target or len(task.train))
-    chosen = sorted(drawn(task.dev, settings.data_seed, task.regression)[:judged])
-    order = drawn(task.train, settings.data_seed, task.regression)
-    return replace(task, train=task.train.chosen(order), dev=task.dev.chosen(chosen))
+    order = stratified(task.train, settings.data_seed, task.regression)
+    return replace(task, train=task.train.chosen(order))
 
 
-def drawn(rows: Examples, seed: int, regression: bool) -> list[int]:
+def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
     """An order of the rows in which the classes of any first few are in proportion.
 
     Of rows in an order drawn by the seed the k-th (from 0) of a class with n rows comes at
@@ -188,12 +194,26 @@ def drawn(rows: Examples, seed: int, regression: bool) -> list[int]:
     return order[np.argsort(places, kind="stable")].tolist()
 
 
-def judged_rows(settings: LiveSettings, target: int) -> int:
-    """Dev rows judged on, where none are given: so many that judging a model once costs 0.5 % of
-    training it on the target's rows (rows being alike in length), and 200 at least."""
+def judged_rows(
+    settings: LiveSettings,
+    candidates: Sequence[CandidateModel],
+    target: int,
+    sizes: Sequence[int] = (),
+) -> int:
+    """Dev rows judged on, where none are given.
+
+    So many that judging a model once costs 0.5 % of training it on the target's rows, and 200 at
+    least; but judging after all sizes costs a sixth of training on them at most, down to 80 rows.
+    """
     if settings.dev_size is not None:
         return settings.dev_size
-    return max(_FEWEST_JUDGED, int(_JUDGING * 3 * settings.recipe.epochs * target))
+    training = sum(candidate.training_flops(1, settings.recipe) for candidate in candidates)
+    ratio = training / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
+    rows = max(_FEWEST_JUDGED, int(_JUDGING * ratio * target))
+    if not sizes:
+        return rows
+    most = int(_MOST_JUDGING * ratio * sum(sizes) / len(sizes))
+    return min(rows, max(most, _ALWAYS_JUDGED))
 
 
 def _check_sizes(settings: LiveSettings, sizes: Sequence[int], rows: int, target: int) -> None:
@@ -242,7 +262,8 @@ def ladder(
 
     Quarters and not halves: all sizes together then cost a third more than the largest, and not
     twice as much.  Where that leaves fewer than three sizes above the smallest that makes sense
-    (`smallest_rows`), the ratio is less, 2 at least.
+    (`smallest_rows`), the ratio is less, 2 at least; of a share of the data the largest is then
+    less as well, so that all together cost no more, as long as three sizes are left.
     """
     rows, budget, least = len(task.train), settings.budget, smallest_rows(settings)
     if budget.unit == "share":
@@ -252,11 +273,14 @@ def ladder(
                 f"the budget {budget.text} of {target} rows is {largest}; a subset needs {least} "
                 "rows or more: take a larger budget, or give the sizes"
             )
-        return _down_from(largest, least)
+        fits = (_down_from(top, least) for top in range(largest, least - 1, -1))
+        found = next(sizes for sizes in fits if sum(sizes) <= _TRAINING * largest)
+        return found if len(found) >= _FEWEST else _down_from(largest, least)
     largest = min((target - 1) // 2, rows)
     if settings.order == "algorithm1":
         row = sum(candidate.training_flops(1, settings.recipe) for candidate in candidates)
-        judging = sum(candidate.judging_flops(len(task.dev)) for candidate in candidates)
+        judged = min(judged_rows(settings, candidates, target), len(task.dev))
+        judging = sum(candidate.judging_flops(judged) for candidate in candidates)
 
         def cost() -> float:
             sizes = _down_from(largest, least)

@@ -18,7 +18,7 @@ from .contraction import Choice, LinearForm, Settings, contract, plan
 from .contributions import Contribution, Factors
 from .outputs import OutputMap, Outputs
 from .probe import Probe, check_kernel, probe
-from .ranks import Ranks
+from .ranks import KernelRanks
 from .recorder import Layout
 from .report import Report
 from .samples import Batch, Samples
@@ -71,7 +71,7 @@ class Job:
     def __init__(
         self, model: nn.Module, batch: Batch, other: Batch | None, request: Request
     ) -> None:
-        self._ranks = Ranks.of(request.group)
+        self._ranks = KernelRanks.of(request.group)
         with self._ranks.failing_together():
             self._prepare(model, batch, other, request)
         self._ranks.require_same(self._watched.model, self._sides)

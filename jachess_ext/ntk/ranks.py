@@ -24,7 +24,7 @@ _SAME_WEIGHTS = 1e-6
 
 
 @dataclass(frozen=True)
-class Ranks:
+class KernelRanks:
     """The processes at work.
 
     Attributes:
@@ -37,7 +37,7 @@ class Ranks:
     count: int
 
     @classmethod
-    def of(cls, group: Any) -> Ranks:
+    def of(cls, group: Any) -> KernelRanks:
         """The ranks of ``group``.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
-from .blend import drawn
+from .blend import cautious
 from .blend import forecast as blend_forecast
 from .fitting import fit
 from .heavy_tail import mean_exponent
@@ -58,10 +58,10 @@ class Forecast:
         return self.predictive if self.cautious is None else self.cautious
 
 
-Method = Callable[[LossTable, float, Settings], Forecast]
+Forecaster = Callable[[LossTable, float, Settings], Forecast]
 
 
-def _law(name: str) -> Method:
+def _law(name: str) -> Forecaster:
     """A law fitted to every size up to the budget (size 0 too where the law reads it)."""
 
     def forecast(table: LossTable, target: float, settings: Settings) -> Forecast:
@@ -94,9 +94,9 @@ def _ats(table: LossTable, target: float, settings: Settings) -> Forecast:
 
 def _blend(table: LossTable, target: float, settings: Settings) -> Forecast:
     found = blend_forecast(table.trained, table.trained_losses, target)
-    cautious = drawn(found, table.trained_losses)
-    score, predicted = np.exp(cautious.location), np.exp(found.location)
-    return Forecast(score, predicted, found, _all_sizes(table), cautious)
+    choosing = cautious(found, table.trained_losses)
+    score, predicted = np.exp(choosing.location), np.exp(found.location)
+    return Forecast(score, predicted, found, _all_sizes(table), choosing)
 
 
 def _subtuning(table: LossTable, target: float, settings: Settings) -> Forecast:
@@ -129,7 +129,7 @@ def _all_sizes(table: LossTable) -> Array:
     return np.full(len(table.names), table.trained.sum())
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Forecaster] = {
     "blend": _blend,
     "lensllm": _law("rectified"),  # F is free where there is no Θ, as D_l is
     "rectified": _law("rectified"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ..evaluation.extras import require
 
+NONE = "–"
 _LONGEST = 28
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -32,6 +34,13 @@ def size_text(size: float) -> str:
 def number_text(value: float) -> str:
     """0.25, 1500, 20k."""
     return size_text(value) if value >= 1e4 else f"{value:.4g}"
+
+
+def cell_text(value: float | None) -> str:
+    """0.2500, 1,500, 20,000; a dash where there is no number."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
 
 
 def share_text(probability: float) -> str:

@@ -23,6 +23,7 @@ from ..live_selection.cost import paid
 from ..live_selection.predict import Curve, fit_measured, make_curve, predict
 from ..live_selection.scores import LOSS, title
 from ..scaling.arrays import Array
+from .axes import cell_text
 from .heavy_tails import exponents
 from .history import FREE, Scores, over_budgets
 from .kernels import kernels_of
@@ -260,7 +261,7 @@ class _Live:
             [
                 self.labels[one.model],
                 f"{one.parameters:,}",
-                *map(_figure, (before.get(one.model), self.exponents.get(one.model))),
+                *map(cell_text, (before.get(one.model), self.exponents.get(one.model))),
             ]
             for one in self.found.candidates
         ]
@@ -280,7 +281,7 @@ class _Live:
                 f"{record.seed}",
                 f"{record.steps:,}",
                 f"{record.time:.4g}",
-                *map(_figure, (record.dev_loss, record.dev_score)),
+                *map(cell_text, (record.dev_loss, record.dev_score)),
                 "–" if record.seconds is None else f"{record.seconds.total:.1f}",
             ]
             for record in self.records
@@ -332,7 +333,3 @@ def _band(sizes: Array, ones: Sequence[Prediction]) -> Band | None:
     columns = [[getattr(one, name) for one in ones] for name in ("predicted", "low", "high")]
     middle, low, high = (None if None in column else np.array(column) for column in columns)
     return None if middle is None else Band(sizes, middle, low, high)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import bench_laws, selection, selection_families, selection_halves
+from benchmarks import (
+    bench_laws,
+    selection,
+    selection_families,
+    selection_halves,
+    selection_judging,
+)
 from jachess_ext.scaling import LossTable, fit, pear_corr, select
 from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
@@ -72,9 +79,8 @@ def test_halves_are_shares(table: LossTable, tmp_path: Path) -> None:
     assert one[2] + one[3] <= 100
 
 
-def lcdb_folder(folder: Path) -> Path:
-    """Two even data sets and an odd one: ten learners, two splits; one learner stops at 512."""
-    sizes = [2**k for k in range(4, 12)]
+def lcdb_folder(folder: Path, sizes: Sequence[int] = tuple(2**k for k in range(4, 12))) -> Path:
+    """Two even data sets and an odd one: ten learners, two splits; one learner stops early."""
     generator = np.random.default_rng(0)
     for measure in ("logloss", "accuracy", "auc"):
         lines = ["openmlid,learner,size_train,outer_seed,score_test"]
@@ -124,8 +130,63 @@ def test_families_are_read_and_judged(tmp_path: Path) -> None:
     assert f"| {np.mean(by_hand):.1f} |" in written and "| llm | B | blend | 2 |" in written
 
 
+def test_verdicts_say_what_is_missed() -> None:
+    def figures(acc: float, corr: list[float], half: float, most: float) -> Any:
+        return selection_families.Figures(
+            rel_acc=[acc, acc], pear_corr=corr, cover_50=[half], cover_90=[most]
+        )
+
+    found = {
+        ("x", "A", "blend"): figures(90.0, [50.0, np.nan], 60.0, 95.0),
+        ("x", "A", "ats"): figures(80.0, [40.0, 45.0], 0.0, 0.0),
+        ("x", "A", "subtuning"): selection_families.Figures(rel_acc=[90.2, 90.6]),
+        ("x", "B", "blend"): figures(90.0, [50.0, 60.0], 42.0, 84.0),
+        ("x", "B", "ats"): figures(90.3, [55.0, 45.0], 0.0, 0.0),
+    }
+    _, *rows = selection_families.verdicts_of(found)
+    assert rows == [
+        ["x", "A", "**-0.4 (subtuning)**", "1 of 2", "**60.0**", "95.0"],
+        ["x", "B", "-0.3 (ats)", "1 of 2", "42.0", "**84.0**"],
+    ]
+
+
 def test_bins_compare_what_was_said_with_what_was_true() -> None:
     figures = selection_families.Figures(said=[0.1, 0.9, 1.0, 0.85], true=[0.0, 1.0, 1.0, 0.0])
     head, *rows = selection_families.bins_of({("llm", "B", "blend"): figures})
     assert len(head) == 8 and [row[2] for row in rows] == ["all", "llm"]
-    assert rows[0][3] == "0.10 0.00 (1)" and rows[0][7] == "0.92 0.67 (3)"
+    assert rows[0][3] == "0.10 0.00 (1)" and rows[0][7] == "**0.92 0.67 (3)**"
+    assert rows[1][7] == "0.92 0.67 (3)", "of single families nothing is asked"
+
+
+def test_judged_rows_are_wrong_as_often_as_they_should_be() -> None:
+    errors = np.array([[0.5, 0.2], [0.4, 0.0]])
+    draws = [selection_judging.seen(errors, 50, np.random.default_rng(k)) for k in range(400)]
+    found = np.array(draws)
+    np.testing.assert_allclose(found.mean(0), np.maximum(errors, 0.01), atol=0.02)
+    assert (found >= 0.01).all() and np.ptp(found[:, 1, 1]) == 0
+    together = np.corrcoef(found[:, 0, 0], found[:, 1, 0])[0, 1]
+    assert 0.2 < together < np.corrcoef(found[:, 0, 0], found[:, 0, 1])[0, 1] < 0.95
+
+
+def test_designs_of_judging(tmp_path: Path) -> None:
+    folder = lcdb_folder(tmp_path, (16, 32, 45, 64, 91, 128, 512, 1024))
+    given = ["--lcdb", str(folder), "--draws", "1", "--results", str(tmp_path)]
+    rows = selection_judging.main(given)
+    assert len(rows) == len(selection_judging.DESIGNS) and {row.tables for row in rows} == {1}
+    table = next(
+        case.table
+        for case in selection_families.lcdb_cases(folder, None, ("accuracy",))
+        if case.half == "A"
+    )
+    truth = table.losses_at(1024)
+    assert rows[0].judged is None and rows[0].cost == pytest.approx(189 / 1024)
+    known = LossTable(
+        table.names,
+        np.array([16.0, 45.0, 128.0]),
+        np.stack([table.losses_at(size) for size in (16, 45, 128)], -1),
+        None,
+    )
+    scores = select(known, 128, 1024).scores
+    assert rows[0].lost == pytest.approx(100 * (truth[scores.argmin()] - truth.min()))
+    with (tmp_path / "selection_judging.csv").open() as file:
+        assert [row["judged"] for row in csv.DictReader(file)][:2] == ["", "200"]

@@ -109,6 +109,27 @@ def test_runs_are_read_as_written(tmp_path: Path) -> None:
             assert same == value if not isinstance(value, float) else np.isclose(same, value, 1e-4)
 
 
+def test_planned_costs_are_rows_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of six words and two marks: a row is judged for a third of its training, an epoch."""
+    monkeypatch.setattr(selection_trial, "_ENCODERS", ((1, False), (1, True)))
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.csv", 1600, 0)
+    write_rows(tmp_path / "data" / "dev.csv", 300, 1)
+    encoder = save_model(tmp_path / "encoder", 8, 0)
+    given = ["--plan", "--encoder", str(encoder), "--data", str(tmp_path / "data")]
+    folders = ["--out", str(tmp_path / "out"), "--results", str(tmp_path)]
+    assert selection_trial.main([*given, *folders]) == []
+    found = read_rows(tmp_path / "selection_cost.csv", selection_trial.Planned)
+    assert [(one.rows, one.epochs) for one in found] == [(1600, 5.0), (800, 5.0), (800, 3.0)]
+    for one in found:
+        sizes = list(map(int, one.sizes.split()))
+        judging = one.judged / (3 * one.epochs)
+        full = one.rows + judging
+        assert one.training == pytest.approx(sum(sizes) / full, rel=1e-4)
+        assert one.cost == pytest.approx((sum(sizes) + len(sizes) * judging) / full, rel=1e-4)
+        assert one.cost < 0.2 and not (tmp_path / "out" / "data-0").exists()
+
+
 @pytest.mark.slow
 def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed")

@@ -14,8 +14,15 @@ from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.experiment.grid import Recipe
 from jachess_ext.live_selection import measure
 from jachess_ext.live_selection.budget import Budget
+from jachess_ext.live_selection.candidates import CandidateModel
 from jachess_ext.live_selection.engine import select_live
-from jachess_ext.live_selection.plan import drawn, judged_rows, ladder, make_plan, smallest_rows
+from jachess_ext.live_selection.plan import (
+    judged_rows,
+    ladder,
+    make_plan,
+    smallest_rows,
+    stratified,
+)
 from jachess_ext.tasks.examples import DataError, Examples, Task
 from jachess_ext.tasks.files import Columns
 
@@ -65,7 +72,7 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: MakeSettings) -> 
     assert plan.sizes == plan.rounds == (16, 32, 64) and plan.target == 256
     assert make_plan(settings(probe=4)).rounds == (0, 16, 32, 64)
     assert make_plan(settings(order="algorithm1")).rounds == (64, 32, 16)
-    assert make_plan(settings(budget=Budget.parse("1/2"))).sizes == (16, 45, 128)
+    assert make_plan(settings(budget=Budget.parse("1/2"))).sizes == (16, 42, 112), "a third more"
     assert make_plan(settings(budget=Budget.parse("20min"))).sizes == (16, 45, 127)
     made = settings(budget=Budget.parse("1"), target=5000)
     assert make_plan(made).sizes == (16, 64, 256), "no more rows than there are"
@@ -85,29 +92,60 @@ def test_the_smallest_subset_gives_eight_steps(
         assert steps[0] < 8 <= steps[1]
 
 
-@pytest.mark.parametrize("target", [2088, 5000, 12_000, 100_000])
-def test_an_eighth_costs_at_most_a_fifth(settings: MakeSettings, target: int) -> None:
+def candidate(tokens: float, dev_tokens: float) -> CandidateModel:
+    return CandidateModel("m", "1", 1000, 1000, tokens, dev_tokens)
+
+
+@pytest.mark.parametrize("dev_tokens", [10.0, 25.0])
+@pytest.mark.parametrize("epochs", [3.0, 5.0])
+@pytest.mark.parametrize("target", [800, 1000, 1500, 2088, 5000, 12_000, 100_000])
+def test_an_eighth_costs_at_most_a_fifth(
+    settings: MakeSettings, target: int, epochs: float, dev_tokens: float
+) -> None:
     """Training all sizes and judging after each, against training all and judging once."""
-    recipe = Recipe()
+    recipe = Recipe(epochs=epochs, batch_size=16 if epochs == 5 else 8)
     given = settings(budget=Budget.parse("1/8"), target=target, recipe=recipe)
     rows = Examples(["a"] * target, None, [0] * target)
-    sizes = ladder(given, (), Task("t", "", ("a", "b"), rows, rows, rows, ACCURACY), target)
-    dev = judged_rows(given, target)  # at most: there may be fewer
-    per_row = 6 * recipe.epochs
-    spent = per_row * sum(sizes) + 2 * dev * len(sizes)
-    assert len(sizes) >= 3 and sizes[-1] == target // 8
-    assert spent <= 0.2 * (per_row * target + 2 * dev)
+    models = (candidate(10.0, dev_tokens), candidate(12.0, dev_tokens))
+    sizes = ladder(given, models, Task("t", "", ("a", "b"), rows, rows, rows, ACCURACY), target)
+    dev = judged_rows(given, models, target, sizes)  # at most: there may be fewer
+    per_row = 6 * epochs * (10 + 12)
+    judging = 2 * dev_tokens * 2 * dev
+    spent = per_row * sum(sizes) + judging * len(sizes)
+    assert len(sizes) >= 3 and target // 12 <= sizes[-1] <= target // 8
+    assert dev >= (200 if target >= 5000 and dev_tokens == 10 else 80)
+    if spent > 0.2 * (per_row * target + judging):
+        assert dev == 80 and dev_tokens == 25 and epochs * target < 5000, "few rows to train on"
 
 
 def test_dev_rows_are_as_many_as_judging_may_cost(settings: MakeSettings, tmp_path: Path) -> None:
     given = settings(dev=write_rows(tmp_path / "dev.csv", 900, 5))
     plan = make_plan(given)
-    assert len(plan.task.dev) == 200, "at least"
+    assert len(plan.task.dev) == 80, "always"
+    ten = make_plan(replace(given, recipe=replace(given.recipe, epochs=10.0)))
+    assert len(ten.task.dev) == 10 * 3 * 112 // (3 * 6), "a sixth of training on 16, 32, 64 rows"
+    twenty = make_plan(replace(given, recipe=replace(given.recipe, epochs=20.0)))
+    assert len(twenty.task.dev) == 200, "at least, where a sixth allows it"
     many = make_plan(replace(given, recipe=replace(given.recipe, epochs=100.0)))
     assert len(many.task.dev) == 384, "0.5 % of 256 rows, 100 epochs, forward and back"
     whole = make_plan(replace(given, dev_size=10_000)).task.dev
     texts = iter(whole.texts)
     assert len(whole) == 900 and all(text in texts for text in plan.task.dev.texts), "in order"
+
+
+def test_long_dev_rows_are_judged_less(settings: MakeSettings, tmp_path: Path) -> None:
+    short = write_rows(tmp_path / "dev.csv", 900, 5)
+    head, *lines = short.read_text().splitlines()
+    texts = [line.rsplit(",", 1) for line in lines]
+    (tmp_path / "long.csv").write_text(
+        "\n".join([head, *(f"{text} {text},{label}" for text, label in texts)]) + "\n"
+    )
+    given = settings(dev=tmp_path / "long.csv")
+    recipe = replace(given.recipe, epochs=100.0)
+    plan = make_plan(replace(given, recipe=recipe))
+    one = plan.candidates[0]
+    assert one.tokens == 8 and one.dev_tokens == 14  # two of them mark begin and end
+    assert len(plan.task.dev) == 384 * 8 // 14
 
 
 def test_subsets_are_nested_and_the_same_for_all_models(settings: MakeSettings) -> None:
@@ -124,8 +162,8 @@ def test_subsets_are_nested_and_the_same_for_all_models(settings: MakeSettings) 
 def test_subsets_have_the_classes_in_proportion() -> None:
     labels = [0] * 60 + [1] * 30 + [2] * 10
     rows = Examples([str(i) for i in range(100)], None, labels)
-    order = drawn(rows, 3, regression=False)
-    assert sorted(order) == list(range(100)) and order != drawn(rows, 4, regression=False)
+    order = stratified(rows, 3, regression=False)
+    assert sorted(order) == list(range(100)) and order != stratified(rows, 4, regression=False)
     for count in range(1, 101):
         found = np.bincount([labels[i] for i in order[:count]], minlength=3)
         assert np.abs(found - count * np.array([0.6, 0.3, 0.1])).max() <= 1.0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.ntk import measure_ntk
-from jachess_ext.ntk.ranks import Ranks
+from jachess_ext.ntk.ranks import KernelRanks
 
 WORLD = 2
 SKETCH: dict[str, Any] = {"method": "sketch", "sketch_size": 4, "seed": 1}
@@ -71,7 +71,7 @@ def work(rank: int, folder: str) -> None:
         "symmetric": measured.theta,
         "blocks": measured.report.blocks,
         "block": measured.report.block,
-        "pairs here": len(Ranks.of(group).share(range(measured.report.blocks))),
+        "pairs here": len(KernelRanks.of(group).share(range(measured.report.blocks))),
         "unequal": jx.ntk(encoder(), batch(5), batch(3, seed=1), group=group),
         "single": jx.ntk(encoder(), batch(1), group=group),
         "sketch": sketched.theta,

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 import jachess_ext as jx
 from jachess_ext.ntk import measure_ntk
 from jachess_ext.ntk.job import Job, Request
-from jachess_ext.ntk.ranks import Ranks
+from jachess_ext.ntk.ranks import KernelRanks
 
 from .rank_worker import SKETCH, WORLD, batch, encoder, work
 
@@ -74,7 +74,7 @@ def test_errors_reach_every_rank(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_shares_cover_the_work_once(count: int) -> None:
     work = list(range(7))
-    parts = [Ranks(None, rank, count).share(work) for rank in range(count)]
+    parts = [KernelRanks(None, rank, count).share(work) for rank in range(count)]
     assert [item for part in parts for item in part] == work
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jachess_ext.evaluation.report import Section, to_html
 from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc, select
 from jachess_ext.selection_report.from_table import study_of_table
 from jachess_ext.selection_report.page import (
+    advice,
     answer,
     ranking_table,
     scientific,
@@ -65,6 +67,28 @@ def test_the_answer(study: Study) -> None:
     chances = {one.label: one.prob_best for one in study.candidates[1:]}
     for label, chance in chances.items():
         assert (f"{label} (" in text.partition("Measured")[0]) == (chance >= 0.05)
+
+
+def test_the_advice_follows_from_what_is_known(study: Study) -> None:
+    first, second, *_ = study.candidates
+    sizes = first.sizes
+
+    def text(ahead: bool = True, chance: float = 0.7, **more: Any) -> str:
+        one = replace(first, losses=np.full(len(sizes), 1.0), sizes=sizes, prob_best=chance)
+        other = replace(second, losses=np.full(len(sizes), 1.1 if ahead else 0.9), sizes=sizes)
+        given = replace(study, candidates=[one, other], stop=None, **more)
+        return advice(given)[0]
+
+    assert "too: the choice does not hang" in text()
+    assert f"{second.label} is ahead: the choice hangs on" in text(ahead=False)
+    assert "No model is clearly" in text(chance=0.49) and "No model is clearly" not in text()
+    spent, *_, full = study.spending
+    assert f"This cost {100 * spent.flops / full.flops:.3g} % of" in text()
+    assert "rough guide" not in text()
+    live = replace(study, stop="every planned size was run")
+    assert "rough guide" in advice(live)[0] and advice(live)[0] == sections(live)[0].paragraphs[1]
+    none = replace(first, predicted=None, low=None, high=None, prob_best=None)
+    assert advice(replace(study, candidates=[none], spending=())) == []
 
 
 def test_rivals_come_most_probable_first(study: Study) -> None:

@@ -1,5 +1,5 @@
 """The method "blend" of `select`: a hierarchical model of rectified shapes, and today's losses."""
 
-from .posterior import drawn, forecast
+from .posterior import cautious, forecast
 
-__all__ = ["drawn", "forecast"]
+__all__ = ["cautious", "forecast"]

@@ -116,7 +116,7 @@ def forecast(sizes: Array, losses: Array, target: float) -> Student:
     return Student(found.mean, np.sqrt(found.variance), np.full(len(y), _DOF))
 
 
-def drawn(predicted: Student, losses: Array) -> Student:
+def cautious(predicted: Student, losses: Array) -> Student:
     """What to choose by: the forecast, more cautious about how the candidates will differ.
 
     The differences between the locations (not their mean) are drawn by 0.15 towards the differences
