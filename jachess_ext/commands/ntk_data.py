@@ -108,7 +108,9 @@ def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any,
     """
     tokenizer = load_tokenizer(options.model)
     config = load_config(options.model)
-    own = _own_head(config)
+    names = getattr(config, "architectures", None) or ()
+    heads = (h for name in names for ending, h in _ENDINGS.items() if name.endswith(ending))
+    own = next(heads, None)
     head = options.head if options.head != "auto" else own or "classifier"
     if head == "classifier":
         keep = own == "classifier" and options.classes is None
@@ -123,14 +125,6 @@ def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any,
         reason = str(error).splitlines()[0]
         raise DataError(f"--device {options.device} cannot be used: {reason}") from error
     return model.eval(), tokenizer, head
-
-
-def _own_head(config: Any) -> str | None:
-    for name in getattr(config, "architectures", None) or ():
-        for ending, head in _ENDINGS.items():
-            if name.endswith(ending):
-                return head
-    return None
 
 
 def make_batch(

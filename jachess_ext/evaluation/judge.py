@@ -179,9 +179,12 @@ def judge(
         )
 
     def noisy(delta: float) -> float:
-        return mean_score(
-            f"noisy {delta}", lambda draw: _noisy(model, clean, delta * scale, draw, regression)
-        )
+        def outputs(draw: int) -> Floats:
+            generator = torch.Generator().manual_seed(2000 + draw)
+            with perturbed_embeddings(model, delta * scale, generator):
+                return model_outputs(model, clean, regression)
+
+        return mean_score(f"noisy {delta}", outputs)
 
     def of_texts(kind: str, rows: Encoded) -> float:
         rows = rows.by_length()
@@ -279,11 +282,3 @@ def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int
         }
         for batch in batches
     ]
-
-
-def _noisy(
-    model: Any, batches: Sequence[Batch], delta: float, draw: int, regression: bool
-) -> Floats:
-    generator = torch.Generator().manual_seed(2000 + draw)
-    with perturbed_embeddings(model, delta, generator):
-        return model_outputs(model, batches, regression)

@@ -208,6 +208,7 @@ def _frozen(value: Any) -> Any:
 
 def quick(grid: Grid) -> Grid:
     """The same at a size that shows that everything runs: one seed, few rows, one epoch."""
+    tuning = grid.tuning
     return replace(
         grid,
         fewer=True,
@@ -218,16 +219,12 @@ def quick(grid: Grid) -> Grid:
         shift_size=min(grid.shift_size or 64, 64),
         curve=(1,) if grid.curve else (),
         recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
-        tuning=_one_value_each(grid.tuning),
-    )
-
-
-def _one_value_each(tuning: Tuning) -> Tuning:
-    return replace(
-        tuning,
-        strength=tuning.strength[:1],
-        factors=tuning.factors[:1],
-        unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
-        seeds=tuning.seeds[:1],
-        methods={method: values[:1] for method, values in tuning.methods.items()},
+        tuning=replace(
+            tuning,
+            strength=tuning.strength[:1],
+            factors=tuning.factors[:1],
+            unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
+            seeds=tuning.seeds[:1],
+            methods={method: values[:1] for method, values in tuning.methods.items()},
+        ),
     )

@@ -79,7 +79,9 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
         record["curve"] = finite(curve.points)
     if models is not None:
         with whole_folder(models / job.name) as folder:
-            whole = _with_all_weights(model, job)
+            # TAPT changes the weights below LoRA's adapters, too
+            below = job.recipe.lora and job.arguments.method == "tapt"
+            whole = model.merge_and_unload() if below else model
             whole.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             card = model_card(job.name, record, adapters=job.recipe.lora and whole is model)
@@ -151,11 +153,6 @@ class Curve(TrainerCallback):
 def bare(conditions: Conditions) -> Conditions:
     """The clean rows alone."""
     return replace(conditions, corruption=(), deltas=(), texts=(), sequences=0)
-
-
-def _with_all_weights(model: Any, job: Job) -> Any:
-    """What has to be saved: TAPT changes the weights below LoRA's adapters, too."""
-    return model.merge_and_unload() if job.recipe.lora and job.arguments.method == "tapt" else model
 
 
 def _head(job: Job) -> Record:

@@ -67,7 +67,8 @@ class Chains:
             return None, None
         if func in _INSERTS and _inserted(args, kwargs) == 0:
             self._waiting.pop(id(link.call), None)
-            return _chained(link, output), None
+            options = {"call": link.call, "start": link.start, "end": output}
+            return Call("chain", link.call.roles, None, options), None
         if func in _MOVES or func in _INSERTS:
             self._open[id(output)] = _Link(output, link.call, link.start)
             return None, None
@@ -89,11 +90,6 @@ def unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
     flat = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: one cotangent of the end each
     (moved,) = torch.autograd.grad(end, [start], flat, retain_graph=True, is_grads_batched=True)
     return call.options["call"], moved.unflatten(0, (outputs, samples)).flatten(1, 2)
-
-
-def _chained(link: _Link, end: Tensor) -> Call:
-    options = {"call": link.call, "start": link.start, "end": end}
-    return Call("chain", link.call.roles, None, options)
 
 
 def _inserted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -194,7 +194,8 @@ def _single(
 ) -> tuple[Choice, Tensor]:
     choice = _choose(names, [left], [right], symmetric, settings)
     if isinstance(left, Dense) and isinstance(right, Dense):
-        return choice, _dense(left.gradients, right.gradients, settings.dtype)
+        x, y = (part.gradients.to(settings.dtype) for part in (left, right))
+        return choice, torch.tensordot(x, y, dims=([2], [2]))
     total: Tensor | None = None
     for mine in _parts(left):
         for theirs in _parts(right):
@@ -226,11 +227,6 @@ def _pair(
     if isinstance(right, Matches):
         return contract_tied(right, left, workspace, dtype).permute(2, 3, 0, 1)
     return _linear(("",), [left], [right], symmetric, settings)[1]
-
-
-def _dense(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    x, y = left.to(dtype).flatten(0, 1), right.to(dtype).flatten(0, 1)
-    return (x @ y.T).view(*left.shape[:2], *right.shape[:2])
 
 
 # ---- embeddings ------------------------------------------------------------------------------

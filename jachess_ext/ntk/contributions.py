@@ -113,7 +113,9 @@ def make_factors(
     Padding and everything a classifier does not read (all but the first token of the last block)
     has δ = 0 exactly; each sample keeps its own positions, filled up with zeros to the longest.
     """
-    if _rows_used(cotangents[..., :1]):  # one feature tells, where there is nothing to leave out
+    # One feature tells where some sample has no position of zeros alone: nothing can be left out.
+    first = cotangents[..., 0].ne(0).any(0)  # [n, t]
+    if first.numel() and bool(first.all(1).any()):
         return Factors(inputs, cotangents, transposed, source)
     used = cotangents.ne(0).any(-1).any(0)  # [n, t]
     longest = int(used.sum(1).max()) if used.numel() else 0
@@ -125,11 +127,6 @@ def make_factors(
     place = kept[None, ..., None].expand(cotangents.shape[0], -1, -1, cotangents.shape[-1])
     where = tuple(kept.flatten().tolist()) if source else ()
     return Factors(inputs, cotangents.gather(2, place), transposed, (*source, *where))
-
-
-def _rows_used(cotangents: Tensor) -> bool:
-    """Whether some sample has no position of zeros alone: nothing can be left out."""
-    return bool(cotangents.numel()) and bool(cotangents.ne(0).any(-1).any(0).all(1).any())
 
 
 def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:

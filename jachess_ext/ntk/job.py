@@ -94,7 +94,8 @@ class Job:
         self._watched = Watched(inner, chosen)
         if request.method == "per_sample":
             self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
-        self._dtype = _widest(chosen)
+        dtypes = {parameter.dtype for parameter in chosen.values()}
+        self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         self._layouts: list[Layout] = []
         self._probes: list[Probe] = []
         with torch.compiler.set_stance("force_eager"):
@@ -275,11 +276,6 @@ def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twi
 def _blocks(samples: Samples, size: int) -> list[list[int]]:
     rows = list(range(samples.count))
     return [rows[start : start + size] for start in range(0, samples.count, size)]
-
-
-def _widest(parameters: dict[str, nn.Parameter]) -> torch.dtype:
-    dtypes = [p.dtype for p in parameters.values()]
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
 
 
 @contextmanager

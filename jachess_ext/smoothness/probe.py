@@ -73,13 +73,9 @@ class SmoothnessProbe:
         device = next(model.parameters()).device
         batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batch.items()}
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        named: dict[str, Any] = {
-            "hessian": self.hessian,
-            "directions": self.directions,
-            "seed": self.seed,
-        }
+        how: dict[str, Any] = {"hessian": self.hessian, "directions": self.directions}
         with torch.no_grad(), in_mode(model, training=False):
-            norms = smoothness(model, inputs, **named)
+            norms = smoothness(model, inputs, seed=self.seed, **how)
         found: dict[str, float] = {}
         for name, values in (("jacobian", norms.jacobian), ("hessian", norms.hessian)):
             if values is not None:

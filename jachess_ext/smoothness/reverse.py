@@ -32,13 +32,8 @@ def measure(
         hessian = None
         if settings.second_order:
             hessian = [_hessian(graph, block, settings, random, train) for block in graph.blocks]
-    norms = TokenNorms(
-        torch.stack(jacobian),
-        None if hessian is None else torch.stack(hessian),
-        graph.tokens,
-        graph.result,
-    )
-    return norms
+    second = None if hessian is None else torch.stack(hessian)
+    return TokenNorms(torch.stack(jacobian), second, graph.tokens, graph.result)
 
 
 def _jacobian(

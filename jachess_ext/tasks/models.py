@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +121,11 @@ def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
         transformers.utils.logging.set_verbosity(verbosity)
         transformers.utils.logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
-    model.drawn_modules = _drawn_modules(report)
-    return model
-
-
-def _drawn_modules(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules whose weights the checkpoint lacks, or has in another shape."""
+    # whose weights the checkpoint lacks, or has in another shape
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
-    return tuple(sorted({key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}))
+    drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
+    model.drawn_modules = tuple(sorted(drawn))
+    return model
 
 
 def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:

@@ -64,7 +64,8 @@ class FreeLB(Method):
 
     def _climbed(self, noise: Tensor) -> Tensor:
         assert noise.grad is not None
-        moved = noise.detach() + self.settings.adv_lr * _unit(noise.grad)
+        norm = noise.grad.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1)
+        moved = noise.detach() + self.settings.adv_lr * (noise.grad / norm)
         if self.settings.adv_radius > 0:
             norm = moved.flatten(1).norm(dim=1).view(-1, 1, 1)
             moved = moved * (self.settings.adv_radius / norm.clamp(min=1e-30)).clamp(max=1.0)
@@ -136,8 +137,3 @@ def _real_tokens(embeddings: Tensor, inputs: Batch) -> Tensor:
         mask = torch.ones(embeddings.shape[:2])
     wide = torch.promote_types(embeddings.dtype, torch.float32)
     return mask.to(embeddings.device, wide).unsqueeze(-1)
-
-
-def _unit(gradient: Tensor) -> Tensor:
-    norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-30)
-    return gradient / norm.view(-1, 1, 1)

@@ -90,7 +90,8 @@ def r3f_penalty(
     with ExitStack() as contexts:
         own_numbers = int(torch.randint(2**63 - 1, (), generator=generator))
         contexts.enter_context(drawing_apart(own_numbers))
-        if mixed_precision(model, device):
+        # autocast around the model, or within its forward
+        if torch.is_autocast_enabled(device) or hasattr(unwrapped(model), "_original_forward"):
             # accelerate wraps forward in autocast and keeps the plain one under this name
             run = getattr(unwrapped(model), "_original_forward", model)
             contexts.enter_context(torch.autocast(device, enabled=False))
@@ -102,11 +103,6 @@ def r3f_penalty(
         )
         moved = run(**batch).logits
     return row_mean(symmetric_divergence(logits, moved, regression), batch)
-
-
-def mixed_precision(model: nn.Module, device: str) -> bool:
-    """Whether a call of the model runs under autocast, around it or within its forward."""
-    return torch.is_autocast_enabled(device) or hasattr(unwrapped(model), "_original_forward")
 
 
 def draw_noise(

@@ -35,17 +35,16 @@ class StepLog:
         """
         mine = {name: (total.tolist(), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
-        means = _means(_of_all_ranks(mine) if world_size > 1 else [mine])
+        ranks = [mine]
+        if world_size > 1:
+            # As objects: a rank whose shards were empty knows neither names nor number of layers.
+            from accelerate.utils import gather_object
+
+            ranks = gather_object(ranks)
+        means = _means(ranks)
         if means.get("skipped") == 0:
             del means["skipped"]
         return flat(means)
-
-
-def _of_all_ranks(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    # As objects: a rank whose shards were empty knows neither the names nor the number of layers.
-    from accelerate.utils import gather_object
-
-    return gather_object([mine])
 
 
 def _means(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
