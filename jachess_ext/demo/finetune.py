@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from ..smoothness import DecisionPenalty, Isotropic, JacHess
 from ..tasks.batches import Batch, Encoded
+from ..training.dual import without_labels
 from ..training.method_arguments import MethodArguments
 
 Method = Literal["none", "recommended", "train", "unlab"]
@@ -115,7 +116,7 @@ class Trainer:
             )
             source = self.train if self.method == "train" else self.unlabelled
             batches = source.shuffled(size, self.seed + 2)
-            base = [_without_labels(next(batches)) for _ in range(_CALIBRATION_BATCHES)]
+            base = [without_labels(next(batches)) for _ in range(_CALIBRATION_BATCHES)]
             self._regulariser.calibrate(base)
         self.model.train()
 
@@ -152,11 +153,11 @@ class Trainer:
             self._descend(task, self._optimiser)
             return {"task": task.item()}
         if self.recipe.form == "joint":
-            out = self._regulariser(_without_labels(next(self._free)))
+            out = self._regulariser(without_labels(next(self._free)))
             self._descend(task + out.loss, self._optimiser)
         else:
             self._descend(task, self._optimiser)
-            out = self._regulariser(_without_labels(next(self._free)))
+            out = self._regulariser(without_labels(next(self._free)))
             self._descend(out.loss, self._smoother)
         return {"task": task.item(), "penalty": out.loss.item()}
 
@@ -167,7 +168,7 @@ class Trainer:
         if not fisher.due:
             self._descend(task, self._optimiser)
             return {"task": task.item()}
-        penalty = fisher(_without_labels(next(self._free))).loss
+        penalty = fisher(without_labels(next(self._free))).loss
         self._descend(task + penalty, self._optimiser)
         return {"task": task.item(), "penalty": penalty.item()}
 
@@ -226,7 +227,3 @@ def finetune_in_turns(trainers: Sequence[Trainer], on_step: Callable[[], None]) 
             log.seconds.append(time.perf_counter() - start)
             on_step()
     return logs
-
-
-def _without_labels(batch: Batch) -> Batch:
-    return {key: value for key, value in batch.items() if key != "labels"}

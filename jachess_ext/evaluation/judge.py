@@ -237,26 +237,27 @@ def _scaled(
 
 def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float]:
     """`decision_slopes` of the model on rows taken at even distances; none of no sequences."""
+    batch = _sample(model, data, sequences)
+    return {} if batch is None else decision_slopes(model, batch)
+
+
+def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
+    """Rows at even distances, so that sorted data gives all lengths, on the model's device."""
     count = min(sequences, len(data))
     if count == 0:
-        return {}
+        return None
     device = next(model.parameters()).device
     batch = data.batch([i * len(data) // count for i in range(count)])
-    return decision_slopes(model, {key: value.to(device) for key, value in batch.items()})
+    return {key: value.to(device) for key, value in batch.items()}
 
 
 @torch.no_grad()
 def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[float], list[float]]:
-    """‖J‖ and ‖H‖ of each layer, means over `sequences` examples; the same directions.
-
-    The examples are taken at even distances, so that sorted data gives all lengths.
-    """
-    count = min(sequences, len(data))
-    if count == 0:
+    """‖J‖ and ‖H‖ of each layer, means over `sequences` examples; the same directions."""
+    batch = _sample(model, data, sequences)
+    if batch is None:
         return [], []
-    batch = data.batch([i * len(data) // count for i in range(count)])
-    device = next(model.parameters()).device
-    inputs = {key: value.to(device) for key, value in batch.items() if key != "labels"}
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
     with in_mode(model, training=False):
         found = smoothness(model, inputs, seed=_SMOOTHNESS_SEED)
     assert found.hessian is not None  # hessian=True is the default

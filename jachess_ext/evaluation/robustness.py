@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..smoothness.model_pass import hooked_embeddings
+
 
 @contextmanager
 def perturbed_embeddings(
@@ -30,15 +32,12 @@ def perturbed_embeddings(
     if not (delta >= 0 and delta < float("inf")):
         raise ValueError(f"delta must be a finite number of at least 0; got {delta}")
 
-    def add_noise(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        noise = torch.randn(output.shape, generator=generator, dtype=torch.float32)
-        return output + delta * noise.to(output)
+    def add_noise(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return x + delta * noise.to(x)
 
-    handle = model.get_input_embeddings().register_forward_hook(add_noise)  # type: ignore[operator]
-    try:
+    with hooked_embeddings(model, add_noise):
         yield
-    finally:
-        handle.remove()
 
 
 def embedding_scale(model: nn.Module) -> float:
