@@ -105,12 +105,7 @@ def make_arguments(
     if isinstance(x, Tensor):
         jet_input = make_input(x, directions, order, check_values=check_values)
         return (jet_input,), jet_input.jet_layout
-    points, structure = named_leaves(x, "x")
-    if not points:
-        raise TypeError("x holds no tensor; expected at least one floating-point tensor")
-    for name, point in points:
-        check_point(point, name)
-    steps = like_structure(directions, structure, "directions", "x")
+    points, steps, structure = paired_leaves(x, "x", directions, "directions")
     layout: JetLayout | None = None
     jets = []
     for (name, point), step in zip(points, steps, strict=True):
@@ -122,25 +117,30 @@ def make_arguments(
     return nest if isinstance(x, tuple) else (nest,), layout
 
 
-def named_leaves(nest: Any, name: str) -> tuple[list[tuple[str, Any]], Any]:
-    """What a nest holds, each with what to write to reach it (``x[0]['mask']``); its structure."""
-    leaves, structure = pytree.tree_flatten_with_path(nest)
-    return [(name + pytree.keystr(path), leaf) for path, leaf in leaves], structure
-
-
-def like_structure(nest: Any, structure: Any, name: str, like: str) -> list[Any]:
-    """The leaves of ``nest``.
+def paired_leaves(
+    points: Any, name: str, steps: Any, steps_name: str
+) -> tuple[list[tuple[str, Tensor]], list[Any], Any]:
+    """The tensors of a nest, each with what to write to reach it (``x[0]['mask']``); the leaves of
+    another, nested alike; and the structure.
 
     Raises:
-        TypeError: it is not nested as ``structure`` is.
+        TypeError: the first holds no tensor, or something that no jet can start from; the second
+            is nested otherwise.
     """
-    leaves, found = pytree.tree_flatten(nest)
-    if found != structure:
+    leaves, structure = pytree.tree_flatten_with_path(points)
+    if not leaves:
+        holds = "hold" if name.endswith("s") else "holds"
+        raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
+    named = [(name + pytree.keystr(path), leaf) for path, leaf in leaves]
+    for place, leaf in named:
+        check_point(leaf, place)
+    found, found_structure = pytree.tree_flatten(steps)
+    if found_structure != structure:
         raise TypeError(
-            f"{name} are nested otherwise than {like}; expected a tensor for every tensor of "
-            f"{like}, in the same tuples, lists and dicts"
+            f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "
+            f"{name}, in the same tuples, lists and dicts"
         )
-    return leaves
+    return named, found, structure
 
 
 def make_input(

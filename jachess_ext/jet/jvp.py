@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..ops.library import transformed
-from .api import begin_pass, check_point, like_structure, make_input, named_leaves
+from .api import begin_pass, make_input, paired_leaves
 from .dual import DualTensor, Pass
 from .dynamo import without_dynamo
 from .fsdp import jets_through_fsdp
@@ -86,12 +86,7 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[Any, ...]
             f"primals must be a tuple, with an entry for each argument of fn, not "
             f"{type(primals).__name__}; for one argument, write primals=(x,)"
         )
-    points, structure = named_leaves(primals, "primals")
-    if not points:
-        raise TypeError("primals hold no tensor; expected at least one floating-point tensor")
-    for name, point in points:
-        check_point(point, name)
-    steps = like_structure(tangents, structure, "tangents", "primals")
+    points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
     for (name, point), step in zip(points, steps, strict=True):
         _check_tangent(name, point, step)
     made: list[DerivativeTensor] = []
