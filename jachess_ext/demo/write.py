@@ -18,11 +18,12 @@ from ..evaluation.figures import (
     styles_of,
 )
 from ..evaluation.files import write_atomically
+from ..evaluation.judge import figures_of
 from ..evaluation.report import Picture, Section, Table, write_html, write_json
 from ..experiment.answer import forests
 from ..tasks.examples import DataError
 from .finetune import TITLES, Method
-from .judge import CORRUPTION, DELTAS
+from .judge import CONDITIONS, DELTAS
 from .results import ARROWS, Outcome, Row, Run, in_short, table
 
 _CAPTIONS = {
@@ -161,29 +162,14 @@ def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "runs": [_run_json(run) for run in outcome.runs],
-    }
-
-
-def _run_json(run: Run) -> dict[str, Any]:
-    found = run.judgement
-    assert found.diagram is not None  # the demo compares classifiers
-    return {
-        "method": run.method,
-        "seed": run.seed,
-        "score": found.score,
-        "brier": found.brier,
-        "ece": found.ece,
-        "corrupted": dict(zip(map(str, CORRUPTION), found.corrupted, strict=True)),
-        "noisy": dict(zip(map(str, DELTAS), found.noisy, strict=True)),
-        "jacobian": found.jacobian,
-        "hessian": found.hessian,
-        "reliability": {
-            "edges": found.diagram.edges,
-            "confidence": found.diagram.confidence,
-            "accuracy": found.diagram.accuracy,
-            "counts": found.diagram.counts,
-        },
-        "losses": run.log.losses,
-        "seconds": run.log.seconds,
+        "runs": [
+            {
+                "method": run.method,
+                "seed": run.seed,
+                **figures_of(run.judgement, CONDITIONS),
+                "losses": run.log.losses,
+                "seconds": run.log.seconds,
+            }
+            for run in outcome.runs
+        ],
     }

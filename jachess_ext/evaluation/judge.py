@@ -111,6 +111,24 @@ class Judgement:
         return self.figures.get("ece")
 
 
+def figures_of(found: Judgement, conditions: Conditions) -> dict[str, Any]:
+    """A judgement by name; the bins of its reliability diagram stand for its outputs."""
+    return {
+        "score": found.score,
+        **dict.fromkeys(("brier", "ece")),
+        **found.figures,
+        "scaled": found.scaled,
+        "perturbed": found.perturbed,
+        "accuracies": found.accuracies,
+        "slopes": found.slopes,
+        "corrupted": dict(zip(map(str, conditions.corruption), found.corrupted, strict=True)),
+        "noisy": dict(zip(map(str, conditions.deltas), found.noisy, strict=True)),
+        "jacobian": found.jacobian,
+        "hessian": found.hessian,
+        "reliability": None if found.diagram is None else vars(found.diagram),
+    }
+
+
 @torch.no_grad()
 def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Floats:
     """Class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..evaluation.files import whole_folder, write_atomically
-from ..evaluation.judge import Conditions, Judgement, judge
+from ..evaluation.judge import Conditions, figures_of, judge
 from ..evaluation.report import finite
 from ..evaluation.robustness import embedding_scale
 from ..evaluation.text_noise import noisy_texts
@@ -220,7 +220,7 @@ def task_figures(
             for kind in conditions.texts
         },
     )
-    return _figures_of(found, conditions) | {
+    return figures_of(found, conditions) | {
         "shift": {
             target.name: _shift_figures(conditions, model, encoded(target.dev), target)
             for target in shift
@@ -242,29 +242,3 @@ def _shift_figures(conditions: Conditions, model: Any, dev: Encoded, target: Any
     """Score, Brier score and ECE on the clean rows of another task."""
     found = judge(model, dev, target.metric, 1.0, bare(conditions), regression=target.regression)
     return {"score": found.score, "brier": found.brier, "ece": found.ece}
-
-
-def _figures_of(found: Judgement, conditions: Any) -> Record:
-    """A judgement as plain numbers; the bins of its reliability diagram stand for its outputs."""
-    diagram = found.diagram
-    return {
-        "score": found.score,
-        **dict.fromkeys(("brier", "ece")),
-        **found.figures,
-        "scaled": found.scaled,
-        "perturbed": found.perturbed,
-        "accuracies": found.accuracies,
-        "slopes": found.slopes,
-        "corrupted": dict(zip(map(str, conditions.corruption), found.corrupted, strict=True)),
-        "noisy": dict(zip(map(str, conditions.deltas), found.noisy, strict=True)),
-        "jacobian": found.jacobian,
-        "hessian": found.hessian,
-        "reliability": None
-        if diagram is None
-        else {
-            "edges": diagram.edges,
-            "confidence": diagram.confidence,
-            "accuracy": diagram.accuracy,
-            "counts": diagram.counts,
-        },
-    }
