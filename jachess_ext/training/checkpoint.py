@@ -6,19 +6,29 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors_torch
+from torch import Tensor
 
 from ..evaluation.files import write_atomically
-from ..json_data import BadJSON, check, read_json
+from ..json_data import BadJSON, check, parse_json, read_json
 from ..smoothness import JacHess
 from .dual import DualSchedule
-from .schedule_file import read_schedule, write_schedule
 from .unlabelled import Position, UnlabelledBatches
 
 STATE = "jachess.json"
 UNLABELLED = "jachess_unlabelled.json"
 SCHEDULE = "jachess_schedule.safetensors"
+_COUNTS = "jachess"
+_DIGITS = 9  # of a parameter's number
 _LOG = logging.getLogger("jachess_ext")
+
+
+class _Counts(TypedDict):
+    taken: int
+    passes: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ def save(
     """Write each file whole or not at all, ``jachess.json`` last."""
     folder = Path(folder)
     if dual is not None:
-        write_schedule(folder / SCHEDULE, dual.state_dict())
+        write_atomically(folder / SCHEDULE, schedule_bytes(dual.state_dict()))
     if unlabelled is not None:
         write_atomically(folder / UNLABELLED, json.dumps(unlabelled.state_dict()))
     write_atomically(folder / STATE, json.dumps(regulariser.state_dict(), indent=1))
@@ -117,14 +127,45 @@ def load_unlabelled(folder: str | Path) -> Position | None:
     return {"round": state["round"], "taken": state["taken"]}
 
 
+def schedule_bytes(state: dict[str, Any]) -> bytes:
+    """What `DualSchedule.state_dict` gave as a safetensors file, counts as its metadata."""
+    tensors = {
+        f"{number}.{name}": tensor.detach().contiguous()
+        for number, moments in state["moments"].items()
+        for name, tensor in moments.items()
+    }
+    counts = json.dumps({"taken": state["taken"], "passes": state["passes"]})
+    return safetensors_torch.save(tensors, {_COUNTS: counts})
+
+
 def load_schedule(folder: str | Path) -> dict[str, Any] | None:
     """What `DualSchedule.state_dict` gave, or None where there is no file.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or something else.
     """
     path = Path(folder) / SCHEDULE
-    return read_schedule(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            counts = parse_json((file.metadata() or {}).get(_COUNTS, "null"))
+            check(counts, _Counts, "its metadata")
+            names = file.keys()  # the file itself is no iterable
+            return {**counts, "moments": _moments({name: file.get_tensor(name) for name in names})}
+    except (SafetensorError, OSError, BadJSON) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{path} is not the state of the alternating steps: {reason}") from error
+
+
+def _moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        if not (number.isascii() and number.isdecimal() and len(number) <= _DIGITS and name):
+            raise BadJSON(f"it has a tensor {key[:40]!r}")
+        moments.setdefault(int(number), {})[name] = tensor
+    return moments
 
 
 def _read(path: Path) -> Any:

@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from jachess_ext.live_selection import read_records, read_selection
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
 from jachess_ext.training.dual import DualSchedule
-from jachess_ext.training.schedule_file import write_schedule
 from python_tests.experiment.records import record
 from python_tests.live_selection.test_records import RECORD, selection
 
@@ -167,9 +165,7 @@ def _schedule_bytes() -> bytes:
     for parameter in made.regulariser.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     made.optimizer.step()
-    with tempfile.TemporaryDirectory() as folder:
-        write_schedule(Path(folder) / "file", made.state_dict())
-        return (Path(folder) / "file").read_bytes()
+    return checkpoint.schedule_bytes(made.state_dict())
 
 
 def load_schedule(path: Path) -> object:

@@ -22,7 +22,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 WRITERS = {"evaluation/files.py"}
 """Where files are opened to be written: whole or not at all."""
 IN_MEMORY = {
-    ("training/schedule_file.py", "save"),  # safetensors.torch.save gives bytes
+    ("training/checkpoint.py", "save"),  # safetensors.torch.save gives bytes
     ("training/mixin.py", "save"),  # checkpoint.save
     ("commands/ntk.py", "save"),  # safetensors.torch.save gives bytes
     ("commands/ntk.py", "savez"),
