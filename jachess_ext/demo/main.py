@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from ..evaluation.extras import require
+from ..experiment.report import drawn
 from ..progress import BarProgress
 from .arguments import from_namespace
+from .results import Outcome, table
 from .run import run
-from .terminal import print_table
-from .write import check_folder, write_outcome
+from .write import check_folder, main_table, paragraphs, write_outcome
 
 
 def show(given: argparse.Namespace) -> None:
@@ -25,3 +27,17 @@ def show(given: argparse.Namespace) -> None:
     print_table(outcome)
     written = write_outcome(outcome, options.out)
     print(f"Report: {written[0]} (figures and results.json beside it)")
+
+
+def print_table(outcome: Outcome, width: int | None = None) -> None:
+    """Prints the task, the baseline, what was found, and the table.
+
+    `width` replaces the terminal's width; 80 columns suffice.
+    """
+    console, text = require("rich.console").Console(width=width), require("rich.text").Text
+    rows = table(outcome)
+    console.print()
+    for paragraph in paragraphs(outcome, rows):
+        console.print(text(paragraph))
+    caption = "mean ± spread over seeds; ↑ higher is better, ↓ lower is better"
+    console.print(drawn(main_table(outcome, rows, caption)))

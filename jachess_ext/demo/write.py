@@ -92,21 +92,26 @@ def _layer_means(runs: Mapping[Method, list[Run]], name: str) -> dict[str, Any]:
     }
 
 
-def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -> list[Section]:
-    """The report: what was found, the tables, the figures, the setting."""
+def paragraphs(outcome: Outcome, rows: list[Row]) -> list[str]:
+    """The task, the baseline, and what was found."""
     intro = [f"Task: {outcome.task}."]
     if outcome.naive_bayes is not None:
         intro.append(f"Naive Bayes on words: {outcome.score_name} {outcome.naive_bayes:.3f}.")
+    return [*intro, *in_short(outcome, rows)]
+
+
+def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -> list[Section]:
+    """The report: what was found, the tables, the figures, the setting."""
     setting = [f"{key}: {value}" for key, value in outcome.setting.items()]
     found = outcome.results
     compared = _compared_table(outcome, rows)
     return [
         Section(
             "In short",
-            [*intro, *in_short(outcome, rows)],
+            paragraphs(outcome, rows),
             pictures=forests(found, styles_of(found.methods)),
         ),
-        Section("Means over seeds", [_NOTE], [_main_table(outcome, rows)]),
+        Section("Means over seeds", [_NOTE], [main_table(outcome, rows)]),
         *([Section("Seed by seed", [_COMPARED_NOTE], compared)] if compared else []),
         Section(
             "Figures",
@@ -128,7 +133,8 @@ _COMPARED_NOTE = (
 )
 
 
-def _main_table(outcome: Outcome, rows: list[Row]) -> Table:
+def main_table(outcome: Outcome, rows: list[Row], caption: str = "") -> Table:
+    """Every figure of every method."""
     lines = [
         [
             row.title + ARROWS[row.better],
@@ -136,7 +142,7 @@ def _main_table(outcome: Outcome, rows: list[Row]) -> Table:
         ]
         for row in rows
     ]
-    return Table("", ["", *(TITLES[m] for m in outcome.methods)], lines)
+    return Table(caption, ["", *(TITLES[m] for m in outcome.methods)], lines)
 
 
 def _compared_table(outcome: Outcome, rows: list[Row]) -> list[Table]:

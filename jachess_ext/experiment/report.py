@@ -212,20 +212,21 @@ def print_report(records: Sequence[Record], width: int | None = None) -> None:
             console.print(text(paragraph))
         for table in section.tables:
             for part in narrowed(table, console.width):
-                console.print(_drawn(part))
+                console.print(drawn(part))
     for note in (NOTE, PAIRED_NOTE, OVERALL_NOTE):
         console.print(text("\n" + note))
 
 
-def _drawn(table: Table) -> Any:
+def drawn(table: Table) -> Any:
+    """A rich table of it."""
     rich_table, text = require("rich.table").Table, require("rich.text").Text
-    drawn = rich_table(caption=text(table.caption.removesuffix(NOTE).strip()))
+    made = rich_table(caption=text(table.caption.removesuffix(NOTE).strip()))
     for index, title in enumerate(table.header):
         side: Any = "right" if index and index not in table.prose else "left"
-        drawn.add_column(text(title), justify=side, overflow="fold")
+        made.add_column(text(title), justify=side, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*map(text, row))
-    return drawn
+        made.add_row(*map(text, row))
+    return made
 
 
 def narrowed(table: Table, width: int) -> list[Table]:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jachess_ext.demo.finetune import Log, Method
+from jachess_ext.demo.main import print_table
 from jachess_ext.demo.results import Outcome, Run, in_short, table
-from jachess_ext.demo.terminal import print_table
 from jachess_ext.demo.write import write_outcome
 from jachess_ext.evaluation.calibration import reliability
 from jachess_ext.evaluation.judge import Judgement
