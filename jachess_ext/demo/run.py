@@ -18,7 +18,6 @@ from ..tasks.examples import DataError, Task
 from ..tasks.files import Columns, file_task
 from ..tasks.hub import hub_task
 from ..tasks.models import check_corruptible, load_model, load_tokenizer
-from .baseline import naive_bayes_score
 from .data import ASSETS, docstring_task
 from .finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
 from .judge import CONDITIONS, DELTAS
@@ -105,7 +104,7 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
             encode(part, tokenizer, options.max_length)
             for part in (task.train, task.unlabelled, task.dev)
         )
-        baseline = naive_bayes_score(task)
+        baseline = _naive_bayes_score(task)
         base = load_model(source, len(task.classes), tokenizer, seed=0)
         before, scale = layer_norms(base, dev), embedding_scale(base)
     progress.total(options.seeds * len(options.methods) * (options.recipe.steps + 1))
@@ -133,6 +132,19 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
         naive_bayes=baseline,
         setting=_setting(options, task, train, base, scale),
     )
+
+
+def _naive_bayes_score(task: Task) -> float | None:
+    """A baseline: multinomial naive Bayes on words and word pairs; None for tasks of text pairs."""
+    if task.train.pairs is not None:
+        return None
+    vectoriser = require("sklearn.feature_extraction.text").CountVectorizer(
+        ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b"
+    )
+    counts = vectoriser.fit_transform(task.train.texts)
+    classifier = require("sklearn.naive_bayes").MultinomialNB().fit(counts, task.train.labels)
+    predictions = classifier.predict(vectoriser.transform(task.dev.texts))
+    return task.metric(predictions, task.dev.labels)
 
 
 def _setting(
