@@ -81,10 +81,6 @@ class RunFolder:
             return None
         return content
 
-    def has_file(self, name: str) -> bool:
-        """Whether there is a file of a run, whole or not."""
-        return self._path(name).exists()
-
     def write_run(self, name: str, content: Content) -> None:
         """Keeps a finished run."""
         write_json(self._path(name), content)

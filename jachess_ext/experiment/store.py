@@ -63,7 +63,7 @@ class Store(RunFolder):
         Lines that are no whole record are left out: their runs are made.
         """
         for record in _whole_records(self.folder / RESULTS):
-            if not self.has_file(record["run"]):
+            if not self._path(record["run"]).exists():
                 seconds = record.pop("seconds", {})
                 self.write_run(record["run"], {"record": record, "seconds": seconds})
 

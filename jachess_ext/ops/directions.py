@@ -13,7 +13,7 @@ u = (⌊a/2⌋ + ½)/2^31 and φ = 2π b/2^32; a Rademacher number is −1 where
 """
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -162,16 +162,8 @@ def sample_directions(
 # ---- registrations: fake kernel (there is nothing to differentiate) ------------------------
 
 
-def _fake(
-    token: Tensor,
-    q: int,
-    d: int,
-    seed: int,
-    offset: int,
-    distribution: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    return token.new_empty((q, *token.shape, d), dtype=dtype)
+def _fake(token: Tensor, q: int, d: int, *rest: Any) -> Tensor:
+    return token.new_empty((q, *token.shape, d), dtype=rest[-1])
 
 
 if loaded():
