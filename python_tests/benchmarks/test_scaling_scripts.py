@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import (
     bench_laws,
+    law_errors,
     selection,
     selection_families,
     selection_halves,
@@ -190,3 +191,24 @@ def test_designs_of_judging(tmp_path: Path) -> None:
     assert rows[0].lost == pytest.approx(100 * (truth[scores.argmin()] - truth.min()))
     with (tmp_path / "selection_judging.csv").open() as file:
         assert [row["judged"] for row in csv.DictReader(file)][:2] == ["", "200"]
+
+
+def test_laws_are_judged_where_they_say(tmp_path: Path) -> None:
+    """Rectified curves: the law is exact on all sizes and beyond; the power law is not."""
+    sizes = np.concatenate([[0.0], 200.0 * 2.0 ** np.arange(14)])
+    levels = np.array([[40.0], [60.0], [90.0]])
+    losses = levels / (30.0 + sizes**0.4) + np.array([[0.5], [0.8], [1.1]])
+    names = ("gpt2", "t5-base", "another")
+    path = tables.write_csv(tmp_path / "t.csv", LossTable(names, sizes, losses, np.ones(3)))
+    *rows, mean = law_errors.main(["--table", str(path), "--results", str(tmp_path)])
+    for row in rows:
+        assert max(row.rectified, row.rectified_without_zero, row.rectified_ahead) < 0.02
+        assert row.power > 0.1 and row.power_ahead > 0.05
+    assert rows[0].published_lensllm == 0.30 and rows[2].published_lensllm is None
+    assert mean.model == "mean of 2" and mean.published_rectified == pytest.approx(1.245)
+    assert mean.power == pytest.approx((rows[0].power + rows[1].power) / 2)
+    kept = fit(sizes[1:12], losses[:, 1:12], "power").predict(sizes[12:])
+    by_hand = 10 * np.sqrt(((np.asarray(kept) - losses[:, 12:]) ** 2).mean(1))
+    assert [row.power_ahead for row in rows] == pytest.approx(by_hand.tolist())
+    read = law_errors.errors(LossTable(names, sizes, losses, None), "power", False, 204_800.0)
+    np.testing.assert_allclose(read, by_hand)

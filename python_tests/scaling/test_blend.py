@@ -198,10 +198,11 @@ def test_the_forecast_is_the_model_and_the_choice_is_drawn_towards_today() -> No
     found = select(table, d[-1], 102400.0)
     alone = posterior(np.log(losses), d, 102400.0)
     np.testing.assert_allclose(np.log(found.predicted_losses), alone.mean, rtol=1e-12)
-    width = student.ppf(0.95, 4) * np.sqrt(alone.variance)
-    low, high = found.interval_ends(0.9)
-    np.testing.assert_allclose(np.log(low), alone.mean - width, rtol=1e-12)
-    np.testing.assert_allclose(np.log(high), alone.mean + width, rtol=1e-12)
+    for level in (0.5, 0.9):
+        width = 0.906 * student.ppf((1 + level) / 2, 3) * np.sqrt(alone.variance)
+        low, high = found.interval_ends(level)
+        np.testing.assert_allclose(np.log(low), alone.mean - width, rtol=1e-12)
+        np.testing.assert_allclose(np.log(high), alone.mean + width, rtol=1e-12)
     chosen, today = np.log(found.scores), np.log(losses[:, -1])
     assert chosen.mean() == pytest.approx(alone.mean.mean())
     for one in range(5):

@@ -121,8 +121,8 @@ def test_cost_of_every_method() -> None:
 def test_prob_best_against_drawing() -> None:
     found = select(TABLE, BUDGET, TARGET)
     low, high = (np.log(end) for end in found.interval_ends(0.9))
-    location, scale = np.log(found.scores), (high - low) / 2 / student.ppf(0.95, 4)
-    draws = location + scale * np.random.default_rng(0).standard_t(4, (200_000, 20))
+    location, scale = np.log(found.scores), (high - low) / 2 / student.ppf(0.95, 3)
+    draws = location + scale * np.random.default_rng(0).standard_t(3, (200_000, 20))
     share = np.bincount(draws.argmin(1), minlength=20) / 200_000
     np.testing.assert_allclose(found.best_probabilities, share, atol=0.005)
 
@@ -131,7 +131,7 @@ def test_references_mend_bias_and_width() -> None:
     plain = select(TABLE, 3200, TARGET)
     helped = select(TABLE, 3200, TARGET, references=TABLE.names[:10])
     low, high = plain.interval_ends(0.9)
-    scale = np.log(high / low) / 2 / student.ppf(0.95, 4)
+    scale = np.log(high / low) / 2 / student.ppf(0.95, 3)
     location = np.log(plain.predicted_losses)
     z = (np.log(TABLE.losses_at(TARGET)) - location)[:10] / scale[:10]
     shifted = location + scale * z.mean()
