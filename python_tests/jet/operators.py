@@ -172,7 +172,21 @@ def judge(call: Call, *, independent: bool = True, gradients: bool = True) -> Ve
         return Verdict("wrong", found)
     if not _agrees(jets, call, steps, plain, independent):
         return Verdict("wrong", "derivatives")
+    if not _drawn_once(call, steps):
+        return Verdict("wrong", "drawn anew for other directions")
     return _judge_gradient(call, steps) if gradients else Verdict("right")
+
+
+def _drawn_once(call: Call, steps: Sequence[Tensor]) -> bool:
+    """Whether four directions that are the same have the same derivatives."""
+    with torch.no_grad():
+        jets = jx.jet(call, call.points, tuple(torch.stack([step[0]] * 4) for step in steps))
+    return all(
+        torch.allclose(part, parts[0], rtol=1e-12, atol=1e-12, equal_nan=True)
+        for jet in jets
+        for parts in (jet.first, jet.second)
+        for part in parts
+    )
 
 
 def _primals(jets: Sequence[Any], plain: Sequence[Tensor]) -> str | None:

@@ -548,6 +548,8 @@ LOSSES = [
         exact=False,
     ),
     Row([F.cross_entropy], [X((2, 3, 2)), CLASSES.reshape(2, 2)], exact=False),
+    Row([F.cross_entropy], [X((4, 3)), _index(0, 2, 1, 1)], {"ignore_index": 1}, exact=False),
+    Row([F.cross_entropy], [X((4, 3)), CLASSES], {"label_smoothing": 0.2}, exact=False),
     Row([F.mse_loss], [X((2, 3)), P(2, 3)], exact=False),
     Row([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}, exact=False),
     Row([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}, exact=False),

@@ -57,12 +57,12 @@ def check(function: Any, x: Tensor) -> None:
         return [tensor.masked_fill(tensor == -torch.inf, 0) for tensor in found]
 
     jets = jx.jet(bent, x, directions)
-    first = oracles.first_difference(bent, x, u, STEPS)
+    first, other = (oracles.first_difference(bent, x, step, STEPS) for step in directions)
     second = oracles.mixed_difference(bent, x, u, w, STEPS)
     assert len(jets) == len(first) > 0
-    for jet, primal, along, mixed in zip(jets, bent(x), first, second, strict=True):
+    for jet, primal, *along, mixed in zip(jets, bent(x), first, other, second, strict=True):
         torch.testing.assert_close(jet.primal, primal, rtol=1e-13, atol=1e-13)
-        torch.testing.assert_close(jet.first[0], along, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(jet.first, torch.stack(along), rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(jet.second[0], mixed, rtol=1e-6, atol=1e-6)
 
     def penalty(point: Tensor) -> Tensor:

@@ -98,6 +98,15 @@ def test_casts_carry_every_stream(name: str) -> None:
     torch.testing.assert_close(jet.streams.double(), expected, rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float", "half"])
+def test_casts_carry_gradients(name: str) -> None:
+    """Of x² and its slope 2x, in numbers that every dtype holds."""
+    x = torch.tensor([0.5, 1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    jet = jx.jet(lambda x: getattr(x * x, name)(), x, torch.ones(1, 3).double(), order=1)
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    assert torch.equal(gradient, (2 * x + 2).detach())
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_casts_to_integers_are_constants(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, 1.5, -2.5])

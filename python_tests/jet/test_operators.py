@@ -85,7 +85,7 @@ def _first(op: Any) -> Iterator[Verdict]:
             return
 
 
-@pytest.mark.parametrize("name", ["atan2", "cov", "cumprod", "linalg.inv"])
+@pytest.mark.parametrize("name", ["atan2", "cov", "kron", "linalg.inv"])
 def test_gradients_through_the_general_rule(name: str) -> None:
     """Of every operator in the slow test; cov's float32 weights are taken as float64."""
     (op,) = [op for op in _operators() if op.name == name]
@@ -132,6 +132,20 @@ def test_gradients_that_would_be_wrong_are_refused() -> None:
     assert _jet(lambda x: torch.dist(x, y), gradients=False).second.isfinite().all()
     with pytest.raises(jx.MissingJetRule, match="backward"):
         _jet(lambda x: torch.dist(x, y), gradients=True)
+
+
+def test_zeros_in_a_product_are_not_left_to_forward_mode() -> None:
+    """torch's nested forward mode of a cumprod is wrong where an entry is 0."""
+    with pytest.raises(jx.MissingJetRule, match="cumprod"):
+        _jet(lambda x: torch.cumprod(x * torch.tensor([1.0, 0.0, 2.0]), 0), gradients=False)
+
+
+def test_what_draws_at_random_is_refused() -> None:
+    """The general rule runs a function once for each pair of directions."""
+    for name in (*forward_mode_kept.WITH_GRADIENTS, *forward_mode_kept.WITHOUT_GRADIENTS):
+        assert "rrelu" not in name and "fractional" not in name and "lowrank" not in name
+    with pytest.raises(jx.MissingJetRule, match="rrelu"):
+        _jet(lambda x: torch.nn.functional.rrelu(-x, training=True), gradients=False)
 
 
 def test_a_view_by_the_general_rule_is_refused() -> None:

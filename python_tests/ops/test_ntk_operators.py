@@ -30,7 +30,7 @@ class Form:
         """Form A's compiled operator itself, which takes no reference where it is missing; form B
         has none."""
         if self.name == "ntk_gram":
-            return GRAM(*arguments(left, right))
+            return torch.ops.jachess.ntk_gram(*arguments(left, right))
         return self.call(*left, *(right or ()))
 
     @property
@@ -40,9 +40,6 @@ class Form:
     @property
     def reference(self) -> Callable[..., Tensor]:
         return getattr(ops, f"{self.name}_reference")
-
-
-GRAM = torch.ops.jachess.ntk_gram
 
 
 def arguments(left: Side, right: Side | None = None) -> tuple[Any, ...]:
@@ -261,7 +258,7 @@ def test_gradients_come_from_the_reference(form: Form) -> None:
 
 def test_the_compiled_operator_has_no_derivative() -> None:
     a, deltas = make_side(2, 3, 4, 5, (3, 2))
-    found = GRAM(*arguments((a.requires_grad_(), deltas)))
+    found = torch.ops.jachess.ntk_gram(*arguments((a.requires_grad_(), deltas)))
     with pytest.raises(RuntimeError, match=r"has no derivative: call jachess_ext\.ops\.ntk_gram"):
         found.sum().backward()
 
@@ -321,7 +318,7 @@ def test_refuses(
 
 
 def gram(left: Side, right: Side | None = None) -> Tensor:
-    return GRAM(*arguments(left, right))
+    return torch.ops.jachess.ntk_gram(*arguments(left, right))
 
 
 REFUSED_BY_THE_OPERATOR: list[tuple[Callable[[], Tensor], str]] = [
@@ -341,7 +338,7 @@ REFUSED_BY_THE_OPERATOR: list[tuple[Callable[[], Tensor], str]] = [
     ),
     (lambda: gram((A, [D]), (A, [])), "other_cotangents is missing"),
     (
-        lambda: GRAM(A, [D], None, [D]),
+        lambda: torch.ops.jachess.ntk_gram(A, [D], None, [D]),
         "one of other_inputs and other_cotangents is missing",
     ),
     (
@@ -366,8 +363,9 @@ def test_the_operator_refuses(call: Callable[[], Tensor], sentence: str) -> None
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
     left = make_side(2, 3, 4, 5, (3, 2), dtype=dtype, device=device)
     right = make_side(2, 2, 3, 5, (3, 2), seed=1, dtype=dtype, device=device)
-    torch.library.opcheck(GRAM, arguments(left))
-    torch.library.opcheck(GRAM, arguments(left, right))
+    operator = torch.ops.jachess.ntk_gram
+    torch.library.opcheck(operator, arguments(left))
+    torch.library.opcheck(operator, arguments(left, right))
 
 
 @pytest.mark.slow
