@@ -12,7 +12,8 @@ from jachess_ext.live_selection.settings import LiveSettings
 def test_defaults_in_the_help() -> None:
     parser = argparse.ArgumentParser()
     live_arguments.add_options(parser)
-    settings = {one.name: one.default for one in (*fields(LiveSettings), *fields(Recipe))}
+    given = {one.name: one.default for one in (*fields(LiveSettings), *fields(Recipe))}
+    settings = {name: value for name, value in given.items() if value is not None}
     said = {
         action.dest: float(found[1])
         for action in parser._actions
