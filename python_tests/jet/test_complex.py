@@ -198,10 +198,13 @@ def test_every_function_of_complex_numbers_is_tried() -> None:
 
 
 def test_a_cast_to_single_precision() -> None:
-    x, u = torch.randn(2, 3).double()
-    jet = jx.jet(lambda x: torch.complex(x, x * x).cfloat(), x, u.expand(2, 3))
-    expected = torch.stack([u + 2j * x * u, u + 2j * x * u, 2j * u * u])
-    assert torch.equal(jet.streams[1:], expected.to(torch.complex64))
+    x, *u = torch.tensor([[0.5, 1.0, -2.0], [1.0, 2.0, 0.5], [3.0, -1.0, 1.0]]).double()
+    x.requires_grad_()
+    jet = jx.jet(lambda x: torch.complex(x, x * x).cfloat(), x, torch.stack(u))
+    expected = [x + 1j * x * x, *(v + 2j * x * v for v in u), 2j * u[0] * u[1]]
+    assert torch.equal(jet.streams, torch.stack(expected).to(torch.complex64))
+    (gradient,) = torch.autograd.grad(jet.primal.imag.sum(), x)
+    assert torch.equal(gradient, (2 * x).detach())
 
 
 def test_a_complex_constant_has_zero_derivatives() -> None:
