@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from .docstrings import docstrings_of_file, package_root, source_files
 from .sentences import NAME, sentences_of
@@ -50,19 +50,25 @@ def file_sentences(package: str, path: str) -> list[list[str]]:
 
     The words of the file's own path (its package and modules) are masked as well.
     """
-    root = package_root(package)
-    if root is None:
-        raise ValueError(f"package {package!r} is not installed; install it or leave it out")
+    root = _installed(package)
     hidden = _path_words(path)
     found = (list(sentences_of(text, hidden)) for text in docstrings_of_file(root / path))
     return [sentences for sentences in found if sentences]
 
 
-def ordered_files(package: str, dev: bool) -> list[str]:
-    """Source files of one split of a package, in an order random-like but always the same."""
+def _installed(package: str) -> Path:
     root = package_root(package)
     if root is None:
-        raise ValueError(f"package {package!r} is not installed; install it or leave it out")
+        raise ValueError(
+            f"package {package!r} is not installed, and the texts are the packages' docstrings: "
+            "pip install 'jachess-ext[demo]'"
+        )
+    return root
+
+
+def ordered_files(package: str, dev: bool) -> list[str]:
+    """Source files of one split of a package, in an order random-like but always the same."""
+    root = _installed(package)
     files = [path for path in source_files(root) if is_dev_file(package, path) == dev]
     return sorted(files, key=lambda path: _digest(f"order/{package}/{path}"))
 
