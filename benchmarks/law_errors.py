@@ -1,6 +1,6 @@
 """How far the laws are from FLAN's curves, beside LensLLM's Table 2.
 
-    python -m benchmarks.law_errors --table /work/shared/data/scaling/flan.csv
+    python -m benchmarks.law_errors --table flan.csv
 
 Root mean square of (fitted − measured) loss, × 10, per model: of `rectified` fitted to all sizes
 and judged on the same, with and without the loss before fine-tuning, and fitted up to 1/8 of the

@@ -1,7 +1,7 @@
 """Does a measured F(Θ, t) help to choose a model?  The live selection on the zoo and the truth.
 
     python -m benchmarks.make_zoo --text … --out /tmp/zoo
-    python -m benchmarks.live_selection --zoo /tmp/zoo --data /work/shared/data/snips7 --out /tmp/s
+    python -m benchmarks.live_selection --zoo /tmp/zoo --data snips7 --out /tmp/s
 
 Every model of the zoo is fine-tuned on nested subsets (`--sizes`), with Θ and t measured, and on
 the target's rows for the truth, from every seed.  Each method then predicts from the sizes up to

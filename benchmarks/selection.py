@@ -1,6 +1,6 @@
 """Choosing among the models of a table of losses: every method at budgets of 1/8 … 1/512.
 
-    python -m benchmarks.selection --table /work/shared/data/scaling/flan.csv
+    python -m benchmarks.selection --table flan.csv
 
 For each budget and method: PearCorr of the predicted losses with the true ones (modelsize, which
 predicts none: of its scores) and RelAcc of the choice (per cent), root mean square of log loss at

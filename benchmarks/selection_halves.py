@@ -1,6 +1,6 @@
 """Does blend stay ahead of AtS when half of the models are taken away? Random halves of a table.
 
-    python -m benchmarks.selection_halves --table /work/shared/data/scaling/flan.csv
+    python -m benchmarks.selection_halves --table flan.csv
 
 For every budget, shares of the halves (per cent) in which blend has the higher PearCorr than AtS
 and than AtS with τ = 1, the higher and the lower RelAcc than AtS, the lower RMSE of log loss; and

@@ -80,10 +80,9 @@ def _run_on_table(options: argparse.Namespace) -> None:
         f"{found.method}, losses up to {found.budget:g} ({100 * found.share:.3g} % of the target "
         f"{found.target:g})"
     )
-    shares = [
-        {"prob_best": share_text(one["prob_best"])} if "prob_best" in one else {} for one in records
-    ]
-    print_records([{**one, **share} for one, share in zip(records, shares, strict=True)])
+    print_records(
+        [{k: share_text(v) if k == "prob_best" else v for k, v in one.items()} for one in records]
+    )
     if flops:
         spent, full = flops
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
