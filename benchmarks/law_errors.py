@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.report import RESULTS, commit, write_rows
-from benchmarks.selection import FLAN
 from jachess_ext.scaling import LossTable, fit, read_table
 
 PUBLISHED = {
@@ -73,7 +72,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--table", type=Path, default=FLAN)
+    parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     table = read_table(options.table)

@@ -39,7 +39,6 @@ from jachess_ext.scaling import (
     select,
 )
 
-FLAN = Path("/work/shared/data/scaling/flan.csv")
 FOLDS = 5
 METHODS: dict[str, dict[str, Any]] = {
     "blend": {"method": "blend"},
@@ -158,7 +157,9 @@ def table_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--table", type=Path, default=FLAN)
+    parser.add_argument(
+        "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
+    )
     parser.add_argument("--target", type=float, help="default: the table's largest size")
     parser.add_argument("--fractions", type=int, nargs="+", default=[2**k for k in range(3, 10)])
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,7 +1,8 @@
 """Choosing on tables of several kinds: forecast, choice and probabilities, each judged apart.
 
     pip download --no-deps lcdb==0.1.0 && tar xf lcdb-0.1.0.tar.gz
-    python -m benchmarks.selection_families --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection_families --flan flan.csv --llm llm_finetuning.csv \
+        --lcdb lcdb-0.1.0/lcdb
 
 - ``flan``: 30 language models, budgets of 1/8 to 1/512; ``flan, few``: three to six of them.
 - ``lcdb log-loss``, ``accuracy``, ``AUC``: scikit-learn learners on OpenML data sets with even
@@ -33,7 +34,6 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.common.report import RESULTS, commit
-from benchmarks.selection import FLAN
 from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.scaling import (
     LossTable,
@@ -256,16 +256,22 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], Figures]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--flan", type=Path, default=FLAN)
-    parser.add_argument("--llm", type=Path, default=FLAN.parent / "llm_finetuning.csv")
+    parser.add_argument("--flan", type=Path, help="losses of 30 language models (Lin et al. 2024)")
+    parser.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies by rows")
     parser.add_argument("--lcdb", type=Path, help="folder with database-logloss.csv and others")
     parser.add_argument("--most", type=int, help="LCDB data sets a measure and half; default all")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
-    cases = [*flan_cases(options.flan), *llm_cases(options.llm)]
+    cases: list[Case] = []
+    if options.flan is not None:
+        cases += flan_cases(options.flan)
+    if options.llm is not None:
+        cases += llm_cases(options.llm)
     if options.lcdb is not None:
         cases += lcdb_cases(options.lcdb, options.most)
+    if not cases:
+        parser.error("no tables: give --flan, --llm or --lcdb")
     families = dict.fromkeys((case.family, case.half) for case in cases)
     found = {(*group, name): Figures() for group in families for name in options.methods}
     for case in cases:
