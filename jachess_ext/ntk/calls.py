@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,18 +116,11 @@ def _take(given: Given, names: Names) -> Call | None:
     return Call("take", {"bias": names[id(given["input"])]}, given["index"], options)
 
 
-def _layer_norm(given: Given, names: Names) -> Call | None:
-    return _norm("layer_norm", given, names, given.get("eps", 1e-5))
-
-
-def _rms_norm(given: Given, names: Names) -> Call | None:
-    return _norm("rms_norm", given, names, given.get("eps"))
-
-
-def _norm(kind: str, given: Given, names: Names, eps: float | None) -> Call | None:
+def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | None:
+    """`eps`: the function's default."""
     if id(given["input"]) in names:
         return None
-    options = {"shape": list(given["normalized_shape"]), "eps": eps}
+    options = {"shape": list(given["normalized_shape"]), "eps": given.get("eps", eps)}
     return Call(kind, _roles(given, names), given["input"].detach(), options)
 
 
@@ -178,8 +172,11 @@ _READERS: dict[Any, tuple[tuple[str, ...], Reader | None]] = {
     torch.addmm: (("input", "mat1", "mat2"), _addmm),
     F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
     torch.take: (("input", "index"), _take),
-    F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), _layer_norm),
-    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),
+    F.layer_norm: (
+        ("input", "normalized_shape", "weight", "bias", "eps"),
+        partial(_norm, "layer_norm", 1e-5),
+    ),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), partial(_norm, "rms_norm", None)),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), (_PAIR, _product)),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (_PAIR, _sum)),
 }
@@ -218,33 +215,24 @@ def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[
     return {name: make_matches(ids, delta, keep, call.options["rows"])}
 
 
-def _from_norm(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+def _from_elementwise(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Of weight * x and bias + x, and of norms, where x is normalised first."""
     found: dict[str, Contribution] = {}
-    if "weight" in call.roles:
-        normed = getattr(F, call.kind)(call.inputs, call.options["shape"], eps=call.options["eps"])
-        found[call.roles["weight"]] = _elementwise(call, "weight", delta * normed, shapes, samples)
-    if "bias" in call.roles:
-        found[call.roles["bias"]] = _elementwise(call, "bias", delta, shapes, samples)
+    for role, name in call.roles.items():
+        values = delta
+        if role == "weight":
+            x: Any = call.inputs
+            if call.kind != "product":
+                x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
+            values = delta * x
+        found[name] = _summed(values, shapes[name], samples)
     return found
 
 
-def _from_product(
-    call: Call, delta: Tensor, shapes: Shapes, samples: int
-) -> dict[str, Contribution]:
-    assert call.inputs is not None
-    product = delta * call.inputs
-    return {call.roles["weight"]: _elementwise(call, "weight", product, shapes, samples)}
-
-
-def _from_sum(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
-    return {call.roles["bias"]: _elementwise(call, "bias", delta, shapes, samples)}
-
-
-def _elementwise(
-    call: Call, role: str, values: Tensor, shapes: Shapes, samples: int
-) -> Contribution:
+def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
     """[C, n·s, ...] summed over every dimension the parameter was broadcast along."""
-    shape = shapes[call.roles[role]]
     outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
     if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
         shape = shape[1:]
@@ -274,13 +262,13 @@ def local_call(
     module: nn.Module, roles: Mapping[str, str], args: Any, kwargs: Any, output: Any
 ) -> Call | None:
     """The call of a module; None unless it maps tensors of some rows to one tensor of as many."""
-    values = [*args, *kwargs.values()]
+    values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not isinstance(output, Tensor) or not output.dim() or not tensors:
         return None
     if any(not tensor.dim() or tensor.shape[0] != output.shape[0] for tensor in tensors):
         return None
-    options = {"module": module, "args": _detached(args), "kwargs": _detached(kwargs)}
+    options = {"module": module, "values": values, "keywords": tuple(kwargs)}
     return Call("local", dict(roles), None, options)
 
 
@@ -288,59 +276,40 @@ def _from_local(
     call: Call, cotangents: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
     """Per-sample vector-Jacobian products of the module, [C, n, numel] for each parameter."""
-    module = call.options["module"]
+    module, keywords = call.options["module"], call.options["keywords"]
     parameters = {key: module._parameters[key].detach() for key in call.roles}
-    args, kwargs = _split(call.options["args"], samples), _split(call.options["kwargs"], samples)
-    # A batch-less input has one row, whose samples are all the same.
-    dims = (_dimensions(args), _dimensions(kwargs))
-    delta = cotangents.unflatten(1, (samples, -1))
+    values = tuple(_split(value, samples) for value in call.options["values"])
+    dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
+    plain = len(values) - len(keywords)
 
-    def one(args: Any, kwargs: Any, delta: Tensor) -> dict[str, Tensor]:
+    def one(values: tuple[Any, ...], delta: Tensor) -> dict[str, Tensor]:
+        named = dict(zip(keywords, values[plain:], strict=True))
+
         def forward(parameters: dict[str, Tensor]) -> Tensor:
-            return functional_call(module, parameters, tuple(args), dict(kwargs))
+            return functional_call(module, parameters, values[:plain], named)
 
         pull = vjp(forward, parameters)[1]
         return vmap(lambda d: pull(d)[0])(delta)
 
+    delta = cotangents.unflatten(1, (samples, -1))
     with torch.enable_grad():
-        found = vmap(one, in_dims=(*dims, 1), out_dims=1)(args, kwargs, delta)
+        found = vmap(one, in_dims=(dims, 1), out_dims=1)(values, delta)
     return {name: Dense(found[key].flatten(2)) for key, name in call.roles.items()}
 
 
-def _map(values: Any, apply: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {key: apply(value) for key, value in values.items()}
-    return tuple(apply(value) for value in values)
-
-
-def _detached(values: Any) -> Any:
-    return _map(values, lambda v: v.detach() if isinstance(v, Tensor) else v)
-
-
-def _split(values: Any, samples: int) -> Any:
-    """Tensors as [n, rows a sample, ...]."""
-
-    def split(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if value.shape[0] == 1 and samples > 1:
-            value = value.expand(samples, *value.shape[1:])
-        return value.unflatten(0, (samples, -1))
-
-    return _map(values, split)
-
-
-def _dimensions(values: Any) -> Any:
-    return _map(values, lambda v: 0 if isinstance(v, Tensor) else None)
+def _split(value: Any, samples: int) -> Any:
+    """A tensor as [n, rows a sample, ...]; a batch-less one's only row serves every sample."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape[0] == 1 and samples > 1:
+        value = value.expand(samples, *value.shape[1:])
+    return value.unflatten(0, (samples, -1))
 
 
 _CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
     "linear": _from_linear,
     "embedding": _from_rows,
     "take": _from_rows,
-    "layer_norm": _from_norm,
-    "rms_norm": _from_norm,
-    "product": _from_product,
-    "sum": _from_sum,
+    **dict.fromkeys(("layer_norm", "rms_norm", "product", "sum"), _from_elementwise),
     "local": _from_local,
 }

@@ -102,15 +102,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@dataclass
-class Forward:
-    """A watched forward pass: f, [n, C] with its graph, and the calls."""
-
-    outputs: Tensor
-    calls: list[Recorded]
-    unbatched: dict[str, str]
-
-
 def watched_forward(
     watched: Watched,
     outputs: OutputMap,
@@ -118,11 +109,14 @@ def watched_forward(
     batch: Batch,
     count: int,
     inputs_only: bool = False,
-) -> Forward:
-    """Run f over ``count`` samples; ValueError where f is not finite or needs no parameter.
+) -> tuple[Tensor, list[Recorded], dict[str, str]]:
+    """Run f over ``count`` samples: f, [n, C] with its graph, the calls, and `Recorder.unbatched`.
 
     ``inputs_only``: the backward passes will ask for the calls' cotangents, not for gradients of
     parameters.
+
+    Raises:
+        ValueError: f is not finite or needs no parameter.
     """
     local = watched.active_local()
     recorder = Recorder(watched.covered, count, layout, local, inputs_only=inputs_only)
@@ -138,7 +132,7 @@ def watched_forward(
         )
     if not f.requires_grad:
         raise ValueError("the outputs do not depend on any parameter that requires gradients")
-    return Forward(f, recorder.calls, recorder.unbatched)
+    return f, recorder.calls, recorder.unbatched
 
 
 def capture(
@@ -147,21 +141,22 @@ def capture(
     """What every chosen parameter contributes for these samples."""
     with evaluating(watched.model):
         batch = samples.rows(rows)
-        forward = watched_forward(watched, outputs, layout, batch, len(rows), inputs_only=True)
-        if forward.unbatched:
-            name, reason = next(iter(forward.unbatched.items()))
+        f, calls, unbatched = watched_forward(
+            watched, outputs, layout, batch, len(rows), inputs_only=True
+        )
+        if unbatched:
+            name, reason = next(iter(unbatched.items()))
             raise RuntimeError(
                 f"parameter {name!r}: {reason}, which the first samples did not show; "
                 "method='per_sample' takes exact gradients sample by sample"
             )
-        found = collect(watched, forward)
-        del forward
+        found = collect(watched, f, calls)
+        del f, calls
         return found | per_sample(watched, outputs, samples, rows)
 
 
-def collect(watched: Watched, forward: Forward) -> dict[str, Contribution]:
+def collect(watched: Watched, f: Tensor, calls: list[Recorded]) -> dict[str, Contribution]:
     """One backward pass an output, to the recorded calls; then their contributions."""
-    f, calls = forward.outputs, forward.calls
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
     for c in range(outputs if calls else 0):

@@ -39,10 +39,9 @@ class _Link:
 
 
 class Chains:
-    """The open chains of one forward pass over ``samples`` samples."""
+    """The open chains of one forward pass."""
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    def __init__(self) -> None:
         self._open: dict[int, _Link] = {}
         self._waiting: dict[int, Call] = {}
 
@@ -65,7 +64,7 @@ class Chains:
         link = next((self._open[id(v)] for v in values if id(v) in self._open), None)
         if link is None or not isinstance(output, Tensor) or not output.requires_grad:
             return None, None
-        if func in _INSERTS and _inserted(args, kwargs) == 0:
+        if func in _INSERTS and kwargs.get("dim", args[1] if len(args) > 1 else None) == 0:
             self._waiting.pop(id(link.call), None)
             options = {"call": link.call, "start": link.start, "end": output}
             return Call("chain", link.call.roles, None, options), None
@@ -73,10 +72,6 @@ class Chains:
             self._open[id(output)] = _Link(output, link.call, link.start)
             return None, None
         return None, link.call
-
-    def expand(self, output: Tensor) -> Tensor:
-        """[1, ...] as one row a sample."""
-        return output.expand(self._samples, *output.shape[1:])
 
 
 def unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
@@ -90,7 +85,3 @@ def unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
     flat = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: one cotangent of the end each
     (moved,) = torch.autograd.grad(end, [start], flat, retain_graph=True, is_grads_batched=True)
     return call.options["call"], moved.unflatten(0, (outputs, samples)).flatten(1, 2)
-
-
-def _inserted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    return kwargs.get("dim", args[1] if len(args) > 1 else None)

@@ -8,6 +8,7 @@ Gradient flow on ½‖f − y‖² with the kernel fixed gives f_t − y = exp(�
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -108,9 +109,19 @@ class Spectrum:
         Raises:
             ValueError: as `ntk_loss`.
         """
-        vector = self._residual(residual)
+        size = len(self.eigenvalues)
+        if not isinstance(residual, Tensor) or residual.numel() != size:
+            known = isinstance(residual, Tensor)
+            raise ValueError(
+                f"residual is {list(residual.shape) if known else type(residual).__name__}, but the "
+                f"kernel has {size} rows; expected f0(X) − y as [N, C] or [N·C], one number for "
+                "each output of each sample"
+            )
+        if not torch.isfinite(residual.detach()).all():
+            raise ValueError("residual is NaN or infinite; expected f0(X) − y, finite numbers")
         if not 0 <= lr < float("inf"):
             raise ValueError(f"lr is {lr!r}; expected a finite learning rate from 0 up")
+        vector = residual.reshape(-1).to(self.eigenvectors)
         return 2 * lr * self.eigenvalues, (self.eigenvectors.T @ vector).square()
 
     def _terms(
@@ -122,21 +133,6 @@ class Spectrum:
         if not bool((time.detach() >= 0).all()):
             raise ValueError("t holds a negative number or NaN; expected training times from 0 up")
         return time, rates, energies
-
-    def _residual(self, residual: Tensor) -> Tensor:
-        """[n] in double."""
-        size = len(self.eigenvalues)
-        if not isinstance(residual, Tensor) or residual.numel() != size:
-            shape = (
-                list(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
-            )
-            raise ValueError(
-                f"residual is {shape}, but the kernel has {size} rows; expected f0(X) − y as "
-                "[N, C] or [N·C], one number for each output of each sample"
-            )
-        if not torch.isfinite(residual.detach()).all():
-            raise ValueError("residual is NaN or infinite; expected f0(X) − y, finite numbers")
-        return residual.reshape(-1).to(self.eigenvectors)
 
 
 def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
@@ -169,14 +165,10 @@ def _as_square(theta: Tensor) -> Tensor:
     if not isinstance(theta, Tensor) or not theta.is_floating_point():
         what = theta.dtype if isinstance(theta, Tensor) else type(theta).__name__
         raise TypeError(f"theta is {what}; expected a floating-point tensor or a Spectrum")
-    shape = list(theta.shape)
-    matrix = theta.detach()
-    if theta.dim() == 4:
-        matrix = matrix.flatten(2).flatten(0, 1)
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.numel():
+    shape, half = list(theta.shape), theta.dim() // 2
+    if theta.dim() not in (2, 4) or shape[:half] != shape[half:] or not theta.numel():
         raise ValueError(f"theta has shape {shape}; expected [N, C, N, C] or [n, n]")
-    if theta.dim() == 4 and shape[:2] != shape[2:]:
-        raise ValueError(f"theta has shape {shape}; expected [N, C, N, C] or [n, n]")
+    matrix = theta.detach().reshape(math.prod(shape[:half]), -1)
     if not torch.isfinite(matrix).all():
         raise ValueError("theta is NaN or infinite; expected finite numbers")
     return matrix.double()

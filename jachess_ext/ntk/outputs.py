@@ -269,8 +269,7 @@ def output_head(model: nn.Module) -> nn.Linear | None:
     return found if plain else None
 
 
-@contextmanager
-def on_words(model: nn.Module, words: Tensor) -> Iterator[None]:
+def on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
     """The head gives each token the logit of its word alone.
 
     Args:
@@ -287,12 +286,12 @@ def on_words(model: nn.Module, words: Tensor) -> Iterator[None]:
             logit = logit + torch.take(head.bias, y)
         return logit[..., None]
 
-    with _head_replaced(model, forward):
-        yield
+    return _head_replaced(model, forward)
 
 
-@contextmanager
-def on_token(model: nn.Module, places: Callable[[int, int], Tensor]) -> Iterator[None]:
+def on_token(
+    model: nn.Module, places: Callable[[int, int], Tensor]
+) -> AbstractContextManager[None]:
     """The head sees one token of each sample.
 
     Args:
@@ -306,32 +305,22 @@ def on_token(model: nn.Module, places: Callable[[int, int], Tensor]) -> Iterator
             hidden = hidden[rows, places(count, length).to(hidden.device)][:, None]
         return F.linear(hidden, head.weight, head.bias)
 
-    with _head_replaced(model, forward):
-        yield
+    return _head_replaced(model, forward)
 
 
 @contextmanager
 def _head_replaced(
     model: nn.Module, forward: Callable[[nn.Linear, Tensor], Tensor]
 ) -> Iterator[None]:
+    """The head's forward; and a zero buffer [1, V] that is added to the logits, as [1, 1]: it would
+    widen them again."""
     head = output_head(model)
     assert head is not None
+    constant: Any = getattr(model, _CONSTANT, None)
     with ExitStack() as stack:
-        stack.enter_context(_without_constant(model))
+        if isinstance(constant, Tensor) and not constant.requires_grad and not constant.any():
+            stack.callback(setattr, model, _CONSTANT, constant)
+            setattr(model, _CONSTANT, constant.new_zeros(1, 1))
         stack.callback(delattr, head, "forward")
         head.forward = lambda hidden: forward(head, hidden)  # type: ignore[assignment]
         yield
-
-
-@contextmanager
-def _without_constant(model: nn.Module) -> Iterator[None]:
-    """A zero buffer [1, V] that is added to the logits, as [1, 1]: it would widen them again."""
-    constant: Any = getattr(model, _CONSTANT, None)
-    if not isinstance(constant, Tensor) or constant.requires_grad or bool(constant.any()):
-        yield
-        return
-    setattr(model, _CONSTANT, constant.new_zeros(1, 1))
-    try:
-        yield
-    finally:
-        setattr(model, _CONSTANT, constant)

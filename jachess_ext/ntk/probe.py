@@ -74,21 +74,22 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
     meter = _Meter(watched)
     with evaluating(watched.model):
         with torch.autograd.graph.saved_tensors_hooks(meter.saved, lambda saved: saved):
-            forward = watched_forward(watched, outputs, layout, samples.rows(rows), _PROBED)
-        f = forward.outputs
+            f, calls, unbatched = watched_forward(
+                watched, outputs, layout, samples.rows(rows), _PROBED
+            )
         generator = torch.Generator().manual_seed(_SEED)
         signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
-        names, edges = list(watched.parameters), [recorded.edge for recorded in forward.calls]
+        names, edges = list(watched.parameters), [recorded.edge for recorded in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
         found = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents: list[list[Tensor | None]] = [[cotangent] for cotangent in found[: len(edges)]]
         noise = max((_noise(c) for c in found[: len(edges)] if c is not None), default=0.0)
-        parts = contributions_of(watched, forward.calls, cotangents, _PROBED)
+        parts = contributions_of(watched, calls, cotangents, _PROBED)
     gradients = {
         name: torch.zeros_like(watched.parameters[name]) if g is None else g
         for name, g in zip(names, found[len(edges) :], strict=True)
     }
-    watched.fallback.update(forward.unbatched)
+    watched.fallback.update(unbatched)
     _compare(watched, gradients, parts, noise)
     parts = {name: part for name, part in parts.items() if name not in watched.fallback}
     return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
@@ -185,16 +186,12 @@ def check_kernel(
 def _product(name: str, left: Probe, right: Probe, sketch: Sketch | None) -> float:
     """g_θ · g'_θ, of one parameter."""
     x, y = left.gradients[name], right.gradients[name]
-    if sketch is None or name not in (sketch.names or ()):
-        return _dot(x.flatten(), y.flatten())
-    part = left.contributions[name]
-    assert isinstance(part, Factors)
-    return sketch.product(name, x, y, part.transposed)
-
-
-def _dot(x: Tensor, y: Tensor) -> float:
+    if sketch is not None and name in (sketch.names or ()):
+        part = left.contributions[name]
+        assert isinstance(part, Factors)
+        return sketch.product(name, x, y, part.transposed)
     if x.dtype in (torch.float32, torch.float64):
-        return float(torch.dot(x, y))
+        return float(torch.dot(x.flatten(), y.flatten()))
     return float((x.double() * y.double()).sum())
 
 

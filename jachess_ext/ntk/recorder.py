@@ -9,9 +9,10 @@ module reads and functional heads are seen too.  What is not understood is noted
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,18 +93,17 @@ class Recorder(TorchFunctionMode):
         self._seen: Counter[tuple[str, str]] = Counter()
         self._inside: list[nn.Module] = []
         self._hooks = ExitStack()
-        self._chains = Chains(samples)
+        self._chains = Chains()
         self.calls: list[Recorded] = []
         self.unbatched: dict[str, str] = {}
 
     def __enter__(self) -> Recorder:
         for module, roles in self._local.items():
-            hook = self._local_hook(roles)
+            hook = partial(self._record_module, roles)
             self._keep(module.register_forward_hook(hook, with_kwargs=True))
         for module in self._owners if self._learn else ():
             self._keep(module.register_forward_pre_hook(lambda m, args: self._inside.append(m)))
-            leave = lambda m, args, output: self._leave()  # noqa: E731
-            self._keep(module.register_forward_hook(leave))
+            self._keep(module.register_forward_hook(self._leave))
         super().__enter__()
         return self
 
@@ -130,9 +130,7 @@ class Recorder(TorchFunctionMode):
             self._reject(tuple(lost.roles.values()), _NO_SAMPLES)
         if ended is None:
             return output
-        output = self._chains.expand(output)
-        self.calls.append(Recorded(ended, get_gradient_edge(output)))
-        return output
+        return self._one_row_each(ended, output)
 
     def _record(self, call: Call, output: Any) -> Any:
         if not isinstance(output, Tensor):
@@ -149,12 +147,19 @@ class Recorder(TorchFunctionMode):
             return output
         if not output.requires_grad:
             return output
-        if rows != expected * self._samples:
-            if rows != 1 or expected != 1:
-                self._follow(call, output)
-                return output
-            # One row for all (position embeddings): a row a sample, so that cotangents stay apart.
-            output = output.expand(self._samples, *output.shape[1:])
+        if rows == expected * self._samples:
+            self.calls.append(Recorded(call, get_gradient_edge(output)))
+        elif rows == expected == 1:  # for all samples (position embeddings)
+            output = self._one_row_each(call, output)
+        elif call.kind in FOLLOWED:
+            self._chains.start(call, output)
+        else:
+            self._reject(names, _NO_SAMPLES)
+        return output
+
+    def _one_row_each(self, call: Call, output: Tensor) -> Tensor:
+        """[1, ...] as a row a sample, so that cotangents stay apart."""
+        output = output.expand(self._samples, *output.shape[1:])
         self.calls.append(Recorded(call, get_gradient_edge(output)))
         return output
 
@@ -163,12 +168,6 @@ class Recorder(TorchFunctionMode):
         key = (kind, name, self._seen[kind, name])
         self._seen[kind, name] += 1
         return key
-
-    def _follow(self, call: Call, output: Tensor) -> None:
-        if call.kind in FOLLOWED:
-            self._chains.start(call, output)
-        else:
-            self._reject(tuple(call.roles.values()), _NO_SAMPLES)
 
     def _reject(self, names: tuple[str, ...], reason: str) -> None:
         for name in names:
@@ -183,17 +182,16 @@ class Recorder(TorchFunctionMode):
             called = getattr(func, "__name__", str(func))
             self._reject(tuple(names), f"it is used by {called}, in a way that is not covered")
 
-    def _local_hook(self, roles: Mapping[str, str]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            call = local_call(module, roles, args, kwargs, output)
-            if call is None:
-                self._reject(tuple(roles.values()), f"{type(module).__name__} is not covered")
-                return output
-            return self._record(call, output)
+    def _record_module(
+        self, roles: Mapping[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> Any:
+        call = local_call(module, roles, args, kwargs, output)
+        if call is None:
+            self._reject(tuple(roles.values()), f"{type(module).__name__} is not covered")
+            return output
+        return self._record(call, output)
 
-        return hook
-
-    def _leave(self) -> None:
+    def _leave(self, *hook_arguments: Any) -> None:
         self._inside.pop()
 
     def _keep(self, handle: Any) -> None:

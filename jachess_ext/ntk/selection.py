@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
 
 from torch import nn
 
@@ -26,8 +25,13 @@ def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Para
         chosen = _trainable(model)
     elif callable(parameters):
         chosen = {name: p for name, p in _trainable(model).items() if parameters(name, p)}
+    elif isinstance(parameters, Iterable) and not isinstance(parameters, str):
+        chosen = _named(model, parameters)
     else:
-        chosen = _named(model, _names(parameters))
+        raise TypeError(
+            f"parameters is {parameters!r}; expected None, a list of names, or a predicate "
+            "(name, parameter) -> bool"
+        )
     if not chosen:
         raise ValueError(
             "there is no parameter to take the kernel over: none that requires gradients"
@@ -40,16 +44,7 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _names(parameters: Any) -> list[str]:
-    if isinstance(parameters, str) or not isinstance(parameters, Iterable):
-        raise TypeError(
-            f"parameters is {parameters!r}; expected None, a list of names, or a predicate "
-            "(name, parameter) -> bool"
-        )
-    return list(parameters)
-
-
-def _named(model: nn.Module, names: list[str]) -> dict[str, nn.Parameter]:
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
     every = dict(model.named_parameters(remove_duplicate=False))
     first_name = {id(p): name for name, p in model.named_parameters()}
     chosen = {}
