@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from jachess_ext.ntk.contraction import Settings, contract, plan
-from jachess_ext.ntk.job import Job, Request
+from jachess_ext.ntk.job import Job
 
 _SIZE = 2048
 
@@ -28,7 +28,7 @@ def contraction_rate(model: nn.Module, batch: dict[str, Any]) -> Work:
 
     What is not a linear layer (embeddings, norms, biases) takes its time too and counts nothing.
     """
-    job = Job(model, batch, None, Request())
+    job = Job(model, batch, None)
     captured = job._capture(0, list(range(len(batch["input_ids"]))))
     settings: Settings = job._settings
     operations = 0.0

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .job import Job, Request
+from .job import Job
 from .outputs import Outputs
 from .report import Report
 from .samples import Batch
@@ -87,8 +87,13 @@ def ntk(
     Warns:
         RuntimeWarning: parameters used outside covered calls, which get exact per-sample gradients.
     """
-    request = Request(outputs, parameters, method, memory_budget, seed, sketch_size, group)
-    job = Job(model, batch, other, request)
+    how: dict[str, Any] = {
+        "outputs": outputs,
+        "parameters": parameters,
+        "memory_budget": memory_budget,
+    }
+    how |= {"seed": seed, "sketch_size": sketch_size}
+    job = Job(model, batch, other, group, method=method, **how)
     return job.report if method == "explain" else job.run(progress)
 
 
@@ -101,6 +106,6 @@ def measure_ntk(
     **request: Any,
 ) -> Measurement:
     """As `ntk`, which has the other arguments, with the `Report` of how it was done."""
-    job = Job(model, batch, other, Request(**request))
+    job = Job(model, batch, other, **request)
     theta = job.run(progress)
     return Measurement(theta, job.report)

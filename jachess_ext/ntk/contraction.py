@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -64,13 +65,13 @@ def contract(
     A parameter that one side lacks has no gradient there, and adds nothing.
     """
     for names in _groups(left, right):
-        lefts, rights = [left[name] for name in names], [right[name] for name in names]
-        first, other = lefts[0], rights[0]
-        if isinstance(first, Factors) and isinstance(other, Factors):
-            yield _linear(names, lefts, rights, symmetric, settings)
+        mine, theirs = _factors(left, names), _factors(right, names)
+        if mine and theirs:
+            yield _linear(names, mine, theirs, symmetric, settings)
         else:
-            assert len(names) == 1
-            yield _single(names, first, other, symmetric, settings)
+            (name,) = names
+            choice = Choice(names, _FORMS[type(left[name])])
+            yield choice, _single(left[name], right[name], symmetric, settings)
 
 
 def plan(
@@ -83,9 +84,16 @@ def plan(
     """What `contract` would choose for ``counts`` samples left and right, from a few of them."""
     choices = []
     for names in _groups(sample, sample):
-        parts = [sample[name] for name in names]
-        choices.append(_choose(names, parts, parts, symmetric, settings, counts, outputs))
+        parts = _factors(sample, names)
+        choices.append(
+            _choose(names, parts, parts, symmetric, settings, counts, outputs)
+            if parts
+            else Choice(names, _FORMS[type(sample[names[0]])])
+        )
     return choices
+
+
+_FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}  # of a single one
 
 
 def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
@@ -102,20 +110,20 @@ def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
     return [tuple(names) for names in groups.values()]
 
 
+def _factors(side: Contributions, names: tuple[str, ...]) -> list[Factors]:
+    return [part for name in names if isinstance(part := side[name], Factors)]
+
+
 def _choose(
     names: tuple[str, ...],
-    lefts: list[Contribution],
-    rights: list[Contribution],
+    lefts: list[Factors],
+    rights: list[Factors],
     symmetric: bool,
     settings: Settings,
     counts: tuple[int, int] | None = None,
     outputs: int | None = None,
 ) -> Choice:
     first, other = lefts[0], rights[0]
-    if not (isinstance(first, Factors) and isinstance(other, Factors)):
-        forms = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}
-        return Choice(names, forms[type(first)])
-    widths = [part.cotangents.shape[-1] for part in lefts if isinstance(part, Factors)]
     samples, others = counts or (first.inputs.shape[0], other.inputs.shape[0])
     size = Size(
         samples=samples,
@@ -124,7 +132,7 @@ def _choose(
         other_positions=other.inputs.shape[1],
         outputs=outputs or first.cotangents.shape[0],
         inputs=first.inputs.shape[2],
-        cotangents=sum(widths),
+        cotangents=sum(part.cotangents.shape[-1] for part in lefts),
         symmetric=symmetric,
         bytes_per_number=settings.dtype.itemsize,
     )
@@ -138,36 +146,24 @@ def _choose(
 
 def _linear(
     names: tuple[str, ...],
-    lefts: list[Contribution],
-    rights: list[Contribution],
-    symmetric: bool,
-    settings: Settings,
-) -> tuple[Choice, Tensor]:
-    choice = _choose(names, lefts, rights, symmetric, settings)
-    mine = [part for part in lefts if isinstance(part, Factors)]
-    theirs = [part for part in rights if isinstance(part, Factors)]
-    if choice.form == "C":
-        return _sketched(choice, mine, theirs, symmetric, settings)
-    operands = _operands(mine, None if symmetric else theirs, settings.dtype)
-    if choice.form == "A":
-        return choice, ntk_gram(*operands)
-    return choice, ntk_materialised(*operands, workspace=settings.workspace)
-
-
-def _sketched(
-    choice: Choice,
     lefts: list[Factors],
     rights: list[Factors],
     symmetric: bool,
     settings: Settings,
 ) -> tuple[Choice, Tensor]:
-    assert settings.sketch is not None
-    found = [
-        contract_sketched(name, a, b, symmetric, settings.sketch, settings.dtype)
-        for name, a, b in zip(choice.names, lefts, rights, strict=True)
-    ]
-    kernel = torch.stack([kernel for kernel, _ in found]).sum(0)
-    return replace(choice, squared_error=sum(error for _, error in found)), kernel
+    choice = _choose(names, lefts, rights, symmetric, settings)
+    if choice.form == "C":
+        assert settings.sketch is not None
+        found = [
+            contract_sketched(name, a, b, symmetric, settings.sketch, settings.dtype)
+            for name, a, b in zip(names, lefts, rights, strict=True)
+        ]
+        kernel = torch.stack([kernel for kernel, _ in found]).sum(0)
+        return replace(choice, squared_error=sum(error for _, error in found)), kernel
+    operands = _operands(lefts, None if symmetric else rights, settings.dtype)
+    if choice.form == "A":
+        return choice, ntk_gram(*operands)
+    return choice, ntk_materialised(*operands, workspace=settings.workspace)
 
 
 def _operands(
@@ -180,29 +176,21 @@ def _operands(
     if len(found) > 1 or (dtype == torch.float64 and found != {dtype}):
         sides = [[operand.to(dtype) for operand in side] for side in sides]
     (inputs, *cotangents), *rest = sides
-    return (
-        (inputs, cotangents, rest[0][0], rest[0][1:]) if rest else (inputs, cotangents, None, None)
-    )
+    if not rest:
+        return inputs, cotangents, None, None
+    return inputs, cotangents, rest[0][0], rest[0][1:]
 
 
-def _single(
-    names: tuple[str, ...],
-    left: Contribution,
-    right: Contribution,
-    symmetric: bool,
-    settings: Settings,
-) -> tuple[Choice, Tensor]:
-    choice = _choose(names, [left], [right], symmetric, settings)
+def _single(left: Contribution, right: Contribution, symmetric: bool, settings: Settings) -> Tensor:
     if isinstance(left, Dense) and isinstance(right, Dense):
         x, y = (part.gradients.to(settings.dtype) for part in (left, right))
-        return choice, torch.tensordot(x, y, dims=([2], [2]))
-    total: Tensor | None = None
-    for mine in _parts(left):
-        for theirs in _parts(right):
-            piece = _pair(mine, theirs, symmetric and mine is theirs, settings)
-            total = piece if total is None else total + piece
-    assert total is not None
-    return choice, total
+        return torch.tensordot(x, y, dims=([2], [2]))
+    pieces = (
+        _pair(mine, theirs, symmetric and mine is theirs, settings)
+        for mine in _parts(left)
+        for theirs in _parts(right)
+    )
+    return reduce(torch.add, pieces)
 
 
 def _parts(contribution: Contribution) -> list[Factors | Matches]:
@@ -256,10 +244,10 @@ def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tenso
     order, ids, counts = _sorted(left_ids)
     other_order, other_ids, other_counts = _sorted(right_ids)
     starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
-    place = torch.searchsorted(other_ids, ids).clamp(max=max(0, len(other_ids) - 1))
-    shared = (
-        (other_ids[place] == ids) if len(other_ids) else torch.zeros_like(ids, dtype=torch.bool)
-    )
+    if not len(other_ids):
+        return []
+    place = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
+    shared = other_ids[place] == ids
     here, there = shared.nonzero()[:, 0], place[shared]
     if not len(here):
         return []
@@ -284,7 +272,10 @@ def _add_group(
     kernel: Tensor, left: Matches, right: Matches, rows: Tensor, columns: Tensor
 ) -> None:
     """Add Σ over g ids; rows [g, k] and columns [g, k'] index the entries of both sides."""
-    x, y = _gradients_of(left, rows, kernel.dtype), _gradients_of(right, columns, kernel.dtype)
+    x, y = (  # [g, C k, d]
+        side.gradients[:, entries].to(kernel.dtype).transpose(0, 1).flatten(1, 2)
+        for side, entries in ((left, rows), (right, columns))
+    )
     products = torch.bmm(x, y.transpose(1, 2))  # [g, C k, C k']
     outputs, count, _, other_count = kernel.shape
     output = torch.arange(outputs, device=rows.device)[:, None]
@@ -292,11 +283,6 @@ def _add_group(
     j = (output * other_count + right.samples[columns][:, None]).flatten(1)
     place = i[:, :, None] * (outputs * other_count) + j[:, None, :]
     kernel.view(-1).index_add_(0, place.flatten(), products.flatten())
-
-
-def _gradients_of(side: Matches, entries: Tensor, dtype: torch.dtype) -> Tensor:
-    """[g, C k, d]."""
-    return side.gradients[:, entries].to(dtype).transpose(0, 1).flatten(1, 2)
 
 
 def contract_tied(matches: Matches, factors: Factors, workspace: int, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,55 +25,24 @@ from .samples import Batch, Samples
 from .selection import Chosen, choose_parameters
 from .sketch import Sketch
 
-_FORMS: dict[str, LinearForm] = {
-    "auto": "auto",
-    "gram": "A",
-    "materialise": "B",
-    "sketch": "auto",
-    "per_sample": "auto",
-    "explain": "auto",
-}
+_METHODS = ("auto", "gram", "materialise", "sketch", "per_sample", "explain")
+_FORMS: dict[str, LinearForm] = {"gram": "A", "materialise": "B"}
 _ASKED = "method='per_sample'"
 _SKETCH_SEED = 0x534B
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `ntk` that say how."""
-
-    outputs: Outputs = "logits"
-    parameters: Chosen = None
-    method: str = "auto"
-    memory_budget: int | None = None
-    seed: int | None = None
-    sketch_size: int = 64
-    group: Any = None
-
-    def __post_init__(self) -> None:
-        if self.method not in _FORMS:
-            raise ValueError(
-                f"method is {self.method!r}; expected one of {', '.join(map(repr, _FORMS))}"
-            )
-
-    @property
-    def sketch(self) -> Sketch | None:
-        if self.method != "sketch":
-            return None
-        return Sketch(self.sketch_size, _SKETCH_SEED if self.seed is None else self.seed)
-
-
 class Job:
-    """One call of `ntk`."""
+    """One call of `ntk`, whose arguments it takes."""
 
     _budget: Budget
     _settings: Settings
 
     def __init__(
-        self, model: nn.Module, batch: Batch, other: Batch | None, request: Request
+        self, model: nn.Module, batch: Batch, other: Batch | None, group: Any = None, **how: Any
     ) -> None:
-        self._ranks = KernelRanks.of(request.group)
+        self._ranks = KernelRanks.of(group)
         with self._ranks.failing_together():
-            self._prepare(model, batch, other, request)
+            self._prepare(model, batch, other, **how)
         self._ranks.require_same(self._watched.model, self._sides)
         self._budget = self._agreed(self._budget)
         self.report = self._make_report()
@@ -81,18 +50,29 @@ class Job:
             self._settings = replace(self._settings, sketch=self._of_planned(self._settings.sketch))
 
     def _prepare(
-        self, model: nn.Module, batch: Batch, other: Batch | None, request: Request
+        self,
+        model: nn.Module,
+        batch: Batch,
+        other: Batch | None,
+        outputs: Outputs = "logits",
+        parameters: Chosen = None,
+        method: str = "auto",
+        memory_budget: int | None = None,
+        seed: int | None = None,
+        sketch_size: int = 64,
     ) -> None:
+        if method not in _METHODS:
+            raise ValueError(f"method is {method!r}; expected one of {str(_METHODS)[1:-1]}")
         inner = unwrapped(model)
         self._symmetric = other is None
         left = Samples.of(batch)
         self._sides = [left] if other is None else [left, Samples.of(other, "other")]
-        self._outputs = OutputMap(inner, request.outputs, request.seed)
+        self._outputs = OutputMap(inner, outputs, seed)
         for side in self._sides:
             self._outputs.check(side)
-        chosen = choose_parameters(inner, request.parameters)
+        chosen = choose_parameters(inner, parameters)
         self._watched = Watched(inner, chosen)
-        if request.method == "per_sample":
+        if method == "per_sample":
             self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
         dtypes = {parameter.dtype for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
@@ -105,11 +85,13 @@ class Job:
                 self._layouts.append(learn_layout(self._watched, self._outputs, side))
                 self._probes.append(probe(self._watched, self._outputs, self._layouts[-1], side))
         self._say_fallback()
-        self._budget = self._plan_budget(request.memory_budget)
+        self._budget = self._plan_budget(memory_budget)
         wide = torch.float64 if self._dtype == torch.float64 else torch.float32
-        self._settings = Settings(
-            _FORMS[request.method], self._budget.workspace, wide, request.sketch
-        )
+        sketch = None
+        if method == "sketch":
+            sketch = Sketch(sketch_size, _SKETCH_SEED if seed is None else seed)
+        form = _FORMS.get(method, "auto")
+        self._settings = Settings(form, self._budget.workspace, wide, sketch)
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Θ, [N, C, M, C]; None on all but the first rank."""
@@ -180,16 +162,15 @@ class Job:
             return capture(self._watched, self._outputs, layout, samples, rows)
 
     def _say_fallback(self) -> None:
-        found = {n: why for n, why in self._watched.fallback.items() if why != _ASKED}
-        if not found:
-            return
-        lines = "; ".join(f"{name} ({why})" for name, why in found.items())
-        warnings.warn(
-            f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for {lines}. "
-            "The kernel is exact, only slower.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        found = self._watched.fallback.items()
+        lines = "; ".join(f"{name} ({why})" for name, why in found if why != _ASKED)
+        if lines:
+            warnings.warn(
+                f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for {lines}. "
+                "The kernel is exact, only slower.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _plan_budget(self, limit: int | None) -> Budget:
         left, right = self._sides[0], self._sides[-1]

@@ -113,9 +113,9 @@ class Spectrum:
         if not isinstance(residual, Tensor) or residual.numel() != size:
             known = isinstance(residual, Tensor)
             raise ValueError(
-                f"residual is {list(residual.shape) if known else type(residual).__name__}, but the "
-                f"kernel has {size} rows; expected f0(X) − y as [N, C] or [N·C], one number for "
-                "each output of each sample"
+                f"residual is {list(residual.shape) if known else type(residual).__name__}, but "
+                f"the kernel has {size} rows; expected f0(X) − y as [N, C] or [N·C], one "
+                "number for each output of each sample"
             )
         if not torch.isfinite(residual.detach()).all():
             raise ValueError("residual is NaN or infinite; expected f0(X) − y, finite numbers")

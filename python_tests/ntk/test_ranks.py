@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 import jachess_ext as jx
 from jachess_ext.ntk import measure_ntk
-from jachess_ext.ntk.job import Job, Request
+from jachess_ext.ntk.job import Job
 from jachess_ext.ntk.ranks import KernelRanks
 
 from .rank_worker import SKETCH, WORLD, batch, encoder, work
@@ -30,7 +30,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def _one_process(block: int) -> torch.Tensor:
     """The same blocks in this process."""
-    job = Job(encoder(), batch(5), None, Request())
+    job = Job(encoder(), batch(5), None)
     job._budget = replace(job._budget, block=block)
     theta = job.run(False)
     assert theta is not None
