@@ -78,6 +78,7 @@ def _curves(
     figure, panels = panels_on_a_grid(
         *(rows, columns), width=_WIDTH * columns / 2, height=0.9 + 2.25 * rows, sharey=True
     )
+    sizes = np.concatenate([one.sizes for one in study.candidates])
     for panel in panels[len(part) :]:
         panel.set_visible(False)
     for place, (panel, one) in enumerate(zip(panels, part, strict=False)):
@@ -86,7 +87,7 @@ def _curves(
         if one.prob_best is not None:
             title += f"\nP(best) {share_text(one.prob_best)}"
         panel.set_title(title, fontsize=9)
-        log_size_axis(panel, _trained(study.candidates)[0], study.target, _has_zero(study))
+        log_size_axis(panel, sizes[sizes > 0].min(), study.target, (sizes == 0).any())
         plain_log_axis(panel, "y", limits)
         panel.tick_params(labelleft=True)
         panel.set_xlabel("training examples" if place + columns >= len(part) else "")
@@ -125,14 +126,6 @@ def _curve(panel: Any, one: CandidateView, target: float, limits: tuple[float, f
         panel.plot([target], [one.predicted], "D", color=_FORECAST, markersize=5)
         if one.low is not None and one.high is not None:
             panel.plot([target, target], [one.low, one.high], color=_FORECAST, linewidth=1.5)
-
-
-def _trained(candidates: Sequence[CandidateView]) -> list[float]:
-    return sorted({float(size) for one in candidates for size in one.sizes if size > 0})
-
-
-def _has_zero(study: Study) -> bool:
-    return any((one.sizes == 0).any() for one in study.candidates)
 
 
 def history_figure(history: History, method: str) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from ..live_selection.cost import paid
 from ..live_selection.predict import Curve, fit_measured, make_curve, predict
 from ..live_selection.scores import LOSS, title
 from ..scaling.arrays import Array
-from .axes import cell_text
+from .axes import NONE, cell_text
 from .heavy_tails import exponents
 from .history import FREE, Scores, over_budgets
 from .kernels import kernels_of
@@ -78,7 +77,6 @@ class _Live:
 
     def study(self) -> Study:
         found = self.found
-        history = self._history()
         return Study(
             title=f"Which model to fine-tune: {found.task}",
             data=f"{found.train_rows:,} training and {found.dev_rows:,} dev rows; the candidates "
@@ -91,9 +89,9 @@ class _Live:
             candidates=self._views(),
             stop=found.stop,
             spending=self._spending(),
-            history=history,
+            history=self._history(),
             kernels=self._kernels(),
-            extra=self._extra(),
+            extra=[self._runs(), *self._methods(), *self._untrained()],
             settings=json.dumps(self._settings(), indent=1, ensure_ascii=False),
         )
 
@@ -117,9 +115,9 @@ class _Live:
                 record = RunRecord.from_dict(json.loads(path.read_text("utf-8"))["record"])
             except (ValueError, KeyError, TypeError):
                 continue
-            same = (record.epochs, record.seed) == (first.epochs, first.seed)
-            same = same and record.learning_rate == rates.get(record.model)
-            if same and record.size == self.found.target and record.dev_loss is not None:
+            how = (record.epochs, record.seed, record.learning_rate, record.size)
+            same = how == (first.epochs, first.seed, rates.get(record.model), self.found.target)
+            if same and record.dev_loss is not None:
                 found[record.model] = record.to_rank_by(self.found.rank_by)
         return found
 
@@ -127,26 +125,26 @@ class _Live:
         forecasts, laws = self._forecasts(), self._laws()
         candidates = {one.model: one for one in self.found.candidates}
         curves = {curve.model: curve for curve in self.curves}
-        return [
-            CandidateView(
-                name=one.model,
-                label=self.labels[one.model],
-                parameters=float(candidates[one.model].parameters),
-                sizes=curves[one.model].sizes,
-                losses=curves[one.model].losses,
-                kept_aside=self._kept_aside(candidates[one.model]),
-                forecast=forecasts.get(one.model),
-                law=laws.get(one.model),
-                score=one.score,
-                predicted=one.predicted,
-                low=one.low,
-                high=one.high,
-                prob_best=one.prob_best,
-                truth=self.truth.get(one.model),
-                stop=candidates[one.model].stop,
+        views = []
+        for one in self.found.ranking:
+            figures = dict(vars(one))  # the score, and what the method predicts
+            name = figures.pop("model")
+            views.append(
+                CandidateView(
+                    name=name,
+                    label=self.labels[name],
+                    parameters=float(candidates[name].parameters),
+                    sizes=curves[name].sizes,
+                    losses=curves[name].losses,
+                    kept_aside=self._kept_aside(candidates[name]),
+                    forecast=forecasts.get(name),
+                    law=laws.get(name),
+                    truth=self.truth.get(name),
+                    stop=candidates[name].stop,
+                    **figures,
+                )
             )
-            for one in self.found.ranking
-        ]
+        return views
 
     def _kept_aside(self, candidate: Candidate) -> tuple[Array, Array]:
         later = {
@@ -169,19 +167,27 @@ class _Live:
             made = [self._predict(self.curves, float(size), self.found.method) for size in sizes]
         except ValueError:
             return {}
-        by_model: dict[str, list[Prediction]] = {curve.model: [] for curve in self.curves}
-        for predictions in (*made, self.found.ranking):
-            for one in predictions:
-                by_model[one.model].append(one)
         sizes = np.append(sizes, float(self.found.target))
-        return {model: band for model, ones in by_model.items() if (band := _band(sizes, ones))}
+        bands = {}
+        for model in (curve.model for curve in self.curves):
+            ones = [
+                one for some in (*made, self.found.ranking) for one in some if one.model == model
+            ]
+            columns = [
+                [getattr(one, name) for one in ones] for name in ("predicted", "low", "high")
+            ]
+            middle, low, high = (None if None in column else np.array(column) for column in columns)
+            if middle is not None:
+                bands[model] = Band(sizes, middle, low, high)
+        return bands
 
     def _predict(
         self, curves: Sequence[Curve], target: float, method: str
     ) -> tuple[Prediction, ...]:
-        settings: dict[str, Any] = {"gamma": self.gamma, "tau": self.tau}
         with np.errstate(over="ignore"):  # intervals without an upper end
-            return predict(curves, target, method, level=self.found.level, **settings)
+            return predict(
+                curves, target, method, level=self.found.level, gamma=self.gamma, tau=self.tau
+            )
 
     def _laws(self) -> dict[str, Band]:
         """Eq. 10 with F as it was measured, for models with enough sizes and kernels."""
@@ -212,8 +218,7 @@ class _Live:
                 made = self._predict(curves, float(self.found.target), method)
             except ValueError:
                 return None
-            places = [one.model for one in made]
-            ordered = [made[places.index(name)] for name in names]
+            ordered = sorted(made, key=lambda one: names.index(one.model))
             scores = np.array([one.score for one in ordered])
             forecasts = [one.score if one.predicted is None else one.predicted for one in ordered]
             read = 0.0 if method in FREE else budget
@@ -249,9 +254,6 @@ class _Live:
             ),
         )
 
-    def _extra(self) -> list[Table]:
-        return [self._runs(), *self._methods(), *self._untrained()]
-
     def _untrained(self) -> list[Table]:
         """What is known of the models before any training."""
         if not self.exponents:
@@ -282,7 +284,7 @@ class _Live:
                 f"{record.steps:,}",
                 f"{record.time:.4g}",
                 *map(cell_text, (record.dev_loss, record.dev_score)),
-                "–" if record.seconds is None else f"{record.seconds.total:.1f}",
+                NONE if record.seconds is None else f"{record.seconds.total:.1f}",
             ]
             for record in self.records
         ]
@@ -309,27 +311,17 @@ class _Live:
                 f"{method}: {why}" for method, why in self.found.missing.items()
             )
         rows = [
-            [
-                self.labels[one.model],
-                *(str(place.get(one.model, "–")) for place in places.values()),
-            ]
-            for one in self.found.ranking
+            [self.labels[model], *(str(place.get(model, NONE)) for place in places.values())]
+            for model in (one.model for one in self.found.ranking)
         ]
         return [Table(text, ["model", *places], rows)]
 
     def _settings(self) -> dict[str, object]:
         found = self.found
-        names = ["task", "method", "rank_by", "target", "level", "order", "budget", "sizes"]
-        names.append("seconds")
+        names = ("method", "rank_by", "target", "level", "order", "budget", "sizes", "seconds")
         first = self.records[0]
         return {
-            **{name: getattr(found, name) for name in names},
+            **{name: getattr(found, name) for name in ("task", *names)},
             "models": list(self.labels),
             **{name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")},
         }
-
-
-def _band(sizes: Array, ones: Sequence[Prediction]) -> Band | None:
-    columns = [[getattr(one, name) for one in ones] for name in ("predicted", "low", "high")]
-    middle, low, high = (None if None in column else np.array(column) for column in columns)
-    return None if middle is None else Band(sizes, middle, low, high)

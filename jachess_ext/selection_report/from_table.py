@@ -45,9 +45,7 @@ def study_of_table(
     cost: dict[str, Any] = {"tokens": tokens, "epochs": epochs}
     settings = {
         "table": source,
-        "method": found.method,
-        "budget": found.budget,
-        "target": found.target,
+        **{name: getattr(found, name) for name in ("method", "budget", "target")},
         "references": list(references),
         **walk,
         **cost,
@@ -94,34 +92,28 @@ def _candidates(
     if walk is not None and REGISTRY[found.method].forecasts:
         forecasts = forecast_bands(known, found, level, walk)
     laws = law_bands(known, found.target)
-    later = table.sizes > found.budget
-    rows = {row["name"]: row for row in found.rows(level)}
-    return [
-        CandidateView(
-            name=name,
-            label=labels[place],
-            parameters=_number(table.parameters, place),
-            sizes=known.sizes,
-            losses=known.losses[place],
-            kept_aside=_kept(table.sizes[later], table.losses[place, later]),
-            forecast=forecasts[place],
-            law=laws[place],
-            score=float(found.scores[place]),
-            **{key: rows[name].get(key) for key in ("predicted", "low", "high", "prob_best")},
-            truth=None if truth is None else float(truth[place]),
+    views = []
+    for row in found.rows(level):
+        place = table.names.index(row["name"])
+        parameters = np.nan if table.parameters is None else float(table.parameters[place])
+        losses = table.losses[place]
+        later = (table.sizes > found.budget) & np.isfinite(losses) & (losses > 0)
+        views.append(
+            CandidateView(
+                name=row["name"],
+                label=labels[place],
+                parameters=parameters if np.isfinite(parameters) else None,
+                sizes=known.sizes,
+                losses=known.losses[place],
+                kept_aside=(table.sizes[later], losses[later]),
+                forecast=forecasts[place],
+                law=laws[place],
+                score=float(found.scores[place]),
+                **{key: row.get(key) for key in ("predicted", "low", "high", "prob_best")},
+                truth=None if truth is None else float(truth[place]),
+            )
         )
-        for name in found.ranking
-        for place in [table.names.index(name)]
-    ]
-
-
-def _number(values: Array | None, place: int) -> float | None:
-    return None if values is None or not np.isfinite(values[place]) else float(values[place])
-
-
-def _kept(sizes: Array, losses: Array) -> tuple[Array, Array]:
-    whole = np.isfinite(losses) & (losses > 0)
-    return sizes[whole], losses[whole]
+    return views
 
 
 def forecast_bands(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..scaling import pear_corr, rel_acc, select
 from ..scaling.arrays import Array
 from ..scaling.registry import REGISTRY
-from ..scaling.selection import Selection
 from ..scaling.table import LossTable, TableError
 from .study import History, Step
 
@@ -43,24 +43,17 @@ def over_budgets(
         reference = None if last is None else last[0]
     if reference is None or len(reference) < 2 or np.ptp(reference) == 0:
         return None
-    steps = {name: _steps(score, name, budgets, reference) for name in REGISTRY}
-    return History({name: found for name, found in steps.items() if found}, truth is not None)
-
-
-def _steps(
-    score: Callable[[str, float], Scores | None],
-    method: str,
-    budgets: Sequence[float],
-    reference: Array,
-) -> list[Step]:
-    found: dict[float, Step] = {}
-    for budget in budgets:
-        made = score(method, budget)
-        if made is None or np.ptp(made[0]) == 0:
-            continue
-        forecasts, scores, read, share = made
-        found[read] = Step(read, share, pear_corr(forecasts, reference), rel_acc(scores, reference))
-    return list(found.values())
+    steps: dict[str, dict[float, Step]] = {}
+    for name in REGISTRY:
+        for budget in budgets:
+            made = score(name, budget)
+            if made is None or np.ptp(made[0]) == 0:
+                continue
+            forecasts, scores, read, share = made
+            quality = pear_corr(forecasts, reference), rel_acc(scores, reference)
+            steps.setdefault(name, {})[read] = Step(read, share, *quality)
+    found = {name: list(by_size.values()) for name, by_size in steps.items()}
+    return History(found, truth is not None)
 
 
 def of_table(
@@ -69,32 +62,25 @@ def of_table(
     budget: float,
     target: float,
     truth: Array | None,
-    *,
-    tokens: float = 1.0,
-    epochs: float = 1.0,
-    gamma: int = 3,
-    tau: float = 5.0,
+    **settings: Any,
 ) -> History | None:
-    """Of a table: all sizes below the target where the truth is known, else up to the budget."""
+    """Of a table: all sizes below the target where the truth is known, else up to the budget.
+
+    `settings` as for `select`.
+    """
     below = table.trained[table.trained < target]
     budgets = below if truth is not None else below[below <= budget]
 
     def score(name: str, size: float) -> Scores | None:
         try:
-            found = select(
-                *(table, size, target, name), tokens=tokens, epochs=epochs, gamma=gamma, tau=tau
-            )
+            found = select(table, size, target, name, **settings)
         except (TableError, ValueError):
             return None  # too few sizes, no size 0, or losses missing there
         read = 0.0 if name in FREE else float(size)
-        return found.forecasts, found.scores, read, share_of(found)
+        try:
+            share = found.flops / found.full_flops
+        except TableError:  # the models' sizes are unknown
+            share = float("nan")
+        return found.forecasts, found.scores, read, share
 
     return over_budgets(score, [float(size) for size in budgets], truth, method)
-
-
-def share_of(found: Selection) -> float:
-    """FLOPs of a selection as a share of FullTuning; NaN where the models' sizes are unknown."""
-    try:
-        return found.flops / found.full_flops
-    except TableError:
-        return float("nan")

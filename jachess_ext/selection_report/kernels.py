@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..live_selection import Kernel, RunRecord
 from ..live_selection.predict import Curve
 from ..ntk.drift import kernel_drift
 from .study import KernelPoint
@@ -14,29 +13,26 @@ from .study import KernelPoint
 def kernels_of(curve: Curve) -> list[KernelPoint]:
     """One point a run of the model whose Θ was measured, sizes ascending."""
     start = curve.kernels[0] if curve.has_zero else None
-    return [
-        kernel_point(record, kernel, start)
-        for record, kernel in zip(curve.records, curve.kernels, strict=True)
-        if kernel is not None
-    ]
-
-
-def kernel_point(record: RunRecord, kernel: Kernel, start: Kernel | None) -> KernelPoint:
-    """What the page says of a kernel; `start` is the one before fine-tuning."""
-    values = np.maximum(kernel.eigenvalues, 0.0)  # round-off below zero
-    square = float((values**2).sum())
-    drift = None
-    if start is not None and np.any(start.theta):
-        drift = kernel_drift(torch.from_numpy(kernel.theta), torch.from_numpy(start.theta))
-    before = record.residual_square
-    return KernelPoint(
-        size=float(record.size),
-        norm=float(np.sqrt(square)),
-        rank=float(values.sum() ** 2 / square) if square > 0 else 0.0,
-        drift=drift,
-        predicted=_share(record.kernel_loss, before),
-        measured=_share(record.probe_square, before),
-    )
+    points = []
+    for record, kernel in zip(curve.records, curve.kernels, strict=True):
+        if kernel is None:
+            continue
+        values = np.maximum(kernel.eigenvalues, 0.0)  # round-off below zero
+        square = float((values**2).sum())
+        drift = None
+        if start is not None and np.any(start.theta):
+            drift = kernel_drift(torch.from_numpy(kernel.theta), torch.from_numpy(start.theta))
+        points.append(
+            KernelPoint(
+                size=float(record.size),
+                norm=float(np.sqrt(square)),
+                rank=float(values.sum() ** 2 / square) if square > 0 else 0.0,
+                drift=drift,
+                predicted=_share(record.kernel_loss, record.residual_square),
+                measured=_share(record.probe_square, record.residual_square),
+            )
+        )
+    return points
 
 
 def _share(value: float | None, whole: float | None) -> float | None:

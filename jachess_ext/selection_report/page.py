@@ -12,7 +12,7 @@ from ..evaluation.report import Picture, Section, Table, write_html
 from ..scaling import coverage, log_rmse, pear_corr, rel_acc
 from . import figures
 from .axes import NONE, cell_text, share_text, size_text
-from .study import CandidateView, History, Kernels, Study
+from .study import CandidateView, Study
 
 _CLEAR = 0.5  # probability of being the best
 
@@ -32,7 +32,8 @@ def sections(study: Study) -> list[Section]:
     made = [
         Section(
             "Answer",
-            [answer(study), *advice(study), study.data, *_stop(study)],
+            [answer(study), *advice(study), study.data]
+            + ([f"Stopped: {study.stop}."] if study.stop else []),
             [ranking_table(study)],
         ),
         Section("Predictions", pictures=_forecast(study)),
@@ -65,12 +66,12 @@ def answer(study: Study) -> str:
     if best.prob_best is not None:
         text += f" It is the best of the {len(study.candidates)} with probability "
         text += f"{_share(best.prob_best)}"
-        others.sort(key=lambda one: -_of(one.prob_best, 0.0))
-        rivals = [one for one in others if _of(one.prob_best, 0.0) >= 0.05]
+        others.sort(key=lambda one: -(one.prob_best or 0.0))
+        rivals = [one for one in others if (one.prob_best or 0.0) >= 0.05]
         named = ", ".join(f"{one.label} ({_share(one.prob_best)})" for one in rivals[:4])
         text += f"; also in question: {named}." if rivals else "."
     if best.truth is not None:
-        lowest = min(study.candidates, key=lambda one: _of(one.truth, math.inf))
+        lowest = min(study.candidates, key=lambda one: math.inf if one.truth is None else one.truth)
         text += (
             " Measured in full, it is the best."
             if lowest is best
@@ -150,10 +151,6 @@ def _caution(rows: Sequence[CandidateView]) -> str:
     )
 
 
-def _stop(study: Study) -> list[str]:
-    return [f"Stopped: {study.stop}."] if study.stop else []
-
-
 def _forecast(study: Study) -> list[Picture]:
     if study.candidates[0].predicted is None:
         return []
@@ -195,27 +192,21 @@ def _knows(study: Study) -> bool:
 
 def _judged(study: Study) -> list[Table]:
     """The selection against the truth."""
-    if not _knows(study):
-        return []
-    truth = np.array([one.truth for one in study.candidates], dtype=np.float64)
-    if len(truth) < 2 or np.ptp(truth) == 0:
-        return []
-    score = np.array([one.score for one in study.candidates])
-    predicts = all(one.predicted is not None for one in study.candidates)
-    forecast = (
-        np.array([one.predicted for one in study.candidates], np.float64) if predicts else score
+    score, forecast, low, high, truth = (  # NaN where there is none
+        np.array([getattr(one, name) for one in study.candidates], dtype=np.float64)
+        for name in ("score", "predicted", "low", "high", "truth")
     )
+    if not _knows(study) or len(truth) < 2 or np.ptp(truth) == 0:
+        return []
+    predicts = not np.isnan(forecast).any()
     header = ["method", "PearCorr, %", "RelAcc, %"]
-    correlation = _minus(f"{pear_corr(forecast, truth):.1f}")
+    correlation = _minus(f"{pear_corr(forecast if predicts else score, truth):.1f}")
     row = [study.method, correlation, f"{rel_acc(score, truth):.1f}"]
     if predicts:
         header.append("RMSE of ln loss")
         row.append(f"{log_rmse(forecast, truth):.3f}")
-    if all(one.low is not None and one.high is not None for one in study.candidates):
+    if not np.isnan([low, high]).any():
         header.append(f"inside their {100 * study.level:g} % intervals")
-        low, high = (
-            np.array([getattr(one, end) for one in study.candidates]) for end in ("low", "high")
-        )
         row.append(f"{coverage(low, high, truth):.0f} %")
     return [Table("The selection against the measured losses.", header, [row])]
 
@@ -245,24 +236,18 @@ def _history_table(study: Study) -> list[Table]:
     against = "measured losses" if study.history.against_truth else "the last prediction"
     budgets = sorted({s.budget for steps in study.history.steps.values() for s in steps} - {0.0})
     header = ["method", *(size_text(budget) for budget in budgets)]
-    return [
-        Table(
-            f"PearCorr (RelAcc) in % against {against}, by the largest subset read.",
-            header,
-            _history_rows(study.history, budgets),
-        )
-    ]
-
-
-def _history_rows(history: History, budgets: Sequence[float]) -> list[list[str]]:
     rows = []
-    for name, steps in history.steps.items():
+    for name, steps in study.history.steps.items():
         cells = {
             step.budget: _minus(f"{step.pear_corr:.1f} ({step.rel_acc:.0f})") for step in steps
         }
         free = cells.get(0.0)  # the same at every budget
         rows.append([name, *(free or cells.get(budget, NONE) for budget in budgets)])
-    return rows
+    return [
+        Table(
+            f"PearCorr (RelAcc) in % against {against}, by the largest subset read.", header, rows
+        )
+    ]
 
 
 def _cost(study: Study) -> list[Table]:
@@ -273,14 +258,8 @@ def _cost(study: Study) -> list[Table]:
         [one.what, scientific(one.flops), f"{100 * one.flops / full:.3g} %", one.remark]
         for one in study.spending
     ]
-    return [
-        Table(
-            "Floating-point operations, 6 × parameters × tokens an epoch.",
-            ["", "FLOPs", "of FullTuning", ""],
-            rows,
-            prose=frozenset({3}),
-        )
-    ]
+    text = "Floating-point operations, 6 × parameters × tokens an epoch."
+    return [Table(text, ["", "FLOPs", "of FullTuning", ""], rows, prose=frozenset({3}))]
 
 
 def _kernels(study: Study) -> list[Picture]:
@@ -300,44 +279,24 @@ def _kernels(study: Study) -> list[Picture]:
 def _kernel_table(study: Study) -> list[Table]:
     if study.kernels is None:
         return []
-    return [
-        Table(
-            "Θ after the largest subset of each model.",
-            ["model", "examples", "‖Θ‖", "effective rank", "drift", "F / ‖r‖²", "measured / ‖r‖²"],
-            _kernel_rows(study.kernels),
-        )
-    ]
-
-
-def _kernel_rows(kernels: Kernels) -> list[list[str]]:
-    return [
-        [
-            label,
-            f"{last.size:,.0f}",
-            *(cell_text(v) for v in (last.norm, last.rank, last.drift, last.predicted)),
-            cell_text(last.measured),
-        ]
-        for label, points in kernels.points.items()
-        for last in [points[-1]]
-    ]
+    text = "Θ after the largest subset of each model."
+    head = ["model", "examples", "‖Θ‖", "effective rank", "drift", "F / ‖r‖²", "measured / ‖r‖²"]
+    rows = []
+    for label, points in study.kernels.points.items():
+        last = points[-1]
+        cells = map(cell_text, (last.norm, last.rank, last.drift, last.predicted, last.measured))
+        rows.append([label, f"{last.size:,.0f}", *cells])
+    return [Table(text, head, rows)]
 
 
 def _stops(study: Study) -> list[Table]:
-    rows = [[one.label, _sizes(one), one.stop] for one in study.candidates if one.stop]
-    if not rows:
-        return []
-    return [
-        Table(
-            "Subsets run, and why there were no more.",
-            ["model", "examples", ""],
-            rows,
-            prose=frozenset({2}),
-        )
+    rows = [
+        [one.label, ", ".join(f"{size:,.0f}" for size in one.sizes), one.stop]
+        for one in study.candidates
+        if one.stop
     ]
-
-
-def _sizes(one: CandidateView) -> str:
-    return ", ".join(f"{size:,.0f}" for size in one.sizes)
+    text, head = "Subsets run, and why there were no more.", ["model", "examples", ""]
+    return [Table(text, head, rows, prose=frozenset({2}))] if rows else []
 
 
 def scientific(value: float) -> str:
@@ -357,7 +316,3 @@ def _share(probability: float | None) -> str:
 
 def _minus(text: str) -> str:
     return text.replace("-", "−")
-
-
-def _of(value: float | None, default: float) -> float:
-    return default if value is None else value
