@@ -54,7 +54,7 @@ _COMMANDS = {
     ),
     "bound": _Command(
         "commands.bound:run",
-        "commands.bound_arguments:add_options",
+        "commands.ntk_arguments:add_bound_options",
         "how far fine-tuning went, in the loss's curvature",
         (OSError, ValueError, RuntimeError),
     ),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..scaling import Bound, pac_bayes
 from ..tasks.examples import DataError
-from .ntk_arguments import NTKOptions
 from .ntk_data import class_numbers, load, make_batch, read_samples
 from .records import print_records, write_records
 
@@ -22,17 +20,14 @@ def run(options: argparse.Namespace) -> None:
         DataError: a model or the file cannot be used.
         ValueError: nothing to compare, or no loss.
     """
-    names = ("model", "file", "head", "text_column", "pair_column", "label_column", "max_length")
-    shared = {name: getattr(options, name) for name in names}
-    given = NTKOptions(**shared, samples=sys.maxsize, device=options.device)
-    samples = read_samples(given)
+    samples = read_samples(options)
     labels = class_numbers(samples)
-    model, tokenizer, head = load(given, labels)
+    model, tokenizer, head = load(options, labels)
     if head == "classifier" and labels is None:
         raise DataError(f"{options.file} has no labels, and the loss of a classifier needs them")
     before = _pretrained(model, options.pretrained)
     batches = [
-        make_batch([sample], None if labels is None else [labels[place]], tokenizer, head, given)
+        make_batch([sample], None if labels is None else [labels[place]], tokenizer, head, options)
         for place, sample in enumerate(samples[: options.samples])
     ]
     found = pac_bayes(

@@ -34,19 +34,19 @@ def _records(table: LossTable, options: argparse.Namespace) -> list[dict[str, An
     sizes, losses = (table.sizes, table.losses) if zero else (table.trained, table.trained_losses)
     if options.law == "kaplan":
         fitted: Any = fit(sizes, losses, "kaplan", parameters=table.known_parameters())
-        models = [fitted.for_model(n) for n in table.known_parameters()]
-        rows = [_targets(model, options) for model in models]
-        found = [dict(fitted.params) for _ in models]
-    else:
-        fitted = fit(sizes, losses, options.law, gamma=options.gamma, tau=options.tau)
-        found = [
-            {key: float(values[row]) for key, values in fitted.params.items()}
-            for row in range(len(losses))
+        models = zip(table.names, table.known_parameters(), strict=True)
+        return [
+            {"name": name} | fitted.params | _targets(fitted.for_model(n), options)
+            for name, n in models
         ]
-        rows = _columns(_targets(fitted, options) | _transition(fitted, options), len(losses))
+    fitted = fit(sizes, losses, options.law, gamma=options.gamma, tau=options.tau)
+    columns = fitted.params | _targets(fitted, options)
+    if fitted.has_width and (found := fitted.transition_at(options.level)) is not None:
+        columns |= {"D*": found.size, "D* low": found.low, "D* high": found.high}
+    arrays = {key: np.broadcast_to(values, len(losses)) for key, values in columns.items()}
     return [
-        {"name": name} | parameters | row
-        for name, parameters, row in zip(table.names, found, rows, strict=True)
+        {"name": name} | {key: float(values[row]) for key, values in arrays.items()}
+        for row, name in enumerate(table.names)
     ]
 
 
@@ -58,18 +58,3 @@ def _targets(fitted: FittedLaw, options: argparse.Namespace) -> dict[str, Any]:
         if fitted.has_width:
             result[f"low {size:g}"], result[f"high {size:g}"] = fitted.interval(size, options.level)
     return result
-
-
-def _transition(fitted: FittedLaw, options: argparse.Namespace) -> dict[str, Any]:
-    if not fitted.has_width:
-        return {}
-    found = fitted.transition_at(options.level)
-    if found is None:
-        return {}
-    return {"D*": found.size, "D* low": found.low, "D* high": found.high}
-
-
-def _columns(columns: dict[str, Any], count: int) -> list[dict[str, float]]:
-    """One record a row."""
-    arrays = {key: np.broadcast_to(values, count) for key, values in columns.items()}
-    return [{key: float(values[row]) for key, values in arrays.items()} for row in range(count)]

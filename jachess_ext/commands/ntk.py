@@ -7,6 +7,7 @@ import io
 import json
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,22 @@ from torch import Tensor, nn
 
 from ..evaluation.extras import require
 from ..evaluation.files import write_atomically
-from ..ntk import Measurement, Report, Spectrum, label_alignment, measure_ntk, ntk
+from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk, ntk
 from ..tasks.examples import DataError
-from .ntk_arguments import NTKOptions
 from .ntk_data import class_numbers, load, make_batch, read_samples
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Computes, saves and prints.
 
     Raises:
         DataError: model or file cannot be used; the output file cannot be written.
         TypeError, ValueError, RuntimeError: as `jx.ntk`.
     """
-    options = NTKOptions.of(given)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     _require_writable(options.out)
-    samples = read_samples(options)
+    samples = read_samples(options, options.samples)
     labels = class_numbers(samples)
     model, tokenizer, head = load(options, labels)
     batch = make_batch(samples, labels, tokenizer, head, options)
@@ -49,7 +48,7 @@ def run(given: argparse.Namespace) -> None:
     print(_summary(found, options, seconds, classes))
 
 
-def _settings(options: NTKOptions, model: nn.Module) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "outputs": options.outputs,
         "method": options.method,
@@ -80,7 +79,9 @@ def _require_writable(out: Path) -> None:
             return
 
 
-def _save(options: NTKOptions, found: Measurement, head: str, labels: list[int] | None) -> None:
+def _save(
+    options: argparse.Namespace, found: Measurement, head: str, labels: list[int] | None
+) -> None:
     about = {
         "model": options.model,
         "file": str(options.file),
@@ -114,16 +115,17 @@ def _content(out: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> by
 
 
 def _summary(
-    found: Measurement, options: NTKOptions, seconds: float, labels: list[int] | None
+    found: Measurement, options: argparse.Namespace, seconds: float, labels: list[int] | None
 ) -> str:
     report, theta = found.report, found.theta
     values = Spectrum.of(theta, tolerance=1e-3).eigenvalues
     total = float(values.sum())
     rank = total**2 / float(values.square().sum()) if total else 0.0
+    forms = Counter(report.form_of(name) for choice in report.choices for name in choice.names)
     lines = [
         f"NTK of {report.samples} samples, {report.outputs} outputs, "
         f"{report.parameters:,} parameters: {seconds:.1f} s, {report.blocks} pairs of blocks",
-        f"forms: {_forms(report)}",
+        f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}",
         f"trace {total:.4g}; largest eigenvalue {float(values[-1]):.4g} "
         f"({float(values[-1]) / total if total else 0:.1%} of it); effective rank {rank:.1f} "
         f"of {len(values)}",
@@ -137,12 +139,3 @@ def _summary(
     lines.append(f"against a plain backward pass: relative difference {report.difference:.1e}")
     lines.append(f"saved in {options.out}")
     return "\n".join(lines)
-
-
-def _forms(report: Report) -> str:
-    """How many parameters each form served."""
-    counts: dict[str, int] = {}
-    for choice in report.choices:
-        form = "per_sample" if choice.names[0] in report.fallback else choice.form
-        counts[form] = counts.get(form, 0) + len(choice.names)
-    return ", ".join(f"{form} {count}" for form, count in sorted(counts.items()))

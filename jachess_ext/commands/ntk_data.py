@@ -1,12 +1,12 @@
-"""Model and batch of `jachess ntk`."""
+"""Model and batch of `jachess ntk` and `jachess bound`."""
 
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..tasks.examples import DataError
 from ..tasks.files import open_text, read_records
 from ..tasks.models import load_config, load_head_model, load_model, load_tokenizer
-from .ntk_arguments import NTKOptions
 
 _IGNORED = -100
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -39,28 +38,25 @@ class Sample:
     label: int | str | None
 
 
-def read_samples(options: NTKOptions) -> list[Sample]:
-    """The first samples of the file.
+def read_samples(options: Namespace, most: int | None = None) -> list[Sample]:
+    """The samples of the file, so many of them at most.
 
     Raises:
         DataError: the file is missing, empty, of another format, or without the named columns.
     """
     name = options.file.name.lower()
-    plain = name.endswith((".txt", ".txt.gz"))
-    found = _samples_of_lines(options.file) if plain else _samples_of_records(options)
-    samples = list(islice(found, options.samples))
+    if name.endswith((".txt", ".txt.gz")):
+        with open_text(options.file) as file:
+            lines = (Sample(line.strip(), None, None) for line in file if line.strip())
+            samples = list(islice(lines, most))
+    else:
+        samples = list(islice(_samples_of_records(options), most))
     if not samples:
         raise DataError(f"{options.file} is empty; expected at least one text")
     return samples
 
 
-def _samples_of_lines(path: Path) -> Iterator[Sample]:
-    """One of each line that is not blank."""
-    with open_text(path) as file:
-        yield from (Sample(line.strip(), None, None) for line in file if line.strip())
-
-
-def _samples_of_records(options: NTKOptions) -> Iterator[Sample]:
+def _samples_of_records(options: Namespace) -> Iterator[Sample]:
     for number, record in enumerate(read_records(options.file), start=1):
         texts = [record.get(options.text_column)]
         if options.pair_column is not None:
@@ -100,7 +96,7 @@ def class_numbers(samples: list[Sample]) -> list[int] | None:
     return [order[str(label)] for label in labels]
 
 
-def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any, str]:
+def load(options: Namespace, labels: list[int] | None) -> tuple[nn.Module, Any, str]:
     """(model in evaluation mode, tokenizer, what it is: a key of HEADS).
 
     Raises:
@@ -128,7 +124,7 @@ def load(options: NTKOptions, labels: list[int] | None) -> tuple[nn.Module, Any,
 
 
 def make_batch(
-    samples: list[Sample], labels: list[int] | None, tokenizer: Any, head: str, options: NTKOptions
+    samples: list[Sample], labels: list[int] | None, tokenizer: Any, head: str, options: Namespace
 ) -> dict[str, Tensor]:
     """What `jx.ntk` takes; of language models the labels are the tokens themselves."""
     texts: list[Any] = [[sample.text for sample in samples]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import Any
 
 from ..evaluation.extras import require
@@ -59,10 +60,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _run_on_table(options: argparse.Namespace) -> None:
-    table, settings = read_table(options.table), _settings(options)
+    table = read_table(options.table)
+    settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens")}
+    settings |= {"references": options.reference, "epochs": options.epochs or 1.0}
     found = _select(options, table, settings)
     records = found.rows(options.level)
-    flops = _flops(found)
+    spent, full = None, None
+    with suppress(TableError):  # the table does not tell the models' sizes
+        spent, full = found.flops, found.full_flops
     if options.report is not None:
         _write_report(options, table, found, settings)
     if options.out is not None:
@@ -73,8 +78,8 @@ def _run_on_table(options: argparse.Namespace) -> None:
             budget=found.budget,
             target=found.target,
             level=options.level,
-            flops=flops[0] if flops else None,
-            full_flops=flops[1] if flops else None,
+            flops=spent,
+            full_flops=full,
         )
     print(
         f"{found.method}, losses up to {found.budget:g} ({100 * found.share:.3g} % of the target "
@@ -83,22 +88,10 @@ def _run_on_table(options: argparse.Namespace) -> None:
     print_records(
         [{k: share_text(v) if k == "prob_best" else v for k, v in one.items()} for one in records]
     )
-    if flops:
-        spent, full = flops
+    if spent is not None and full is not None:
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
     for path in filter(None, (options.out, options.report)):
         print(f"written to {path}")
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What `select` and the report both ask for."""
-    return {
-        "gamma": options.gamma,
-        "tau": options.tau,
-        "references": options.reference,
-        "tokens": options.tokens,
-        "epochs": options.epochs or 1.0,
-    }
 
 
 def _write_report(
@@ -130,11 +123,3 @@ def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, A
         raise TableError(f"{options.table} has no size below the target {options.target:g}")
     budget = float(below[-1]) if options.budget is None else options.budget
     return select(table, budget, options.target, **settings)
-
-
-def _flops(found: Selection) -> tuple[float, float] | None:
-    """Spent and in full, where the table tells the models' sizes."""
-    try:
-        return found.flops, found.full_flops
-    except TableError:
-        return None

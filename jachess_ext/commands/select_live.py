@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,10 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
         raise ValueError("--reference is for tables; a live selection has no loss at the target")
     if options.target is not None and options.target != int(options.target):
         raise ValueError(f"--target is {options.target:g}; expected a whole number of examples")
-    epochs = {} if options.epochs is None else {"epochs": options.epochs}
-    rates = tuple(live.get("lr", ()))
-    recipe = {name: live[name] for name in _RECIPE if name in live}
-    columns = {name: live[option] for option, name in _COLUMNS.items() if option in live}
-    settings: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
-    settings |= {name: live[name] for name in _SAME if name in live}
+    live |= {name: value for name in _SHARED if (value := getattr(options, name)) is not None}
+    rates = tuple(live.pop("lr", ()))
+    columns = {name.removesuffix("_column"): value for name, value in live.items()}
+    settings = _of(LiveSettings, live)
     if settings.get("order") == FORMER_ORDER:
         settings["order"] = "algorithm1"
         print(
@@ -101,30 +100,23 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
         )
     if options.budget is not None:
         settings["budget"] = Budget.parse(options.budget)
+    if options.target is not None:
+        settings["target"] = int(options.target)
     return LiveSettings(
-        models=tuple(live["models"]),
-        sizes=tuple(live["sizes"]) if "sizes" in live else None,
-        target=None if options.target is None else int(options.target),
-        columns=Columns(**columns),
+        columns=Columns(**_of(Columns, columns)),
         rates=rates,
-        recipe=Recipe(lr=rates[0] if rates else None, **recipe, **epochs),
+        recipe=Recipe(lr=rates[0] if rates else None, **_of(Recipe, live)),
         **settings,
     )
 
 
-_SHARED = ("method", "gamma", "tau", "confidence", "level")
-_SAME = (
-    *("train", "dev", "order", "promote", "rank_by", "drop", "screen", "screen_by", "screen_rows"),
-    *("probe", "seed", "seeds", "data_seed", "dev_size", "keep"),
-)
-_COLUMNS = {
-    **{f"{name}_column": name for name in ("text", "pair", "label")},
-    "regression": "regression",
-}
-_RECIPE = (
-    *("batch_size", "max_length", "lora", "bf16"),
-    *("gradient_accumulation", "gradient_checkpointing"),
-)
+_SHARED = ("method", "gamma", "tau", "confidence", "level", "epochs")
+
+
+def _of(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a dataclass; several values of one as a tuple."""
+    names = [field.name for field in fields(kind) if field.name in options]
+    return {n: tuple(v) if isinstance(v := options[n], list) else v for n in names}
 
 
 def _print(found: LiveSelection) -> None:

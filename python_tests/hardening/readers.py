@@ -15,7 +15,6 @@ import torch
 
 from jachess_ext import JacHess
 from jachess_ext.cli import main
-from jachess_ext.commands.ntk_arguments import NTKOptions
 from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
 from jachess_ext.commands.ntk_data import class_numbers, read_samples
 from jachess_ext.experiment.grid import Grid, make_grid, read_grid
@@ -97,8 +96,8 @@ def ntk_samples(path: Path) -> object:
     parser = argparse.ArgumentParser()
     add_ntk_options(parser)
     out = str(path.parent / "theta.npz")
-    options = NTKOptions.of(parser.parse_args(["model", str(path), "--out", out]))
-    return class_numbers(read_samples(options))
+    options = parser.parse_args(["model", str(path), "--out", out])
+    return class_numbers(read_samples(options, options.samples))
 
 
 def command(*arguments: str) -> None:
