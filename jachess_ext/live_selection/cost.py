@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..scaling.cost import OPERATIONS
 from ..scaling.registry import REGISTRY
+from ..scaling.selection import OPERATIONS
 
 if TYPE_CHECKING:
     from .predict import Curve

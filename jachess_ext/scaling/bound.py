@@ -126,8 +126,14 @@ def pac_bayes(
     losses = []
     for batch in batches:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            out = (loss or _own_loss)(model, batch)
-            losses.append(_finite(out))
+            out = model(**batch).loss if loss is None else loss(model, batch)
+            if out is None:
+                raise ValueError(
+                    "the model returns no loss for a batch; expected batches with labels"
+                )
+            losses.append(float(out.detach()))
+            if not math.isfinite(losses[-1]):
+                raise ValueError(f"the loss of a batch is {losses[-1]}; expected a finite number")
             for name, difference in layers.items():
                 chosen = [parameters[key] for key in difference]
                 v = _flat(list(difference.values()))
@@ -195,20 +201,6 @@ def _differences(
     return layers, tuple(new)
 
 
-def _own_loss(model: nn.Module, batch: Any) -> Tensor:
-    out = model(**batch).loss
-    if out is None:
-        raise ValueError("the model returns no loss for a batch; expected batches with labels")
-    return out
-
-
-def _finite(loss: Tensor) -> float:
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise ValueError(f"the loss of a batch is {value}; expected a finite number")
-    return value
-
-
 def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor], Tensor]:
     """u -> H u in these parameters; what the loss does not depend on twice gives 0."""
     gradients = torch.autograd.grad(
@@ -219,19 +211,12 @@ def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor],
     def product(u: Tensor) -> Tensor:
         if not curved:
             return torch.zeros_like(u)
-        pieces = [
-            piece.view_as(p)
-            for piece, p in zip(u.split([p.numel() for p in parameters]), parameters, strict=True)
+        pieces = u.split([p.numel() for p in parameters])
+        cotangents = [
+            c.view_as(g) for g, c in zip(gradients, pieces, strict=True) if g.requires_grad
         ]
-        cotangents = [c for g, c in zip(gradients, pieces, strict=True) if g.requires_grad]
-        found = torch.autograd.grad(
-            curved,
-            parameters,
-            cotangents,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        known = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        found = torch.autograd.grad(curved, parameters, cotangents, **known)
         return _flat([f.detach() for f in found])
 
     return product

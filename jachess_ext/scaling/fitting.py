@@ -196,23 +196,11 @@ class _Problem:
         return residuals
 
     def minimise(
-        self,
-        u: Array,
-        owner: Index,
-        low: Array,
-        high: Array,
-        delta: Array,
-        **settings: Any,
+        self, u: Array, owner: Index, low: Array, high: Array, delta: Array, **settings: Any
     ) -> Solution:
-        return minimise(
-            self.of(owner),
-            u,
-            low[owner],
-            high[owner],
-            self.weights[owner],
-            delta[owner],
-            **settings,
-        )
+        """`u`, `low`, `high`: one row a start; `delta`: one number a curve."""
+        weights = self.weights[owner]
+        return minimise(self.of(owner), u, low, high, weights, delta[owner], **settings)
 
 
 def _solve(
@@ -229,32 +217,24 @@ def _solve(
     if huber_delta is not None and not huber_delta > 0:
         raise ValueError(f"huber_delta is {huber_delta}; expected a positive threshold in ln L")
     curves = len(problem.log_losses)
-    infinite = np.full(curves, np.inf)
     u, owner = _best_candidates(problem, low, high, starts)
-    for held in problem.law.stages:
-        low_now, high_now = _held(problem.law, held, u, low[owner], high[owner])
-        stage = minimise(
-            problem.of(owner),
-            u,
-            low_now,
-            high_now,
-            problem.weights[owner],
-            infinite[owner],
-            iterations=15 if held else 60,
-            tolerance=1e-2 if held else 1e-7,
+    low, high = low[owner], high[owner]
+    for names in problem.law.stages:
+        held = np.array([parameter.name in names for parameter in problem.law.parameters])
+        stage = problem.minimise(
+            *(u, owner, np.where(held, u, low), np.where(held, u, high), np.full(curves, np.inf)),
+            iterations=15 if names else 60,
+            tolerance=1e-2 if names else 1e-7,
         )
         u = stage.u
-    delta = infinite
     if huber_delta is None:
-        first = _best_of(stage, owner, curves)
-        delta = _robust_delta(problem, first.u, free)
+        delta = _robust_delta(problem, _best_of(stage, owner, curves).u, free)
     else:
         delta = np.full(curves, float(huber_delta))
     if np.isfinite(delta).all():
         for factor in _ANNEALING:
-            u = problem.minimise(
-                u, owner, low, high, factor * delta, iterations=20, tolerance=1e-4
-            ).u
+            settings = {"iterations": 20, "tolerance": 1e-4}
+            u = problem.minimise(u, owner, low, high, factor * delta, **settings).u
     return delta, _best_of(problem.minimise(u, owner, low, high, delta), owner, curves)
 
 
@@ -273,12 +253,6 @@ def _best_candidates(
     best = np.argsort(objective, axis=1, kind="stable")[:, :starts]
     chosen = np.take_along_axis(candidates, best[..., None], axis=1)
     return chosen.reshape(-1, p), np.repeat(np.arange(curves), best.shape[1])
-
-
-def _held(law: Law, names: Sequence[str], u: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Bounds of a stage that holds some parameters where they are."""
-    held = np.array([parameter.name in names for parameter in law.parameters])
-    return np.where(held, u, low), np.where(held, u, high)
 
 
 def _best_of(found: Solution, owner: Index, curves: int) -> Solution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +16,23 @@ tails: the lowest of many lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # of all together; more candidates share them
 
 
-class Predictive(ABC):
-    """Independent distributions of n quantities."""
+@dataclass(frozen=True)
+class Student:
+    """Independent quantities, location + scale · t_dof, [n]; dof may be infinite (a Gaussian)."""
 
-    @abstractmethod
+    location: Array
+    scale: Array
+    dof: Array
+
     def cdf(self, values: Array) -> Array:
         """P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
+        standard = (values - self.location[:, None]) / self.scale[:, None]
+        return require("scipy.stats").t.cdf(standard, self.dof[:, None])
 
-    @abstractmethod
     def quantile(self, probabilities: Array) -> Array:
         """[k] -> [n, k]."""
+        standard = require("scipy.stats").t.ppf(probabilities, self.dof[:, None])
+        return self.location[:, None] + self.scale[:, None] * standard
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """The central interval of a level, [n] and [n].
@@ -58,20 +64,3 @@ def check_level(level: float) -> None:
     """Raises ValueError for a level outside (0, 1)."""
     if not 0 < level < 1:
         raise ValueError(f"level is {level}; expected a probability between 0 and 1, such as 0.9")
-
-
-@dataclass(frozen=True)
-class Student(Predictive):
-    """location + scale · t_dof; all [n], dof may be infinite (a Gaussian)."""
-
-    location: Array
-    scale: Array
-    dof: Array
-
-    def cdf(self, values: Array) -> Array:
-        standard = (values - self.location[:, None]) / self.scale[:, None]
-        return require("scipy.stats").t.cdf(standard, self.dof[:, None])
-
-    def quantile(self, probabilities: Array) -> Array:
-        standard = require("scipy.stats").t.ppf(probabilities, self.dof[:, None])
-        return self.location[:, None] + self.scale[:, None] * standard

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .calibration import calibrated
-from .cost import Cost
+from .arrays import Array, Index
 from .methods import METHODS, Forecast, Settings
+from .predictive import Student
 from .registry import DEFAULT, canonical
 from .selection import Selection
 from .table import LossTable, TableError, read_table
+
+_REFERENCES = 3  # at least
 
 
 def select(
@@ -61,14 +63,17 @@ def select(
             raise ValueError(f"{name} is {value}; expected a positive number of training examples")
     if target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    cost = Cost(tokens, epochs)
+    for name, value in (("tokens", tokens), ("epochs", epochs)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}; expected a positive number")
     losses = read_table(table)
     known = losses.up_to(budget)
     settings = Settings(gamma, tau, weights or {})
     forecast = METHODS[method](known, float(target), settings)
     if references:
         forecast = _calibrated(forecast, losses, float(target), references, method)
-    return Selection(method, float(known.sizes[-1]), float(target), known, forecast, cost)
+    used = float(known.sizes[-1])
+    return Selection(method, used, float(target), known, forecast, tokens, epochs)
 
 
 def _calibrated(
@@ -81,10 +86,32 @@ def _calibrated(
         raise TableError(f"the reference {unknown[0]!r} is not in the table")
     rows = np.array([place for place, name in enumerate(losses.names) if name in references])
     truth = losses.rows(rows).losses_at(target)
-    predictive = calibrated(forecast.predictive, rows, truth)
-    choosing = calibrated(forecast.choosing, rows, truth)
+    if len(rows) < _REFERENCES:
+        raise ValueError(
+            f"{len(rows)} reference models are too few to calibrate intervals; expected "
+            f"{_REFERENCES} or more"
+        )
+    predictive = _moved(forecast.predictive, rows, truth)
+    choosing = _moved(forecast.choosing, rows, truth)
     score, predicted = np.exp(choosing.location), np.exp(predictive.location)
     return Forecast(score, predicted, predictive, forecast.trained, choosing)
+
+
+def _moved(predictive: Student, references: Index, truth: Array) -> Student:
+    """The distribution whose bias and width are those the method had on the references.
+
+    Standardised errors z = (ln true − location) / scale of exchangeable models have a common mean
+    and deviation; with z̄ and s estimated from n references, a new model's z is
+    z̄ + s √(1 + 1/n) t_{n−1} (exact where z is Gaussian).
+    """
+    count = len(references)
+    z = (np.log(truth) - predictive.location[references]) / predictive.scale[references]
+    spread = max(float(z.std(ddof=1)), 1e-6) * np.sqrt(1 + 1 / count)
+    return Student(
+        predictive.location + predictive.scale * z.mean(),
+        predictive.scale * spread,
+        np.full(len(predictive.location), count - 1.0),
+    )
 
 
 def sufficient_budget(

@@ -9,11 +9,13 @@ import numpy as np
 
 from ..evaluation.extras import require
 from .arrays import Array
-from .cost import Cost
 from .methods import Forecast
 from .predictive import Student, check_level
 from .registry import DEFAULT
 from .table import LossTable
+
+OPERATIONS = 6.0
+"""Per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Selection:
     target: float
     _table: LossTable
     _forecast: Forecast
-    _cost: Cost
+    _tokens: float
+    _epochs: float
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,13 +132,17 @@ class Selection:
         Raises:
             TableError: the table does not tell the models' sizes.
         """
-        return float(self._cost.flops(self._table.known_parameters(), self._forecast.trained).sum())
+        return self._flops(self._forecast.trained)
 
     @property
     def full_flops(self) -> float:
         """Operations of training every candidate on the target's data once (FullTuning)."""
-        parameters = self._table.known_parameters()
-        return float(self._cost.flops(parameters, np.full(len(parameters), self.target)).sum())
+        return self._flops(np.full(len(self.names), self.target))
+
+    def _flops(self, examples: Array) -> float:
+        """C ≈ 6 N D an epoch, of models trained on so many examples, [n]."""
+        each = OPERATIONS * self._table.known_parameters() * examples
+        return float((each * self._tokens * self._epochs).sum())
 
     @property
     def share(self) -> float:

@@ -74,7 +74,8 @@ class LossTable:
         """
         kept = self.sizes == size
         if not kept.any():
-            raise TableError(f"the table has no column {size:g}; it has {_listed(self.sizes)}")
+            listed = ", ".join(f"{known:.0f}" for known in self.sizes)
+            raise TableError(f"the table has no column {size:g}; it has {listed}")
         self._check(kept)
         return self.losses[:, kept][:, 0]
 
@@ -134,7 +135,9 @@ def read_table(source: Any, fewest: int = 2) -> LossTable:
     if isinstance(source, (str, PathLike)):
         return _from_csv(Path(source), fewest)
     if hasattr(source, "columns") and hasattr(source, "index"):
-        return _from_frame(source, fewest)
+        header = [str(column).strip() for column in source.columns]
+        columns = [tuple(source.iloc[:, place]) for place in range(len(header))]
+        return _build("the table", header, columns, source.index, fewest)
     raise TableError(
         f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
     )
@@ -164,25 +167,15 @@ def _from_csv(path: Path, fewest: int) -> LossTable:
             "with a newline if it is whole"
         )
     columns = list(zip(*[line for line in lines if line], strict=True)) or [()] * len(header)
-    names = columns[_name_column(header) or 0]
-    return _build(str(path), header, columns, names, fewest)
-
-
-def _from_frame(frame: Any, fewest: int) -> LossTable:
-    header = [str(column).strip() for column in frame.columns]
-    columns = [tuple(frame.iloc[:, place]) for place in range(len(header))]
-    place = _name_column(header)
-    names = tuple(frame.index) if place is None else columns[place]
-    return _build("the table", header, columns, names, fewest)
-
-
-def _name_column(header: list[str]) -> int | None:
-    found = [place for place, name in enumerate(header) if name.lower() in NAME_COLUMNS]
-    return found[0] if found else None
+    return _build(str(path), header, columns, columns[0], fewest)
 
 
 def _build(what: str, header: list[str], columns: list[Any], names: Any, fewest: int) -> LossTable:
-    names = tuple(str(name).strip() for name in names)
+    """`names`: those of the models where no column holds them."""
+    named = (
+        column for name, column in zip(header, columns, strict=True) if name.lower() in NAME_COLUMNS
+    )
+    names = tuple(str(name).strip() for name in next(named, names))
     if len(names) < fewest:
         raise TableError(f"{what} has {len(names)} models; expected {fewest} or more")
     twice = [name for place, name in enumerate(names) if name in names[:place]]
@@ -218,7 +211,3 @@ def _numbers(cells: Any, column: str, names: tuple[str, ...]) -> Array:
                 f"{shown(cell)} in column {column!r} of {shown(name)} is no number"
             ) from None
     return np.array(values)
-
-
-def _listed(sizes: Array) -> str:
-    return ", ".join(f"{size:.0f}" for size in sizes)

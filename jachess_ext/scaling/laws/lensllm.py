@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...ntk import Spectrum
 from ..arrays import Array
-from .base import Law, Parameter, Points
-from .rectified import EXPONENT, FLOOR, SCALE, Rectified, scale_for
+from .base import Parameter, Points
+from .rectified import Rectified, scale_for
 
 _FASTEST = 1e4
 """How far the fit may stretch or shrink the measured training times."""
@@ -99,7 +99,7 @@ class MeasuredKernel:
         return left.sum(-1), -(decay * left).sum(-1)
 
 
-class MeasuredLens(Law):
+class MeasuredLens(Rectified):
     """F(Θ, t) is computed from a measured kernel; the times may be stretched by a common factor.
 
     Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
@@ -108,27 +108,14 @@ class MeasuredLens(Law):
 
     name = "lensllm"
     stages = (("t",), ())
-    reads_zero = True
-    parameters = (SCALE, Parameter("t", 1 / _FASTEST, _FASTEST), EXPONENT, FLOOR)
 
     def __init__(self, kernel: MeasuredKernel) -> None:
+        super().__init__(Parameter("t", 1 / _FASTEST, _FASTEST))
         self.kernel = kernel
 
-    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
-        power, slope = points.powers(np.exp(u[:, 2]))
-        kernel_loss, kernel_slope = self._kernel_losses(u[:, 1], points.sizes)
-        below = kernel_loss + power
-        part = np.exp(u[:, 0])[:, None] / below
-        loss = part + u[:, 3:]
-        if not gradient:
-            return np.log(loss), np.empty(0)
-        share = part / loss
-        columns = (share, -share * kernel_slope / below, -share * slope / below, 1 / loss)
-        return np.log(loss), np.stack(columns, -1)
-
-    def _kernel_losses(self, log_stretch: Array, sizes: Array) -> tuple[Array, Array]:
-        """F and ∂F/∂ln t, [n, m]; every row of `sizes` is the same curve."""
-        pairs = [self.kernel.loss(float(size), log_stretch) for size in sizes[0]]
+    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+        """F and ∂F/∂ln t, [n, m]; every row of the sizes is the same curve."""
+        pairs = [self.kernel.loss(float(size), u[:, 1]) for size in points.sizes[0]]
         return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
@@ -159,7 +146,7 @@ class MeasuredLens(Law):
         free = FreeLens().candidates(points, log_losses, weights)
         free[..., 1] = 0.0
         shift = free.copy()
-        start = self._kernel_losses(np.zeros(1), points.sizes)[0].mean()
+        start = self._shift(np.zeros((1, 4)), points)[0].mean()
         shift[..., 1] = np.log(max(float(start), 1e-13))
         free[..., 0] = scale_for(shift, points, log_losses, weights)
         return np.unique(free, axis=1)

@@ -37,15 +37,20 @@ class Rectified(Law):
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
         power, slope = points.powers(np.exp(u[:, 2]))
-        shift = np.exp(u[:, 1])[:, None]
+        shift, shift_slope = self._shift(u, points)
         below = shift + power
         part = np.exp(u[:, 0])[:, None] / below
         loss = part + u[:, 3:]
         if not gradient:
             return np.log(loss), np.empty(0)
         share = part / loss
-        columns = (share, -share * shift / below, -share * slope / below, 1 / loss)
+        columns = (share, -share * shift_slope / below, -share * slope / below, 1 / loss)
         return np.log(loss), np.stack(columns, -1)
+
+    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+        """D_l and its derivative in its coordinate, [n, 1] or [n, m]."""
+        shift = np.exp(u[:, 1])[:, None]
+        return shift, shift
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         beta, place, share = grid(_BETAS, _TRANSITIONS, _FLOORS).T
