@@ -169,7 +169,7 @@ def planned(models: Sequence[Path], data: Path, rows: int | None, recipe: Recipe
     return Planned(
         *(data.name, plan.target, recipe.epochs, recipe.batch_size),
         *(" ".join(map(str, plan.sizes)), len(plan.task.dev)),
-        sum(plan.training_flops(one, size) for one, size in runs) / full,
+        sum(one.training_flops(size, plan.settings.recipe) for one, size in runs) / full,
         sum(plan.flops(one, size) for one, size in runs) / full,
         commit(),
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,8 @@ class _Engine:
         self.stops: dict[str, str] = {}
         self.failed: set[str] = set()
         self.rates = {one.model: list(self.settings.rates) for one in plan.candidates}
-        self._records: dict[str, list[RunRecord]] = {one.model: [] for one in plan.candidates}
+        self._loaded = {one.model: one for one in plan.candidates}
+        self._records: dict[str, list[RunRecord]] = {model: [] for model in self._loaded}
         self._kernels: dict[str, Kernel] = {}
 
     def run(self) -> LiveSelection:
@@ -111,7 +113,11 @@ class _Engine:
             return "every model was stopped"
         if len(active) == 1 and self.settings.order == "promotion":
             return f"only {active[0].model} is left"
-        jobs = [job for candidate in active for job in self._jobs(candidate, size)]
+        jobs = [
+            self.plan.job(one, size, rate)
+            for one in active
+            for rate in (self.rates[one.model] if size else self.settings.rates[:1])
+        ]
         if self._above_budget(jobs):
             return f"the budget {self.settings.budget.text} does not pay for the next size, {size}"
         with self.progress.stage(f"{size} rows" if size else "before fine-tuning"):
@@ -131,10 +137,6 @@ class _Engine:
 
     def _active(self) -> list[CandidateModel]:
         return [one for one in self.plan.candidates if one.model not in self.stops]
-
-    def _jobs(self, candidate: CandidateModel, size: int) -> list[SubsetJob]:
-        rates = self.rates[candidate.model] if size else self.settings.rates[:1]
-        return [self.plan.job(candidate, size, rate) for rate in rates]
 
     def _run_all(self, jobs: Sequence[SubsetJob]) -> None:
         """Makes the runs that the folder has not."""
@@ -225,9 +227,8 @@ class _Engine:
 
     def _flops_of(self, job: SubsetJob) -> float:
         """Expected of a run: training, judging, and a probe as dear as the one before."""
-        candidate = next(one for one in self.plan.candidates if one.model == job.model)
         probe = next((r.probe_flops for r in self._records[job.model]), 0.0)
-        return self.plan.flops(candidate, job.size) + probe
+        return self.plan.flops(self._loaded[job.model], job.size) + probe
 
     def _seconds_of(self, job: SubsetJob) -> float:
         """Expected of a run: training in proportion to the last size, the rest as then."""
@@ -332,8 +333,8 @@ class _Engine:
     def _predictions(self, method: str) -> tuple[Prediction, ...]:
         settings = self.settings
         curves = self._curves(trained=REGISTRY[method].trains != "none")
-        levels = {"level": settings.level, "gamma": settings.gamma, "tau": settings.tau}
-        return predict(curves, self.plan.target, method, **levels)  # type: ignore[arg-type]
+        walk: dict[str, Any] = {"gamma": settings.gamma, "tau": settings.tau}
+        return predict(curves, self.plan.target, method, level=settings.level, **walk)
 
     def _result(self, stop: str) -> LiveSelection:
         settings, plan = self.settings, self.plan
@@ -351,14 +352,12 @@ class _Engine:
                 "same command with a larger budget goes on from them"
             )
         records = self._in_order()
+        copied = ("method", "level", "order", "rank_by")
         return LiveSelection(
             task=plan.task.name,
             train_rows=len(plan.task.train),
             dev_rows=len(plan.task.dev),
-            method=settings.method,
             target=plan.target,
-            level=settings.level,
-            order=settings.order,
             budget=settings.budget.text,
             sizes=tuple(sorted(set(plan.rounds) - {0})),
             candidates=tuple(self._candidate(model, stop) for model in settings.models),
@@ -367,30 +366,24 @@ class _Engine:
             stop=stop,
             flops=self._flops(records),
             seconds=sum(r.seconds.total for r in records if r.seconds is not None),
-            rank_by=settings.rank_by,
+            **{name: getattr(settings, name) for name in copied},
         )
 
     def _candidate(self, model: str, stop: str) -> Candidate:
         if model in self.plan.unloadable:
             return Candidate(model, 0, (), self.plan.unloadable[model])
-        found = next(one for one in self.plan.candidates if one.model == model)
-        runs = self._records[model]
-        trained = any(run.size and run.error is None for run in runs)
-        return Candidate(
-            model,
-            found.parameters,
-            tuple(sorted({run.size for run in runs})),
-            self.stops.get(model, stop),
-            make_curve(runs, self._kernel, self.settings.rank_by).records[-1].learning_rate
-            if trained
-            else None,
-        )
+        runs, rate = self._records[model], None
+        if any(run.size and run.error is None for run in runs):
+            curve = make_curve(runs, self._kernel, self.settings.rank_by)
+            rate = curve.records[-1].learning_rate
+        sizes = tuple(sorted({run.size for run in runs}))
+        parameters = self._loaded[model].parameters
+        return Candidate(model, parameters, sizes, self.stops.get(model, stop), rate)
 
     def _train_winner(self, found: LiveSelection) -> RunRecord:
         """The best model on the target's rows, at the rate that was best for it, saved."""
-        candidate = next(one for one in self.plan.candidates if one.model == found.best)
         rate = next(one.rate for one in found.candidates if one.model == found.best)
-        job = self.plan.job(candidate, self.plan.target, rate)
+        job = self.plan.job(self._loaded[found.best], self.plan.target, rate)
         record = self.folder.finished(job.name)
         if record is None or not self.folder.holds_winner(record):
             record, kernel = measure.run(job, keep=self.folder.winner)
@@ -400,11 +393,9 @@ class _Engine:
     def _flops(self, records: Sequence[RunRecord]) -> Flops:
         plan = self.plan
         largest = max(record.size for record in records)
+        parts = ("training", "probe", "judging", "features")
         return Flops(
-            training=sum(record.training_flops for record in records),
-            probe=sum(record.probe_flops for record in records),
-            judging=sum(record.judging_flops for record in records),
-            features=sum(record.features_flops for record in records),
+            **{name: sum(getattr(r, f"{name}_flops") for r in records) for name in parts},
             full_tuning=sum(plan.flops(one, plan.target) for one in plan.candidates),
             sub_tuning=sum(plan.flops(one, largest) for one in plan.candidates),
         )

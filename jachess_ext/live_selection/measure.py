@@ -16,14 +16,13 @@ from ..evaluation.files import whole_folder, write_atomically
 from ..evaluation.judge import model_outputs
 from ..experiment.fine_tune import fine_tune
 from ..ntk import Measurement, measure_ntk, ntk_loss
-from ..ntk.contraction import Choice
 from ..tasks.batches import Batch, Encoded, encode
 from ..tasks.models import load_model, load_tokenizer
 from ..training.lora import with_lora
 from .cost import FORWARD, training_flops
 from .features import frozen_features
 from .jobs import SubsetJob
-from .records import Floats, Kernel, RunRecord, Seconds
+from .records import Kernel, RunRecord, Seconds
 from .scores import class_scores, number_scores
 from .store import RUN
 from .transferability import SCORES
@@ -147,10 +146,9 @@ def _head(job: SubsetJob) -> RunRecord:
 
 def _sized(record: RunRecord, job: SubsetJob, model: Any, train: Encoded) -> RunRecord:
     parameters, trained = count_parameters(model)
-    tokens = _tokens(train)
-    flops = training_flops(
-        *(parameters, trained, tokens, job.recipe.epochs, job.recipe.gradient_checkpointing)
-    )
+    tokens, recipe = _tokens(train), job.recipe
+    how = recipe.epochs, recipe.gradient_checkpointing
+    flops = training_flops(parameters, trained, tokens, *how)
     return replace(record, parameters=parameters, tokens=tokens, training_flops=flops)
 
 
@@ -175,7 +173,10 @@ def _judged(record: RunRecord, job: SubsetJob, model: Any, dev: Encoded) -> RunR
         loss, scores = float(((said - labels) ** 2).mean()), number_scores(said, labels)
     else:
         labels, said = np.asarray(dev.labels, dtype=np.int64), found.argmax(1)
-        loss, scores = _likelihood_loss(found, labels), class_scores(found, labels)
+        chosen = found[np.arange(len(labels)), labels]
+        # a probability that underflows counts as the smallest number
+        loss = float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
+        scores = class_scores(found, labels)
     return replace(
         record,
         dev_loss=loss,
@@ -184,12 +185,6 @@ def _judged(record: RunRecord, job: SubsetJob, model: Any, dev: Encoded) -> RunR
         dev_rows=len(dev),
         judging_flops=FORWARD * record.parameters * _tokens(dev),
     )
-
-
-def _likelihood_loss(probabilities: Floats, labels: Floats) -> float:
-    """−mean ln p(label); a probability that underflows counts as the smallest number."""
-    chosen = probabilities[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
 
 
 def _with_features(record: RunRecord, job: SubsetJob, model: Any, data: Encoded) -> RunRecord:
@@ -260,11 +255,9 @@ def _probe_flops(found: Measurement, parameters: int, tokens: int) -> float:
     contractions."""
     report = found.report
     passes = FORWARD * parameters * tokens * (3 + report.outputs)
-    return passes + report.blocks * sum(map(_contraction_flops, report.choices))
-
-
-def _contraction_flops(choice: Choice) -> float:
-    """Of the form chosen; the others (norms, embeddings) are small and not counted."""
-    if choice.cost is None:
-        return 0.0
-    return choice.cost.gram_flops if choice.form == "A" else choice.cost.materialise_flops
+    counted = (
+        choice.cost.gram_flops if choice.form == "A" else choice.cost.materialise_flops
+        for choice in report.choices
+        if choice.cost is not None  # norms and embeddings are small
+    )
+    return passes + report.blocks * sum(counted)

@@ -76,14 +76,10 @@ class Plan:
             *(settings.seed + extra, recipe),
         )
 
-    def training_flops(self, candidate: CandidateModel, size: float) -> float:
-        """Expected of one run."""
-        return candidate.training_flops(size, self.settings.recipe)
-
     def flops(self, candidate: CandidateModel, size: float) -> float:
         """Expected of one run and judging it."""
         judging = candidate.judging_flops(len(self.task.dev))
-        return self.training_flops(candidate, size) + judging
+        return candidate.training_flops(size, self.settings.recipe) + judging
 
 
 def starts_at_zero(settings: LiveSettings) -> bool:

@@ -11,7 +11,7 @@ import torch
 from ..scaling.arrays import Array
 from ..scaling.fitted import FittedLaw
 from ..scaling.fitting import fit
-from ..scaling.methods import METHODS, Forecast, Settings
+from ..scaling.methods import METHODS, Forecast, Settings, forecast_of
 from ..scaling.predictive import Student
 from ..scaling.registry import FEATURES, REGISTRY
 from ..scaling.table import LossTable
@@ -127,29 +127,23 @@ def predict(
         ValueError: a curve has fewer sizes than the method needs.
     """
     each = _forecasts(curves, target, method, Settings(gamma, tau))
-    score = np.array([found.score[0] for found in each])
+    score = np.array([one.score[0] for one in each])
     columns: dict[str, Array] = {}
-    predicted = [found.predicted for found in each if found.predicted is not None]
+    predicted = [one.predicted for one in each if one.predicted is not None]
     if len(predicted) == len(each):
         columns["predicted"] = np.concatenate(predicted)
-    predictive = _joint([found.predictive for found in each])
-    choosing = _joint([found.choosing for found in each])
+    predictive = _joint([one.predictive for one in each])
+    choosing = _joint([one.choosing for one in each])
     if predictive is not None and choosing is not None:
         with np.errstate(over="ignore"):
             low, high = np.exp(predictive.interval(level))
         columns |= {"low": low, "high": high, "prob_best": choosing.prob_lowest()}
-    return tuple(
-        Prediction(
-            curves[place].model,
-            float(score[place]),
-            **{
-                name: float(column[place])
-                for name, column in columns.items()
-                if np.isfinite(column[place])
-            },
-        )
-        for place in np.argsort(score, kind="stable")
-    )
+    found = []
+    for place in np.argsort(score, kind="stable"):
+        figures = {n: float(column[place]) for n, column in columns.items()}
+        finite = {n: figure for n, figure in figures.items() if np.isfinite(figure)}
+        found.append(Prediction(curves[place].model, float(score[place]), **finite))
+    return tuple(found)
 
 
 def _forecasts(
@@ -167,7 +161,7 @@ def _forecasts(
     if method in FEATURES:
         return [_frozen(curve, method) for curve in curves]
     if method == "lensllm":
-        return [_measured(curve, target) for curve in curves]
+        return [forecast_of(fit_measured(curve), target, np.zeros(1)) for curve in curves]
     made: dict[tuple[float, ...], tuple[list[str], Forecast]] = {}
     for curve in curves:
         key = tuple(curve.sizes)
@@ -186,13 +180,6 @@ def _frozen(curve: Curve, method: str) -> Forecast:
     if method not in found:
         raise ValueError(f"{method} reads frozen features, and none were scored: give --screen")
     return Forecast(np.array([-found[method]]), None, None, np.zeros(1))
-
-
-def _measured(curve: Curve, target: float) -> Forecast:
-    fitted = fit_measured(curve)
-    predicted = np.atleast_1d(np.asarray(fitted.predict(target)))
-    predictive = fitted.predictive(target) if fitted.has_width else None
-    return Forecast(predicted, predicted, predictive, np.zeros(1))
 
 
 def _table(curves: Sequence[Curve], sizes: Array) -> LossTable:
@@ -221,8 +208,5 @@ def _joint(each: Sequence[Student | None]) -> Student | None:
     whole = [one for one in each if one is not None]
     if len(whole) < len(each):
         return None
-    return Student(
-        np.concatenate([one.location for one in whole]),
-        np.concatenate([one.scale for one in whole]),
-        np.concatenate([one.dof for one in whole]),
-    )
+    names = ("location", "scale", "dof")
+    return Student(*(np.concatenate([getattr(one, name) for one in whole]) for name in names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -154,24 +154,16 @@ def merged(runs: Sequence[RunRecord], rank_by: str) -> RunRecord:
     best = min(by_rate.values(), key=height)
     names = best[0].scores or {}
     summed = ("training_flops", "probe_flops", "judging_flops", "features_flops")
-    seconds = [run.seconds for run in runs if run.seconds is not None]
+    seconds = [astuple(run.seconds) for run in runs if run.seconds is not None]
+    marks = [run.dev_score for run in best if run.dev_score is not None]
     return replace(
         best[0],
         dev_loss=float(np.mean([run.dev_loss for run in best])),
-        dev_score=_mean([run.dev_score for run in best]),
+        dev_score=float(np.mean(marks)) if marks else None,
         scores={name: float(np.mean([(run.scores or {})[name] for run in best])) for name in names},
-        seconds=Seconds(
-            *(sum(getattr(s, part) for s in seconds) for part in ("training", "judging", "probe"))
-        )
-        if seconds
-        else None,
+        seconds=Seconds(*map(sum, zip(*seconds, strict=True))) if seconds else None,
         **{name: sum(getattr(run, name) for run in runs) for name in summed},
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 @dataclass(frozen=True)

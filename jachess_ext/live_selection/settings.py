@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from ..experiment.grid import Recipe
+from ..scaling.input_checks import check_sizes
 from ..scaling.registry import DEFAULT, canonical
 from ..tasks.examples import DataError
 from ..tasks.files import Columns
@@ -110,8 +112,6 @@ class LiveSettings:
             object.__setattr__(self, "rates", (self.recipe.learning_rate,))
         self._check_choices()
         self._check_numbers()
-        _check_rates(self.rates)
-        self._check_sizes()
 
     def _check_choices(self) -> None:
         twice = [model for place, model in enumerate(self.models) if model in self.models[:place]]
@@ -159,22 +159,16 @@ class LiveSettings:
         if not self.tau > 0:
             raise DataError(f"tau is {self.tau}; expected a positive number of deviations")
 
-    def _check_sizes(self) -> None:
+        for place, rate in enumerate(self.rates):
+            if not 0 < rate < float("inf"):
+                raise DataError(f"lr is {rate}; expected a number above 0")
+            if rate in self.rates[:place]:
+                raise DataError(f"the learning rate {rate:g} is given twice; expected each once")
         if self.sizes is None:
             return
         if not self.sizes or self.sizes[0] < 1:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
-        for one, following in zip(self.sizes, self.sizes[1:], strict=False):
-            if following <= one:
-                raise DataError(
-                    f"sizes must increase strictly, but {one} is followed by {following}; sort "
-                    "them and give each once"
-                )
-
-
-def _check_rates(rates: Sequence[float]) -> None:
-    for place, rate in enumerate(rates):
-        if not 0 < rate < float("inf"):
-            raise DataError(f"lr is {rate}; expected a number above 0")
-        if rate in rates[:place]:
-            raise DataError(f"the learning rate {rate:g} is given twice; expected each once")
+        try:
+            check_sizes(np.array(self.sizes, dtype=np.float64))
+        except ValueError as error:
+            raise DataError(str(error)) from None

@@ -11,6 +11,7 @@ import numpy as np
 from .arrays import Array
 from .blend import cautious
 from .blend import forecast as blend_forecast
+from .fitted import FittedLaw
 from .fitting import fit
 from .heavy_tail import mean_exponent
 from .loglinear import accept_then_stop
@@ -68,13 +69,16 @@ def _law(name: str) -> Forecaster:
         zero = REGISTRY[name].reads_zero
         sizes = table.sizes if zero else table.trained
         losses = table.losses if zero else table.trained_losses
-        fitted = fit(sizes, losses, name)
-        predicted = np.asarray(fitted.predict(target))
-        # As many parameters as sizes: a prediction without a width.
-        predictive = fitted.predictive(target) if fitted.has_width else None
-        return Forecast(predicted, predicted, predictive, _all_sizes(table))
+        return forecast_of(fit(sizes, losses, name), target, _all_sizes(table))
 
     return forecast
+
+
+def forecast_of(fitted: FittedLaw, target: float, trained: Array) -> Forecast:
+    """What a fitted law says; without a width where it has as many parameters as sizes."""
+    predicted = np.atleast_1d(fitted.predict(target))
+    predictive = fitted.predictive(target) if fitted.has_width else None
+    return Forecast(predicted, predicted, predictive, trained)
 
 
 def _ats(table: LossTable, target: float, settings: Settings) -> Forecast:

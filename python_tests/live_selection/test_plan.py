@@ -174,7 +174,7 @@ def test_subsets_have_the_classes_in_proportion() -> None:
 def test_algorithm_1_within_flops(settings: MakeSettings) -> None:
     """The largest subset is as large as all sizes together may cost."""
     plain = make_plan(settings())
-    row = sum(plain.training_flops(one, 1) for one in plain.candidates)
+    row = sum(one.training_flops(1, plain.settings.recipe) for one in plain.candidates)
     judging = sum(plain.flops(one, 0) for one in plain.candidates)
     budget = Budget.parse(f"{row * 150 + 3 * judging}flops")
     plan = make_plan(settings(budget=budget, order="algorithm1"))
