@@ -38,11 +38,10 @@ def _below_floor(name: str, version: str | None) -> str | None:
 def _gpu() -> dict[str, Any]:
     """What torch sees: its CUDA version (None for a CPU build), and the visible GPUs."""
     devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            major, minor = torch.cuda.get_device_capability(index)
-            name = torch.cuda.get_device_name(index)
-            devices.append({"name": name, "capability": f"{major}.{minor}"})
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        major, minor = torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        devices.append({"name": name, "capability": f"{major}.{minor}"})
     return {"torch_cuda": torch.version.cuda, "visible": devices}
 
 

@@ -99,7 +99,7 @@ def check(value: Any, hint: Any, place: str) -> None:
     if dataclasses.is_dataclass(hint):
         _check_fields(value, typing.get_type_hints(hint), frozenset(), place)
     elif typing.is_typeddict(hint):
-        _check_fields(value, _fields(hint), hint.__required_keys__, place)
+        _check_fields(value, typing.get_type_hints(hint), hint.__required_keys__, place)
     elif origin in (typing.Union, types.UnionType):
         _check_union(value, arguments, place)
     elif origin in (tuple, list):
@@ -114,10 +114,6 @@ def check(value: Any, hint: Any, place: str) -> None:
         _expect(value in arguments, value, f"one of {', '.join(map(repr, arguments))}", place)
     else:
         _expect(_is(value, hint), value, _WORDS[hint], place)
-
-
-def _fields(hint: Any) -> dict[str, Any]:
-    return dict(typing.get_type_hints(hint))
 
 
 _WORDS = {

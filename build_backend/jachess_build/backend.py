@@ -14,18 +14,12 @@ from .environment import expose_torch
 _EXTRA = ["ninja"]
 
 
-def _requirements() -> list[str]:
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """Build requirements of a wheel: torch only where the environment has none."""
     return _EXTRA if expose_torch() else [*_EXTRA, "torch>=2.10", "numpy"]
 
 
-def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Build requirements of a wheel: torch only where the environment has none."""
-    return _requirements()
-
-
-def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """Build requirements of an editable install: as for a wheel."""
-    return _requirements()
+get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
@@ -49,10 +43,6 @@ def build_editable(
     return _setuptools.build_editable(wheel_directory, config_settings, metadata_directory)
 
 
-def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    """Pack the sources."""
-    return _setuptools.build_sdist(sdist_directory, config_settings)
-
-
+build_sdist = _setuptools.build_sdist
 prepare_metadata_for_build_wheel = _setuptools.prepare_metadata_for_build_wheel
 prepare_metadata_for_build_editable = _setuptools.prepare_metadata_for_build_editable

@@ -16,11 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 STABLE_ABI_TARGET = "0x020a000000000000"
 
 
-def _relative(paths: list[Path]) -> list[str]:
-    # setuptools refuses absolute source paths in a source distribution
-    return [str(path.relative_to(ROOT)) for path in sorted(paths)]
-
-
 def _build_command() -> type[build_ext]:
     from torch.utils.cpp_extension import BuildExtension
 
@@ -78,7 +73,8 @@ def extension_arguments() -> dict[str, Any]:
 
     ops = cpp_extension.CppExtension(
         "jachess_ext._ops",
-        _relative(sources),
+        # setuptools refuses absolute source paths in a source distribution
+        [str(path.relative_to(ROOT)) for path in sorted(sources)],
         extra_objects=objects,
         extra_compile_args=[
             "-O3",

@@ -352,12 +352,14 @@ class _Engine:
                 "same command with a larger budget goes on from them"
             )
         records = self._in_order()
-        copied = ("method", "level", "order", "rank_by")
         return LiveSelection(
             task=plan.task.name,
             train_rows=len(plan.task.train),
             dev_rows=len(plan.task.dev),
+            method=settings.method,
             target=plan.target,
+            level=settings.level,
+            order=settings.order,
             budget=settings.budget.text,
             sizes=tuple(sorted(set(plan.rounds) - {0})),
             candidates=tuple(self._candidate(model, stop) for model in settings.models),
@@ -366,7 +368,7 @@ class _Engine:
             stop=stop,
             flops=self._flops(records),
             seconds=sum(r.seconds.total for r in records if r.seconds is not None),
-            **{name: getattr(settings, name) for name in copied},
+            rank_by=settings.rank_by,
         )
 
     def _candidate(self, model: str, stop: str) -> Candidate:
