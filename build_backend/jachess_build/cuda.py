@@ -94,21 +94,17 @@ def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
         return None, "CPU kernels only: torch is a CPU build."
     toolkit = find_toolkit()
     if toolkit is None:
-        return _refuse(
-            force_cuda,
-            "no nvcc was found: install a CUDA toolkit of torch's major version or set CUDA_HOME",
+        reason = (
+            "no nvcc was found: install a CUDA toolkit of torch's major version or set CUDA_HOME"
         )
-    if torch_cuda is not None and toolkit.version[0] != int(torch_cuda.split(".")[0]):
-        return _refuse(
-            force_cuda,
+    elif torch_cuda is not None and toolkit.version[0] != int(torch_cuda.split(".")[0]):
+        reason = (
             f"the toolkit is CUDA {toolkit.version_text} but torch was built for CUDA "
-            f"{torch_cuda}: point CUDA_HOME to a toolkit of the same major version",
+            f"{torch_cuda}: point CUDA_HOME to a toolkit of the same major version"
         )
-    return toolkit, f"CPU and CUDA kernels (toolkit {toolkit.version_text})."
-
-
-def _refuse(insisted: bool, reason: str) -> tuple[None, str]:
-    if insisted:
+    else:
+        return toolkit, f"CPU and CUDA kernels (toolkit {toolkit.version_text})."
+    if force_cuda:
         raise SystemExit(f"jachess_ext: JACHESS_FORCE_CUDA is set, but {reason}.")
     return None, f"CPU kernels only: {reason}."
 

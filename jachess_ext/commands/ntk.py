@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..evaluation.extras import require
 from ..evaluation.files import write_atomically
@@ -82,6 +82,7 @@ def _require_writable(out: Path) -> None:
 def _save(
     options: argparse.Namespace, found: Measurement, head: str, labels: list[int] | None
 ) -> None:
+    """Both formats hold ``theta`` [N, C, N, C], ``labels`` [N] if known, and what it is of."""
     about = {
         "model": options.model,
         "file": str(options.file),
@@ -98,20 +99,17 @@ def _save(
     tensors = {"theta": found.theta.cpu().contiguous()}
     if labels is not None:
         tensors["labels"] = torch.tensor(labels)
+    if options.out.suffix == ".safetensors":
+        content = require("safetensors.torch").save(tensors, metadata=about)
+    else:
+        file = io.BytesIO()
+        arrays = {name: value.numpy() for name, value in tensors.items()}
+        np.savez(file, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
+        content = file.getvalue()
     try:
-        write_atomically(options.out, _content(options.out, tensors, about))
+        write_atomically(options.out, content)
     except OSError as error:
         raise DataError(f"{options.out} cannot be written: {error.strerror}") from error
-
-
-def _content(out: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
-    """Both formats hold ``theta`` [N, C, N, C], ``labels`` [N] if known, and what it is of."""
-    if out.suffix == ".safetensors":
-        return require("safetensors.torch").save(tensors, metadata=about)
-    file = io.BytesIO()
-    arrays = {name: value.numpy() for name, value in tensors.items()}
-    np.savez(file, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
-    return file.getvalue()
 
 
 def _summary(

@@ -67,7 +67,12 @@ def run(job: SubsetJob, keep: Path | None = None) -> tuple[RunRecord, Kernel | N
                 *(("probe", job.probe), ("features", job.features)),
             )
         }
-        record = _sized(record, job, model, rows["train"])
+        parameters, trained = count_parameters(model)
+        tokens, recipe = _tokens(rows["train"]), job.recipe
+        flops = training_flops(
+            *(parameters, trained, tokens, recipe.epochs, recipe.gradient_checkpointing)
+        )
+        record = replace(record, parameters=parameters, tokens=tokens, training_flops=flops)
         found = _run(record, job, model, rows)
     except FloatingPointError as error:
         return replace(record, error=str(error)), None
@@ -142,14 +147,6 @@ def _head(job: SubsetJob) -> RunRecord:
         tokens=0,
         metric=job.task.metric.name,
     )
-
-
-def _sized(record: RunRecord, job: SubsetJob, model: Any, train: Encoded) -> RunRecord:
-    parameters, trained = count_parameters(model)
-    tokens, recipe = _tokens(train), job.recipe
-    how = recipe.epochs, recipe.gradient_checkpointing
-    flops = training_flops(parameters, trained, tokens, *how)
-    return replace(record, parameters=parameters, tokens=tokens, training_flops=flops)
 
 
 def count_parameters(model: Any) -> tuple[int, int]:

@@ -105,20 +105,16 @@ class OutputMap:
             return self.model(batch)
         arguments = dict(batch)
         if self._encoder_decoder and "decoder_input_ids" not in arguments:
-            self._add_decoder_inputs(arguments)
-        else:
+            # the decoder's inputs are made of the labels, where the model says how
+            make: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
+            labels = _labels(arguments)
+            if make is not None and labels is not None and labels.dim() == 2:
+                arguments["decoder_input_ids"] = make(labels=labels)
+        if "decoder_input_ids" in arguments or not self._encoder_decoder:
             arguments.pop("labels", None)  # a loss over a vocabulary costs, and is not needed
         if "use_cache" in inspect.signature(self.model.forward).parameters:
             arguments["use_cache"] = False
         return self.model(**arguments)
-
-    def _add_decoder_inputs(self, arguments: dict[str, Any]) -> None:
-        """The decoder's inputs from the labels, where the model says how; no loss is computed."""
-        make: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
-        labels = _labels(arguments)
-        if make is not None and labels is not None and labels.dim() == 2:
-            arguments["decoder_input_ids"] = make(labels=labels)
-            del arguments["labels"]
 
     def _head(self, batch: Batch) -> AbstractContextManager[None]:
         """The head as f reads it; `_label_logit` and `_at_last_token` take what comes."""

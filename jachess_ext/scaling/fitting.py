@@ -84,7 +84,12 @@ def fit(
     definition = _definition(law, curves, kernel, residual_square)
     points, curves = _points(definition, curves, parameters)
     free, low, high = _box(definition, curves, fixed or {}, bounds or {})
-    _check_counts(definition, curves, free)
+    counted = int((curves.weights > 0).sum(-1).min())
+    if counted < free.sum():
+        raise ValueError(
+            f"the {definition.name} law has {int(free.sum())} free parameters and there are "
+            f"{counted} losses; give more sizes, or fix parameters with fixed={{...}}"
+        )
     problem = _Problem(definition, points, np.log(curves.losses), curves.weights)
     delta, solution = _solve(problem, low, high, free, huber_delta, starts)
     return _summary(problem, curves, solution, delta, free, low, high)
@@ -168,15 +173,6 @@ def _box(
     free = np.array([name not in fixed for name in names])
     shape = (len(curves.losses), len(names))
     return free, np.broadcast_to(low, shape), np.broadcast_to(high, shape)
-
-
-def _check_counts(law: Law, curves: Curves, free: Mask) -> None:
-    counted = int((curves.weights > 0).sum(-1).min())
-    if counted < free.sum():
-        raise ValueError(
-            f"the {law.name} law has {int(free.sum())} free parameters and there are {counted} "
-            "losses; give more sizes, or fix parameters with fixed={...}"
-        )
 
 
 class _Problem:

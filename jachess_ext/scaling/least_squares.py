@@ -88,8 +88,20 @@ def minimise(
             share, or when no step lowers it.
     """
     u = np.clip(start, low, high)
-    result = Solution(u.copy(), np.full(len(u), np.inf), np.zeros(len(u), dtype=bool))
-    state = _begin(residuals, u, weights, delta)
+    count = len(u)
+    result = Solution(u.copy(), np.full(count, np.inf), np.zeros(count, dtype=bool))
+    rows = np.arange(count)
+    value, jacobian = residuals(u, rows, True)
+    objective = huber(value, weights, delta)
+    state = _State(
+        rows,
+        u,
+        np.where(np.isfinite(objective), objective, np.inf),
+        *_normal_equations(value, jacobian, weights, delta),
+        damping=np.full(count, 1e-2),
+        growth=np.full(count, 2.0),
+        active=np.ones(count, dtype=bool),
+    )
     for _ in range(iterations):
         _step(residuals, state, low, high, weights, delta, tolerance)
         if state.active.mean() <= _COMPACT_BELOW:
@@ -105,23 +117,6 @@ def _store(result: Solution, state: _State) -> None:
     result.u[state.rows] = state.u
     result.objective[state.rows] = state.objective
     result.converged[state.rows] = ~state.active
-
-
-def _begin(residuals: Residuals, u: Array, weights: Array, delta: Array) -> _State:
-    rows = np.arange(len(u))
-    value, jacobian = residuals(u, rows, True)
-    gradient, curvature = _normal_equations(value, jacobian, weights, delta)
-    objective = huber(value, weights, delta)
-    return _State(
-        rows,
-        u,
-        np.where(np.isfinite(objective), objective, np.inf),
-        gradient,
-        curvature,
-        np.full(len(u), 1e-2),
-        np.full(len(u), 2.0),
-        np.ones(len(u), dtype=bool),
-    )
 
 
 def _normal_equations(

@@ -76,40 +76,28 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     count = np.full(curves, points if points <= gamma else points - 1)
     stopped = np.zeros(curves, dtype=bool)
     for size in range(gamma, points):
-        intercept, slope, spread = _line(x[:, -size:], y[:, -size:])
+        line, residual = _least_squares(x[:, -size:], y[:, -size:], 1.0, size)
         place = points - size - 1
-        deviation = np.abs(y[:, place] - intercept - slope * x[:, place])
-        refused = ~stopped & (deviation > tau * spread)
+        deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
+        refused = ~stopped & (deviation > tau * residual.std(-1))
         count = np.where(refused, size, count)
         stopped |= refused
-    return _through_last(x, y, count, np.where(stopped, count + 1, points), stopped)
+    kept = np.arange(points) >= points - count[:, None]
+    (intercept, slope, mean_x, square), residual = _least_squares(x, y, kept, count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
+    visited = np.where(stopped, count + 1, points)
+    return Line(intercept, slope, count, visited, stopped, mean_x, square, variance)
 
 
-def _through_last(
-    x: Array,
-    y: Array,
-    count: Index,
-    visited: Index,
-    stopped: Mask,
-) -> Line:
-    kept = np.arange(x.shape[1]) >= x.shape[1] - count[:, None]
-    mean_x = (x * kept).sum(-1) / count
-    mean_y = (y * kept).sum(-1) / count
+def _least_squares(
+    x: Array, y: Array, kept: Mask | float, count: Index | int
+) -> tuple[tuple[Array, Array, Array, Array], Array]:
+    """Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m]."""
+    mean_x, mean_y = (x * kept).sum(-1) / count, (y * kept).sum(-1) / count
     away = (x - mean_x[:, None]) * kept
     square = (away**2).sum(-1)
     slope = (away * y).sum(-1) / square
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * kept
-    with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
-    return Line(intercept, slope, count, visited, stopped, mean_x, square, variance)
-
-
-def _line(x: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Intercept, slope and population standard deviation of the residuals, [n] each."""
-    mean_x, mean_y = x.mean(-1), y.mean(-1)
-    away = x - mean_x[:, None]
-    slope = (away * y).sum(-1) / (away**2).sum(-1)
-    intercept = mean_y - slope * mean_x
-    residual = y - intercept[:, None] - slope[:, None] * x
-    return intercept, slope, residual.std(-1)
+    return (intercept, slope, mean_x, square), residual

@@ -64,9 +64,13 @@ class _Live:
         store = SelectionFolder(folder)
         ranked = {one.model for one in self.found.ranking}
         self.curves = [
-            make_curve(self._used(candidate), store.kernel, self.found.rank_by)
-            for candidate in self.found.candidates
-            if candidate.model in ranked
+            make_curve(
+                [r for r in self.records if r.model == one.model and r.size in one.sizes],
+                store.kernel,
+                self.found.rank_by,
+            )
+            for one in self.found.candidates
+            if one.model in ranked
         ]
         names = [candidate.model for candidate in self.found.candidates]
         self.labels = dict(zip(names, short_labels(names), strict=True))
@@ -94,13 +98,6 @@ class _Live:
             extra=[self._runs(), *self._methods(), *self._untrained()],
             settings=json.dumps(self._settings(), indent=1, ensure_ascii=False),
         )
-
-    def _used(self, candidate: Candidate) -> list[RunRecord]:
-        return [
-            record
-            for record in self.records
-            if record.model == candidate.model and record.size in candidate.sizes
-        ]
 
     def _full_runs(self, store: SelectionFolder) -> dict[str, float]:
         """Dev losses of runs at the target that were made the same way and not for the selection.
