@@ -14,7 +14,6 @@ from ..experiment.grid import Recipe
 from ..live_selection.budget import Budget
 from ..live_selection.devices import use_device
 from ..live_selection.engine import select_live
-from ..live_selection.records import RunRecord
 from ..live_selection.result import LiveSelection, Prediction
 from ..live_selection.scores import from_forecast
 from ..live_selection.settings import FORMER_ORDER, LiveSettings
@@ -144,19 +143,15 @@ def _print(found: LiveSelection) -> None:
         f"cost {flops.spent:.3g} FLOPs ({', '.join(shares)}), {100 * flops.share:.3g} % of "
         "training all models in full"
     )
-    if found.winner is not None:
-        _print_winner(found, found.winner)
-
-
-def _print_winner(found: LiveSelection, winner: RunRecord) -> None:
-    if winner.error is not None:
+    winner = found.winner
+    if winner is not None and winner.error is not None:
         print(f"{winner.model} could not be trained on all rows: {winner.error}")
-        return
-    measured = from_forecast(found.rank_by, winner.to_rank_by(found.rank_by))
-    print(
-        f"{winner.model} trained on {winner.size} rows: dev {found.rank_by} {measured:.4g}; that "
-        f"took another {winner.flops:.3g} FLOPs"
-    )
+    elif winner is not None:
+        measured = from_forecast(found.rank_by, winner.to_rank_by(found.rank_by))
+        print(
+            f"{winner.model} trained on {winner.size} rows: dev {found.rank_by} {measured:.4g}; "
+            f"that took another {winner.flops:.3g} FLOPs"
+        )
 
 
 def _figures(one: Prediction, rank_by: str) -> dict[str, float]:

@@ -87,13 +87,15 @@ def ntk(
     Warns:
         RuntimeWarning: parameters used outside covered calls, which get exact per-sample gradients.
     """
-    how: dict[str, Any] = {
-        "outputs": outputs,
-        "parameters": parameters,
-        "memory_budget": memory_budget,
-    }
-    how |= {"seed": seed, "sketch_size": sketch_size}
-    job = Job(model, batch, other, group, method=method, **how)
+    job = Job(
+        *(model, batch, other, group),
+        outputs=outputs,
+        parameters=parameters,
+        method=method,
+        memory_budget=memory_budget,
+        seed=seed,
+        sketch_size=sketch_size,
+    )
     return job.report if method == "explain" else job.run(progress)
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -125,7 +126,9 @@ class Job:
         mine: dict[str, Contribution] = {}
         theirs: dict[str, Contribution] = {}
         lefts, rights = (_blocks(self._sides[side], self._budget.block) for side in (0, -1))
-        pairs = self._ranks.share(self._pairs(len(lefts), len(rights)))
+        # Of a symmetric kernel the upper triangle.
+        every = product(range(len(lefts)), range(len(rights)))
+        pairs = self._ranks.share([(i, j) for i, j in every if j >= i or not self._symmetric])
         shown = progress if self._ranks.is_first else False
         with (
             _bar(shown, len(pairs)) as advance,
@@ -150,11 +153,6 @@ class Job:
                     self.report.choices, first = choices, False
                 advance()
         return squared_error
-
-    def _pairs(self, down: int, across: int) -> list[tuple[int, int]]:
-        """Pairs of blocks; of a symmetric kernel the upper triangle."""
-        starts = (i if self._symmetric else 0 for i in range(down))
-        return [(i, j) for i, start in enumerate(starts) for j in range(start, across)]
 
     def _capture(self, side: int, rows: list[int]) -> dict[str, Contribution]:
         layout, samples = self._layouts[side], self._sides[side]
@@ -201,12 +199,9 @@ class Job:
     def _of_planned(self, sketch: Sketch) -> Sketch:
         """The sketch of the parameters that are planned to be sketched, in every block alike."""
         planned = [n for choice in self.report.choices if choice.form == "C" for n in choice.names]
-        plain = [
-            name
-            for name in planned
-            if all(isinstance(p.contributions.get(name), Factors) for p in self._probes)
-        ]
-        return replace(sketch, names=frozenset(plain))
+        for side in self._probes:
+            planned = [n for n in planned if isinstance(side.contributions.get(n), Factors)]
+        return replace(sketch, names=frozenset(planned))
 
     def _make_report(self) -> Report:
         left, right = self._sides[0], self._sides[-1]

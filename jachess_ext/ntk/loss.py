@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 # Relative to the largest eigenvalue: what round-off of a kernel in this precision may leave.
-_ROUND_OFF = {torch.float64: 1e-9}
-_ROUND_OFF_SINGLE = 1e-4
+_ROUND_OFF, _ROUND_OFF_SINGLE = 1e-9, 1e-4
 _OWN_ROUND_OFF = 1e-15  # of the decomposition in double, per row
 
 
@@ -58,7 +57,7 @@ class Spectrum:
         """
         matrix = _as_square(theta)
         if tolerance is None:
-            tolerance = _ROUND_OFF.get(theta.dtype, _ROUND_OFF_SINGLE)
+            tolerance = _ROUND_OFF if theta.dtype == torch.float64 else _ROUND_OFF_SINGLE
         norm = float(matrix.norm())
         asymmetry = float((matrix - matrix.T).norm()) / norm if norm else 0.0
         if asymmetry > tolerance:

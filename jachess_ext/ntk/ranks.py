@@ -62,8 +62,6 @@ class KernelRanks:
 
     def least_blocks(self, symmetric: bool) -> int:
         """Blocks a side that give every rank as many pairs: 2R − 1 (R (2R − 1) pairs), or R."""
-        if self.count == 1:
-            return 1
         return 2 * self.count - 1 if symmetric else self.count
 
     def share(self, work: Sequence[T]) -> Sequence[T]:

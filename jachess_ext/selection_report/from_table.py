@@ -138,8 +138,7 @@ def law_bands(known: LossTable, target: float) -> Sequence[Band | None]:
         fitted = fit(known.sizes, known.losses, "lensllm")
     except ValueError:
         return [None] * len(known.names)
-    middle = np.atleast_2d(fitted.predict(sizes))
-    return [Band(sizes, row) for row in middle]
+    return [Band(sizes, row) for row in np.atleast_2d(fitted.predict(sizes))]
 
 
 def _spending(table: LossTable, found: Selection, cost: dict[str, Any]) -> Sequence[Spending]:
