@@ -11,11 +11,15 @@ from torch import Tensor, nn
 
 from ..jet.directions import Distribution
 from ..jet.dynamo import without_dynamo
-from . import exact, forward, reverse
+from . import backward, forward
 from .scope import Dimensions, Layers, Scope
 from .settings import Engine, HessianNorm, Randomness, Settings, TokenNorms
 
-_MEASURES = {"jet": forward.measure, "reverse": reverse.measure, "exact": exact.measure}
+_MEASURES = {
+    "jet": forward.measure,
+    "reverse": backward.measure,
+    "exact": backward.measure,
+}
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,7 @@ def smoothness(
     settings = Settings(
         engine, directions, layers, scope, dimensions, hessian, hessian_norm, squared, distribution
     )
-    norms = measure_tokens(model, batch, settings, Randomness.from_seed(seed, step))
-    if not torch.is_grad_enabled():
-        norms = _detached(norms)
-    return reduced(norms)
+    return reduced(measure_tokens(model, batch, settings, Randomness.from_seed(seed, step)))
 
 
 @without_dynamo
@@ -102,20 +103,9 @@ def measure_tokens(
 
 
 def reduced(norms: TokenNorms) -> Smoothness:
-    """Sum over tokens, mean over the batch."""
-
-    def layer_means(values: Tensor | None) -> Any:
-        return None if values is None else values.sum(-1).mean(-1)
-
-    return Smoothness(
-        layer_means(norms.jacobian),
-        layer_means(norms.hessian),
-        norms.jacobian,
-        norms.hessian,
-        norms.tokens,
-    )
-
-
-def _detached(norms: TokenNorms) -> TokenNorms:
-    hessian = None if norms.hessian is None else norms.hessian.detach()
-    return TokenNorms(norms.jacobian.detach(), hessian, norms.tokens, norms.model_pass)
+    """Sum over tokens, mean over the batch; without a graph under ``torch.no_grad()``."""
+    found = [norms.jacobian, norms.hessian]
+    if not torch.is_grad_enabled():
+        found = [None if values is None else values.detach() for values in found]
+    means: list[Any] = [None if values is None else values.sum(-1).mean(-1) for values in found]
+    return Smoothness(*means, *found, norms.tokens)  # type: ignore[arg-type]

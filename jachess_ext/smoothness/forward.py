@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,16 +20,6 @@ from .scope import layer_indices, sample_dimensions, token_weights
 from .settings import Randomness, Settings, TokenNorms
 
 
-@dataclass
-class _Squares:
-    """Sums over the passes so far, one entry per layer."""
-
-    first: list[Tensor]
-    second: list[Tensor]
-    directions: int
-    pairs: int
-
-
 def measure(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
 ) -> TokenNorms:
@@ -39,19 +29,52 @@ def measure(
     """
     mask = padding_mask(batch, check_rows=settings.check_values)
     sampled: list[tuple[Tensor | None, float]] = []
-    total: _Squares | None = None
+    first: list[list[Tensor]] = []  # of each pass, a sum over its directions for each layer
+    second: list[list[Tensor]] = []
+    pairs = 0
     result: Pass | None = None
     tokens = mask
     for count in _directions_per_pass(settings.directions):
         this = _jet_pass(model, batch, mask, settings, random, count)
-        blocks = _chosen_blocks(this, settings)
+        blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         if result is None:
             result = this
             tokens = block_tokens(blocks[0], mask, settings)
             sampled = [_sample(block, settings, random) for block in blocks]
-        total = _add(total, _squares(blocks, sampled, tokens, settings))
-    assert total is not None and result is not None
-    return _norms(total, sampled, settings, tokens, result)
+        layout = blocks[0].jet_layout
+        squares = [
+            stream_squares(block.streams, layout, indices, tokens)
+            for block, (indices, _) in zip(blocks, sampled, strict=True)
+        ]
+        first.append([of_first * layout.directions for of_first, _ in squares])
+        if settings.second_order:
+            pairs += len(layout.pairs)
+            # of the tensor: over all dimensions
+            summed = [s if settings.per_dimension else s.sum(-1, keepdim=True) for _, s in squares]
+            second.append([s * len(layout.pairs) for s in summed])
+    assert result is not None
+    jacobian = torch.stack(_totals(first)) / settings.directions
+    hessian = [
+        hessian_norm(
+            of_layer / pairs,
+            pairs=pairs,
+            scale=scale,
+            per_dimension=settings.per_dimension,
+            squared=settings.squared,
+        )
+        for of_layer, (_, scale) in zip(_totals(second), sampled, strict=False)
+    ]
+    return TokenNorms(
+        jacobian if settings.squared else safe_sqrt(jacobian),
+        torch.stack(hessian) if hessian else None,
+        tokens,
+        result,
+    )
+
+
+def _totals(passes: list[list[Tensor]]) -> list[Tensor]:
+    """Of each layer the sum over passes."""
+    return [reduce(torch.add, layer) for layer in zip(*passes, strict=True)]
 
 
 def _directions_per_pass(count: int) -> list[int]:
@@ -82,11 +105,13 @@ def _jet_pass(
     return run_model(model, batch, enter, through_head=settings.layers == "logits")
 
 
-def _chosen_blocks(result: Pass, settings: Settings) -> list[JetTensor]:
-    if settings.layers == "logits":
-        return [_as_jet(logits_as_block(result.logits))]
-    chosen = layer_indices(settings.layers, len(result.blocks))
-    return [_as_jet(result.blocks[k]) for k in chosen]
+def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
+    """The outputs that ``settings.layers`` names; a classifier's logits as one token's block."""
+    if settings.layers != "logits":
+        return [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
+    if result.logits is None:
+        raise ValueError("layers='logits' was asked for, but the model returned no logits")
+    return [result.logits.unsqueeze(1) if result.logits.ndim == 2 else result.logits]
 
 
 def _as_jet(block: Any) -> JetTensor:
@@ -105,65 +130,6 @@ def _sample(
     if not settings.per_dimension:
         return None, 1.0
     return sample_dimensions(block.shape[-1], settings.dimensions, random.dimensions)
-
-
-def _squares(
-    blocks: list[JetTensor],
-    sampled: list[tuple[Tensor | None, float]],
-    tokens: Tensor,
-    settings: Settings,
-) -> _Squares:
-    layout = blocks[0].jet_layout
-    first, second = [], []
-    for block, (indices, _) in zip(blocks, sampled, strict=True):
-        of_first, of_second = stream_squares(block.streams, layout, indices, tokens)
-        if not settings.per_dimension:  # of the tensor: over all dimensions
-            of_second = of_second.sum(-1, keepdim=True)
-        first.append(of_first * layout.directions)
-        if settings.second_order:
-            second.append(of_second * len(layout.pairs))
-    return _Squares(first, second, layout.directions, len(layout.pairs))
-
-
-def _add(a: _Squares | None, b: _Squares) -> _Squares:
-    if a is None:
-        return b
-    first = [x + y for x, y in zip(a.first, b.first, strict=True)]
-    second = [x + y for x, y in zip(a.second, b.second, strict=True)]
-    return _Squares(first, second, a.directions + b.directions, a.pairs + b.pairs)
-
-
-def _norms(
-    total: _Squares,
-    sampled: list[tuple[Tensor | None, float]],
-    settings: Settings,
-    tokens: Tensor,
-    result: Pass,
-) -> TokenNorms:
-    jacobian = torch.stack(total.first) / total.directions
-    if not settings.squared:
-        jacobian = safe_sqrt(jacobian)
-    hessian = None
-    if settings.second_order:
-        layers = [
-            hessian_norm(
-                squares / total.pairs,
-                pairs=total.pairs,
-                scale=scale,
-                per_dimension=settings.per_dimension,
-                squared=settings.squared,
-            )
-            for squares, (_, scale) in zip(total.second, sampled, strict=True)
-        ]
-        hessian = torch.stack(layers)
-    return TokenNorms(jacobian, hessian, tokens, result)
-
-
-def logits_as_block(logits: Any) -> Any:
-    """Logits of a classifier ``[B, C]`` as the block of one token ``[B, 1, C]``."""
-    if logits is None:
-        raise ValueError("layers='logits' was asked for, but the model returned no logits")
-    return logits.unsqueeze(1) if logits.ndim == 2 else logits
 
 
 def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:

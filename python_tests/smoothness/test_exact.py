@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.smoothness import exact
+from jachess_ext.smoothness import backward
 
 from . import full_derivatives as full
 from .tiny_models import WIDTH, classifier, token_batch
@@ -89,6 +89,6 @@ def test_logits_of_a_classifier() -> None:
 
 
 def test_refuses_what_would_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "MAX_ENTRIES", 1_000)
+    monkeypatch.setattr(backward, "MAX_ENTRIES", 1_000)
     with pytest.raises(ValueError, match=r"exact engine would compute .* tiny models"):
         _exact("bert", token_batch([3]))
