@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..smoothness import DecisionPenalty, Isotropic, JacHess
+from ..smoothness.model_pass import without_labels
 from ..tasks.batches import Batch, Encoded
-from ..training.dual import without_labels
 from ..training.method_arguments import MethodArguments
 
 Method = Literal["none", "recommended", "train", "unlab"]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ..smoothness import decision_slopes, smoothness
+from ..smoothness.model_pass import on_device_of, without_labels
 from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
 from .calibration import Reliability, reliability
@@ -138,12 +139,8 @@ def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Flo
     Raises:
         FloatingPointError: some output is not finite.
     """
-    device = next(model.parameters()).device
     with in_mode(model, training=False):
-        logits = [
-            model(**{k: v.to(device) for k, v in batch.items() if k != "labels"}).logits
-            for batch in batches
-        ]
+        logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
     found = torch.cat([part.double() for part in logits])
     if not torch.isfinite(found).all():
         raise FloatingPointError(
@@ -264,9 +261,7 @@ def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
     count = min(sequences, len(data))
     if count == 0:
         return None
-    device = next(model.parameters()).device
-    batch = data.batch([i * len(data) // count for i in range(count)])
-    return {key: value.to(device) for key, value in batch.items()}
+    return on_device_of(model, data.batch([i * len(data) // count for i in range(count)]))
 
 
 @torch.no_grad()
@@ -275,9 +270,8 @@ def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[fl
     batch = _sample(model, data, sequences)
     if batch is None:
         return [], []
-    inputs = {key: value for key, value in batch.items() if key != "labels"}
     with in_mode(model, training=False):
-        found = smoothness(model, inputs, seed=_SMOOTHNESS_SEED)
+        found = smoothness(model, without_labels(batch), seed=_SMOOTHNESS_SEED)
     assert found.hessian is not None  # hessian=True is the default
     return found.jacobian.tolist(), found.hessian.tolist()
 

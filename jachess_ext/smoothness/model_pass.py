@@ -86,6 +86,18 @@ def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor
     return mask
 
 
+def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch without its labels, so that no task loss is computed."""
+    labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
+    return {key: value for key, value in batch.items() if key not in labels}
+
+
+def on_device_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with its tensors where the model is."""
+    device = next(model.parameters()).device
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
 def run_model(
     model: nn.Module,
     batch: Mapping[str, Any],

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from .estimate import smoothness
-from .model_pass import hooked_embeddings, padding_mask
+from .model_pass import hooked_embeddings, on_device_of, padding_mask, without_labels
 from .modes import in_mode
 
 PREFIX = "smoothness/"
+
+
+def check_every(every: Any) -> None:
+    """Raise ValueError unless it is a whole number from 1 up."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
 
 
 class SmoothnessProbe:
@@ -50,8 +56,7 @@ class SmoothnessProbe:
         directions: int = 2,
         seed: int = 0,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
+        check_every(every)
         padding_mask(batch)  # a batch that cannot be measured is refused before training
         self.batch = dict(batch)
         self.every, self.seed = every, seed
@@ -70,12 +75,10 @@ class SmoothnessProbe:
         Raises:
             MissingJetRule: the model uses an operation that the engine has no rule for.
         """
-        device = next(model.parameters()).device
-        batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batch.items()}
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        batch = on_device_of(model, self.batch)
         how: dict[str, Any] = {"hessian": self.hessian, "directions": self.directions}
         with torch.no_grad(), in_mode(model, training=False):
-            norms = smoothness(model, inputs, seed=self.seed, **how)
+            norms = smoothness(model, without_labels(batch), seed=self.seed, **how)
         found: dict[str, float] = {}
         for name, values in (("jacobian", norms.jacobian), ("hessian", norms.hessian)):
             if values is not None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import embedding_scale
-from ..smoothness.model_pass import hooked_embeddings, unwrapped
-from .dual import without_labels
+from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import draw_noise, row_mean, symmetric_divergence
 from .random_state import RandomState, drawing_apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,25 +112,14 @@ class JacHessArguments:
         Args:
             seed: used where the field ``seed`` is None.
         """
-        return JacHess(
-            model,
-            weights=_numbers("weights", self.weights, float),
-            strength=self.strength,
-            directions=self.directions,
-            hessian=self.hessian,
-            dimensions=_one("dimensions", self.dimensions),
-            layers=_numbers("layers", self.layers, int),
-            scope=self.scope,  # type: ignore[arg-type]
-            squared=self.squared,
-            engine=self.engine,  # type: ignore[arg-type]
-            seed=seed if self.seed is None else self.seed,
-            hessian_norm=self.hessian_norm,  # type: ignore[arg-type]
-            distribution=self.distribution,  # type: ignore[arg-type]
-            normalize=self.normalize,
-            hessian_gradient=self.hessian_gradient,
-            temperature=self.temperature,
-            on_nonfinite=self.on_nonfinite,  # type: ignore[arg-type]
-        )
+        read = {
+            "weights": _numbers("weights", self.weights, float),
+            "dimensions": _one("dimensions", self.dimensions),
+            "layers": _numbers("layers", self.layers, int),
+            "seed": seed if self.seed is None else self.seed,
+        }
+        own = inspect.signature(JacHess).parameters.keys() - {"model", *read}
+        return JacHess(model, **read, **{name: getattr(self, name) for name in own})
 
 
 def _as_text(value: Any) -> str:

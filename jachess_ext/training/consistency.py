@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import chosen_tokens, unknown_token_id
+from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
-from .dual import without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import kl_divergence, row_mean, symmetric_divergence
 from .random_state import drawing_apart

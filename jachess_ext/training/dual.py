@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness import JacHess, JacHessOutput
+from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from .random_state import drawing_apart, step_key
 
@@ -176,12 +177,6 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
         batch = None
         for batch in batches:
             yield batch
-
-
-def without_labels(batch: Batch) -> dict[str, Any]:
-    """The batch without its labels, so that no task loss is computed."""
-    labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
-    return {key: value for key, value in batch.items() if key not in labels}
 
 
 _Figures = tuple[Tensor, Tensor, Tensor | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..tasks.padding import padded_right
@@ -66,7 +66,6 @@ class MethodMixin(JacHessMixin):
         if self.method.placebo and (self.args.fp16 or self.args.world_size > 1):
             raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
         self._acting = acts(self)
-        self.add_callback(_End(self))
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -133,6 +132,9 @@ class MethodMixin(JacHessMixin):
         self._acting.begin(self.accelerator.unwrap_model(model))
         super()._begin_jachess(model)
 
+    def _end_jachess(self, model: nn.Module) -> None:
+        self._acting.end(self.accelerator.unwrap_model(model))
+
 
 def _without_jachess(method: MethodArguments, draws: bool) -> JacHessArguments:
     """No penalty on hidden states, but the unlabelled batches of a method that draws them."""
@@ -141,17 +143,6 @@ def _without_jachess(method: MethodArguments, draws: bool) -> JacHessArguments:
         mode="joint" if draws else "train",
         unlab_batch_size=method.unlab_batch_size,
     )
-
-
-class _End(TrainerCallback):
-    """Tells the method when training is over."""
-
-    def __init__(self, trainer: MethodMixin) -> None:
-        self._trainer = trainer
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self._trainer
-        trainer._acting.end(trainer.accelerator.unwrap_model(trainer.model_wrapped))
 
 
 class MethodTrainer(MethodMixin, Trainer):

@@ -12,10 +12,12 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
+from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from . import checkpoint
 from .arguments import JacHessArguments
-from .dual import DualSchedule, PassSummary, without_labels
+from .dual import DualSchedule, PassSummary
+from .looking import write_entry
 from .loss_scaling import ignores_item_count, warn_of_ignored_item_count
 from .one_pass import OnePass
 from .random_state import drawing_apart, step_key
@@ -244,6 +246,9 @@ class JacHessMixin(_Base):
         if dual.every is None and dual.passes < int(self.state.epoch or 0):
             self._log_pass(dual.run())
 
+    def _end_jachess(self, model: nn.Module) -> None:
+        """Training is over."""
+
     def _mend_loss_scaling(self, model: nn.Module) -> None:
         steps = self.args.gradient_accumulation_steps
         own_loss = self.compute_loss_func is not None or self.label_smoother is not None
@@ -279,9 +284,7 @@ class JacHessMixin(_Base):
     def _log_pass(self, summary: PassSummary | None) -> None:
         if summary is not None:
             figures = {name: getattr(summary, name) for name in ("penalty", "jacobian", "hessian")}
-            due = self.control.should_log
-            self.log(flat(figures))
-            self.control.should_log = due  # the step's own entry, which logging takes for written
+            write_entry(flat(figures), self.control, self.log)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the means since the last entry to every entry that has the training loss."""
@@ -305,7 +308,7 @@ class JacHessMixin(_Base):
 
 
 class _Schedule(TrainerCallback):
-    """Tells the mixin when training, a step and an epoch are over."""
+    """Tells the mixin when training begins and is over, and a step and an epoch."""
 
     def __init__(self, trainer: JacHessMixin) -> None:
         self._trainer = trainer
@@ -320,3 +323,6 @@ class _Schedule(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer.dual is not None:
             self._trainer._log_pass(self._trainer.dual.after_epoch())
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._end_jachess(self._trainer.model_wrapped)

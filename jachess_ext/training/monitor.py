@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from transformers import TrainerCallback
+from torch import nn
 
 from ..smoothness.probe import SmoothnessProbe
-from .callback_log import write_entry
+from .looking import Looking
 
 
-class SmoothnessMonitor(TrainerCallback):
+class SmoothnessMonitor(Looking):
     """Looks at a model's smoothness before training, every so many steps, and at the end.
 
     It penalises nothing: training with it is bit for bit the training without it.
@@ -47,7 +46,7 @@ class SmoothnessMonitor(TrainerCallback):
         **options: Any,
     ) -> None:
         self.probe = SmoothnessProbe(batch, every=every, **options)
-        self.log = log
+        self.every, self.log = every, log
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -56,17 +55,8 @@ class SmoothnessMonitor(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.probe.history.clear()
-        self._measure(kwargs["model"], state, control)
+        super().on_train_begin(args, state, control, **kwargs)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.probe.every == 0:
-            self._measure(kwargs["model"], state, control)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.probe.measured(state.global_step):
-            self._measure(kwargs["model"], state, control)
-
-    def _measure(self, model: torch.nn.Module, state: Any, control: Any) -> None:
-        found = self.probe.measure(model, state.global_step)
-        if state.is_world_process_zero:
-            write_entry(found, state, control, self.log)
+    def look(self, model: nn.Module, state: Any) -> dict[str, float]:
+        """Measured by every process: a sharded model cannot be by one."""
+        return self.probe.measure(model, state.global_step)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
 
 from ..ntk import measure_ntk
 from ..ntk.drift import has_one_label_each, kernel_drift, label_alignment
-from .callback_log import write_entry
+from ..smoothness.model_pass import on_device_of
+from ..smoothness.probe import check_every
+from .looking import Looking
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class DriftPoint:
     alignment: float | None
 
 
-class NTKDrift(TrainerCallback):
+class NTKDrift(Looking):
     """Measures the kernel of fixed samples before training, every so many steps, and at the end.
 
     Example:
@@ -73,8 +74,7 @@ class NTKDrift(TrainerCallback):
         start: Tensor | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
+        check_every(every)
         refused = {"group", "progress", "other"} & set(options)
         if refused or options.get("method") == "explain":
             name = min(refused, default="method='explain'")
@@ -84,30 +84,18 @@ class NTKDrift(TrainerCallback):
         self.start = start
         self.options = options
         self.history: list[DriftPoint] = []
-        self.log: Callable[[dict[str, float]], None] | None = None
-        self._last: Tensor | None = None
+        self._theta: Tensor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.history, self._last = [], None
-        if not state.is_world_process_zero:
-            return
-        if state.global_step and self.start is None:
+        self.history, self._theta = [], None
+        if state.is_world_process_zero and state.global_step and self.start is None:
             warnings.warn(
                 f"NTKDrift: training resumes at step {state.global_step}, so that the drift is "
                 "measured from there; pass start=Θ_0 of the run's beginning",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._measure(kwargs["model"], state, control)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and state.global_step % self.every == 0:
-            self._measure(kwargs["model"], state, control)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        measured = self.history and self.history[-1].step == state.global_step
-        if state.is_world_process_zero and not measured:
-            self._measure(kwargs["model"], state, control)
+        super().on_train_begin(args, state, control, **kwargs)
 
     def stabilised(self, tolerance: float) -> int | None:
         """The first step after which no two measurements differ by more, relatively; or None."""
@@ -119,14 +107,15 @@ class NTKDrift(TrainerCallback):
                 since = before.step
         return since
 
-    def _measure(self, model: torch.nn.Module, state: Any, control: Any) -> None:
-        device = next(model.parameters()).device
-        batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batch.items()}
-        found = measure_ntk(model, batch, progress=False, **self.options).theta
-        theta = found.cpu()
+    def look(self, model: torch.nn.Module, state: Any) -> dict[str, float] | None:
+        """A measurement, in the first process alone."""
+        if not state.is_world_process_zero:
+            return None
+        batch = on_device_of(model, self.batch)
+        theta = measure_ntk(model, batch, progress=False, **self.options).theta.cpu()
         if self.start is None:
             self.start = theta
-        last = theta if self._last is None else self._last
+        last = theta if self._theta is None else self._theta
         labels = self.batch.get("labels")
         alignment = None
         if isinstance(labels, Tensor) and has_one_label_each(labels):
@@ -137,12 +126,8 @@ class NTKDrift(TrainerCallback):
             change=kernel_drift(theta, last),
             alignment=alignment,
         )
-        self._last = theta
+        self._theta = theta
         self.history.append(point)
-        self._report(point, state, control)
-
-    def _report(self, point: DriftPoint, state: Any, control: Any) -> None:
-        values = asdict(point)
-        del values["step"]
-        entry = {f"ntk/{name}": value for name, value in values.items() if value is not None}
-        write_entry(entry, state, control, self.log)
+        entry = {name: value for name, value in asdict(point).items() if value is not None}
+        del entry["step"]
+        return {f"ntk/{name}": value for name, value in entry.items()}

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..smoothness.model_pass import hooked_embeddings, unwrapped
-from .dual import without_labels
+from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Method, logits_of
 from .random_state import drawing_apart
 
@@ -37,22 +36,20 @@ def symmetric_divergence(first: Tensor, second: Tensor, regression: bool = False
     As Σ (p − q)(log p − log q), whose terms are all positive: with noise of 1e-5 the difference of
     two KL sums would be rounding error.
     """
-    wide = torch.promote_types(first.dtype, torch.float32)
-    first, second = first.to(wide), second.to(wide)
-    if regression:
-        return (first - second).square().sum(-1)
-    log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
-    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+    return kl_divergence(first, second, regression, symmetric=True)
 
 
-def kl_divergence(first: Tensor, second: Tensor, regression: bool = False) -> Tensor:
+def kl_divergence(
+    first: Tensor, second: Tensor, regression: bool = False, *, symmetric: bool = False
+) -> Tensor:
     """KL(p‖q) per row of logits ``[..., C]``; of a regression, the squared difference."""
     wide = torch.promote_types(first.dtype, torch.float32)
     first, second = first.to(wide), second.to(wide)
     if regression:
         return (first - second).square().sum(-1)
     log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    weight = log_p.exp() - log_q.exp() if symmetric else log_p.exp()
+    return (weight * (log_p - log_q)).sum(-1)
 
 
 def row_mean(apart: Tensor, batch: Mapping[str, Any]) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 import torch
 from torch.utils.data import DataLoader
 
-from .dual import Batch, endless, without_labels
+from ..smoothness.model_pass import without_labels
+from .dual import Batch, endless
 from .random_state import mixed_seed
 
 
