@@ -14,7 +14,7 @@ from ..evaluation.figures import (
     SCALE,
     norms_figure,
     reliability_figure,
-    score_over_noise_figure,
+    score_curves_figure,
     styles_of,
 )
 from ..evaluation.files import write_atomically
@@ -77,10 +77,10 @@ def draw(outcome: Outcome) -> dict[str, bytes]:
         )
         for method, found in runs.items()
     }
-    unit = "rms embedding entry of the base model"
+    size = "δ (rms embedding entry of the base model)"
     return {
         "reliability.png": reliability_figure(pooled),
-        "score_over_noise.png": score_over_noise_figure(DELTAS, noisy, outcome.score_name, unit),
+        "score_over_noise.png": score_curves_figure(DELTAS, noisy, size, outcome.score_name),
         "norms.png": norms_figure(jacobian, hessian, reference="before"),
     }
 

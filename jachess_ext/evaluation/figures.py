@@ -101,20 +101,6 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | Non
     return to_png(figure, SCALE)
 
 
-def score_over_noise_figure(
-    deltas: Sequence[float], scores: Mapping[str, npt.ArrayLike], score_name: str, unit: str
-) -> bytes:
-    """Score over the size δ of the embedding noise: mean over seeds, with its spread.
-
-    Args:
-        deltas: [D].
-        scores: for each method [seeds, D].
-        score_name: label of the vertical axis.
-        unit: what δ is measured in.
-    """
-    return score_curves_figure(deltas, scores, f"δ ({unit})", score_name)
-
-
 def score_curves_figure(
     places: Sequence[float],
     scores: Mapping[str, npt.ArrayLike],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -175,43 +175,36 @@ def judge(
     labels = np.asarray(dev.labels)
     accuracies: dict[str, float] = {}
 
-    def score(found: Floats, labels: npt.NDArray[Any] = labels) -> float:
-        return metric(found[:, 0] if regression else found.argmax(1), labels)
+    def score(found: list[Floats], name: str = "", rows: npt.NDArray[Any] = labels) -> float:
+        """The mean over draws; the mean accuracy stands under a condition's name."""
+        classes = [p[:, 0] if regression else p.argmax(1) for p in found]
+        if name and not regression:
+            accuracies[name] = float(np.mean([(c == rows).mean() for c in classes]))
+        return float(np.mean([metric(c, rows) for c in classes]))
 
-    def mean_score(name: str, outputs: Callable[[int], Floats]) -> float:
+    def outputs_of(batches: Iterable[Batch]) -> Floats:
         with _autocast(model, conditions.bf16):
-            found = [outputs(draw) for draw in range(conditions.draws)]
-        if not regression:
-            accuracies[name] = float(np.mean([(p.argmax(1) == labels).mean() for p in found]))
-        return float(np.mean([score(p) for p in found]))
+            return model_outputs(model, batches, regression)
 
     def corrupted(share: float) -> float:
-        return mean_score(
-            f"corrupted {share}",
-            lambda draw: model_outputs(
-                model, _corrupted(clean, dev.tokenizer, share, draw), regression
-            ),
-        )
+        made = (_corrupted(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
+        return score([outputs_of(batches) for batches in made], f"corrupted {share}")
 
     def noisy(delta: float) -> float:
-        def outputs(draw: int) -> Floats:
+        found = []
+        for draw in range(conditions.draws):
             generator = torch.Generator().manual_seed(2000 + draw)
             with perturbed_embeddings(model, delta * scale, generator):
-                return model_outputs(model, clean, regression)
-
-        return mean_score(f"noisy {delta}", outputs)
+                found.append(outputs_of(clean))
+        return score(found, f"noisy {delta}")
 
     def of_texts(kind: str, rows: Encoded) -> float:
         rows = rows.by_length()
-        own = np.asarray(rows.labels)
-        with _autocast(model, conditions.bf16):
-            found = model_outputs(model, rows.in_order(conditions.batch), regression)
-        if not regression:
-            accuracies[kind] = float((found.argmax(1) == own).mean())
-        return score(found, own)
+        found = outputs_of(rows.in_order(conditions.batch))
+        return score([found], kind, np.asarray(rows.labels))
 
     outputs = model_outputs(model, clean, regression)
-    base = score(outputs)
+    base = score([outputs])
     wide = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     return Judgement(
         score=base,

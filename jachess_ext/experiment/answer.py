@@ -11,22 +11,20 @@ from ..evaluation.figures import SCALE, Styles, forest_figure
 from ..evaluation.report import Picture
 from ..evaluation.statistics import interval
 from .paired import Compared, cost_of, differences
-from .tables import REFERENCE, Results
+from .tables import REFERENCE, Results, at
 
 _NAMED = 4  # of methods without a difference; of more the largest
 
 
 _ASKED = (
-    Compared("score × 100", lambda r: r["score"], 100.0, 1, 1),
-    Compared("Brier score", lambda r: r["brier"], 1.0, 3, -1),
+    Compared("score × 100", at("score"), 100.0, 1, 1),
+    Compared("Brier score", at("brier"), 1.0, 3, -1),
 )
 
 
 def answer(results: Results) -> list[str]:
     """Paragraphs: each figure's better and worse methods, and what they cost; [] without a pair."""
-    methods = [method for method in results.methods if method != REFERENCE]
-    if not methods or REFERENCE not in results.methods:
-        return []
+    methods = results.compared
     found = [text for asked in _ASKED if (text := _of_figure(results, methods, asked))]
     if not found:
         return []

@@ -6,16 +6,12 @@ import numpy as np
 
 from ..evaluation.extras import require
 from ..evaluation.report import Table
-from .tables import NORMS, Figure, Results
+from .tables import NORMS, Figure, Results, at
 
 _FEWEST = 10
 """Runs of a task below which no correlation is shown: of fewer, chance alone makes ± 0.6."""
 
-_QUALITIES: dict[str, Figure] = {
-    "score": lambda r: r["score"],
-    "Brier score": lambda r: r["brier"],
-    "ECE": lambda r: r["ece"],
-}
+_QUALITIES = {"score": at("score"), "Brier score": at("brier"), "ECE": at("ece")}
 
 
 def association_table(results: Results) -> Table | None:

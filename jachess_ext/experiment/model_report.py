@@ -17,23 +17,19 @@ def judged_sections(figures: Sequence[Record]) -> list[Section]:
 
 
 def _section(found: Record) -> Section:
-    rows = [["as they are", f"{found['score']:.3f}", _shown(found["brier"]), _shown(found["ece"])]]
-    rows += [
-        [f"{float(share):.0%} of the tokens unknown", f"{score:.3f}", "–", "–"]
-        for share, score in found["corrupted"].items()
-    ]
-    rows += [
-        [f"noise of δ = {delta} on the embeddings", f"{score:.3f}", "–", "–"]
+    conditions = {f"{float(s):.0%} of the tokens unknown": v for s, v in found["corrupted"].items()}
+    conditions |= {
+        f"noise of δ = {delta} on the embeddings": score
         for delta, score in found["noisy"].items()
         if float(delta)
-    ]
-    rows += [
-        [f"texts changed: {kind}", f"{score:.3f}", "–", "–"]
-        for kind, score in found["perturbed"].items()
-    ]
-    rows += [
-        [f"rows of {target}", f"{of['score']:.3f}", _shown(of["brier"]), _shown(of["ece"])]
-        for target, of in found["shift"].items()
+    }
+    conditions |= {f"texts changed: {kind}": score for kind, score in found["perturbed"].items()}
+    figures = {"as they are": found}
+    figures |= {name: {"score": score} for name, score in conditions.items()}
+    figures |= {f"rows of {target}": of for target, of in found["shift"].items()}
+    rows = [
+        [name, *(_shown(of.get(figure)) for figure in ("score", "brier", "ece"))]
+        for name, of in figures.items()
     ]
     scores = Table("Under each condition", ["rows", found["metric"], "Brier", "ECE"], rows)
     return Section(found["task"], [_sentence(found)], [scores], _pictures(found))

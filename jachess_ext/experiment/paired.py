@@ -15,7 +15,7 @@ from ..evaluation.report import Table
 from ..evaluation.statistics import cluster_flip_test, interval, sign_test
 from ..training.method_arguments import METHODS
 from .jobs import Record
-from .tables import REFERENCE, Figure, Results
+from .tables import REFERENCE, Figure, Results, at, groups
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,6 @@ class Compared:
         return f"{found.mean():+.{self.digits}f}{half} ({wins}/{len(found)})"
 
 
-def _scaled(name: str) -> Figure:
-    return lambda r: (r.get("scaled") or {}).get(name)
-
-
 def _largest_corruption(record: Record) -> float | None:
     """Accuracy (of old records, the score) at the largest share of unknown tokens."""
     shares = record.get("corrupted") or {}
@@ -69,15 +65,15 @@ OVERALL_NOTE = (
     "(tasks as the sample)."
 )
 _COLUMNS = (
-    Compared("score × 100", lambda r: r["score"], 100.0, 2, 1),
-    Compared("accuracy × 100", lambda r: r.get("accuracy"), 100.0, 2, 1),
-    Compared("AUC × 100", lambda r: r.get("auc"), 100.0, 2, 1),
-    Compared("Brier score", lambda r: r["brier"], 1.0, 4, -1),
-    Compared("Brier, scaled", _scaled("brier"), 1.0, 4, -1),
-    Compared("NLL", lambda r: r.get("nll"), 1.0, 3, -1),
-    Compared("NLL, scaled", _scaled("nll"), 1.0, 4, -1),
-    Compared("ECE", lambda r: r["ece"], 1.0, 4, -1),
-    Compared("ECE, scaled", _scaled("ece"), 1.0, 4, -1),
+    Compared("score × 100", at("score"), 100.0, 2, 1),
+    Compared("accuracy × 100", at("accuracy"), 100.0, 2, 1),
+    Compared("AUC × 100", at("auc"), 100.0, 2, 1),
+    Compared("Brier score", at("brier"), 1.0, 4, -1),
+    Compared("Brier, scaled", at("scaled", "brier"), 1.0, 4, -1),
+    Compared("NLL", at("nll"), 1.0, 3, -1),
+    Compared("NLL, scaled", at("scaled", "nll"), 1.0, 4, -1),
+    Compared("ECE", at("ece"), 1.0, 4, -1),
+    Compared("ECE, scaled", at("scaled", "ece"), 1.0, 4, -1),
     Compared("corrupted × 100", _largest_corruption, 100.0, 2, 1),
 )
 
@@ -88,25 +84,22 @@ def paired_tables(results: Results) -> list[Table]:
     On average over the tasks where there are several, then of each task; without plain runs, or
     any other, no table.
     """
-    methods = [method for method in results.methods if method != REFERENCE]
-    if not methods or REFERENCE not in results.methods:
+    if not results.compared:
         return []
-    tasks = results.tasks
-    each = [(task, [task]) for task in tasks]
-    groups = [("average over tasks", tasks), *each] if len(tasks) > 1 else each
-    return [_table(results, methods, *group) for group in groups]
-
-
-def _table(results: Results, methods: Sequence[str], title: str, tasks: Sequence[str]) -> Table:
     columns = [column for column in _COLUMNS if results.tasks_with(column.figure)]
-    rows = [
-        [method, *(column.cell(results, method, tasks) for column in columns)] for method in methods
+    header = ["method", *(column.title for column in columns)]
+    *each, average = groups(results.tasks)
+    return [
+        Table(
+            f"{title}: differences from the plain model",
+            header,
+            [
+                [m, *(column.cell(results, m, tasks) for column in columns)]
+                for m in results.compared
+            ],
+        )
+        for title, tasks in (average, *each)
     ]
-    return Table(
-        f"{title}: differences from the plain model",
-        ["method", *(column.title for column in columns)],
-        rows,
-    )
 
 
 def differences(
@@ -146,13 +139,10 @@ _TESTED = tuple(_COLUMNS[i] for i in (0, 3, 4, 9))
 
 def overall_tables(results: Results) -> list[Table]:
     """One test per method and figure over all pairs of task and seed."""
-    methods = [method for method in results.methods if method != REFERENCE]
-    if REFERENCE not in results.methods:
-        return []
     found = []
     for column in _TESTED:
         rows = []
-        for method in methods:
+        for method in results.compared:
             pairs = _pairs(results, method, column, REFERENCE)
             if len(pairs) > 1:
                 values = np.array(list(pairs.values()))
@@ -168,8 +158,7 @@ def overall_tables(results: Results) -> list[Table]:
     return found
 
 
-def _seconds(record: Record) -> float | None:
-    return (record.get("seconds") or {}).get("processor")
+_seconds = at("seconds", "processor")
 
 
 def cost_of(results: Results, method: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ NOTE = (
     "all permutations counted, also of equal scores). "
     "With n seeds a side no p is below 2 / C(2n, n): 0.008 for five, 0.1 for three."
 )
+
+
+def at(*names: str) -> Figure:
+    """What stands in a record under these names, one within the other; None where nothing does."""
+    return lambda record: reduce(lambda found, name: (found or {}).get(name), names, record)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ class Results:
     def methods(self) -> list[str]:
         """In the order of the file."""
         return list(dict.fromkeys(r["method"] for r in self.records))
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods that stand against `REFERENCE`; none where it was not run."""
+        methods = self.methods
+        return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
 
     @property
     def tasks(self) -> list[str]:
@@ -174,7 +186,7 @@ def _tables(results: Results, asked: Sequence[tuple[str, Figure, float, int]]) -
     ]
 
 
-def _groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
+def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
     """Each task by itself; where there are several, all of them last."""
     each = [(task, [task]) for task in tasks]
     return [*each, ("average over tasks", tasks)] if len(each) > 1 else each
@@ -183,7 +195,7 @@ def _groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
 def score_table(results: Results) -> Table:
     """Scores ×100 per task and on average."""
     columns = _columns(
-        *(results, results.tasks, lambda r: r["score"]),
+        *(results, results.tasks, at("score")),
         lambda task: f"{task} ({results.metric(task)})",
     )
     return table_of(f"Scores × 100. {NOTE}", columns, scale=100, digits=1)
@@ -198,19 +210,12 @@ def calibration_tables(results: Results) -> list[Table]:
         "nll": "Negative log-likelihood, nats",
     }
     asked = [
-        (f"{title}{', at the fitted temperature' * scaled}: lower is better.", _plain(name, scaled))
-        for scaled in (False, True)
+        (f"{title}{where}: lower is better.", at(*scaled, name))
+        for where, scaled in (("", ()), (", at the fitted temperature", ("scaled",)))
         for name, title in names.items()
     ]
-    asked.append(("Temperature fitted on validation rows.", _plain("temperature", True)))
+    asked.append(("Temperature fitted on validation rows.", at("scaled", "temperature")))
     return _tables(results, [(*each, 1, 3) for each in asked])
-
-
-def _plain(name: str, scaled: bool) -> Figure:
-    """A clean figure of a record, raw or at its temperature."""
-    if scaled:
-        return lambda r: (r.get("scaled") or {}).get(name)
-    return lambda r: r.get(name)
 
 
 def other_score_tables(results: Results) -> list[Table]:
@@ -222,14 +227,15 @@ def other_score_tables(results: Results) -> list[Table]:
     auc = "AUC × 100 (more than two classes: mean one-vs-rest)."
     return _tables(
         results,
-        [("Accuracy × 100.", accuracy, 100, 1), (auc, _plain("auc", False), 100, 1)],
+        [("Accuracy × 100.", accuracy, 100, 1), (auc, at("auc"), 100, 1)],
     )
 
 
 def noise_tables(results: Results) -> list[Table]:
     """Accuracy × 100 (of old records, the score) over δ, per task and on average."""
-    return _struck_tables(
-        *(results, "noisy", _keys(results, "noisy")),
+    return _condition_tables(
+        *(results, results.tasks_with(lambda r: r.get("noisy") or None)),
+        {f"δ = {d}": _struck("noisy", d, f"noisy {d}") for d in _keys(results, "noisy")},
         "{}: accuracy × 100 with Gaussian noise on the token embeddings, δ in root mean square "
         "entries of the table before training.",
     )
@@ -238,33 +244,16 @@ def noise_tables(results: Results) -> list[Table]:
 def text_tables(results: Results) -> list[Table]:
     """Accuracy × 100 on changed texts, per task and on average."""
     kinds = dict.fromkeys(k for r in results.records for k in (r.get("perturbed") or {}))
-    return _struck_tables(
-        *(results, "perturbed", list(kinds)),
+    return _condition_tables(
+        *(results, results.tasks_with(lambda r: r.get("perturbed") or None)),
+        {kind: _struck("perturbed", kind, kind) for kind in kinds},
         "{}: accuracy × 100 on texts with a share of their words changed.",
     )
 
 
-def _struck_tables(results: Results, name: str, places: Sequence[str], caption: str) -> list[Table]:
-    def at(place: str) -> Figure:
-        key = place if name == "perturbed" else f"{name} {place}"
-        return lambda r: (r.get("accuracies") or {}).get(key, (r.get(name) or {}).get(place))
-
-    return [
-        table_of(
-            caption.format(title),
-            [
-                Column(
-                    place if name == "perturbed" else f"δ = {place}",
-                    results.values(tasks, at(place)),
-                )
-                for place in places
-            ],
-            scale=100,
-            digits=1,
-        )
-        for title, tasks in _groups(results.tasks_with(lambda r: r.get(name) or None))
-        if places
-    ]
+def _struck(name: str, place: str, condition: str) -> Figure:
+    """Accuracy under a condition; of old records, the score."""
+    return lambda r: (r.get("accuracies") or {}).get(condition, at(name, place)(r))
 
 
 def corruption_tables(results: Results) -> list[Table]:
@@ -274,24 +263,32 @@ def corruption_tables(results: Results) -> list[Table]:
         return []
     last = shares[-1]
 
-    def at(share: str) -> Figure:
-        return lambda r: (r.get("corrupted") or {}).get(share)
-
     def drop(record: Record) -> float | None:
-        corrupted = at(last)(record)
+        corrupted = at("corrupted", last)(record)
         return None if corrupted is None else record["score"] - corrupted
 
-    figures: dict[str, Figure] = {"clean": lambda r: r["score"]}
-    figures |= {f"{float(share):.0%}": at(share) for share in shares}
+    figures = {"clean": at("score")}
+    figures |= {f"{float(share):.0%}": at("corrupted", share) for share in shares}
     figures[f"drop at {float(last):.0%}"] = drop
+    return _condition_tables(
+        *(results, results.tasks, figures),
+        "{}: score × 100 with that share of tokens replaced by the unknown token.",
+    )
+
+
+def _condition_tables(
+    results: Results, tasks: list[str], figures: dict[str, Figure], caption: str
+) -> list[Table]:
+    """A column each figure × 100; a table each task, the average over tasks last."""
     return [
         table_of(
-            f"{name}: score × 100 with that share of tokens replaced by the unknown token.",
-            [Column(title, results.values(tasks, figure)) for title, figure in figures.items()],
+            caption.format(name),
+            [Column(title, results.values(group, figure)) for title, figure in figures.items()],
             scale=100,
             digits=1,
         )
-        for name, tasks in _groups(results.tasks)
+        for name, group in groups(tasks)
+        if figures
     ]
 
 
@@ -308,11 +305,8 @@ def shift_table(results: Results) -> Table | None:
     if not pairs:
         return None
 
-    def figure(target: str) -> Figure:
-        return lambda r: (r.get("shift") or {}).get(target, {}).get("score")
-
     columns = [
-        Column(f"{task} → {target}", results.values([task], figure(target)))
+        Column(f"{task} → {target}", results.values([task], at("shift", target, "score")))
         for task, target in pairs
     ]
     caption = "Domain shift: score × 100 on the target's dev rows; nothing of the target is used."
@@ -331,17 +325,17 @@ def slope_tables(results: Results) -> list[Table]:
         [
             (
                 "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
-                *(lambda r: (r.get("slopes") or {}).get("logit_jacobian"), 1, 2),
+                *(at("slopes", "logit_jacobian"), 1, 2),
             ),
             (
                 "Margin over its slope, mean over rows: about how far, in the embeddings' units, "
                 "the decision's border is.",
-                *(lambda r: (r.get("slopes") or {}).get("margin_over_slope"), 1, 3),
+                *(at("slopes", "margin_over_slope"), 1, 3),
             ),
             (
                 "Root mean square entry of the embedding table, after over before training: where "
                 "it has grown, noise of a given δ is smaller to the model.",
-                *(lambda r: r.get("embedding_growth"), 1, 4),
+                *(at("embedding_growth"), 1, 4),
             ),
         ],
     )
@@ -389,7 +383,7 @@ _TUNED = ("strength", "unlab_lr_ratio")
 
 def _ablation_table(results: Results, title: str, members: dict[str, str]) -> Table:
     groups = [*([task] for task in results.tasks), results.tasks]
-    columns = [results.values(tasks, lambda r: r["score"]) for tasks in groups]
+    columns = [results.values(tasks, at("score")) for tasks in groups]
     rows = [
         [value, *(cell(column[method], 100, 1) for column in columns)]
         for value, method in members.items()

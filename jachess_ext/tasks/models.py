@@ -26,10 +26,7 @@ def load_tokenizer(source: str | Path) -> Any:
         MissingExtra: transformers is not installed.
     """
     transformers = require("transformers")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the library raises many kinds; to the user they are one
-        raise DataError(_cannot("tokenizer", source, error)) from error
+    tokenizer = _pretrained(transformers.AutoTokenizer, source, "tokenizer")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token_id is None:
@@ -56,10 +53,7 @@ def load_config(source: str | Path) -> Any:
         DataError: it cannot be loaded.
         MissingExtra: transformers is not installed.
     """
-    try:
-        return require("transformers").AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:
-        raise DataError(_cannot("model", source, error)) from error
+    return _pretrained(require("transformers").AutoConfig, source)
 
 
 def load_model(
@@ -107,16 +101,13 @@ def _load(kind: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
     transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, report = getattr(transformers, kind).from_pretrained(
-            source,
-            trust_remote_code=False,
+        model, report = _pretrained(
+            *(getattr(transformers, kind), source),
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
             **settings,
         )
-    except Exception as error:
-        raise DataError(_cannot("model", source, error)) from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
         transformers.utils.logging.enable_progress_bar()
@@ -137,20 +128,12 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
     """
     adapters = (Path(source) / "adapter_config.json").is_file()
     kind = require("peft" if adapters else "transformers")
-    auto = (
-        kind.AutoPeftModelForSequenceClassification
-        if adapters
-        else kind.AutoModelForSequenceClassification
-    )
-    settings: dict[str, Any] = {"num_labels": outputs}
-    if not adapters:
+    if adapters:
+        auto, settings = kind.AutoPeftModelForSequenceClassification, {"num_labels": outputs}
+    else:
+        auto = kind.AutoModelForSequenceClassification
         settings = {"output_loading_info": True, "use_safetensors": True}
-    try:
-        found = auto.from_pretrained(
-            source, trust_remote_code=False, dtype=torch.float32, **settings
-        )
-    except Exception as error:
-        raise DataError(_cannot("model", source, error)) from error
+    found = _pretrained(auto, source, dtype=torch.float32, **settings)
     model, report = (found, {}) if adapters else found
     missing = sorted(report.get("missing_keys", ()))
     if missing:
@@ -166,8 +149,11 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
     return model.eval()
 
 
-def _cannot(what: str, source: str | Path, error: Exception) -> str:
-    if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
-        return f"the {what} {str(source)!r} could not be loaded: there is no such folder"
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"the {what} {str(source)!r} could not be loaded: {reason}"
+def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
+    try:
+        return auto.from_pretrained(source, trust_remote_code=False, **settings)
+    except Exception as error:  # the library raises many kinds; to the user they are one
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
+            reason = "there is no such folder"
+        raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error

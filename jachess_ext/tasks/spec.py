@@ -165,10 +165,9 @@ def digest(task: Task) -> str:
     """Eight hexadecimal digits that change with any text or label of the task."""
     parts = [
         [part.texts, part.pairs, list(part.labels)]
-        for part in (task.train, task.unlabelled, task.dev)
+        for part in (task.train, task.unlabelled, task.dev, task.validation)
+        if part is not None
     ]
-    if task.validation is not None:
-        parts.append([task.validation.texts, task.validation.pairs, list(task.validation.labels)])
     content = json.dumps([*parts, task.classes, task.metric.name])
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 

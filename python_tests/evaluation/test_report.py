@@ -19,7 +19,6 @@ from jachess_ext.evaluation.figures import (
     norms_figure,
     reliability_figure,
     score_curves_figure,
-    score_over_noise_figure,
     styles_of,
 )
 from jachess_ext.evaluation.files import write_atomically
@@ -110,8 +109,8 @@ def test_figures_are_png_and_repeat_exactly() -> None:
     scores = {"none": [[0.8, 0.6], [0.7, 0.5]], "other": [[0.9, 0.8], [0.8, 0.6]]}
     for draw in (
         lambda: reliability_figure(diagrams),
-        lambda: score_over_noise_figure([0, 1], scores, "accuracy", "rms"),
-        lambda: score_over_noise_figure([0, 1], {"one": [[0.8, 0.6]]}, "accuracy", "rms"),
+        lambda: score_curves_figure([0, 1], scores, "δ (rms)", "accuracy"),
+        lambda: score_curves_figure([0, 1], {"one": [[0.8, 0.6]]}, "δ (rms)", "accuracy"),
         lambda: norms_figure({"a": [1.0, 10.0]}, {"a": [2.0, 3.0]}),
     ):
         first = draw()
