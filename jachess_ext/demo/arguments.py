@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..commands.option_types import checked, whole
 from ..tasks.files import Columns
@@ -44,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--unlab",
+        dest="form",
         choices=("joint", "alternating"),
         default=Recipe.form,
         help="JacHess-unlab: one step on both losses, or a step on each in turn",
@@ -55,24 +58,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def from_namespace(given: argparse.Namespace) -> Options:
     """The parsed options as `Options`."""
-    lr = given.lr if given.lr is not None else (2e-5 if given.model else Recipe.lr)
-    options = Options(
-        out=given.out,
-        model=given.model,
-        train=given.train,
-        dev=given.dev,
-        dataset=given.dataset,
-        columns=Columns(given.text_column, given.pair_column, given.label_column),
-        seeds=given.seeds,
-        recipe=Recipe(
-            steps=given.steps,
-            batch_size=given.batch_size,
-            lr=lr,
-            strength=given.strength,
-            weights=given.weights,
-            form=given.unlab,
-        ),
-        max_length=given.max_length,
-        threads=given.threads,
-    )
+    values = vars(given) | {
+        "lr": given.lr if given.lr is not None else (2e-5 if given.model else Recipe.lr),
+        "columns": Columns(given.text_column, given.pair_column, given.label_column),
+    }
+    values["recipe"] = Recipe(**_named(Recipe, values))
+    options = Options(**_named(Options, values))
     return options.quick() if given.quick else options
+
+
+def _named(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a dataclass."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}

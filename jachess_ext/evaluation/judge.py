@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,11 @@ class Conditions:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected a number from {least} up"
                 )
+
+    @property
+    def bare(self) -> Conditions:
+        """The clean rows alone."""
+        return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
 
 
 @dataclass(frozen=True)

@@ -191,11 +191,8 @@ def _part(name: str, kind: Any, content: Any) -> Any:
         return content
     try:
         check(content, kind, name)
-    except BadJSON as error:
-        raise DataError(str(error)) from error
-    try:
         return kind(**{name: _frozen(value) for name, value in content.items()})
-    except ValueError as error:  # of `Conditions`, which is not of this package
+    except ValueError as error:
         raise DataError(str(error)) from error
 
 

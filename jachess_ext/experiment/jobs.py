@@ -213,11 +213,10 @@ def _check_tuned(grid: Grid) -> None:
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
     """Every method with values to try, on every task; judged by the clean score alone."""
     grid = loaded.grid
-    bare = replace(grid.conditions, corruption=(), deltas=(), texts=(), sequences=0)
     return [
         Job(
             *("tuning", grid.model, loaded.version, part, method, value, seed),
-            *(grid.recipe, bare),
+            *(grid.recipe, grid.conditions.bare),
         )
         for task in loaded.tasks
         for method in grid.methods

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import TrainerCallback
 
 from ..evaluation.files import whole_folder, write_atomically
@@ -40,9 +42,7 @@ def run(
         The record; seconds of ``training`` and ``judging``, and ``processor`` seconds of training,
         which other work on the machine prolongs less.
     """
-    if tracking is None:
-        return _run(job, models, None)
-    with tracking.of(job.name) as log:
+    with nullcontext() if tracking is None else tracking.of(job.name) as log:
         return _run(job, models, log)
 
 
@@ -55,23 +55,21 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
     if job.recipe.lora:
         model = with_lora(model, seed=job.seed)
     curve = Curve(job, tokenizer, log) if job.curve else None
-    start = _Clock()
+    start = _now()
     record = _head(job)
     try:
         _train(job, model, tokenizer, log, curve)
-        trained = _Clock()
+        trained = _now()
         figures = task_figures(
             *(model, tokenizer, scale, job.task, job.shift, job.conditions, job.recipe.max_length)
         )
         figures = finite(figures | {"embedding_growth": embedding_scale(model) / scale})
     except FloatingPointError as error:
         return record | {"error": str(error)}, {}
-    aside = (0.0, 0.0) if curve is None else curve.seconds
-    seconds = {
-        "training": trained.wall - start.wall - aside[0],
-        "processor": trained.processor - start.processor - aside[1],
-        "judging": time.perf_counter() - trained.wall + aside[0],
-    }
+    aside = np.zeros(2) if curve is None else curve.seconds
+    training, processor = (trained - start - aside).tolist()
+    judging = float((_now() - trained + aside)[0])
+    seconds = {"training": training, "processor": processor, "judging": judging}
     record |= figures
     if log is not None:
         log.figures(figures)
@@ -89,11 +87,9 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
     return record, seconds
 
 
-class _Clock:
-    """Seconds as they are now: on the wall, and of this process on all its processors."""
-
-    def __init__(self) -> None:
-        self.wall, self.processor = time.perf_counter(), time.process_time()
+def _now() -> np.ndarray:
+    """Seconds: on the wall, and of this process on all its processors."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 class Curve(TrainerCallback):
@@ -107,7 +103,7 @@ class Curve(TrainerCallback):
 
     def __init__(self, job: Job, tokenizer: Any, log: RunLog | None = None) -> None:
         self.points: list[Record] = []
-        self.seconds = (0.0, 0.0)
+        self.seconds = np.zeros(2)
         self._job, self._log = job, log
         assert job.task.validation is not None  # the grid sees to it
         self._dev, self._validation = (
@@ -120,20 +116,16 @@ class Curve(TrainerCallback):
         epoch = round(state.epoch)
         if epoch not in self._job.curve:
             return
-        start = _Clock()
+        start = _now()
         with in_own_precision(kwargs["model"]) as model:
             point = self._point(model)
         self.points.append({"epoch": epoch, **point})
         if self._log is not None:
             self._log.figures(point)
-        end = _Clock()
-        self.seconds = (
-            self.seconds[0] + end.wall - start.wall,
-            self.seconds[1] + end.processor - start.processor,
-        )
+        self.seconds = self.seconds + _now() - start
 
     def _point(self, model: Any) -> Record:
-        task, conditions = self._job.task, bare(self._job.conditions)
+        task, conditions = self._job.task, self._job.conditions.bare
         found = judge(
             *(model, self._dev, task.metric, 1.0, conditions),
             regression=task.regression,
@@ -148,11 +140,6 @@ class Curve(TrainerCallback):
             "scaled": found.scaled,
             "validation": {"score": other.score, "nll": other.figures.get("nll")},
         }
-
-
-def bare(conditions: Conditions) -> Conditions:
-    """The clean rows alone."""
-    return replace(conditions, corruption=(), deltas=(), texts=(), sequences=0)
 
 
 def _head(job: Job) -> Record:
@@ -240,5 +227,5 @@ def _noisy_examples(examples: Examples, kind: str, share: float) -> Examples:
 
 def _shift_figures(conditions: Conditions, model: Any, dev: Encoded, target: Any) -> Record:
     """Score, Brier score and ECE on the clean rows of another task."""
-    found = judge(model, dev, target.metric, 1.0, bare(conditions), regression=target.regression)
+    found = judge(model, dev, target.metric, 1.0, conditions.bare, regression=target.regression)
     return {"score": found.score, "brier": found.brier, "ece": found.ece}

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..progress import Progress
 from . import one_run
 from .grid import Grid
-from .jobs import Job, LoadedGrid, Record, choose, final_jobs, load, tuning_jobs
+from .jobs import Job, Record, choose, final_jobs, load, tuning_jobs
 from .ray_workers import RayWorkers
 from .store import Store
 from .tracking import Tracking
@@ -51,21 +51,6 @@ def run_grid(
     if ray is not None:
         workers = RayWorkers(ray, threads=threads)
     store = Store(out)
-    with store.locked():
-        store.write_grid(asdict(grid))
-        store.adopt()
-        models = out / "models" if save_models else None
-        return _run(loaded, store, workers, models, tracking, progress)
-
-
-def _run(
-    loaded: LoadedGrid,
-    store: Store,
-    workers: Workers | RayWorkers,
-    models: Path | None,
-    tracking: Tracking | None,
-    progress: Progress,
-) -> list[Record]:
     tuning = tuning_jobs(loaded)
     progress.total(len(tuning) + len(final_jobs(loaded, {})))
 
@@ -84,10 +69,13 @@ def _run(
             workers.run_all(missing, run, done)
         return store.assemble([*before, *jobs])
 
-    with progress.stage("choosing strengths"):
-        chosen = choose(make(tuning, [], None))
-    with progress.stage("fine-tuning"):
-        return make(final_jobs(loaded, chosen), tuning, models)
+    with store.locked():
+        store.write_grid(asdict(grid))
+        store.adopt()
+        with progress.stage("choosing strengths"):
+            chosen = choose(make(tuning, [], None))
+        with progress.stage("fine-tuning"):
+            return make(final_jobs(loaded, chosen), tuning, out / "models" if save_models else None)
 
 
 def _is_complete(record: Record | None, job: Job, models: Path | None) -> bool:

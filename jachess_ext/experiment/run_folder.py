@@ -20,6 +20,7 @@ from ..evaluation.files import write_atomically
 from ..evaluation.report import finite, write_json
 from ..json_data import BadJSON, parse_json, read_json
 from ..tasks.examples import DataError
+from ..tasks.files import open_text
 
 Content = dict[str, Any]
 
@@ -117,13 +118,9 @@ def read_results_file(path: Path, fields: Iterable[str]) -> list[Content]:
         DataError: there is none, a line is no record, or there are no lines.
     """
     needed = set(fields)
-    try:
+    with open_text(path) as file:
         # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        lines = "".join(file).removesuffix("\n").split("\n")
     if lines == [""]:
         raise DataError(f"{path} is empty: no run has finished yet")
     records = []

@@ -32,7 +32,7 @@ from .model_pass import padding_mask, run_model, unwrapped
 from .modes import in_mode
 from .parallel import has_tokens, ranks_of, stand_in
 from .perturbations import Isotropic, Perturbation, generator_of
-from .settings import Randomness
+from .settings import Randomness, StepOutput
 
 _LOG = logging.getLogger("jachess_ext")
 _NO_LABEL = -100
@@ -126,7 +126,7 @@ FORMS: dict[str, Callable[[Decisions], Tensor]] = {
 
 
 @dataclass
-class DecisionOutput:
+class DecisionOutput(StepOutput):
     """One step's penalty and what came with it.
 
     Attributes:
@@ -143,20 +143,6 @@ class DecisionOutput:
     figures: dict[str, Tensor] = field(default_factory=dict)
     skipped: int | None = None
     empty: bool = False
-
-    @property
-    def total(self) -> Tensor:
-        """Task loss + penalty.
-
-        Raises:
-            ValueError: the model computed no task loss.
-        """
-        if self.skipped is not None or self.empty:
-            return self.loss
-        task = getattr(self.model_output, "loss", None)
-        if task is None:
-            raise ValueError("the model returned no task loss: put 'labels' into the batch")
-        return task + self.loss
 
 
 class DecisionPenalty:
@@ -294,8 +280,7 @@ class DecisionPenalty:
         figures = {"penalty": value.detach(), "strength": loss.new_tensor(self.strength)}
         result = DecisionOutput(loss, output, figures, empty=empty)
         if empty:
-            task = getattr(output, "loss", None)
-            result.loss = (loss if task is None else loss + task) * 0
+            result.loss = result.stand_in_loss()
         level = float(ranks.sum(value.detach().double()) / ranks.size)
         if not math.isfinite(level):
             return self._skipped(result, number)

@@ -24,7 +24,7 @@ from .parallel import (
     zero_of_gradients,
 )
 from .scope import Dimensions, Layers, Scope
-from .settings import Engine, HessianNorm, Randomness, Settings
+from .settings import Engine, HessianNorm, Randomness, Settings, StepOutput
 from .state import check_state
 from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile, same_profile
 
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("jachess_ext")
 
 
 @dataclass
-class JacHessOutput:
+class JacHessOutput(StepOutput):
     """One step's penalty and what came with it.
 
     Attributes:
@@ -58,23 +58,6 @@ class JacHessOutput:
     smoothness: Smoothness
     skipped: int | None = None
     empty: bool = False
-
-    @property
-    def total(self) -> Tensor:
-        """Task loss + penalty: what train mode minimises.
-
-        Raises:
-            ValueError: the model computed no task loss.
-        """
-        if self.skipped is not None or self.empty:
-            return self.loss
-        task = getattr(self.model_output, "loss", None)
-        if task is None:
-            raise ValueError(
-                "the model returned no task loss: train mode needs 'labels' in the batch (and a "
-                "model with a head); for unlabelled data use .loss"
-            )
-        return task + self.loss
 
 
 class JacHess:
@@ -250,8 +233,7 @@ class JacHess:
             loss, result.jacobian, result.hessian, norms.model_pass.output, result, layer
         )
         if empty and layer is None:
-            task = getattr(out.model_output, "loss", None)
-            out.loss, out.empty = (loss if task is None else loss + task) * 0, True
+            out.loss, out.empty = out.stand_in_loss(), True
         return out
 
     def _loss_of_skipped(self, loss: Tensor, ranks: Ranks) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -12,7 +12,6 @@ from .model_pass import Pass
 from .scope import Dimensions, Layers, Scope, check_dimensions
 
 Engine = Literal["jet", "reverse", "exact"]
-ENGINES = ("jet", "reverse", "exact")
 HessianNorm = Literal["per_dimension", "tensor"]
 
 
@@ -34,10 +33,10 @@ class Settings:
     right in place of an error; the caller looks for them afterwards, with fewer waits for a GPU."""
 
     def __post_init__(self) -> None:
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("scope", self.scope, ("all", "first", "last"))
-        _one_of("hessian_norm", self.hessian_norm, ("per_dimension", "tensor"))
-        _one_of("distribution", self.distribution, ("gaussian", "rademacher"))
+        _one_of("engine", self.engine, get_args(Engine))
+        _one_of("scope", self.scope, get_args(Scope))
+        _one_of("hessian_norm", self.hessian_norm, get_args(HessianNorm))
+        _one_of("distribution", self.distribution, get_args(Distribution))
         check_dimensions(self.dimensions)
         count = self.directions
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -107,3 +106,34 @@ class TokenNorms:
     hessian: Tensor | None
     tokens: Tensor
     model_pass: Pass
+
+
+class StepOutput:
+    """What the outputs of a step with a penalty share; its fields are documented there."""
+
+    loss: Tensor
+    model_output: Any
+    skipped: int | None
+    empty: bool
+
+    @property
+    def total(self) -> Tensor:
+        """Task loss + penalty: what train mode minimises.
+
+        Raises:
+            ValueError: the model computed no task loss.
+        """
+        if self.skipped is not None or self.empty:
+            return self.loss
+        task = getattr(self.model_output, "loss", None)
+        if task is None:
+            raise ValueError(
+                "the model returned no task loss: train mode needs 'labels' in the batch (and a "
+                "model with a head); for unlabelled data use .loss"
+            )
+        return task + self.loss
+
+    def stand_in_loss(self) -> Tensor:
+        """A zero with zero gradients for all that took part."""
+        task = getattr(self.model_output, "loss", None)
+        return (self.loss if task is None else self.loss + task) * 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
-WEIGHTINGS = ("uniform", "inverse", "norm", "softmax", "raw_softmax")
+WEIGHTINGS = get_args(Weighting)
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
@@ -62,12 +62,8 @@ def given_profile(weights: Sequence[float]) -> Tensor:
         ValueError: negative or non-finite numbers.
     """
     profile = torch.as_tensor(list(weights), dtype=torch.float64)
-    if (
-        profile.ndim != 1
-        or not len(profile)
-        or not torch.isfinite(profile).all()
-        or profile.lt(0).any()
-    ):
+    well = profile.ndim == 1 and len(profile) > 0 and torch.isfinite(profile).all()
+    if not well or profile.lt(0).any():
         raise ValueError(f"weights is {list(weights)}; expected non-negative finite numbers")
     return profile
 

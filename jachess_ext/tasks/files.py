@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN, Metric
+from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN
 from ..json_data import BadJSON, parse_json, read_json, shown
 from .examples import DataError, Examples, Task
 from .positive_class import positive_second, reordered
@@ -106,44 +106,38 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     if columns.pair is None and records[train] and _PAIR in records[train][0]:
         columns = replace(columns, pair=_PAIR)
     rows = {path: list(_rows(path, found, columns)) for path, found in records.items()}
+    names: list[str] = []
+    labels: dict[Path, list[float]]
     if columns.regression:
-        numbers = {
+        labels = {
             path: [_number(path, i, row[2]) for i, row in enumerate(found, start=1)]
             for path, found in rows.items()
         }
-        examples = {path: _examples(rows[path], numbers[path]) for path in rows}
-        return _task(train, dev, (), examples, SPEARMAN)
-    names = sorted({label for _, _, label in rows[train]}, key=_natural)
-    if len(names) < 2:
-        raise DataError(
-            f"{train}: every label is {shown(names[0])}; a classifier needs at least two classes"
-        )
-    index = {name: i for i, name in enumerate(names)}
-    for number, (_, _, label) in enumerate(rows[dev], start=1):
-        if label not in index:
+    else:
+        names = sorted({label for _, _, label in rows[train]}, key=_natural)
+        if len(names) < 2:
             raise DataError(
-                f"{dev}: record {number} has the label {shown(label)}, which {train} does not "
-                f"have; known labels are {', '.join(map(shown, names[:10]))}"
+                f"{train}: every label is {shown(names[0])}; a classifier needs at least two "
+                "classes"
             )
-    examples = {
-        path: _examples(found, [index[label] for _, _, label in found])
-        for path, found in rows.items()
-    }
-    return _task(train, dev, tuple(names), examples, ACCURACY)
-
-
-def _task(
-    train: Path, dev: Path, classes: tuple[str, ...], examples: dict[Path, Examples], metric: Metric
-) -> Task:
-    what = f"{len(classes)} classes" if classes else "numbers"
+        index = {name: i for i, name in enumerate(names)}
+        for number, (_, _, label) in enumerate(rows[dev], start=1):
+            if label not in index:
+                raise DataError(
+                    f"{dev}: record {number} has the label {shown(label)}, which {train} does not "
+                    f"have; known labels are {', '.join(map(shown, names[:10]))}"
+                )
+        labels = {path: [index[row[2]] for row in found] for path, found in rows.items()}
+    examples = {path: _examples(found, labels[path]) for path, found in rows.items()}
+    what = f"{len(names)} classes" if names else "numbers"
     return Task(
         name=train.name.partition(".")[0],
         description=f"{what} from {train.name}, judged on {dev.name}",
-        classes=classes,
+        classes=tuple(names),
         train=examples[train],
         unlabelled=examples[train],
         dev=examples[dev],
-        metric=metric,
+        metric=ACCURACY if names else SPEARMAN,
     )
 
 
@@ -280,6 +274,6 @@ def _natural(label: str) -> tuple[int, int, str]:
         return (1, 0, label)
 
 
-def _examples(rows: list[Row], labels: list[float] | list[int]) -> Examples:
+def _examples(rows: list[Row], labels: list[float]) -> Examples:
     pairs = [pair for _, pair, _ in rows if pair is not None]
     return Examples([text for text, _, _ in rows], pairs or None, labels)

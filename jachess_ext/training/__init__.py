@@ -16,10 +16,9 @@ from .dual import DualSchedule, PassSummary
 from .lora import with_lora
 from .method_arguments import METHODS, MethodArguments
 from .methods import MethodMixin, MethodTrainer
-from .mixin import JacHessMixin
+from .mixin import JacHessMixin, JacHessTrainer
 from .monitor import SmoothnessMonitor
 from .ntk_drift import DriftPoint, NTKDrift
-from .trainer import JacHessTrainer
 
 __all__ = [
     "METHODS",

@@ -1,4 +1,4 @@
-"""Adversarial noise on the token embeddings: FreeLB and SMART."""
+"""Noise on the token embeddings: NEFTune, and adversarial, FreeLB and SMART."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import draw_noise, row_mean, symmetric_divergence
 from .random_state import RandomState, drawing_apart
+
+
+class NEFTune(Method):
+    """Uniform noise of size α / √(T d) on the token embeddings (Jain et al. 2023).
+
+    The Trainer's own, which draws from torch's generator: dropout masks are not the plain run's.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        trainer.neftune_noise_alpha = self.settings.alpha
 
 
 class FreeLB(Method):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,24 +23,12 @@ SCHEDULE = "jachess_schedule.safetensors"
 _COUNTS = "jachess"
 _DIGITS = 9  # of a parameter's number
 _LOG = logging.getLogger("jachess_ext")
+Resumed = tuple[Position | None, dict[str, Any] | None]
 
 
 class _Counts(TypedDict):
     taken: int
     passes: int
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """What a checkpoint says of the modes with unlabelled data; None where it has no such file.
-
-    Attributes:
-        unlabelled: how far the unlabelled data was read; modes joint and unlab.
-        schedule: as `DualSchedule.state_dict`; mode unlab.
-    """
-
-    unlabelled: Position | None
-    schedule: dict[str, Any] | None
 
 
 def save(
@@ -94,6 +81,10 @@ def _without_state(folder: str | Path, regulariser: JacHess) -> None:
 def load_rest(folder: str | Path, mode: str) -> Resumed:
     """What a mode with unlabelled data goes on from; what is missing starts anew, with a warning.
 
+    Returns:
+        How far the unlabelled data was read (modes joint and unlab), and what
+        `DualSchedule.state_dict` gave (mode unlab); None where there is no such file.
+
     Raises:
         ValueError: a file is damaged.
     """
@@ -102,7 +93,7 @@ def load_rest(folder: str | Path, mode: str) -> Resumed:
         if not (Path(folder) / name).is_file():
             what = "unlabelled data" if name == UNLABELLED else "the passes' AdamW"
             _LOG.warning("%s has no %s: %s starts anew", folder, name, what)
-    return Resumed(
+    return (
         load_unlabelled(folder) if UNLABELLED in names else None,
         load_schedule(folder) if SCHEDULE in names else None,
     )
@@ -117,14 +108,14 @@ def load_unlabelled(folder: str | Path) -> Position | None:
     path = Path(folder) / UNLABELLED
     if not path.is_file():
         return None
-    state = _read(path)
+    state: Position = _read(path)
     try:
         check(state, Position, "the place in the unlabelled data")
         if min(state["round"], state["taken"]) < 0:
             raise BadJSON("the place in the unlabelled data is negative")
     except BadJSON as error:
         raise ValueError(f"{path}: {error}; resume from another checkpoint") from error
-    return {"round": state["round"], "taken": state["taken"]}
+    return state
 
 
 def schedule_bytes(state: dict[str, Any]) -> bytes:

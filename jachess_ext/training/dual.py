@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..smoothness import JacHess, JacHessOutput
+from ..smoothness import JacHess
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from .random_state import drawing_apart, step_key
@@ -112,7 +112,7 @@ class DualSchedule:
         own_numbers = drawing_apart(*step_key(self.regulariser))
         try:
             with own_numbers, in_mode(self.regulariser.model, self.dropout):
-                summary = _summary([_detached(self._step(batch)) for batch in self._pass()])
+                summary = _summary([self._step(batch) for batch in self._pass()])
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
@@ -122,7 +122,8 @@ class DualSchedule:
     def _pass(self) -> Iterable[Batch]:
         return iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
 
-    def _step(self, batch: Batch) -> JacHessOutput:
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Penalty and norms, without their graph."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr()
         self.optimizer.zero_grad()
@@ -132,7 +133,8 @@ class DualSchedule:
             nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return out
+        hessian = None if out.hessian is None else out.hessian.detach()
+        return out.loss.detach(), out.jacobian.detach(), hessian
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and passes done, and the optimiser's moments by the parameter's number.
@@ -179,15 +181,7 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
 
 
-_Figures = tuple[Tensor, Tensor, Tensor | None]
-
-
-def _detached(out: JacHessOutput) -> _Figures:
-    hessian = None if out.hessian is None else out.hessian.detach()
-    return out.loss.detach(), out.jacobian.detach(), hessian
-
-
-def _summary(figures: list[_Figures]) -> PassSummary:
+def _summary(figures: list[tuple[Tensor, Tensor, Tensor | None]]) -> PassSummary:
     if not figures:
         raise ValueError("there are no unlabelled batches; expected at least one per pass")
     losses, jacobians, hessians = zip(*figures, strict=True)

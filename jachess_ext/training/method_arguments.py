@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .adversarial import SMART, FreeLB
+from .adversarial import SMART, FreeLB, NEFTune
 from .arguments import MODES, JacHessArguments, _help
 from .consistency import CorruptAugment, CorruptConsistency, RDrop
 from .decision import Divergence, Fisher, Margin, Recommended
 from .method import Method
-from .of_transformers import NEFTune
 from .penalties import L2, R3F
 from .sam import SAM
 from .start import L2SP, WiSEFT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
@@ -25,7 +25,7 @@ from .step_log import StepLog, flat
 from .unlabelled import UnlabelledBatches
 
 if TYPE_CHECKING:
-    from transformers import Trainer as _Base
+    _Base = Trainer
 else:
     _Base = object
 
@@ -77,7 +77,7 @@ class JacHessMixin(_Base):
         self.regulariser: JacHess = self.jachess.regulariser(self.model, self.args.seed)
         self.dual: DualSchedule | None = None
         self._unlabelled: UnlabelledBatches | None = None
-        self._resumed: checkpoint.Resumed | None = None
+        self._resumed: checkpoint.Resumed = (None, None)
         self._step_log = StepLog()
         self.add_callback(_Schedule(self))
 
@@ -224,11 +224,11 @@ class JacHessMixin(_Base):
 
     def _begin_jachess(self, model: nn.Module) -> None:
         """Calibrate, unless the norms are known; and start the schedule."""
-        resumed, self._resumed = self._resumed or checkpoint.Resumed(None, None), None
+        (position, schedule), self._resumed = self._resumed, (None, None)
         if self.unlabelled_dataset is not None:
             self._unlabelled = self._unlabelled_batches()
-            if resumed.unlabelled is not None:
-                self._unlabelled.load_state_dict(resumed.unlabelled)
+            if position is not None:
+                self._unlabelled.load_state_dict(position)
         self._mend_loss_scaling(model)
         if self.regulariser.strength == 0:
             return
@@ -237,8 +237,8 @@ class JacHessMixin(_Base):
             self.regulariser.calibrate(self._calibration_batches())
         if self._unlabelled is not None and self.jachess.mode == "unlab":
             self.dual = self._make_schedule(self._unlabelled)
-            if resumed.schedule is not None:
-                self._go_on(self.dual, resumed.schedule)
+            if schedule is not None:
+                self._go_on(self.dual, schedule)
 
     def _go_on(self, dual: DualSchedule, state: dict[str, Any]) -> None:
         """A checkpoint after an epoch's last step is written before the pass that follows it."""
@@ -326,3 +326,18 @@ class _Schedule(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._end_jachess(self._trainer.model_wrapped)
+
+
+class JacHessTrainer(JacHessMixin, Trainer):
+    """``transformers.Trainer`` with two arguments more; see `JacHessMixin`.
+
+    Example:
+        >>> trainer = JacHessTrainer(
+        ...     model=model,
+        ...     args=training_arguments,
+        ...     train_dataset=train,
+        ...     processing_class=tokenizer,
+        ...     jachess=JacHessArguments(strength=0.1, weights="softmax"),
+        ... )
+        >>> trainer.train()
+    """

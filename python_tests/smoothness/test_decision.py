@@ -443,7 +443,7 @@ def test_bad_calls() -> None:
         DecisionPenalty(language_model(False))(BATCH | {"labels": labels})
     with pytest.raises(ValueError, match="returned no logits that depend on its embeddings"):
         DecisionPenalty(model.bert)(BATCH)
-    with pytest.raises(ValueError, match="put 'labels' into the batch"):
+    with pytest.raises(ValueError, match="needs 'labels' in the batch"):
         _ = DecisionPenalty(model)(BATCH).total
 
 
