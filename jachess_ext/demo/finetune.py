@@ -82,10 +82,7 @@ class Trainer:
     _fisher: DecisionPenalty | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        outside = torch.get_rng_state()
-        torch.manual_seed(self.seed)
-        self._random = torch.get_rng_state()
-        torch.set_rng_state(outside)
+        self._random = torch.Generator().manual_seed(self.seed).get_state()
         size = self.recipe.batch_size
         self._labelled = self.train.shuffled(size, self.seed)
         self._free = self.unlabelled.shuffled(size, self.seed + 1)
@@ -129,13 +126,12 @@ class Trainer:
         Raises:
             FloatingPointError: a loss is not finite.
         """
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._random)
-        try:
-            return self._take_step()
-        finally:
-            self._random = torch.get_rng_state()
-            torch.set_rng_state(outside)
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(self._random)
+            try:
+                return self._take_step()
+            finally:
+                self._random = torch.get_rng_state()
 
     def _take_step(self) -> dict[str, float]:
         self._set_rates()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 from ..smoothness.model_pass import hooked_embeddings
 
 
-@contextmanager
 def perturbed_embeddings(
     model: nn.Module, delta: float, generator: torch.Generator
-) -> Iterator[None]:
+) -> AbstractContextManager[Any]:
     """Within it, the model's token embeddings are e' = e + δ v, v ~ N(0, I).
 
     The noise is added where token ids become vectors, so positions, masks and everything else of
@@ -36,8 +34,7 @@ def perturbed_embeddings(
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
         return x + delta * noise.to(x)
 
-    with hooked_embeddings(model, add_noise):
-        yield
+    return hooked_embeddings(model, add_noise)
 
 
 def embedding_scale(model: nn.Module) -> float:

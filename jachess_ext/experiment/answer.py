@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..evaluation.figures import SCALE, Styles, forest_figure
 from ..evaluation.report import Picture
 from ..evaluation.statistics import interval
@@ -51,7 +49,7 @@ def _of_figure(results: Results, methods: Sequence[str], asked: Compared) -> str
     }
     seeds = max(map(len, by_method.values()), default=0)
     for method, values in by_method.items():
-        mean, half = float(values.mean()), _half(values)
+        mean, half = float(values.mean()), interval(values)
         place = "open"
         if abs(mean) > half:  # not of NaN
             place = "better" if mean * asked.better > 0 else "worse"
@@ -82,10 +80,6 @@ def _of_figure(results: Results, methods: Sequence[str], asked: Compared) -> str
     return where + "; ".join(parts) + "." + note * (asked is _ASKED[0])
 
 
-def _half(values: np.ndarray) -> float:
-    return interval(list(values)) if len(values) > 1 else math.nan
-
-
 def _signed(value: float, digits: int) -> str:
     text = f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before a zero
     return text.replace("-", "−")
@@ -105,7 +99,7 @@ def forests(results: Results, styles: Styles) -> list[Picture]:
             for method in results.methods:
                 values = asked.scale * differences(results, method, [task], asked.figure)
                 if method != REFERENCE and len(values):
-                    found[method] = (float(values.mean()), _half(values))
+                    found[method] = (float(values.mean()), interval(values))
             if found:
                 across = f"{asked.title}, difference from the plain model"
                 several = any(not math.isnan(half) for _, half in found.values())

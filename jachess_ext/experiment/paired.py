@@ -38,7 +38,7 @@ class Compared:
         if not len(found):
             return "–"
         found = self.scale * found
-        half = "" if len(found) < 2 else f" ± {interval(list(found)):.{self.digits}f}"
+        half = "" if len(found) < 2 else f" ± {interval(found):.{self.digits}f}"
         wins = (self.better * found > 0).sum()
         return f"{found.mean():+.{self.digits}f}{half} ({wins}/{len(found)})"
 
@@ -116,14 +116,13 @@ def differences(
 
 
 def _pairs(
-    results: Results, method: str, column: Compared, reference: str
-) -> dict[tuple[str, int], float]:
-    """(task, seed) → difference, of all that both have."""
-    found: dict[tuple[str, int], float] = {}
+    results: Results, method: str, figure: Figure
+) -> dict[tuple[str, int], tuple[float, float]]:
+    """(task, seed) → the method's figure and the plain run's, of all that both have."""
+    found: dict[tuple[str, int], tuple[float, float]] = {}
     for task in results.tasks:
-        own = results.by_seed(method, task, column.figure)
-        other = results.by_seed(reference, task, column.figure)
-        found |= {(task, seed): own[seed] - other[seed] for seed in own if seed in other}
+        own, plain = (results.by_seed(m, task, figure) for m in (method, REFERENCE))
+        found |= {(task, seed): (own[seed], plain[seed]) for seed in own if seed in plain}
     return found
 
 
@@ -143,7 +142,8 @@ def overall_tables(results: Results) -> list[Table]:
     for column in _TESTED:
         rows = []
         for method in results.compared:
-            pairs = _pairs(results, method, column, REFERENCE)
+            figures = _pairs(results, method, column.figure)
+            pairs = {key: own - plain for key, (own, plain) in figures.items()}
             if len(pairs) > 1:
                 values = np.array(list(pairs.values()))
                 wins = (column.better * values > 0).sum()
@@ -158,16 +158,10 @@ def overall_tables(results: Results) -> list[Table]:
     return found
 
 
-_seconds = at("seconds", "processor")
-
-
 def cost_of(results: Results, method: str) -> float | None:
     """Processor seconds of training over the plain run's of the same task and seed, mean ratio."""
-    ratios = []
-    for task in results.tasks:
-        own = results.by_seed(method, task, _seconds)
-        plain = results.by_seed(REFERENCE, task, _seconds)
-        ratios += [own[seed] / plain[seed] for seed in own if plain.get(seed)]
+    seconds = _pairs(results, method, at("seconds", "processor")).values()
+    ratios = [own / plain for own, plain in seconds if plain]
     return float(np.mean(ratios)) if ratios else None
 
 

@@ -81,29 +81,29 @@ class RunLog(TrainerCallback):
     def on_train_begin(self, *given: Any, **kwargs: Any) -> None:
         """Opens the run."""
         self._last = given, kwargs
-        for tracker in self._trackers:
-            tracker.on_train_begin(*given, **kwargs)
+        self._tell("on_train_begin")
 
     def on_log(self, *given: Any, **kwargs: Any) -> None:
         """Losses and penalties."""
         logs = kwargs.pop("logs", None)
         self._last = given, kwargs
+        self._tell("on_log", logs=logs)
+
+    def _tell(self, event: str, **more: Any) -> None:
+        assert self._last is not None, "no Trainer has begun"
+        given, kwargs = self._last
         for tracker in self._trackers:
-            tracker.on_log(*given, logs=logs, **kwargs)
+            getattr(tracker, event)(*given, **more, **kwargs)
 
     def figures(self, found: Mapping[str, Any]) -> None:
         """A record's numbers as ``eval_<name>``, at the step that training has come to."""
-        assert self._last is not None, "no Trainer has begun"
-        given, kwargs = self._last
         drawn = {name: value for name, value in found.items() if name != "reliability"}
-        self.on_log(*given, logs=dict(_scalars(drawn, "eval_")), **kwargs)
+        self._tell("on_log", logs=dict(_scalars(drawn, "eval_")))
 
     def close(self) -> None:
         """The run's end, for the trackers."""
         if self._last is not None:
-            given, kwargs = self._last
-            for tracker in self._trackers:
-                tracker.on_train_end(*given, **kwargs)
+            self._tell("on_train_end")
 
 
 def _scalars(found: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, float]]:

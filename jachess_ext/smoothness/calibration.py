@@ -62,8 +62,17 @@ def measure_base(
     if ranks.size > 1:
         batches = list(batches)
         raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
+    sums: list[Any] = [0, 0 if settings.second_order else None]
+    count = 0
     with torch.no_grad(), in_mode(model, training=False):
-        sums, count = _sums(model, batches, settings, seed, ranks.rank)
+        for number, batch in enumerate(batches):
+            padding_mask(batch)  # raises where a row has no token
+            random = Randomness.from_seed(seed, number, rank=ranks.rank, calibrating=True)
+            norms = measure_tokens(model, batch, settings, random)
+            for place, values in enumerate((norms.jacobian, norms.hessian)):
+                if values is not None:
+                    sums[place] = sums[place] + values.sum((-1, -2))
+            count += int(norms.tokens.sum())
     if ranks.max(torch.tensor(int(count == 0), device=device)):
         where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
         raise ValueError(f"calibrate got no batches{where}; expected at least one")
@@ -78,24 +87,3 @@ def measure_base(
             )
     assert means[0] is not None
     return BaseNorms(means[0], means[1], count)
-
-
-def _sums(
-    model: nn.Module,
-    batches: Iterable[Mapping[str, Any]],
-    settings: Settings,
-    seed: int | None,
-    rank: int,
-) -> tuple[tuple[Any, Any], int]:
-    jacobian: Any = 0
-    hessian: Any = 0
-    count = 0
-    for number, batch in enumerate(batches):
-        padding_mask(batch)  # raises where a row has no token
-        random = Randomness.from_seed(seed, number, rank=rank, calibrating=True)
-        norms = measure_tokens(model, batch, settings, random)
-        jacobian = jacobian + norms.jacobian.sum((-1, -2))
-        if norms.hessian is not None:
-            hessian = hessian + norms.hessian.sum((-1, -2))
-        count += int(norms.tokens.sum())
-    return (jacobian, hessian if settings.second_order else None), count

@@ -8,13 +8,14 @@ hook that lives for the one call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.nests import map_tensors
@@ -194,8 +195,7 @@ def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict
     return arguments
 
 
-@contextmanager
-def hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
+def hooked_embeddings(model: nn.Module, replace: Enter) -> RemovableHandle:
     """Within it the model goes on with ``replace(x)`` in place of its token embeddings x.
 
     Raises:
@@ -207,11 +207,7 @@ def hooked_embeddings(model: nn.Module, replace: Enter) -> Iterator[None]:
         raise ValueError(
             f"{type(inner).__name__} has no get_input_embeddings(); pass inputs_embeds in the batch"
         )
-    handle = layer.register_forward_hook(lambda module, args, output: replace(output))
-    try:
-        yield
-    finally:
-        handle.remove()
+    return layer.register_forward_hook(lambda module, args, output: replace(output))
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -224,10 +220,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return base if isinstance(base, nn.Module) else inner
 
 
-@contextmanager
-def _head_on_primals(model: nn.Module, collected: list[Any]) -> Iterator[None]:
+def _head_on_primals(model: nn.Module, collected: list[Any]) -> RemovableHandle:
     """Keep the backbone's hidden states and hand only primals on."""
-    backbone = backbone_of(model)
 
     def strip(module: nn.Module, args: Any, output: Any) -> Any:
         states = _field(output, "hidden_states")
@@ -235,8 +229,4 @@ def _head_on_primals(model: nn.Module, collected: list[Any]) -> Iterator[None]:
             collected.append(states)
         return map_tensors(output, primal_of)
 
-    handle = backbone.register_forward_hook(strip)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return backbone_of(model).register_forward_hook(strip)

@@ -67,13 +67,8 @@ def train_byte_pairs(texts: Iterable[str], size: int) -> Any:
     core = library.Tokenizer(library.models.BPE(unk_token=unknown))
     core.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
     core.decoder = library.decoders.ByteLevel()
-    trainer = require("tokenizers.trainers").BpeTrainer(
-        vocab_size=size,
-        special_tokens=list(BYTE_PAIR_SPECIAL),
-        initial_alphabet=sorted(alphabet),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
+    special = list(BYTE_PAIR_SPECIAL)
+    _train(core, texts, vocab_size=size, special_tokens=special, initial_alphabet=sorted(alphabet))
     _frame(core, library, start, end)
     names = ("pad_token", "unk_token", "bos_token", "eos_token")
     return _wrapped(core, **dict(zip(names, BYTE_PAIR_SPECIAL, strict=True)))
@@ -96,16 +91,20 @@ def _wordpieces(texts: Sequence[str], size: int, normalizer: Any) -> dict[str, i
     core = library.Tokenizer(library.models.BPE(continuing_subword_prefix="##"))
     core.normalizer = normalizer
     core.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    trainer = require("tokenizers.trainers").BpeTrainer(
+    _train(
+        *(core, texts),
         vocab_size=size,
         special_tokens=first,
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         continuing_subword_prefix="##",
-        show_progress=False,
     )
-    core.train_from_iterator(texts, trainer)
     return core.get_vocab()
+
+
+def _train(core: Any, texts: Iterable[str], **settings: Any) -> None:
+    trainer = require("tokenizers.trainers").BpeTrainer(show_progress=False, **settings)
+    core.train_from_iterator(texts, trainer)
 
 
 def _check_size(size: int, fewest: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ..evaluation.robustness import embedding_scale
 from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
+from ..smoothness.modes import trained
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import draw_noise, row_mean, symmetric_divergence
 from .random_state import RandomState, drawing_apart
@@ -117,7 +117,8 @@ class SMART(Method):
 
         box = settings.adv_radius * self._scale
         for _ in range(settings.adv_steps):
-            with _frozen(model):
+            # the ascent's backward pass is of δ alone
+            with trained(dict.fromkeys(model.parameters(), False)):
                 found = apart(logits.detach()).sum()
                 assert noise is not None
                 (gradient,) = torch.autograd.grad(found, noise)
@@ -125,19 +126,6 @@ class SMART(Method):
             moved = noise.detach() + settings.adv_lr * self._scale * gradient / largest
             noise = moved.clamp(-box, box).requires_grad_()
         return row_mean(apart(logits), inputs)
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Within it no parameter asks for a gradient: the ascent's backward pass is of δ alone."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in asking:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
 
 
 def _real_tokens(embeddings: Tensor, inputs: Batch) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -208,15 +209,6 @@ class JacHessMixin(_Base):
         assert self._unlabelled is not None
         return dict(self._unlabelled.next())
 
-    def _unlabelled_batches(self) -> UnlabelledBatches:
-        generator = torch.Generator()
-        return UnlabelledBatches(
-            self._loader(self.unlabelled_dataset, generator),
-            generator,
-            seed=(self.args.seed, 1 + self.args.process_index),
-            prepare=self._prepare_inputs,
-        )
-
     def _seeded_loader(self, dataset: Any) -> DataLoader:
         return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
 
@@ -226,7 +218,13 @@ class JacHessMixin(_Base):
         """Calibrate, unless the norms are known; and start the schedule."""
         (position, schedule), self._resumed = self._resumed, (None, None)
         if self.unlabelled_dataset is not None:
-            self._unlabelled = self._unlabelled_batches()
+            generator = torch.Generator()
+            self._unlabelled = UnlabelledBatches(
+                self._loader(self.unlabelled_dataset, generator),
+                generator,
+                seed=(self.args.seed, 1 + self.args.process_index),
+                prepare=self._prepare_inputs,
+            )
             if position is not None:
                 self._unlabelled.load_state_dict(position)
         self._mend_loss_scaling(model)
@@ -234,9 +232,20 @@ class JacHessMixin(_Base):
             return
         self.regulariser.model = model
         if self.regulariser.base is None and self.regulariser.needs_base:
-            self.regulariser.calibrate(self._calibration_batches())
+            train = self.jachess.mode == "train"
+            loader = self._seeded_loader(self.train_dataset if train else self.unlabelled_dataset)
+            first = islice(loader, self.jachess.calibration_batches)
+            self.regulariser.calibrate(without_labels(self._prepare_inputs(b)) for b in first)
         if self._unlabelled is not None and self.jachess.mode == "unlab":
-            self.dual = self._make_schedule(self._unlabelled)
+            self.dual = DualSchedule(
+                self.regulariser,
+                self._unlabelled,
+                lr=self._pass_rate,
+                every=self.jachess.unlab_every,
+                steps=self.jachess.unlab_steps,
+                max_grad_norm=self.args.max_grad_norm or None,
+                dropout=self.jachess.dropout,
+            )
             if schedule is not None:
                 self._go_on(self.dual, schedule)
 
@@ -258,23 +267,6 @@ class JacHessMixin(_Base):
         if ignores_item_count(model, self._prepare_inputs(batch)):
             warn_of_ignored_item_count(steps)
             self.model_accepts_loss_kwargs = False
-
-    def _calibration_batches(self) -> Iterator[dict[str, Any]]:
-        source = self.train_dataset if self.jachess.mode == "train" else self.unlabelled_dataset
-        loader = self._seeded_loader(source)
-        for _, batch in zip(range(self.jachess.calibration_batches), loader, strict=False):
-            yield without_labels(self._prepare_inputs(batch))
-
-    def _make_schedule(self, batches: UnlabelledBatches) -> DualSchedule:
-        return DualSchedule(
-            self.regulariser,
-            batches,
-            lr=self._pass_rate,
-            every=self.jachess.unlab_every,
-            steps=self.jachess.unlab_steps,
-            max_grad_norm=self.args.max_grad_norm or None,
-            dropout=self.jachess.dropout,
-        )
 
     def _pass_rate(self) -> float:
         follows = self.jachess.unlab_schedule == "follow"

@@ -20,13 +20,15 @@ def half_square_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     Raises:
         ValueError: no parameter with two or more dimensions requires a gradient.
     """
-    squares = [
-        p.to(torch.promote_types(p.dtype, torch.float32)).square().sum()
-        for p in parameters
-        if p.requires_grad and p.ndim > 1
-    ]
-    if not squares:
+    matrices = [p for p in parameters if p.requires_grad and p.ndim > 1]
+    if not matrices:
         raise ValueError("L2 acts on trained matrices, and the model has none")
+    return half_squares(matrices)
+
+
+def half_squares(tensors: Iterable[Tensor]) -> Tensor:
+    """½ Σ t², in float32 or wider, on the first one's device."""
+    squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in tensors]
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
 
 

@@ -20,16 +20,17 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     """
     trained = [p for p in parameters if p.requires_grad]
     found = torch.autograd.grad(penalty, trained, retain_graph=True, allow_unused=True)
-    norm = _norm([g for g in found if g is not None])
+    norm = total_norm([g for g in found if g is not None])
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
-    scale = norm / _norm(drawn)
+    scale = norm / total_norm(drawn)
     # Its value is taken out again: the gradient alone is wanted.
     along = torch.stack([(p * (scale.to(p) * z)).sum().to(penalty) for p, z in zip(trained, drawn)])  # noqa: B905
     along = along.sum()
     return penalty.detach() + along - along.detach()
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """Of all of them together, float64 on the CPU."""
     squares = [t.double().square().sum().cpu() for t in tensors]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)

@@ -41,15 +41,13 @@ def mixed_seed(*words: int) -> int:
 @contextmanager
 def drawing_apart(*key: int) -> Iterator[None]:
     """Within it torch's generators draw what the key decides; afterwards they are as before."""
-    kept = RandomState()
     seed = mixed_seed(*key)
-    try:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
+        if devices:
             torch.cuda.manual_seed_all(seed)
         yield
-    finally:
-        kept.restore()
 
 
 def step_key(regulariser: JacHess) -> tuple[int, int, int]:

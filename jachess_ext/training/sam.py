@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .method import Batch, Method
+from .placebo import total_norm
 from .random_state import RandomState
 
 
@@ -68,7 +69,7 @@ def sharpness_aware_gradient(
         ‖g‖.
     """
     found = [p for p in parameters if p.grad is not None]
-    norm = torch.stack([_square(p.grad) for p in found]).sum().sqrt().item() if found else 0.0
+    norm = total_norm([p.grad for p in found if p.grad is not None]).item()
     if not 0 < norm < float("inf"):
         return norm
     kept = [p.detach().clone() for p in found]
@@ -84,8 +85,3 @@ def sharpness_aware_gradient(
             for p, before in zip(found, kept, strict=True):
                 p.copy_(before)
     return norm
-
-
-def _square(gradient: Tensor | None) -> Tensor:
-    assert gradient is not None
-    return gradient.double().square().sum().cpu()

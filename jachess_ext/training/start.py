@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .method import Batch, Method
+from .penalties import half_squares
 
 
 class _Start(Method):
@@ -37,11 +38,10 @@ class _Start(Method):
                 "model's trained ones is; load it from a checkpoint, or use another method"
             )
 
-    def moved(self, model: nn.Module) -> dict[str, tuple[nn.Parameter, Tensor]]:
+    def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Each kept parameter as it is, and as it was."""
-        inner = self.trainer.accelerator.unwrap_model(model)
-        found = dict(inner.named_parameters())
-        return {name: (found[name], value) for name, value in self.start.items()}
+        found = dict(self.trainer.accelerator.unwrap_model(model).named_parameters())
+        return [(found[name], value) for name, value in self.start.items()]
 
 
 class L2SP(_Start):
@@ -52,11 +52,7 @@ class L2SP(_Start):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """In float32 or wider."""
-        squares = [
-            (now - start).to(torch.promote_types(now.dtype, torch.float32)).square().sum()
-            for now, start in self.moved(model).values()
-        ]
-        return torch.stack(squares).sum() / 2
+        return half_squares(now - start for now, start in self.moved(model))
 
 
 class WiSEFT(_Start):
@@ -77,5 +73,5 @@ class WiSEFT(_Start):
     @torch.no_grad()
     def end(self, model: nn.Module) -> None:
         """Puts the interpolated weights into the model."""
-        for now, start in self.moved(model).values():
+        for now, start in self.moved(model):
             now.copy_(torch.lerp(start, now, self.settings.mix))

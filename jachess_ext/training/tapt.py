@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -12,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ..smoothness.model_pass import backbone_of, unwrapped
+from ..smoothness.modes import trained
 from .method import Method
 from .random_state import RandomState
 
@@ -41,7 +40,9 @@ class TAPT(Method):
         random, trainer = RandomState(), self.trainer
         made = language_model(model)
         masked = is_masked(made.config)
-        with whole_backbone_trained(model):
+        # all of the backbone, save LoRA's matrices (zero in effect)
+        named = dict(backbone_of(model).named_parameters())
+        with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
             stage = MethodTrainer(
                 model=made,
                 args=training_arguments(trainer.args, self.settings),
@@ -50,6 +51,8 @@ class TAPT(Method):
                 processing_class=trainer.processing_class,
             )
             stage.train()
+        for parameter in named.values():
+            parameter.grad = None
         trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
         random.restore()
 
@@ -96,21 +99,6 @@ def language_model(model: nn.Module) -> Any:
     setattr(made, made.base_model_prefix, backbone)
     made.tie_weights()
     return made
-
-
-@contextmanager
-def whole_backbone_trained(model: nn.Module) -> Iterator[None]:
-    """Within it all of the backbone requires gradients, save LoRA's matrices (zero in effect)."""
-    backbone = backbone_of(model)
-    before = {p: p.requires_grad for p in backbone.parameters()}
-    for name, parameter in backbone.named_parameters():
-        parameter.requires_grad_("lora_" not in name)
-    try:
-        yield
-    finally:
-        for parameter, wanted in before.items():
-            parameter.requires_grad_(wanted)
-            parameter.grad = None
 
 
 class UnlabelledRows(Dataset):
