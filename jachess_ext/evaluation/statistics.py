@@ -62,7 +62,7 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     return min(1.0, 2 * float(tail))
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> float:
+def interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> float:
     """Half the width of the mean's confidence interval by Student's t; NaN of one value."""
     if len(values) < 2:
         return float("nan")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,13 @@ NOTE = (
 
 def at(*names: str) -> Figure:
     """What stands in a record under these names, one within the other; None where nothing does."""
-    return lambda record: reduce(lambda found, name: (found or {}).get(name), names, record)
+
+    def figure(record: Any) -> Any:
+        for name in names:
+            record = (record or {}).get(name)
+        return record
+
+    return figure
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def measure_tokens(
 
 def reduced(norms: TokenNorms) -> Smoothness:
     """Sum over tokens, mean over the batch; without a graph under ``torch.no_grad()``."""
-    found: list[Any] = [norms.jacobian, norms.hessian]
+    jacobian, hessian = norms.jacobian, norms.hessian
     if not torch.is_grad_enabled():
-        found = [None if values is None else values.detach() for values in found]
-    jacobian, hessian = (None if values is None else values.sum(-1).mean(-1) for values in found)
-    return Smoothness(jacobian, hessian, *found, norms.tokens)
+        jacobian, hessian = jacobian.detach(), None if hessian is None else hessian.detach()
+    means = None if hessian is None else hessian.sum(-1).mean(-1)
+    return Smoothness(jacobian.sum(-1).mean(-1), means, jacobian, hessian, norms.tokens)

@@ -127,11 +127,12 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
         MissingExtra: transformers (or, for adapters, peft) is not installed.
     """
     adapters = (Path(source) / "adapter_config.json").is_file()
-    kind = require("peft" if adapters else "transformers")
+    settings: dict[str, Any]
     if adapters:
-        auto, settings = kind.AutoPeftModelForSequenceClassification, {"num_labels": outputs}
+        auto = require("peft").AutoPeftModelForSequenceClassification
+        settings = {"num_labels": outputs}
     else:
-        auto = kind.AutoModelForSequenceClassification
+        auto = require("transformers").AutoModelForSequenceClassification
         settings = {"output_loading_info": True, "use_safetensors": True}
     found = _pretrained(auto, source, dtype=torch.float32, **settings)
     model, report = (found, {}) if adapters else found
