@@ -104,16 +104,21 @@ class Row:
 
 def table(outcome: Outcome) -> list[Row]:
     """The rows score and calibration first, then robustness, norms and time."""
-    name = outcome.score_name
+    name, delta = outcome.score_name, DELTAS.index(HEADLINE_DELTA)
     judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
         (name, "higher", 3, lambda j: j.score),
         ("Brier score", "lower", 3, lambda j: j.brier),
         ("ECE, 8 bins", "lower", 3, lambda j: j.ece),
         *(
-            (f"{name}, {share:.0%} tokens unknown", "higher", 3, _corrupted(index))  # type: ignore[list-item]
+            (
+                f"{name}, {share:.0%} tokens unknown",
+                "higher",
+                3,
+                lambda j, at=index: j.corrupted[at],
+            )  # type: ignore[misc]
             for index, share in enumerate(CORRUPTION)
         ),
-        (f"{name}, noise δ = {HEADLINE_DELTA:g} rms", "higher", 3, _noise_score),
+        (f"{name}, noise δ = {HEADLINE_DELTA:g} rms", "higher", 3, lambda j: j.noisy[delta]),
     ]
     rows = [_row(outcome, title, better, digits, get) for title, better, digits, get in judged]
     for symbol, before, get in (
@@ -136,14 +141,6 @@ def in_short(outcome: Outcome, rows: Sequence[Row]) -> list[str]:
     costs = {m: float(np.mean(v)) for m, v in ratios.items()}
     listed = ", ".join(f"{cost:.1f} ({TITLES[m]})" for m, cost in costs.items() if m != "none")
     return [*found, f"A step took {listed} times as long as a plain one."] if listed else found
-
-
-def _corrupted(index: int) -> Callable[[Judgement], float]:
-    return lambda judgement: judgement.corrupted[index]
-
-
-def _noise_score(judgement: Judgement) -> float:
-    return judgement.noisy[DELTAS.index(HEADLINE_DELTA)]
 
 
 def _row(

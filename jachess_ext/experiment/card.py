@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -27,7 +26,7 @@ def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
         record: as in the results file.
         adapters: whether the folder has LoRA's adapters alone.
     """
-    results = list(_results(record))
+    results = _results(record)
     local = Path(record["model"]).exists()
     base = Path(record["model"]).name if local else record["model"]
     data = ModelCardData(
@@ -42,34 +41,31 @@ def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, record, base, results)}")
 
 
-def _results(record: Record) -> Iterator[EvalResult]:
+def _results(record: Record) -> list[EvalResult]:
     """Those of the task's judged rows, then those of other tasks' rows; missing ones left out."""
-
-    def result(dataset: str, kind: str, name: str, value: float | None) -> Iterator[EvalResult]:
-        if value is not None:
-            yield EvalResult(
-                task_type="text-classification",
-                dataset_type=dataset,
-                dataset_name=dataset,
-                dataset_split="dev",
-                metric_type=kind,
-                metric_name=name,
-                metric_value=value,
-            )
-
     task, metric = record["task"], record["metric"]
     kind = metric.lower().replace(" ", "_")
-    yield from result(task, kind, metric, record["score"])
-    for figure, name in _FIGURES.items():
-        if figure != kind:
-            yield from result(task, figure, name, record.get(figure))
+    found = [(task, kind, metric, record["score"])]
+    found += [(task, f, name, record.get(f)) for f, name in _FIGURES.items() if f != kind]
     for share, score in record.get("corrupted", {}).items():
         name = f"{metric}, {float(share):.0%} of the tokens unknown"
-        yield from result(task, f"{kind}_corrupted_{share}", name, score)
-    for target, figures in record.get("shift", {}).items():
-        yield from result(target, "score", "score, in the target's own metric", figures["score"])
-        for figure in ("brier", "ece"):
-            yield from result(target, figure, _FIGURES[figure], figures[figure])
+        found.append((task, f"{kind}_corrupted_{share}", name, score))
+    for target, of in record.get("shift", {}).items():
+        found.append((target, "score", "score, in the target's own metric", of["score"]))
+        found += [(target, figure, _FIGURES[figure], of[figure]) for figure in ("brier", "ece")]
+    return [
+        EvalResult(
+            task_type="text-classification",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            dataset_split="dev",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=value,
+        )
+        for dataset, kind, name, value in found
+        if value is not None
+    ]
 
 
 def _text(run: str, record: Record, base: str, results: list[EvalResult]) -> str:

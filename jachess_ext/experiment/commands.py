@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from ..evaluation.report import write_html, write_json
@@ -10,13 +11,13 @@ from ..evaluation.robustness import embedding_scale
 from ..live_selection.devices import use_device
 from ..progress import BarProgress
 from ..tasks.batches import check_tokens
-from ..tasks.examples import DataError
+from ..tasks.examples import DataError, Task
 from ..tasks.models import check_corruptible, load_fine_tuned, load_tokenizer
-from ..tasks.spec import check_shift, load_task, selected
+from ..tasks.spec import load_task, selected
 from .arguments import grid_from
 from .estimate import estimate, print_estimate
 from .grid import Grid
-from .jobs import Record
+from .jobs import Record, shift_targets
 from .model_report import judged_sections
 from .one_run import task_figures
 from .report import print_report, write_report
@@ -76,10 +77,10 @@ def evaluate(options: argparse.Namespace) -> int:
     grid = grid_from(options)
     use_device(options.device)
     prepare(options.threads)
-    names = [load_task(spec, grid.columns).name for spec in grid.tasks]
-    if unknown := sorted(set(grid.shift) - set(names)):
-        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
-    figures = [_judged(grid, spec, options.device != "cpu") for spec in grid.tasks]
+    tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
+    targets = shift_targets(grid, tasks)
+    gpu = options.device != "cpu"
+    figures = [_judged(grid, task, targets[task.name], gpu) for task in tasks]
     for found in figures:
         _print(found)
     if options.out is not None and options.out.suffix == ".html":
@@ -89,8 +90,7 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(grid: Grid, spec: str, gpu: bool) -> Record:
-    whole = load_task(spec, grid.columns)
+def _judged(grid: Grid, whole: Task, shift: Sequence[Task], gpu: bool) -> Record:
     task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
     tokenizer = load_tokenizer(grid.model)
     check_tokens(task, whole, tokenizer, ["dev"])
@@ -100,10 +100,7 @@ def _judged(grid: Grid, spec: str, gpu: bool) -> Record:
     if gpu:
         model.cuda()
 
-    targets = []
-    for target in (load_task(other, grid.columns) for other in grid.shift.get(task.name, ())):
-        check_shift(task, target)
-        targets.append(selected(target, None, 1, grid.shift_size, grid.data_seed))
+    targets = [selected(target, None, 1, grid.shift_size, grid.data_seed) for target in shift]
     figures = task_figures(
         *(model, tokenizer, embedding_scale(model), task, targets, grid.conditions),
         grid.recipe.max_length,

@@ -54,15 +54,12 @@ def estimate(
 
 def _price(job: Job) -> tuple[float, float, float]:
     """Seconds: fixed, per batch, and per judged row and condition."""
-    found = []
-    for batches in (_FEW, _MORE):
-        small = _small(job, batches * job.recipe.batch_size)
-        _, seconds = one_run.run(small)
-        found.append((seconds.get("training", math.nan), seconds.get("judging", math.nan), small))
-    (few, _, _), (more, judging, small) = found
-    per_batch = max(0.0, (more - few) / (_MORE - _FEW))
-    fixed = max(0.0, few - _FEW * per_batch)
-    return fixed, per_batch, judging / _judged_rows(small)
+    few, more = (_small(job, batches * job.recipe.batch_size) for batches in (_FEW, _MORE))
+    (_, short), (_, long) = one_run.run(few), one_run.run(more)
+    start, end = (seconds.get("training", math.nan) for seconds in (short, long))
+    per_batch = max(0.0, (end - start) / (_MORE - _FEW))
+    fixed = max(0.0, start - _FEW * per_batch)
+    return fixed, per_batch, long.get("judging", math.nan) / _judged_rows(more)
 
 
 def _small(job: Job, rows: int) -> Job:

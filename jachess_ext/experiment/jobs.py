@@ -126,15 +126,11 @@ def load(grid: Grid) -> LoadedGrid:
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
     _check_tuned(grid)
-    unknown = sorted(set(grid.shift) - set(names))
-    if unknown:
-        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
-    shift = {}
-    for task in tasks:
-        targets = [load_task(spec, grid.columns) for spec in grid.shift.get(task.name, ())]
-        for target in targets:
-            check_shift(task, target)
-        shift[task.name] = tuple(_judged_only(target, grid, tokenizer) for target in targets)
+    targets = shift_targets(grid, tasks)
+    shift = {
+        name: tuple(_judged_only(target, grid, tokenizer) for target in found)
+        for name, found in targets.items()
+    }
     if any(tuned(method, grid) for method in grid.methods):
         for task in tasks:
             held_out(task, grid.tuning.validation)
@@ -149,6 +145,23 @@ def load(grid: Grid) -> LoadedGrid:
             seen = tuple(with_wrong_labels(task, grid.label_noise, of) for task in seen)
         by_seed[seed] = seen
     return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
+
+
+def shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """By each task's name the others it is judged on.
+
+    Raises:
+        DataError: the grid names another task, or a target does not fit.
+    """
+    names = [task.name for task in tasks]
+    if unknown := sorted(set(grid.shift) - set(names)):
+        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
+    found = {}
+    for task in tasks:
+        found[task.name] = [load_task(s, grid.columns) for s in grid.shift.get(task.name, ())]
+        for target in found[task.name]:
+            check_shift(task, target)
+    return found
 
 
 def _drawn(task: Task, grid: Grid, tokenizer: Any, seed: int) -> Task:

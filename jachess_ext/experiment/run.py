@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from ..evaluation.report import write_json
 from ..progress import Progress
 from . import one_run
 from .grid import Grid
@@ -70,7 +71,7 @@ def run_grid(
         return store.assemble([*before, *jobs])
 
     with store.locked():
-        store.write_grid(asdict(grid))
+        write_json(out / "grid.json", asdict(grid))
         store.adopt()
         with progress.stage("choosing strengths"):
             chosen = choose(make(tuning, [], None))

@@ -13,9 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from ..evaluation.report import write_json
 from ..json_data import BadJSON, parse_json
 from ..tasks.examples import DataError
 from .jobs import Job, Record
@@ -31,10 +29,6 @@ class Store(RunFolder):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, RESULTS, "jachess finetune")
-
-    def write_grid(self, content: Any) -> None:
-        """Keeps what was asked for."""
-        write_json(self.folder / "grid.json", content)
 
     def finished(self, job: Job) -> Record | None:
         """The record of a run, under its name as `run`, or None where it has not been made.

@@ -42,7 +42,8 @@ class Isotropic:
     size: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("size", self.size)
+        if not 0 < self.size < float("inf"):
+            raise ValueError(f"size is {self.size}; expected a number above 0")
 
     def __call__(
         self, model: nn.Module, batch: Any, x: Tensor, mask: Tensor, count: int, draw: DrawCounter
@@ -120,8 +121,3 @@ def generator_of(draw: DrawCounter) -> torch.Generator:
     """A CPU generator for one draw, of its seed and offset."""
     seed = (draw.seed * 0x9E3779B97F4A7C15 + draw.next_offset()) % 2**63
     return torch.Generator().manual_seed(seed)
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value}; expected a number above 0")
