@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..evaluation.metrics import ACCURACY
-from ..tasks.examples import DataError, Examples, Task
+from ..tasks.examples import DataError, Task
 from .text import PACKAGES, load_text_task
 
 ASSETS = Path(__file__).parent / "assets"
@@ -26,7 +26,6 @@ def docstring_task(train_size: int, unlabelled_size: int, dev_size: int) -> Task
         )
     except ValueError as error:
         raise DataError(str(error)) from error
-    everything = Examples(made.train.texts, None, made.train.labels)
     return Task(
         name="docstrings",
         description=(
@@ -34,9 +33,9 @@ def docstring_task(train_size: int, unlabelled_size: int, dev_size: int) -> Task
             f"({', '.join(made.classes)}; names masked; no source file in both splits)"
         ),
         classes=made.classes,
-        train=everything.first(train_size),
-        unlabelled=everything.part(train_size, train_size + unlabelled_size),
-        dev=Examples(made.dev.texts, None, made.dev.labels),
+        train=made.train.first(train_size),
+        unlabelled=made.train.part(train_size, train_size + unlabelled_size),
+        dev=made.dev,
         metric=ACCURACY,
     )
 

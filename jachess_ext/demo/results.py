@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ..evaluation.judge import Judgement
-from ..evaluation.statistics import Summary, holm_bonferroni, mann_whitney, summarise
+from ..evaluation.statistics import Summary, summarise
 from ..experiment.answer import answer
-from ..experiment.tables import REFERENCE, Results
+from ..experiment.tables import REFERENCE, Column, Results
 from .finetune import TITLES, Log, Method
 from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
 
@@ -87,7 +87,7 @@ class Row:
     title: str
     better: Literal["higher", "lower", ""]
     values: dict[Method, list[float]]
-    p: dict[Method, float]
+    p: dict[str, float]
     digits: int
 
     def cell(self, method: Method) -> str:
@@ -150,11 +150,10 @@ def _row(
     digits: int,
     get: Callable[[Judgement], float],
 ) -> Row:
-    values = {m: [get(run.judgement) for run in outcome.of(m)] for m in outcome.methods}
-    compared: list[Method] = [m for m in outcome.methods if m != "none" and "none" in values]
-    raw = [mann_whitney(values[m], values["none"]) for m in compared]
-    adjusted = dict(zip(compared, holm_bonferroni(raw), strict=True))
-    return Row(title, better, values, adjusted, digits)
+    values: dict[Any, list[float]] = {
+        m: [get(run.judgement) for run in outcome.of(m)] for m in outcome.methods
+    }
+    return Row(title, better, values, Column(title, values).p_values(), digits)
 
 
 def _time_rows(outcome: Outcome) -> list[Row]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
+from ..tasks.examples import Examples
 from .docstrings import docstrings_of_file, package_root, source_files
 from .sentences import NAME, sentences_of
 
@@ -23,11 +24,9 @@ _SURPLUS = 1.6  # sentences gathered per sentence wanted: near-duplicates are dr
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Sentences(Examples):
     """Labelled sentences: `texts[i]` has class `labels[i]` and comes from `files[i]`."""
 
-    texts: list[str]
-    labels: list[int]
     files: list[str]
 
 
@@ -119,7 +118,8 @@ def _split(
             )
     rows = [(*item, label) for label, items in enumerate(kept) for item in items]
     rows.sort(key=lambda row: _digest(row[0]))
-    return Sentences([row[0] for row in rows], [row[2] for row in rows], [row[1] for row in rows])
+    texts, files, labels = (list(column) for column in zip(*rows, strict=True))
+    return Sentences(texts, None, labels, files)
 
 
 def _gather(package: str, wanted: int, dev: bool) -> list[tuple[str, str]]:

@@ -58,7 +58,18 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
     start = _now()
     record = _head(job)
     try:
-        _train(job, model, tokenizer, log, curve)
+        train, unlabelled = (
+            encode(part, tokenizer, job.recipe.max_length)
+            for part in (job.task.train, job.task.unlabelled)
+        )
+        fine_tune(
+            *(model, train, job.recipe),
+            seed=job.seed,
+            method=job.arguments,
+            unlabelled=unlabelled,
+            callbacks=[each for each in (log, curve) if each is not None],
+            log_as=None if log is None else job.name,
+        )
         trained = _now()
         figures = task_figures(
             *(model, tokenizer, scale, job.task, job.shift, job.conditions, job.recipe.max_length)
@@ -163,21 +174,6 @@ def _head(job: Job) -> Record:
         "ece": None,
         "error": None,
     }
-
-
-def _train(job: Job, model: Any, tokenizer: Any, log: RunLog | None, curve: Curve | None) -> None:
-    train, unlabelled = (
-        encode(part, tokenizer, job.recipe.max_length)
-        for part in (job.task.train, job.task.unlabelled)
-    )
-    fine_tune(
-        *(model, train, job.recipe),
-        seed=job.seed,
-        method=job.arguments,
-        unlabelled=unlabelled,
-        callbacks=[each for each in (log, curve) if each is not None],
-        log_as=None if log is None else job.name,
-    )
 
 
 def task_figures(

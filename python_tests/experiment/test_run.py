@@ -19,11 +19,13 @@ import torch
 
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
+from jachess_ext.experiment.fine_tune import fine_tune
 from jachess_ext.experiment.grid import Grid, make_grid, quick
 from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jobs
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS, Store, read_results
 from jachess_ext.experiment.tables import Results
+from jachess_ext.tasks.batches import encode
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.models import load_model, load_tokenizer
 from jachess_ext.training import METHODS
@@ -515,7 +517,8 @@ def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid
     job = final_jobs(load(replace(made, recipe=replace(made.recipe, bf16=True))), {})[0]
     tokenizer = load_tokenizer(job.model)
     model = load_model(job.model, 2, tokenizer, 0)
-    one_run._train(job, model, tokenizer, None, None)
+    train = encode(job.task.train, tokenizer, job.recipe.max_length)
+    fine_tune(model, train, job.recipe, seed=job.seed, method=job.arguments)
     fresh = load_model(job.model, 2, tokenizer, 0)
     fresh.load_state_dict(model.state_dict())
     batch = tokenizer(["a good film"], return_tensors="pt")
