@@ -367,7 +367,7 @@ def ablation_tables(results: Results) -> list[Table]:
     """Average score × 100 over a setting, for methods that differ in nothing else."""
     found = []
     for field, title in ABLATIONS.items():
-        groups: dict[str, dict[str, str]] = {}
+        groups: dict[tuple[str, str], dict[str, str]] = {}
         for method in results.methods:
             first = next(r for r in results.records if r["method"] == method)
             settings: dict[str, Any] = first["settings"]
@@ -376,30 +376,26 @@ def ablation_tables(results: Results) -> list[Table]:
             # a strength chosen on validation rows is the method's own; one given is a setting
             own = {field} if first["value"] is None else {field, *_TUNED}
             rest = {k: v for k, v in settings.items() if k not in own}
-            groups.setdefault(str(sorted(rest.items())), {})[str(settings[field])] = method
-        for members in groups.values():
+            group = f"jachess-{settings['mode']}", str(sorted(rest.items()))
+            groups.setdefault(group, {})[str(settings[field])] = method
+        for (name, _), members in groups.items():
             if len(members) > 1:
-                found.append(_ablation_table(results, title, members))
+                found.append(_ablation_table(results, name, title, members))
     return found
 
 
 _TUNED = ("strength", "unlab_lr_ratio")
 
 
-def _ablation_table(results: Results, title: str, members: dict[str, str]) -> Table:
+def _ablation_table(results: Results, name: str, title: str, members: dict[str, str]) -> Table:
     groups = [*([task] for task in results.tasks), results.tasks]
     columns = [results.values(tasks, at("score")) for tasks in groups]
     rows = [
         [value, *(cell(column[method], 100, 1) for column in columns)]
         for value, method in members.items()
     ]
-    mode = next(
-        f"{r['settings']['method']}-{r['settings']['mode']}"
-        for r in results.records
-        if r["method"] == next(iter(members.values()))
-    )
     header = [title, *results.tasks, "average"]
-    return Table(f"{mode}: score × 100 over the {title}.", header, rows)
+    return Table(f"{name}: score × 100 over the {title}.", header, rows)
 
 
 def chosen_table(results: Results) -> Table | None:

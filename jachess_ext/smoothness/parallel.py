@@ -62,21 +62,15 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 def _sharded_ranks(model: nn.Module) -> Ranks:
     """Of `fully_shard`: its mesh has one dimension, or two (replicas of shards)."""
+    from torch.distributed.fsdp import FSDPModule
+
     mesh = next((p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")), None)
-    if mesh is None or not _sharded_modules(model):
+    if mesh is None or not any(isinstance(module, FSDPModule) for module in model.modules()):
         return Ranks()
     rank = 0
     for place, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
         rank = rank * size + place
     return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
-
-
-def _sharded_modules(model: nn.Module) -> list[nn.Module]:
-    if not dist.is_available() or not dist.is_initialized():
-        return []  # without a walk over the modules in every step
-    from torch.distributed.fsdp import FSDPModule
-
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def has_tokens(batch: Mapping[str, Any]) -> bool:
