@@ -101,11 +101,12 @@ def norm(
     out: None = None,
     dtype: Any = None,
 ) -> Any:
-    """Euclidean norm; no derivative at 0 (`root_of_squares`)."""
-    if p not in ("fro", 2, 2.0, None):
-        said = f"p={p!r} is not covered, only the Euclidean norm"
+    """Of a vector; the Euclidean norm has no derivative at 0 (`root_of_squares`)."""
+    p = 2 if p in ("fro", None) else p
+    if p not in (1, 2, math.inf):
+        said = f"p={p!r} is not covered, only 1, 2 and inf"
         return general_rule(torch.norm, said)(input, p, dim, keepdim, dtype=dtype)
-    return vector_norm(input, 2, dim, keepdim, dtype=dtype)
+    return vector_norm(input, p, dim, keepdim, dtype=dtype)
 
 
 @jet_rule(torch.linalg.vector_norm)
