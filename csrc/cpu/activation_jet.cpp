@@ -17,25 +17,26 @@
 namespace jachess {
 namespace {
 
-// Without a gate, u and gu are not touched.
+// Without a gate, u and gu are not touched, and the value, f0, is in y already.
 template <bool gated, int q, int P, typename V, typename T>
 JACHESS_HD void forward_at(const Derivatives<const T*>& f, Window<const T> g, Window<const T> u,
                            Window<T> y, int64_t i) {
   constexpr int S = 1 + q + P;
-  V d0, d1, d2, in[S], out[S];
-  load(d0, f.f0 + i);
+  V d1, d2, in[S], out[S];
   load(d1, f.f1 + i);
   load(d2, f.f2 + i);
   load_jet<S>(in, g, i);
   if constexpr (gated) {
-    V up[S];
+    V d0, up[S];
+    load(d0, f.f0 + i);
     load_jet<S>(up, u, i);
     gated_jet<q, P>(d0, d1, d2, in, up, out);
+    store_jet<S>(y, out, i);
   } else {
     pointwise_jet<q, P>(d1, d2, in, out);
-    out[0] = d0;
+    JACHESS_UNROLL
+    for (int s = 1; s < S; ++s) store(y.p + s * y.stride + i, out[s]);
   }
-  store_jet<S>(y, out, i);
 }
 
 template <bool gated, int q, int P, typename T>
@@ -129,7 +130,7 @@ void forward_blocks(Rows<const T> g, Rows<const T> u, Rows<T> y, RowCut cut, int
     Window<const A> wu = wg;
     if constexpr (gated) wu = read_block<A>(u.at(row, i), u.stream_stride, S, n, up);
     const Window<A> wy = output_block<A>(y.at(row, i), y.stream_stride, out);
-    derivatives(wg.p, f0, f1, f2, nullptr, n);
+    derivatives(wg.p, gated ? f0 : wy.p, f1, f2, nullptr, n);
     forward_block<gated, q, P, A>({f0, f1, f2, nullptr}, wg, wu, wy, n);
     write_block(wy, y.at(row, i), y.stream_stride, S, n);
   });
