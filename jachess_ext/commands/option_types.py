@@ -1,9 +1,10 @@
-"""Types of the commands' options: what argparse calls with an option's text."""
+"""Types of the commands' options, what argparse calls with an option's text; and their place."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,9 @@ def ending_in(*endings: str) -> Any:
 whole = checked(int, lambda value: value >= 1, "a whole number of at least 1")
 positive = checked(float, lambda value: 0 < value < float("inf"), "a positive number")
 probability = checked(float, lambda value: 0 < value < 1, "between 0 and 1")
+
+
+def fields_in(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are fields of a dataclass; several values of one as a tuple."""
+    given = {field.name: options[field.name] for field in fields(kind) if field.name in options}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}

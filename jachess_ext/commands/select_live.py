@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ..evaluation.extras import MissingExtra
 from ..experiment.grid import Recipe
@@ -21,6 +19,7 @@ from ..live_selection.store import RECORDS, RESULT
 from ..progress import BarProgress
 from ..tasks.files import Columns
 from . import live_arguments
+from .option_types import fields_in
 from .records import print_records
 
 OUT = Path("jachess-select")
@@ -90,7 +89,7 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
     live |= {name: value for name in _SHARED if (value := getattr(options, name)) is not None}
     rates = tuple(live.pop("lr", ()))
     columns = {name.removesuffix("_column"): value for name, value in live.items()}
-    settings = _of(LiveSettings, live)
+    settings = fields_in(LiveSettings, live)
     if settings.get("order") == FORMER_ORDER:
         settings["order"] = "algorithm1"
         print(
@@ -102,20 +101,14 @@ def settings_of(options: argparse.Namespace) -> LiveSettings:
     if options.target is not None:
         settings["target"] = int(options.target)
     return LiveSettings(
-        columns=Columns(**_of(Columns, columns)),
+        columns=Columns(**fields_in(Columns, columns)),
         rates=rates,
-        recipe=Recipe(lr=rates[0] if rates else None, **_of(Recipe, live)),
+        recipe=Recipe(lr=rates[0] if rates else None, **fields_in(Recipe, live)),
         **settings,
     )
 
 
 _SHARED = ("method", "gamma", "tau", "confidence", "level", "epochs")
-
-
-def _of(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of a dataclass; several values of one as a tuple."""
-    names = [field.name for field in fields(kind) if field.name in options]
-    return {n: tuple(v) if isinstance(v := options[n], list) else v for n in names}
 
 
 def _print(found: LiveSelection) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from ..commands.option_types import checked, whole
+from ..commands.option_types import checked, fields_in, whole
 from ..tasks.files import Columns
 from .finetune import Recipe
 from .run import Options
@@ -62,11 +60,6 @@ def from_namespace(given: argparse.Namespace) -> Options:
         "lr": given.lr if given.lr is not None else (2e-5 if given.model else Recipe.lr),
         "columns": Columns(given.text_column, given.pair_column, given.label_column),
     }
-    values["recipe"] = Recipe(**_named(Recipe, values))
-    options = Options(**_named(Options, values))
+    values["recipe"] = Recipe(**fields_in(Recipe, values))
+    options = Options(**fields_in(Options, values))
     return options.quick() if given.quick else options
-
-
-def _named(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that are fields of a dataclass."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
