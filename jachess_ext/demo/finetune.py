@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..smoothness import DecisionPenalty, Isotropic, JacHess
+from ..smoothness import JacHess
 from ..smoothness.model_pass import without_labels
+from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
+from ..training.consistency import TokenSwaps
 from ..training.method_arguments import MethodArguments
+from ..training.penalties import kl_divergence
 
 Method = Literal["none", "recommended", "train", "unlab"]
 Form = Literal["joint", "alternating"]
@@ -79,7 +82,8 @@ class Trainer:
     _labelled: Iterator[Batch] = field(init=False)
     _free: Iterator[Batch] = field(init=False)
     _regulariser: JacHess | None = field(init=False, default=None)
-    _fisher: DecisionPenalty | None = field(init=False, default=None)
+    _chosen: MethodArguments = field(init=False)
+    _swaps: TokenSwaps = field(init=False)
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(self.seed).get_state()
@@ -88,17 +92,11 @@ class Trainer:
         self._free = self.unlabelled.shuffled(size, self.seed + 1)
         self._optimiser = self._adamw(self.recipe.lr)
         self._smoother = self._adamw(self.recipe.lr * self.recipe.strength)
-        self._smoothing, self._fisher = 0.0, None
         if self.method == "recommended":
-            chosen = MethodArguments(method="recommended")
-            self._smoothing = chosen.smoothing or 0.0
-            self._fisher = DecisionPenalty(
-                self.model,
-                perturbation=Isotropic(chosen.size),
-                directions=chosen.directions,
-                every=chosen.every,
-                seed=self.seed,
-            )
+            self._chosen = MethodArguments(method="recommended")
+            shares = self._chosen.swapped, self._chosen.unknown
+            self._swaps = TokenSwaps(self.train.tokenizer, *shares)
+            self._draws = torch.Generator().manual_seed(self.seed)
         elif self.method != "none":
             alone = self.method == "unlab" and self.recipe.form == "alternating"
             self._regulariser = JacHess(
@@ -137,8 +135,8 @@ class Trainer:
         self._set_rates()
         self.taken += 1
         batch = next(self._labelled)
-        if self._fisher is not None:
-            return self._recommended_step(batch, self._fisher)
+        if self.method == "recommended":
+            return self._recommended_step(batch)
         if self.method == "train":
             assert self._regulariser is not None
             out = self._regulariser(batch)
@@ -157,14 +155,18 @@ class Trainer:
             self._descend(out.loss, self._smoother)
         return {"task": task.item(), "penalty": out.loss.item()}
 
-    def _recommended_step(self, batch: Batch, fisher: DecisionPenalty) -> dict[str, float]:
+    def _recommended_step(self, batch: Batch) -> dict[str, float]:
         logits = self.model(**batch).logits
-        task = cross_entropy(logits, batch["labels"], label_smoothing=self._smoothing)
-        fisher.step = self.taken - 1
-        if not fisher.due:
+        smoothing = self._chosen.smoothing or 0.0
+        task = cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
+        if (self.taken - 1) % self._chosen.every:
             self._descend(task, self._optimiser)
             return {"task": task.item()}
-        penalty = fisher(without_labels(next(self._free))).loss
+        free = without_labels(next(self._free))
+        with torch.no_grad(), in_mode(self.model, False):
+            target = self.model(**free).logits
+        moved = self.model(**self._swaps(free, self._draws)).logits
+        penalty = self._chosen.every * kl_divergence(target, moved).mean()
         self._descend(task + penalty, self._optimiser)
         return {"task": task.item(), "penalty": penalty.item()}
 

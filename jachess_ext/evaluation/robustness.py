@@ -126,20 +126,27 @@ def chosen_tokens(
 
 
 def unknown_token_id(tokenizer: Any) -> int:
-    """Id that stands for an unknown token: the tokenizer's own or its mask token.
-
-    The first of the two that is not the padding token as well, if one is; a padding token that is
-    nothing else serves never, for models look for it to find where a text ends.
+    """Id that stands for an unknown token; see `known_unknown_token`.
 
     Raises:
-        ValueError: it has neither of the two.
+        ValueError: the tokenizer has none.
     """
-    found = [getattr(tokenizer, name, None) for name in ("unk_token_id", "mask_token_id")]
-    ids = [int(value) for value in found if value is not None]
-    if not ids:
+    found = known_unknown_token(tokenizer)
+    if found is None:
         raise ValueError(
             "the tokenizer has no unknown and no mask token to corrupt texts with; set "
             "tokenizer.unk_token, or leave conditions.corruption empty"
         )
+    return found
+
+
+def known_unknown_token(tokenizer: Any) -> int | None:
+    """Id that stands for an unknown token: the tokenizer's own or its mask token; None: neither.
+
+    The first of the two that is not the padding token as well, if one is; a padding token that is
+    nothing else serves never, for models look for it to find where a text ends.
+    """
+    found = [getattr(tokenizer, name, None) for name in ("unk_token_id", "mask_token_id")]
+    ids = [int(value) for value in found if value is not None]
     padding = getattr(tokenizer, "pad_token_id", None)
-    return next((value for value in ids if value != padding), ids[0])
+    return next((value for value in ids if value != padding), ids[0] if ids else None)

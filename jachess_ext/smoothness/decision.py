@@ -40,6 +40,10 @@ _SLOPE_FLOOR, _MARGIN_OFFSET = 1e-6, 0.1
 _DUAL_RATE, _DUAL_MEMORY, _DUAL_RANGE = 0.02, 0.9, 1e3
 
 
+Kind = Literal["single", "multi", "regression"]
+"""One of several classes; each of several labels or not; a number."""
+
+
 @dataclass(frozen=True)
 class Decisions:
     """What a form of penalty sees of N decisions (rows, or labelled tokens) with C outputs each.
@@ -56,7 +60,7 @@ class Decisions:
     first: Tensor
     second: Tensor | None
     labels: Tensor
-    kind: Literal["single", "multi", "regression"]
+    kind: Kind
 
 
 def fisher(at: Decisions) -> Tensor:
@@ -399,7 +403,7 @@ def _shares(rows: int, draw: DrawCounter) -> Tensor:
     return torch.rand(rows, 1, 1, generator=generator_of(draw))
 
 
-def decision_kind(model: Any, logits: Tensor) -> Literal["single", "multi", "regression"]:
+def decision_kind(model: Any, logits: Tensor) -> Kind:
     """What the logits decide, from the model's config as transformers reads it."""
     stated = getattr(getattr(model, "config", None), "problem_type", None)
     if stated == "regression" or (stated is None and logits.shape[-1] == 1):

@@ -98,13 +98,13 @@ class SMART(Method):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """In nats, mean over rows; the passes with noise share dropout masks."""
-        batch, regression = without_labels(inputs), self.is_regression(model)
+        batch, kind = without_labels(inputs), self.kind(model, outputs)
         logits, masks, settings = logits_of(outputs), self.key(), self.settings
         noise: Tensor | None = None
 
         def apart(target: Tensor) -> Tensor:
             with drawing_apart(masks), hooked_embeddings(model, add):
-                return symmetric_divergence(target, logits_of(model(**batch)), regression)
+                return symmetric_divergence(target, logits_of(model(**batch)), kind)
 
         def add(embeddings: Tensor) -> Tensor:
             nonlocal noise

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..evaluation.robustness import chosen_tokens, unknown_token_id
+from ..evaluation.robustness import chosen_tokens, known_unknown_token
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from .method import Batch, Loss, Method, Run, logits_of
@@ -28,40 +28,65 @@ class RDrop(Method):
         with drawing_apart(self.key()):
             second, others = run(inputs)
         apart = symmetric_divergence(
-            logits_of(outputs), logits_of(others), self.is_regression(model)
+            logits_of(outputs), logits_of(others), self.kind(model, outputs)
         )
         return Loss((first + second) / 2, outputs, row_mean(apart, inputs) / 2)
 
 
-class _Corruption(Method):
-    """Batches in which a share of the tokens is swapped for the unknown token or random ones."""
+class TokenSwaps:
+    """Copies of batches in which tokens are swapped for the unknown token or for random ones.
 
-    tokenizer = True
+    Args:
+        tokenizer: its special tokens stay; all others can come.
+        share: of the tokens swapped.
+        unknown: share of those that become the unknown token; none do where the tokenizer has
+            neither that nor a mask token.
+    """
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        tokenizer = trainer.processing_class
+    def __init__(self, tokenizer: Any, share: float, unknown: float) -> None:
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
-        self._unknown = unknown_token_id(tokenizer)
+        self._unknown = known_unknown_token(tokenizer)
+        self._share, self._unknown_share = share, 0.0 if self._unknown is None else unknown
         ids = torch.arange(len(tokenizer))
         self._words = ids[~torch.isin(ids, self._special)]
         self._padding = tokenizer.pad_token_id
 
-    def corrupted(self, inputs: Batch) -> dict[str, Any]:
-        """The batch with other tokens; special tokens stay."""
-        ids, generator = inputs["input_ids"], self.generator()
-        mask = inputs.get("attention_mask")
+    def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Any]:
+        """The batch with other ``input_ids``, on the same device; the generator is the CPU's.
+
+        Raises:
+            ValueError: it has no ``input_ids``.
+        """
+        if "input_ids" not in batch:
+            raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(batch)}")
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
         chosen = chosen_tokens(
-            *(ids, torch.ones_like(ids) if mask is None else mask, self.settings.swapped),
+            *(ids, torch.ones_like(ids) if mask is None else mask, self._share),
             special=self._special,
             generator=generator,
             spared=self._padding if self._unknown == self._padding else None,
         )
         shape = tuple(ids.shape)
         words = self._words[torch.randint(len(self._words), shape, generator=generator)]
-        unknown = torch.rand(shape, generator=generator) < self.settings.unknown
-        swapped = torch.where(unknown, self._unknown, words).to(ids)
-        return {**inputs, "input_ids": torch.where(chosen.to(ids.device), swapped, ids)}
+        unknown = torch.rand(shape, generator=generator) < self._unknown_share
+        swapped = torch.where(unknown, self._unknown or 0, words).to(ids)
+        return {**batch, "input_ids": torch.where(chosen.to(ids.device), swapped, ids)}
+
+
+class _Corruption(Method):
+    """A method with copies of its batches with swapped tokens."""
+
+    tokenizer = True
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        if self.tokenizer:
+            of = self.settings
+            self._swaps = TokenSwaps(trainer.processing_class, of.swapped, of.unknown)
+
+    def corrupted(self, inputs: Batch) -> dict[str, Any]:
+        """The batch with other tokens; special tokens stay."""
+        return self._swaps(inputs, self.generator())
 
 
 class CorruptAugment(_Corruption):
@@ -98,5 +123,27 @@ class CorruptConsistency(_Corruption):
         passing = nullcontext() if self.settings.dropout else in_mode(model, False)
         with drawing_apart(self.key()), passing:
             others = model(**without_labels(self.corrupted(inputs)))
-        apart = kl_divergence(logits_of(target), logits_of(others), self.is_regression(model))
+        kind = self.kind(model, outputs)
+        apart = kl_divergence(logits_of(target), logits_of(others), kind)
         return self.settings.every * row_mean(apart, inputs)
+
+
+class Recommended(CorruptConsistency):
+    """What the comparisons of docs/finetuning.md chose: label smoothing, and consistency under
+    swapped tokens on unlabelled rows.
+
+    Without unlabelled rows label smoothing alone, of rows with several labels consistency alone; a
+    regression is trained plainly.
+    """
+
+    any_task = True
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        unlabelled = trainer.unlabelled_dataset is not None
+        self.tokenizer = unlabelled and not self.is_regression(trainer.model)
+        super().__init__(trainer)
+
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
+        """As the task and the data allow."""
+        return super().penalty(model, inputs, outputs) if self.tokenizer else None

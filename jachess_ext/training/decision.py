@@ -73,20 +73,3 @@ class Divergence(Decision):
     """KL(p(z) ‖ p(z + D_u)), of the model made linear."""
 
     form = "divergence"
-
-
-class Recommended(Fisher):
-    """What the comparisons of docs/finetuning.md chose: label smoothing, and Fisher along noise on
-    unlabelled rows.
-
-    Without unlabelled rows label smoothing alone; a regression is trained plainly.
-    """
-
-    any_task = True
-    tokenizer = False
-
-    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """As the task and the data allow."""
-        if self.trainer.unlabelled_dataset is None or self.is_regression(model):
-            return Loss(*run(inputs))
-        return super().loss(run, model, inputs)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..smoothness.decision import Kind, decision_kind
+
 Batch = Mapping[str, Any]
 Run = Callable[..., tuple[Tensor, Any]]
 """``run(batch, called=model)``: the Trainer's own task loss of a batch (labels included), and the
@@ -44,7 +46,7 @@ class Method:
     """
 
     unlabelled: ClassVar[bool] = False
-    tokenizer: ClassVar[bool] = False
+    tokenizer: bool = False
     one_process: ClassVar[bool] = False
     any_task: ClassVar[bool] = False
 
@@ -53,19 +55,21 @@ class Method:
         self.settings = trainer.method
         self._draws, self._drawn_for = torch.Generator(), -1
         name = self.settings.method
-        if self.tokenizer and not hasattr(trainer.processing_class, "pad"):
+        if self.tokenizer and not hasattr(trainer.processing_class, "all_special_ids"):
             raise ValueError(f"method={name!r} needs processing_class=<the tokenizer>")
         if self.one_process and (trainer.args.fp16 or trainer.args.world_size > 1):
             raise ValueError(
                 f"method={name!r} runs in one process and not in fp16, whose loss scaling may skip "
                 "steps; use bf16=True"
             )
-
-        if self.settings.smoothing and not (self.any_task and self.is_regression(trainer.model)):
-            if self.is_regression(trainer.model):
+        several = self._problem(trainer.model) == "multi_label_classification"
+        classes = not several and not self.is_regression(trainer.model)
+        if self.settings.smoothing and (classes or not self.any_task):
+            if not classes:
+                what = "has several labels a row" if several else "is a regression"
                 raise ValueError(
-                    f"method={name!r} smooths the labels of classes, and the model is a "
-                    "regression; use smoothing=0 or another method"
+                    f"method={name!r} smooths the labels of one of several classes, and the model "
+                    f"{what}; use smoothing=0 or another method"
                 )
             trainer.label_smoother = LabelSmoother(epsilon=self.settings.smoothing)
 
@@ -107,8 +111,15 @@ class Method:
 
     def is_regression(self, model: nn.Module) -> bool:
         """Whether the outputs are numbers, not logits."""
+        return self._problem(model) == "regression"
+
+    def kind(self, model: nn.Module, outputs: Any) -> Kind:
+        """What the model's outputs decide."""
+        return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
+
+    def _problem(self, model: nn.Module) -> str | None:
         config = getattr(self.trainer.accelerator.unwrap_model(model), "config", None)
-        return getattr(config, "problem_type", None) == "regression"
+        return getattr(config, "problem_type", None)
 
 
 def logits_of(outputs: Any) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 
 from .adversarial import SMART, FreeLB, NEFTune
 from .arguments import MODES, JacHessArguments, _help
-from .consistency import CorruptAugment, CorruptConsistency, RDrop
-from .decision import Divergence, Fisher, Margin, Recommended
+from .consistency import CorruptAugment, CorruptConsistency, RDrop, Recommended
+from .decision import Divergence, Fisher, Margin
 from .method import Method
 from .penalties import L2, R3F
 from .sam import SAM
@@ -76,8 +76,7 @@ METHODS: dict[str, Entry] = {
     "recommended": Entry(
         Recommended,
         defaults={"strength": 1.0},
-        fixed={"mode": "joint", "along": "noise", "directions": 1, "every": 2, "smoothing": 0.1}
-        | {"hessian": False},
+        fixed={"mode": "joint", "swapped": 0.15, "unknown": 0.5, "every": 2, "smoothing": 0.1},
         modes=("joint",),
     ),
     # Σ θ² of an encoder is in the ten thousands

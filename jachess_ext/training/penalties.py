@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..smoothness.decision import Kind
 from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Method, logits_of
 from .random_state import drawing_apart
@@ -32,26 +33,34 @@ def half_squares(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
 
 
-def symmetric_divergence(first: Tensor, second: Tensor, regression: bool = False) -> Tensor:
-    """KL(p‖q) + KL(q‖p) per row of logits ``[..., C]``; of a regression, the squared difference.
+def symmetric_divergence(first: Tensor, second: Tensor, kind: Kind = "single") -> Tensor:
+    """KL(p‖q) + KL(q‖p) per row, as `kl_divergence`.
 
     As Σ (p − q)(log p − log q), whose terms are all positive: with noise of 1e-5 the difference of
     two KL sums would be rounding error.
     """
-    return kl_divergence(first, second, regression, symmetric=True)
+    return kl_divergence(first, second, kind, symmetric=True)
 
 
 def kl_divergence(
-    first: Tensor, second: Tensor, regression: bool = False, *, symmetric: bool = False
+    first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
 ) -> Tensor:
-    """KL(p‖q) per row of logits ``[..., C]``; of a regression, the squared difference."""
+    """KL(p‖q) per row of logits ``[..., C]``.
+
+    Args:
+        kind: "single": one of C classes; "multi": each of C labels or not, their sum; "regression":
+            the squared difference in place of a divergence.
+    """
     wide = torch.promote_types(first.dtype, torch.float32)
     first, second = first.to(wide), second.to(wide)
-    if regression:
+    if kind == "regression":
         return (first - second).square().sum(-1)
+    if kind == "multi":
+        first, second = (torch.stack([z, torch.zeros_like(z)], -1) for z in (first, second))
     log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
     weight = log_p.exp() - log_q.exp() if symmetric else log_p.exp()
-    return (weight * (log_p - log_q)).sum(-1)
+    apart = (weight * (log_p - log_q)).sum(-1)
+    return apart.sum(-1) if kind == "multi" else apart
 
 
 def row_mean(apart: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -70,7 +79,7 @@ def r3f_penalty(
     noise: float,
     distribution: str,
     generator: torch.Generator,
-    regression: bool,
+    kind: Kind,
 ) -> Tensor:
     """Mean over rows (of a language model: over real tokens) of the divergence under noise.
 
@@ -101,7 +110,7 @@ def r3f_penalty(
             )
         )
         moved = run(**batch).logits
-    return row_mean(symmetric_divergence(logits, moved, regression), batch)
+    return row_mean(symmetric_divergence(logits, moved, kind), batch)
 
 
 def draw_noise(
@@ -134,5 +143,5 @@ class R3F(Method):
             noise=self.settings.noise,
             distribution=self.settings.noise_distribution,
             generator=self.generator(),
-            regression=self.is_regression(model),
+            kind=self.kind(model, outputs),
         )

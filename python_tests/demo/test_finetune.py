@@ -12,10 +12,11 @@ import torch
 from jachess_ext.demo.finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
 from jachess_ext.evaluation.judge import judge, layer_norms
 from jachess_ext.evaluation.metrics import ACCURACY
-from jachess_ext.smoothness import DecisionPenalty, JacHess
+from jachess_ext.smoothness import JacHess
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.files import Columns, file_task
 from jachess_ext.tasks.models import load_model, load_tokenizer
+from jachess_ext.training.consistency import TokenSwaps
 
 RECIPE = Recipe(steps=60, batch_size=8, lr=5e-3, strength=0.003)
 
@@ -86,7 +87,7 @@ def test_strength_zero_is_no_regulariser(tiny_model: Path, data: Encoded) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "penalty", "passes"), [("unlab", JacHess, 3), ("recommended", DecisionPenalty, 2)]
+    ("method", "penalty", "passes"), [("unlab", JacHess, 3), ("recommended", TokenSwaps, 2)]
 )
 def test_penalties_never_see_the_labels_of_their_text(
     method: Method,
@@ -99,9 +100,9 @@ def test_penalties_never_see_the_labels_of_their_text(
     seen: list[set[str]] = []
     original = penalty.__call__
 
-    def spy(self: Any, batch: dict[str, torch.Tensor]) -> object:
+    def spy(self: Any, batch: dict[str, torch.Tensor], *rest: Any) -> object:
         seen.append(set(batch))
-        return original(self, batch)
+        return original(self, batch, *rest)
 
     monkeypatch.setattr(penalty, "__call__", spy)
     finetune_in_turns([trainer(tiny_model, data, method, replace(RECIPE, steps=3))], lambda: None)

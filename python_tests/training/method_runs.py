@@ -86,6 +86,7 @@ class Padder:
     """As a tokenizer pads, on either side."""
 
     padding_side = "right"
+    all_special_ids = (0,)
 
     def __init__(self, side: str) -> None:
         self.side = side

@@ -13,11 +13,13 @@ from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jachess_ext.training import MethodArguments, MethodTrainer
+from jachess_ext.training import MethodTrainer
+from jachess_ext.training.consistency import TokenSwaps
+from jachess_ext.training.penalties import kl_divergence, symmetric_divergence
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .method_runs import SGD, method_trainer
-from .runs import arguments, examples, parameters
+from .runs import LABELS, arguments, examples, parameters
 from .test_known_answers import (
     CURVATURE,
     ROWS,
@@ -63,49 +65,77 @@ def test_label_smoothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights(model)[1], bias - LR * away.mean(0), rtol=1e-9)
 
 
-def test_label_smoothing_of_a_regression_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("problem", "what"),
+    [("regression", "is a regression"), ("multi_label_classification", "has several labels a row")],
+)
+def test_label_smoothing_needs_classes(tmp_path: Path, problem: str, what: str) -> None:
     model = classifier("bert")
-    model.config.problem_type = "regression"
-    with pytest.raises(ValueError, match="the model is a regression"):
+    model.config.problem_type = problem
+    with pytest.raises(ValueError, match=f"the model {what}"):
         method_trainer(tmp_path, "label-smoothing", model=model)
 
 
 @pytest.mark.parametrize(
     ("kind", "unlabelled", "same_as"),
     [
-        (None, True, "fisher-joint"),
+        (None, True, "corrupt-consistency-joint,every=2,smoothing=0.1"),
         (None, False, "label-smoothing"),
+        ("multi_label_classification", True, "corrupt-consistency-joint,every=2"),
+        ("multi_label_classification", False, "none"),
         ("regression", True, "none"),
     ],
 )
 def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as: str) -> None:
-    """Bit for bit Fisher along noise with label smoothing; what of it task and data allow."""
-    fisher = {"along": "noise", "directions": 1, "every": 2, "smoothing": 0.1, "seed": None}
-    settings = {"fisher-joint": fisher, "label-smoothing": {"smoothing": 0.1}, "none": {}}
+    """Bit for bit consistency with label smoothing; what of it task and data allow."""
     ends = []
     for name in ("recommended", same_as):
         model = classifier("bert")
         model.config.problem_type = kind
-        if kind:
+        if kind == "regression":
             model.num_labels = model.config.num_labels = 1
             model.classifier = nn.Linear(model.classifier.in_features, 1).double()
             nn.init.constant_(model.classifier.weight, 0.1)
             nn.init.zeros_(model.classifier.bias)
-        # a tokenizer is what recommended does without
-        words = {"processing_class": word_tokenizer(WORDS)} if name == "fisher-joint" else {}
+        words = word_tokenizer([*WORDS, *(f"w{n}" for n in range(VOCABULARY - len(WORDS)))])
+        swaps = unlabelled and kind != "regression"
         made = MethodTrainer(
             model=model,
             args=arguments(tmp_path / name, **SGD),
             train_dataset=examples(16),
             unlabelled_dataset=examples(8, seed=5, labels=False) if unlabelled else None,
-            method=MethodArguments(method=name, **settings.get(name, {})),
-            **words,
+            method=name,
+            # where there is nothing to swap, no tokenizer is asked for
+            processing_class=words if swaps else None,
         )
         if kind:
-            made.train_dataset = [{**row, "labels": row["labels"].double()} for row in examples(8)]
+            made.train_dataset = [
+                {**row, "labels": F.one_hot(row["labels"], LABELS).double()}
+                if kind.startswith("multi")
+                else {**row, "labels": row["labels"].double()}
+                for row in examples(8)
+            ]
         made.train()
         ends.append(parameters(made.model))
     assert all(torch.equal(a, b) for a, b in zip(*(end.values() for end in ends), strict=True))
+
+
+def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="method='recommended' needs processing_class=<the tok"):
+        method_trainer(tmp_path, "recommended")
+
+
+def test_swaps_without_an_unknown_token_are_words() -> None:
+    swaps = TokenSwaps(word_tokenizer(WORDS), 1.0, 0.5)
+    ids = torch.full((50, 4), 2)
+    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
+    assert set(seen.flatten().tolist()) == set(range(1, len(WORDS))), "all but the special first"
+
+
+def test_swaps_need_token_ids() -> None:
+    swaps = TokenSwaps(word_tokenizer(WORDS), 0.5, 0.5)
+    with pytest.raises(ValueError, match="a batch with input_ids to swap; it has pixel_values"):
+        swaps({"pixel_values": torch.zeros(1, 3, 2, 2)}, torch.Generator())
 
 
 def test_neftune_is_uniform_noise_on_the_embeddings(tmp_path: Path) -> None:
@@ -420,6 +450,56 @@ def test_consistency_every_second_step(tmp_path: Path) -> None:
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
     assert np.abs(once).max() > 1e-4
     assert (ends[2, 1][1], ends[2, 2][1]) == (3, 4)
+
+
+def test_divergence_of_several_labels_is_the_sum_over_them() -> None:
+    """scipy's relative entropy of each label's (p, 1 − p)."""
+    z, moved = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p, q = (np.stack([expit(logits), expit(-logits)]) for logits in (z.numpy(), moved.numpy()))
+    np.testing.assert_allclose(
+        kl_divergence(z, moved, "multi"), entropy(p, q, axis=0).sum(-1), rtol=1e-12
+    )
+    both = (entropy(p, q, axis=0) + entropy(q, p, axis=0)).sum(-1)
+    np.testing.assert_allclose(symmetric_divergence(z, moved, "multi"), both, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("corrupt-consistency", {"swapped": 0.5}),
+        ("r-drop", {}),
+        ("r3f", {"noise": 0.1}),
+        ("smart", {"adv_start": 0.3}),
+    ],
+)
+def test_several_labels_are_no_choice_among_them(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    """Logits that are all the same number say nothing of one class and much of each label."""
+    words = word_tokenizer([f"w{n}" for n in range(VOCABULARY)])
+    penalties = []
+    for several in (False, True):
+        model = classifier("bert")
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.2  # or R-Drop's two passes are one
+        rows = examples(4)
+        with torch.no_grad():
+            model.classifier.weight.copy_(
+                model.classifier.weight[:1].expand_as(model.classifier.weight)
+            )
+            model.classifier.bias.zero_()
+        if several:
+            model.config.problem_type = "multi_label_classification"
+            rows = [{**row, "labels": F.one_hot(row["labels"], LABELS).double()} for row in rows]
+        made = trained(
+            *(tmp_path / f"{several}", name, model),
+            data=rows,
+            method=settings,
+            options={"processing_class": words},
+        )
+        penalties.append(first(made, "jachess/penalty"))
+    assert abs(penalties[0]) < 1e-12 and penalties[1] > 1e-6
 
 
 def test_shares_of_swapped_tokens(tmp_path: Path) -> None:

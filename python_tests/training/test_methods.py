@@ -357,7 +357,7 @@ def test_r3f_is_in_full_precision_behind_data_parallelism() -> None:
                 noise=1e-5,
                 distribution="uniform",
                 generator=torch.Generator().manual_seed(0),
-                regression=False,
+                kind="single",
             )
         return found.item()
 
