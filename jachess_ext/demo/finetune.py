@@ -95,7 +95,7 @@ class Trainer:
         if self.method == "recommended":
             self._chosen = MethodArguments(method="recommended")
             shares = self._chosen.swapped, self._chosen.unknown
-            self._swaps = TokenSwaps(self.train.tokenizer, *shares)
+            self._swaps = TokenSwaps(self.train.tokenizer, self.model, *shares)
             self._draws = torch.Generator().manual_seed(self.seed)
         elif self.method != "none":
             alone = self.method == "unlab" and self.recipe.form == "alternating"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import chosen_tokens, known_unknown_token
-from ..smoothness.model_pass import without_labels
+from ..smoothness.model_pass import unwrapped, without_labels
 from ..smoothness.modes import in_mode
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import kl_divergence, row_mean, symmetric_divergence
@@ -37,17 +37,19 @@ class TokenSwaps:
     """Copies of batches in which tokens are swapped for the unknown token or for random ones.
 
     Args:
-        tokenizer: its special tokens stay; all others can come.
+        tokenizer: its special tokens stay; all others can come that the model has a row for.
+        model: whose embedding table says which those are.
         share: of the tokens swapped.
         unknown: share of those that become the unknown token; none do where the tokenizer has
             neither that nor a mask token.
     """
 
-    def __init__(self, tokenizer: Any, share: float, unknown: float) -> None:
+    def __init__(self, tokenizer: Any, model: nn.Module, share: float, unknown: float) -> None:
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
         self._unknown = known_unknown_token(tokenizer)
         self._share, self._unknown_share = share, 0.0 if self._unknown is None else unknown
-        ids = torch.arange(len(tokenizer))
+        table: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
         self._words = ids[~torch.isin(ids, self._special)]
         self._padding = tokenizer.pad_token_id
 
@@ -81,8 +83,8 @@ class _Corruption(Method):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         if self.tokenizer:
-            of = self.settings
-            self._swaps = TokenSwaps(trainer.processing_class, of.swapped, of.unknown)
+            shares = self.settings.swapped, self.settings.unknown
+            self._swaps = TokenSwaps(trainer.processing_class, trainer.model, *shares)
 
     def corrupted(self, inputs: Batch) -> dict[str, Any]:
         """The batch with other tokens; special tokens stay."""

@@ -126,14 +126,25 @@ def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> No
 
 
 def test_swaps_without_an_unknown_token_are_words() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), 1.0, 0.5)
+    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 1.0, 0.5)
     ids = torch.full((50, 4), 2)
     seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
     assert set(seen.flatten().tolist()) == set(range(1, len(WORDS))), "all but the special first"
 
 
+def test_swaps_stay_within_the_models_table() -> None:
+    """A tokenizer may know words that the model has no row for."""
+    words, model = [f"w{n}" for n in range(200)], LinearModel()
+    rows = model.get_input_embeddings().num_embeddings
+    assert rows < len(words)
+    ids = torch.full((400, 4), 2)
+    swaps = TokenSwaps(word_tokenizer(words), model, 1.0, 0.5)
+    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
+    assert set(seen.flatten().tolist()) == set(range(1, rows))
+
+
 def test_swaps_need_token_ids() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), 0.5, 0.5)
+    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 0.5, 0.5)
     with pytest.raises(ValueError, match="a batch with input_ids to swap; it has pixel_values"):
         swaps({"pixel_values": torch.zeros(1, 3, 2, 2)}, torch.Generator())
 
