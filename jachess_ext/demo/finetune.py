@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..smoothness import JacHess
+from ..smoothness.decision import kl_divergence
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
 from ..training.consistency import TokenSwaps
 from ..training.method_arguments import MethodArguments
-from ..training.penalties import kl_divergence
 
 Method = Literal["none", "recommended", "train", "unlab"]
 Form = Literal["joint", "alternating"]

@@ -85,16 +85,28 @@ def divergence(at: Decisions) -> Tensor:
     step = at.first if at.second is None else at.first + at.second / 2
     if at.kind == "regression":
         return step.square().sum(-1).mean(0) / 2
-    if at.kind == "multi":
-        pairs = torch.stack([at.logits, torch.zeros_like(at.logits)], -1)
-        moved = torch.stack([at.logits + step, torch.zeros_like(step)], -1)
-        return _kl(pairs, moved).sum(-1).mean(0)
-    return _kl(at.logits, at.logits + step).mean(0)
+    return kl_divergence(at.logits, at.logits + step, at.kind).mean(0)
 
 
-def _kl(z: Tensor, moved: Tensor) -> Tensor:
-    log_p = z.log_softmax(-1)
-    return (log_p.exp() * (log_p - moved.log_softmax(-1))).sum(-1)
+def kl_divergence(
+    first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
+) -> Tensor:
+    """KL(p‖q) per row of logits ``[..., C]``.
+
+    Args:
+        kind: "single": one of C classes; "multi": each of C labels or not, their sum; "regression":
+            the squared difference in place of a divergence.
+    """
+    wide = torch.promote_types(first.dtype, torch.float32)
+    first, second = first.to(wide), second.to(wide)
+    if kind == "regression":
+        return (first - second).square().sum(-1)
+    if kind == "multi":
+        first, second = (torch.stack([z, torch.zeros_like(z)], -1) for z in (first, second))
+    log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
+    weight = log_p.exp() - log_q.exp() if symmetric else log_p.exp()
+    apart = (weight * (log_p - log_q)).sum(-1)
+    return apart.sum(-1) if kind == "multi" else apart
 
 
 def margin(at: Decisions) -> Tensor:

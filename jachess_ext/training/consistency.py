@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import chosen_tokens, known_unknown_token
+from ..smoothness.decision import kl_divergence
 from ..smoothness.model_pass import unwrapped, without_labels
 from ..smoothness.modes import in_mode
 from .method import Batch, Loss, Method, Run, logits_of
-from .penalties import kl_divergence, row_mean, symmetric_divergence
+from .penalties import row_mean, symmetric_divergence
 from .random_state import drawing_apart
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..smoothness.decision import Kind
+from ..smoothness.decision import Kind, kl_divergence
 from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Method, logits_of
 from .random_state import drawing_apart
@@ -40,27 +40,6 @@ def symmetric_divergence(first: Tensor, second: Tensor, kind: Kind = "single") -
     two KL sums would be rounding error.
     """
     return kl_divergence(first, second, kind, symmetric=True)
-
-
-def kl_divergence(
-    first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
-) -> Tensor:
-    """KL(p‖q) per row of logits ``[..., C]``.
-
-    Args:
-        kind: "single": one of C classes; "multi": each of C labels or not, their sum; "regression":
-            the squared difference in place of a divergence.
-    """
-    wide = torch.promote_types(first.dtype, torch.float32)
-    first, second = first.to(wide), second.to(wide)
-    if kind == "regression":
-        return (first - second).square().sum(-1)
-    if kind == "multi":
-        first, second = (torch.stack([z, torch.zeros_like(z)], -1) for z in (first, second))
-    log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
-    weight = log_p.exp() - log_q.exp() if symmetric else log_p.exp()
-    apart = (weight * (log_p - log_q)).sum(-1)
-    return apart.sum(-1) if kind == "multi" else apart
 
 
 def row_mean(apart: Tensor, batch: Mapping[str, Any]) -> Tensor:

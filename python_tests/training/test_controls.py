@@ -13,9 +13,10 @@ from scipy.stats import entropy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import MethodTrainer
 from jachess_ext.training.consistency import TokenSwaps
-from jachess_ext.training.penalties import kl_divergence, symmetric_divergence
+from jachess_ext.training.penalties import symmetric_divergence
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .method_runs import SGD, method_trainer
