@@ -18,8 +18,8 @@ are chosen on a quarter of the labelled rows (in the last three grids they are g
 
 Stopped or killed, the same command goes on; where `--out` has no runs yet, from the results files
 in `--results`.  At the end the results files and their tables as markdown are there; `--redraw`
-makes the tables of published results files anew, with no run and no model.  A grid with other
-tasks, methods, seeds, rate or epochs than its own leaves its published results alone.
+makes the tables of published results files anew, with no run and no model.  A grid varied by the
+options that say so (other rows, epochs, methods …) leaves its published results alone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ GRIDS = {
     "sizes": HERE / "finetune_sizes.json",
     "base": HERE / "finetune_base.json",
 }
+VARIATIONS = ("tasks", "methods", "seeds", "rows", "label_noise", "lr", "epochs")
 
 
 def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]:
@@ -98,6 +99,10 @@ def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -
     if options.epochs is not None:
         recipe = replace(recipe, epochs=options.epochs)
     grid = replace(grid, recipe=recipe, seeds=grid.seeds[: options.seeds])
+    if options.rows is not None:
+        grid = replace(grid, train_size=options.rows)
+    if options.label_noise is not None:
+        grid = replace(grid, label_noise=options.label_noise)
     return quick(grid) if options.quick else grid
 
 
@@ -126,7 +131,7 @@ def go_on_from(results: Path, name: str, out: Path) -> None:
 def varied(name: str, options: argparse.Namespace) -> str:
     """What the results of a grid are called: with other settings than its own, after these too."""
     parts = [name]
-    for setting in ("tasks", "methods", "seeds", "lr", "epochs"):
+    for setting in VARIATIONS:
         given = getattr(options, setting)
         if given is not None:
             text = "+".join(given) if isinstance(given, list) else f"{given:g}"
@@ -221,6 +226,8 @@ def main(argv: list[str] | None = None) -> int:
     variation.add_argument("--tasks", nargs="+", help="the grids' tasks: these alone")
     variation.add_argument("--methods", nargs="+", help="these instead of the grids' own")
     variation.add_argument("--seeds", type=int, help="how many")
+    variation.add_argument("--rows", type=int, help="labelled ones, say 100 in `few`")
+    variation.add_argument("--label-noise", type=float, help="share of wrong labels, say 0.2")
     variation.add_argument("--lr", type=float)
     variation.add_argument("--epochs", type=float)
     parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")

@@ -113,11 +113,24 @@ def test_published_results_are_gone_on_from_once(tmp_path: Path) -> None:
 
 
 def test_a_varied_grid_has_a_name_of_its_own() -> None:
-    own = dict.fromkeys(("tasks", "methods", "seeds", "lr", "epochs"))
+    own = dict.fromkeys(finetune_quality.VARIATIONS)
     assert finetune_quality.varied("why", Namespace(**own)) == "why"
     given = own | {"methods": ["none", "sam,rho=0.1"], "lr": 2e-5, "epochs": 1.0}
     name = "why_methods=none+sam,rho=0.1_lr=2e-05_epochs=1"
     assert finetune_quality.varied("why", Namespace(**given)) == name
+
+
+def test_a_grid_with_other_rows_and_wrong_labels() -> None:
+    own = dict.fromkeys(finetune_quality.VARIATIONS) | {"quick": False}
+    few = Path("model"), Path("data")
+    plain = finetune_quality.load_grid("few", *few, Namespace(**own))
+    assert (plain.train_size, plain.label_noise) == (500, 0.0)
+    given = own | {"rows": 100, "label_noise": 0.2, "epochs": 20.0, "seeds": 2}
+    grid = finetune_quality.load_grid("few", *few, Namespace(**given))
+    assert (grid.train_size, grid.label_noise, grid.recipe.epochs) == (100, 0.2, 20.0)
+    assert grid.seeds == (0, 1)
+    name = "few_seeds=2_rows=100_label_noise=0.2_epochs=20"
+    assert finetune_quality.varied("few", Namespace(**given)) == name
 
 
 def test_markdown() -> None:
