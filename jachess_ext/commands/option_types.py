@@ -1,4 +1,4 @@
-"""Types of the commands' options, what argparse calls with an option's text; and their place."""
+"""Types that argparse calls with an option's text; and which options are a dataclass's fields."""
 
 from __future__ import annotations
 
