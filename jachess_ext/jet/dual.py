@@ -69,6 +69,10 @@ class DualTensor(DerivativeTensor):
         wrapper.of_pass = of_pass
         return wrapper
 
+    @property
+    def surrounding(self) -> int | None:
+        return self.of_pass.layout.surrounding
+
     def with_primal(self, primal: Tensor) -> DualTensor:
         """The same tangent beside another primal of this shape, in the primal's dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
@@ -104,7 +108,7 @@ class DualTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        check_call(cls, func, types, kwargs)
+        check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
         known = _TANGENTS.get(func)
         result = NotImplemented if known is None else known(func, args, named)

@@ -7,17 +7,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .autocast import call_rule, without_autocast
 from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
-from .opaque import refuse_opaque_functions
+from .opaque import forward_mode_is_on, refuse_opaque_functions
 from .registry import find_rule, missing_rule
 
 
 class DerivativeTensor(torch.Tensor):
     """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
+
+    @property
+    def surrounding(self) -> int | None:
+        """How many autograd Functions its pass began inside of (opaque.py)."""
+        raise NotImplementedError
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -37,7 +43,7 @@ class DerivativeTensor(torch.Tensor):
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
-        refuse_opaque_functions()
+        check_place(func, args, kwargs)
         raise missing_rule(func)
 
 
@@ -121,6 +127,10 @@ class JetTensor(DerivativeTensor):
         """x0, ``shape``."""
         return self.streams[0]
 
+    @property
+    def surrounding(self) -> int | None:
+        return self.jet_layout.surrounding
+
     def with_streams(self, streams: Tensor) -> JetTensor:
         """A jet of the same layout around another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)
@@ -163,7 +173,7 @@ class JetTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        check_call(cls, func, types, kwargs)
+        check_call(cls, func, types, args, kwargs)
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
@@ -198,7 +208,9 @@ def check_complex(func: Callable) -> None:
         )
 
 
-def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> None:
+def check_call(
+    kind: type, func: Callable, types: Any, args: tuple, kwargs: dict | None
+) -> None:
     """What every function that met a tensor of ``kind`` is refused for.
 
     Raises:
@@ -215,8 +227,17 @@ def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> N
             "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
             "a time"
         )
-    if not torch.is_grad_enabled():
-        refuse_opaque_functions()
+    check_place(func, args, kwargs)
+
+
+def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
+    """Raises:
+    RuntimeError: the call comes from within an autograd Function.
+    """
+    if not forward_mode_is_on():
+        leaves = pytree.tree_leaves((args, kwargs))
+        surrounding = next(t.surrounding for t in leaves if isinstance(t, DerivativeTensor))
+        refuse_opaque_functions(func, args, surrounding)
 
 
 def common_layout(*values: Any) -> JetLayout:
