@@ -96,7 +96,7 @@ def refuse_opaque_functions(function: Callable, args: Any, surrounding: int | No
     """
     found = _forwards_on_the_stack()
     if len(found) > (surrounding or 0):
-        raise _refusal(_class_of(found[0]))
+        raise _refusal(_class_of(found[-1 - (surrounding or 0)]))
     # What a Function returns as it came in, torch hands to this function, forward being over.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
@@ -121,18 +121,20 @@ def _refusal(function: type | None) -> RuntimeError:
 
 def _forwards_on_the_stack() -> list[FrameType]:
     """The calls of ``forward`` of autograd Functions that have not returned, innermost first."""
+    codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
     found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_forward(frame.f_code):
+        if frame.f_code in codes:
             found.append(frame)
         frame = frame.f_back
     return found
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_forward(code: CodeType) -> bool:
-    return any(_forward_code(function) is code for function in _classes())
+@functools.lru_cache(maxsize=1)
+def _forward_codes(newest: type) -> frozenset[CodeType | None]:
+    """The code of every Function's ``forward``; holds until there is a newer Function."""
+    return frozenset(_forward_code(function) for function in _classes())
 
 
 def _classes(below: type = torch.autograd.Function) -> Iterator[type]:
