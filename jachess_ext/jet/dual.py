@@ -372,8 +372,9 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     duals = _duals(args, named)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    with torch.no_grad():
-        jets = {id(dual): _as_jet(dual) for dual in duals}  # before a write into a primal
+    # Before a write into a primal; and no tensors of inference mode, whose writes torch never counts.
+    with torch.inference_mode(False), torch.no_grad():
+        jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
     plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
     with torch.no_grad():
