@@ -372,7 +372,7 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     duals = _duals(args, named)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    # Before a write into a primal; and no tensors of inference mode, whose writes torch never counts.
+    # Before a write into a primal. Of tensors of inference mode torch counts no writes.
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}

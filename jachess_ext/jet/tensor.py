@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from .. import torch_private
 from .autocast import call_rule, without_autocast
 from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
@@ -208,9 +208,7 @@ def check_complex(func: Callable) -> None:
         )
 
 
-def check_call(
-    kind: type, func: Callable, types: Any, args: tuple, kwargs: dict | None
-) -> None:
+def check_call(kind: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
     """What every function that met a tensor of ``kind`` is refused for.
 
     Raises:
@@ -235,7 +233,7 @@ def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
     RuntimeError: the call comes from within an autograd Function.
     """
     if not forward_mode_is_on():
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = torch_private.pytree.tree_leaves((args, kwargs))
         surrounding = next(t.surrounding for t in leaves if isinstance(t, DerivativeTensor))
         refuse_opaque_functions(func, args, surrounding)
 
