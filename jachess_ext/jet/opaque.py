@@ -138,7 +138,8 @@ def _forward_codes(newest: type) -> frozenset[CodeType | None]:
 
 
 def _classes(below: type = torch.autograd.Function) -> Iterator[type]:
-    for child in below.__subclasses__():
+    children: list[type] = below.__subclasses__()
+    for child in children:
         yield child
         yield from _classes(child)
 
