@@ -4,8 +4,8 @@ An autograd Function runs its forward without gradients and asks its own backwar
 has neither the one nor the other in a form that the Function knows: what came out would have lost
 its gradients, so the pass stops, and says which library and which setting it is about.
 
-torch switches forward-mode differentiation off around a Function's forward, and so do
-``torch.inference_mode`` and nothing else; code inside that turns gradients on (a straight-through
+torch switches forward-mode differentiation off around a Function's forward, and else only in
+``torch.inference_mode``; code inside that turns gradients on (a straight-through
 estimator, a solver of fixed points) leaves it off.  That switch is asked at every call; the stack,
 which takes longer to read, only where it is off.
 """
