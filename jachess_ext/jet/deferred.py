@@ -52,6 +52,7 @@ class Deferred:
     ) -> None:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
+        self.contiguous = False  # whether the streams have to be
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
@@ -76,7 +77,8 @@ class Deferred:
             without_autocast(self.device.type),
             _plainly_saved() if elsewhere else nullcontext(),
         ):
-            return self._make().streams
+            streams = self._make().streams
+            return streams.contiguous() if self.contiguous else streams
 
     def check_sources(self) -> None:
         """Raises:

@@ -14,6 +14,7 @@ from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
 from .opaque import refuse_opaque_functions
 from .registry import find_rule, missing_rule
+from .strides import as_torch_lays_out
 
 
 class DerivativeTensor(torch.Tensor):
@@ -95,6 +96,16 @@ class JetTensor(DerivativeTensor):
             self.settle(self._deferred.make())
         return cast(Tensor, self._streams)
 
+    def make_contiguous(self) -> None:
+        """Have the streams of a deferred jet made contiguous, whatever its sources are."""
+        assert self._deferred is not None
+        self._deferred.contiguous = True
+
+    @property
+    def made_streams(self) -> Tensor | None:
+        """The streams where they are made; None for a deferred jet."""
+        return self._streams
+
     def settle(self, streams: Tensor) -> None:
         """Give a deferred jet its streams; a fused operator has made them beside its result."""
         self._streams, self._deferred = streams, None
@@ -167,7 +178,8 @@ class JetTensor(DerivativeTensor):
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
-        return call_rule(func, rule, args, kwargs or {})
+        named = kwargs or {}
+        return as_torch_lays_out(func, args, named, call_rule(func, rule, args, named))
 
 
 class ComplexJetTensor(JetTensor):

@@ -1,0 +1,252 @@
+"""Strides and sharing of memory: the results of rules lie in memory as torch's own do.
+
+`Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
+place goes through views.  So a jet whose strides were not torch's, or that shared memory where
+torch's result does not, would change other numbers than the plain program does.  A rule need not
+care: `as_torch_lays_out` corrects its result.
+
+What torch does is known without asking where every argument is contiguous, and so is the result,
+in memory of its own (`_NOT_CONTIGUOUS` names the exceptions); and for functions that are the same
+view of the primal and of the stack.  Otherwise the function itself is called with the primals, once
+for each combination of shapes, strides and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .registry import attribute, spellings
+
+if TYPE_CHECKING:
+    from .tensor import JetTensor
+
+# Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
+_VIEWS = frozenset(
+    [
+        *spellings(
+            *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"),
+            *("transpose", "swapaxes", "swapdims", "t", "permute", "movedim", "moveaxis"),
+            *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "narrow", "select"),
+            *("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "__iter__"),
+            *("diagonal", "hsplit", "vsplit", "dsplit"),
+        ),
+        *(attribute(name) for name in ("T", "mT")),
+        torch.linalg.diagonal,
+    ]
+)
+_BASIC = (int, slice, type(None), type(Ellipsis))
+_CACHE: dict[Any, tuple[Layout, ...]] = {}
+_MOST_CACHED = 4096
+
+
+class Layout(NamedTuple):
+    """How a result of torch's lies in memory.
+
+    Attributes:
+        strides: of the result.
+        source: which of the arguments' tensors it shares memory with; None for none.
+        offset: of its first number behind that of the source, in numbers.
+    """
+
+    strides: tuple[int, ...]
+    source: int | None
+    offset: int
+
+
+def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any) -> Any:
+    """``result``, jets that the rule of ``function`` returned, laid out as torch's own result."""
+    if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
+        return result
+    results = [part for part in _tensors(result) if _is_jet(part)]
+    if not results:
+        return result
+    tensors = list(_tensors((args, named)))
+    results = [part for part in results if not any(part is tensor for tensor in tensors)]
+    if all(_is_as_expected(function, part, tensors) for part in results):
+        return result
+    layouts = _layouts_of(function, args, named, tensors)
+    return _laid_out(result, iter(layouts), tensors)
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index gives a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
+
+
+def _is_jet(value: Any) -> bool:
+    return hasattr(value, "jet_layout")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in arguments or results, nested in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _memory(tensor: Any) -> Any:
+    """What identifies the memory of a tensor; None where a transform of torch.func hides it."""
+    try:
+        return (tensor.streams if _is_jet(tensor) else tensor).untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _is_contiguous(tensor: Any) -> bool:
+    if not _is_jet(tensor):
+        return tensor.is_contiguous() if tensor.layout is torch.strided else True
+    streams = tensor.made_streams
+    return streams is None or streams.is_contiguous() or streams[0].is_contiguous()
+
+
+def _is_as_expected(function: Callable, result: JetTensor, tensors: list[Tensor]) -> bool:
+    """Whether all is contiguous, the result's memory is its own, and torch's would be, too."""
+    if function in _NOT_CONTIGUOUS or not all(map(_is_contiguous, tensors)):
+        return False
+    streams = result.made_streams
+    if streams is None:  # of an operator, or of a rule that is asked for contiguous jets
+        return True
+    if not streams.is_contiguous():
+        return False
+    memory = _memory(result)
+    return memory is None or all(_memory(t) != memory for t in tensors if _is_made(t))
+
+
+def _is_made(tensor: Any) -> bool:
+    return not _is_jet(tensor) or tensor.made_streams is not None
+
+
+def _layouts_of(
+    function: Callable, args: tuple, named: dict, tensors: list[Tensor]
+) -> tuple[Layout, ...]:
+    """Torch's layout of every tensor in the result, from memory or by calling the function."""
+    key = (function, *_key(args), *_key(tuple(sorted(named.items()))))
+    try:
+        if key in _CACHE:
+            return _CACHE[key]
+    except TypeError:  # an argument that cannot be hashed
+        return _ask_torch(function, args, named, tensors)
+    if len(_CACHE) >= _MOST_CACHED:
+        _CACHE.clear()
+    _CACHE[key] = found = _ask_torch(function, args, named, tensors)
+    return found
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.shape, _strides(value), value.dtype, value.device, type(value))
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if isinstance(value, slice):
+        return (slice, value.start, value.stop, value.step)
+    return (type(value), value)
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    if _is_jet(tensor):
+        return tensor.streams.stride()[1:]
+    return tensor.stride() if tensor.layout is torch.strided else ()
+
+
+def _ask_torch(
+    function: Callable, args: tuple, named: dict, tensors: list[Tensor]
+) -> tuple[Layout, ...]:
+    from .tensor import primal_of
+
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        found = function(*primal_of(args), **primal_of(named))
+    places = {_memory(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
+    places.pop(None, None)
+    layouts = []
+    for part in _tensors(found):
+        source = places.get(_memory(part))
+        offset = 0
+        if source is not None:
+            offset = part.storage_offset() - primal_of(tensors[source]).storage_offset()
+        layouts.append(Layout(part.stride(), source, offset))
+    return tuple(layouts)
+
+
+def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> Any:
+    """Each jet of a result in its own layout."""
+    if isinstance(result, Tensor):
+        layout = next(layouts)
+        return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
+    if isinstance(result, list | tuple):
+        parts = [_laid_out(part, layouts, tensors) for part in result]
+        return type(result)(*parts) if type(result).__name__ == "Slice" else type(result)(parts)
+    return result
+
+
+def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
+    if any(jet is tensor for tensor in tensors):
+        return jet
+    if jet.made_streams is None and layout.source is None:
+        contiguous = torch.empty(jet.shape, device="meta").stride()
+        if _same_strides(jet.shape, contiguous, layout.strides):
+            jet.make_contiguous()
+            return jet
+    if layout.source is not None:
+        source: Any = tensors[layout.source]
+        if not _is_jet(source) or source.dtype != jet.dtype or _memory(jet) == _memory(source):
+            return jet
+        stack = source.streams
+        sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
+        return jet.with_streams(
+            stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
+        )
+    streams, memory = jet.streams, _memory(jet)
+    shares = memory is not None and any(_memory(tensor) == memory for tensor in tensors)
+    if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
+        return jet.with_streams(stack_laid_out(streams, layout.strides, copy=shares))
+    return jet
+
+
+def _same_strides(shape: torch.Size, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether strides mean the same; those of sizes 1 and of empty tensors mean nothing."""
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, ours, theirs, strict=True))
+
+
+def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
+    """The stack ``[S, ...]`` with every stream in ``strides``.
+
+    Args:
+        streams: the stack.
+        strides: of one stream, dense apart from sizes 1 and from strides of 0.
+        copy: whether the memory has to be new.
+    """
+    shape = streams.shape
+    for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
+        if stride == 0 and size > 1:  # expanded: one number stands for all
+            streams = streams.narrow(dim, 0, 1)
+    order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
+    dense = streams.permute(0, *order)
+    dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
+    back = [0] * streams.ndim
+    for place, dim in enumerate((0, *order)):
+        back[dim] = place
+    return dense.permute(back).expand(shape)
+
+
+# Functions with rules of their own whose results may not be contiguous, or share memory, though
+# their arguments are contiguous and the rules' results have memory of their own.
+_NOT_CONTIGUOUS = frozenset(
+    [
+        *spellings("to", "rot90", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
+        *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),
+        *(torch.Tensor.stft, torch.Tensor.unfold),
+    ]
+)
