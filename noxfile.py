@@ -2,6 +2,8 @@
 
     nox                                                      every cell: an hour, gigabytes
     nox -s "matrix-3.12(torch='2.10')" -- --quick            one cell, fewer tests
+    nox -s new_torch                                         is the newest torch all right?
+    nox -s new_torch -- 2.15.0                               is this one?
 
 A cell installs its torch, then the package from a clean clone of HEAD, as a user does, and runs a
 chosen part of the tests on the installed package: with the newest transformers, then with the
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-TORCHES = ("2.10", "2.11", "2.12", "2.13")
+TORCHES = ("2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 MARKS = "not slow and not sanitizers and not cuda"
 # (-k expression, files): what a library built against another torch is asked, what depends on torch
 # alone, and what on transformers too; the latter two in full and with --quick.
@@ -44,6 +46,28 @@ TRANSFORMERS = {
         ("logs_every or resuming", "python_tests/training/test_trainer.py"),
     ),
 }
+# What a torch that nobody has tried is asked: import, README's snippets, and what leans on torch's
+# inner workings; in full, but without what is slow.
+NEW_TORCH = (
+    (
+        "",
+        "python_tests/packaging/test_imports.py",
+        "python_tests/packaging/test_doctor.py",
+        "python_tests/test_readme.py",
+        "python_tests/ops/test_random_calls.py",
+        "python_tests/ops/test_string_arguments.py",
+        "python_tests/jet/test_functions.py",
+        "python_tests/jet/test_opaque.py",
+        "python_tests/jet/test_checkpointing.py",
+        "python_tests/jet/test_transforms.py",
+        "python_tests/jet/test_compile.py",
+        "python_tests/jet/test_rules.py",
+        "python_tests/ntk/test_kernel.py",
+        "python_tests/smoothness/test_regulariser.py",
+        "python_tests/training/test_trainer.py",
+    ),
+)
+nox.options.sessions = ["matrix"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 
@@ -54,17 +78,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     """One torch with one Python."""
     session.env.update(JACHESS_FORCE_CPU="1", OMP_NUM_THREADS="1")
     amount = "quick" if "--quick" in session.posargs else "full"
-    folder = Path(session.create_tmp())
-    clone, tests = folder / "clone", folder / "tests"
-    for left in (clone, tests):
-        shutil.rmtree(left, ignore_errors=True)
-    session.run("git", "clone", "-q", str(Path(__file__).parent), str(clone), external=True)
-    session.install(f"torch=={torch}.*")
-    session.install(f"{clone}[demo]", "pytest", "pytest-benchmark", "hypothesis")
-    # The tests without the package beside them, so that the installed one is tested.
-    for name in ("python_tests", "build_backend"):
-        shutil.copytree(clone / name, tests / name)
-    shutil.copy(clone / "pyproject.toml", tests)
+    clone = install(session, f"torch=={torch}.*")
     oldest = next(
         requirement.partition(">=")[2]
         for requirement in nox.project.load_toml(clone / "pyproject.toml")["project"][
@@ -72,7 +86,6 @@ def matrix(session: nox.Session, torch: str) -> None:
         ]["hf"]
         if requirement.startswith("transformers>=")
     )
-    session.chdir(tests)
     run(session, TORCH[amount] + TRANSFORMERS[amount])
     session.install(f"transformers=={oldest}.*")
     run(session, TRANSFORMERS[amount])
@@ -80,6 +93,39 @@ def matrix(session: nox.Session, torch: str) -> None:
         if other != torch:
             session.install(f"torch=={other}.*")
             run(session, OPERATORS)
+
+
+@nox.session
+def new_torch(session: nox.Session) -> None:
+    """A torch that nobody has tried, the newest or the one that is named, with the newest
+    transformers: import, README's snippets and the quick tests."""
+    session.env.update(JACHESS_FORCE_CPU="1", OMP_NUM_THREADS="1")
+    install(session, f"torch=={session.posargs[0]}" if session.posargs else "torch")
+    versions = "import torch, transformers; print(torch.__version__, transformers.__version__)"
+    session.run("python", "-c", versions)
+    session.run(
+        "python",
+        "-W",
+        "error::RuntimeWarning",
+        "-c",
+        "import jachess_ext as jx; jx.jet, jx.ntk, jx.ops",
+    )
+    run(session, NEW_TORCH)
+
+
+def install(session: nox.Session, torch: str) -> Path:
+    """This torch and the package, from a clean clone of HEAD, which is returned; and go to a folder
+    with the tests, without the package beside them, so that the installed one is tested."""
+    folder = Path(session.create_tmp())
+    clone, tests = folder / "clone", folder / "tests"
+    for left in (clone, tests):
+        shutil.rmtree(left, ignore_errors=True)
+    session.run("git", "clone", "-q", str(Path(__file__).parent), str(clone), external=True)
+    session.install(torch)
+    session.install(f"{clone}[demo]", "pytest", "pytest-benchmark", "hypothesis", "expecttest")
+    shutil.copytree(clone, tests, ignore=shutil.ignore_patterns("jachess_ext", ".git", "build"))
+    session.chdir(tests)
+    return clone
 
 
 def run(session: nox.Session, suites: tuple[tuple[str, ...], ...]) -> None:

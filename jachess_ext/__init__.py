@@ -1,20 +1,27 @@
 """jachess_ext: Jacobian and Hessian regularisation, and a lens on fine-tuning.
 
-The public names; ``evaluation``, ``training`` and the callbacks are imported at first use, since
-they need the extras (transformers, lightning, scikit-learn, matplotlib).
+The public names, each imported with its submodule at first use: the command line's help needs no
+torch, a program that takes derivatives no kernels, and ``evaluation``, ``training`` and the
+callbacks need the extras (transformers, lightning, scikit-learn, matplotlib).
 """
 
-from importlib import import_module
-from typing import Any
+import sys as _sys
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING, Any
 
 from .torch_floor import require_torch as _require_torch
 
-_require_torch()  # before the rest, which would fail with an older torch in many ways
+if TYPE_CHECKING:
+    from . import evaluation, ops, scaling, training
+    from .jet import Jet, JetTensor, MissingJetRule, jet
+    from .jet.jvp import jvp
+    from .lightning import LightningSmoothnessMonitor
+    from .ntk import ntk, ntk_loss
+    from .smoothness import DecisionPenalty, JacHess, Smoothness, SmoothnessProbe, smoothness
+    from .training import SmoothnessMonitor
 
-# ruff: noqa: E402
-from .jet import Jet, JetTensor, MissingJetRule, jet, jvp
-from .ntk import ntk, ntk_loss
-from .smoothness import DecisionPenalty, JacHess, Smoothness, SmoothnessProbe, smoothness
+_require_torch()  # before the rest, which would fail with an older torch in many ways
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,13 +45,47 @@ __all__ = [
     "training",
 ]
 
-_LAZY = ("evaluation", "ops", "scaling", "training")
-_LAZY_NAMES = {"SmoothnessMonitor": "training", "LightningSmoothnessMonitor": "lightning"}
+_MODULES = ("evaluation", "ops", "scaling", "training")
+_NAMES = {
+    "DecisionPenalty": "smoothness",
+    "JacHess": "smoothness",
+    "Jet": "jet",
+    "JetTensor": "jet",
+    "LightningSmoothnessMonitor": "lightning",
+    "MissingJetRule": "jet",
+    "Smoothness": "smoothness",
+    "SmoothnessMonitor": "training",
+    "SmoothnessProbe": "smoothness",
+    "jet": "jet",
+    "jvp": "jet",
+    "ntk": "ntk",
+    "ntk_loss": "ntk",
+    "smoothness": "smoothness",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return import_module(f"{__name__}.{name}")
-    if name in _LAZY_NAMES:
-        return getattr(import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return _import_module(f"{__name__}.{name}")
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+    setattr(_sys.modules[__name__], name, found)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(_ModuleType):
+    """`jet`, `ntk` and `smoothness` name a function and the subpackage it comes from.  Python binds
+    an imported subpackage to its name here; this keeps the name for the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _NAMES and isinstance(value, _ModuleType):
+            value = getattr(value, name, value)
+        super().__setattr__(name, value)
+
+
+_sys.modules[__name__].__class__ = _Package

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from .. import torch_private
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from .autocast import without_autocast
@@ -113,7 +113,7 @@ def make_arguments(
         layout = made.jet_layout
         jets.append(made)
     assert layout is not None
-    nest = pytree.tree_unflatten(jets, structure)
+    nest = torch_private.pytree.tree_unflatten(jets, structure)
     return nest if isinstance(x, tuple) else (nest,), layout
 
 
@@ -127,14 +127,14 @@ def paired_leaves(
         TypeError: the first holds no tensor, or something that no jet can start from; the second
             is nested otherwise.
     """
-    leaves, structure = pytree.tree_flatten_with_path(points)
+    leaves, structure = torch_private.pytree.tree_flatten_with_path(points)
     if not leaves:
         holds = "hold" if name.endswith("s") else "holds"
         raise TypeError(f"{name} {holds} no tensor; expected at least one floating-point tensor")
-    named = [(name + pytree.keystr(path), leaf) for path, leaf in leaves]
+    named = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for place, leaf in named:
         check_point(leaf, place)
-    found, found_structure = pytree.tree_flatten(steps)
+    found, found_structure = torch_private.pytree.tree_flatten(steps)
     if found_structure != structure:
         raise TypeError(
             f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "

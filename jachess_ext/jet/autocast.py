@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .. import torch_private
 from .registry import last_name, missing_rule
 
 # Computed in autocast's own dtype.
@@ -70,7 +70,7 @@ _DTYPE_ON_GPU = {
 
 def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> Any:
     """``rule(*args, **named)``, as torch would call ``function`` under the autocast that is on."""
-    if not torch._C._is_any_autocast_enabled():
+    if not torch_private.is_any_autocast_enabled():
         return rule(*args, **named)
     device = next((t.device.type for t in _tensors((args, named)) if _is_active(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
@@ -145,7 +145,7 @@ def _is_active(tensor: Tensor) -> bool:
 def _is_cast(tensor: Tensor, device: str) -> bool:
     """Doubles stay, as do tensors that hold others (quantised ones), whose rules see to that."""
     floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
-    holds = not _is_active(tensor) and is_traceable_wrapper_subclass(tensor)
+    holds = not _is_active(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
     return floating and tensor.device.type == device and not holds
 
 

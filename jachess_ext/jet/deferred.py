@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .. import torch_private
 from .autocast import without_autocast
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _saving_hooks() -> Any:
     Non-reentrant checkpointing sets a pair of its own for every call and for every recomputation,
     which is the one trace of a checkpoint's borders that code inside it can see.
     """
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch_private.autograd._top_saved_tensors_default_hooks(True)
 
 
 @contextmanager
@@ -117,12 +118,12 @@ def _plainly_saved() -> Iterator[None]:
     taken = []
     while (hooks := _saving_hooks()) is not None:
         taken.append(hooks)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
         for hooks in reversed(taken):
-            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+            torch_private.autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _version(tensor: Tensor) -> int:

@@ -69,6 +69,10 @@ class DualTensor(DerivativeTensor):
         wrapper.of_pass = of_pass
         return wrapper
 
+    @property
+    def surrounding(self) -> int | None:
+        return self.of_pass.layout.surrounding
+
     def with_primal(self, primal: Tensor) -> DualTensor:
         """The same tangent beside another primal of this shape, in the primal's dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
@@ -104,7 +108,7 @@ class DualTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        check_call(cls, func, types, kwargs)
+        check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
         known = _TANGENTS.get(func)
         result = NotImplemented if known is None else known(func, args, named)
@@ -368,8 +372,9 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     duals = _duals(args, named)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    with torch.no_grad():
-        jets = {id(dual): _as_jet(dual) for dual in duals}  # before a write into a primal
+    # Before a write into a primal. Of tensors of inference mode torch counts no writes.
+    with torch.inference_mode(False), torch.no_grad():
+        jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
     plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
     with torch.no_grad():

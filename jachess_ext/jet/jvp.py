@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from .. import torch_private
 from ..ops.library import transformed
 from .api import begin_pass, make_input, paired_leaves
 from .dual import DualTensor, Pass
@@ -101,7 +101,7 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[Any, ...]
         for (_, point), step in zip(points, steps, strict=True):
             # Copies, since fn may write into its arguments; `view_as` would not be one.
             made.append(DualTensor(point.clone(), step.detach().clone(), of_pass))
-    return pytree.tree_unflatten(made, structure)
+    return torch_private.pytree.tree_unflatten(made, structure)
 
 
 def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import combinations, count
 
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
+from .opaque import surrounding_functions
 from .settings import operators_enabled
 
 ORDERS = (1, 2)
@@ -25,6 +26,8 @@ class JetLayout:
     directions, is not taken for one of this; None in a result, which belongs to no pass.
 
     ``composed`` says that this pass uses no compiled operators (`composed_rules`).
+
+    ``surrounding`` is how many autograd Functions the pass began inside of (opaque.py).
     """
 
     directions: int
@@ -32,10 +35,16 @@ class JetLayout:
     pairs: tuple[tuple[int, int], ...]
     run: int | None = None
     composed: bool = False
+    surrounding: int | None = None
 
     def of_a_new_run(self) -> JetLayout:
         """The same streams, for the jets of one pass."""
-        return replace(self, run=next(_RUNS), composed=not operators_enabled())
+        return replace(
+            self,
+            run=next(_RUNS),
+            composed=not operators_enabled(),
+            surrounding=surrounding_functions(),
+        )
 
     @property
     def streams(self) -> int:

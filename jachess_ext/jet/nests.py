@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from .. import torch_private
 
 
 def map_tensors(
@@ -34,10 +35,12 @@ def map_tensors(
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: mapped(getattr(value, f.name)) for f in _fields(value)}
         return dataclasses.replace(value, **fields)
-    children, structure = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    children, structure = torch_private.pytree.tree_flatten(
+        value, is_leaf=lambda part: part is not value
+    )
     if structure.is_leaf():
         return value if other is None else other(value)
-    return pytree.tree_unflatten([mapped(part) for part in children], structure)
+    return torch_private.pytree.tree_unflatten([mapped(part) for part in children], structure)
 
 
 def _rebuilt_mapping(value: dict, items: dict) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from .. import torch_private
 from .opaque import known_fix
 
 Rule = Callable[..., Any]
@@ -16,7 +17,11 @@ R = TypeVar("R", bound=Rule)
 
 _RULES: dict[Any, Rule] = {}
 _GENERAL: dict[Any, Rule] = {}
-_NAMESPACES = (torch, torch.Tensor, F, torch.special, torch._C._nn)
+_NAMESPACES = tuple(
+    space
+    for space in (torch, torch.Tensor, F, torch.special, torch_private.find("torch._C._nn"))
+    if space is not None
+)
 
 
 class MissingJetRule(NotImplementedError):
@@ -38,6 +43,13 @@ def spellings(*names: str) -> list[Any]:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
         found.extend(here)
     return found
+
+
+def built_in(name: str) -> list[Any]:
+    """The function in C++ that torch's Python function called ``name`` goes on to: in a list, which
+    is empty where torch does not say."""
+    found = torch_private.find(f"torch._C._VariableFunctions.{name}")
+    return [] if found is None else [found]
 
 
 def attribute(name: str) -> Any:
@@ -130,7 +142,7 @@ def registered_functions() -> tuple[Any, ...]:
 
 def function_name(function: Any) -> str:
     """The name to write in Python: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
-    if isinstance(function, torch._ops.HigherOrderOperator):
+    if isinstance(function, torch_private.higher_order_operator):
         # Asked while torch.compile traces, which cannot follow resolve_name.
         return f"torch.ops.higher_order.{function.__name__}"
     known = torch.overrides.resolve_name(function) if callable(function) else None

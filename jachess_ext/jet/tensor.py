@@ -8,17 +8,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .. import torch_private
 from .autocast import call_rule, without_autocast
 from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
-from .opaque import refuse_opaque_functions
+from .opaque import forward_mode_is_on, refuse_opaque_functions
 from .registry import find_rule, missing_rule
 from .strides import as_torch_lays_out
 
 
 class DerivativeTensor(torch.Tensor):
     """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
+
+    @property
+    def surrounding(self) -> int | None:
+        """How many autograd Functions its pass began inside of (opaque.py)."""
+        raise NotImplementedError
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -38,7 +44,7 @@ class DerivativeTensor(torch.Tensor):
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
-        refuse_opaque_functions()
+        check_place(func, args, kwargs)
         raise missing_rule(func)
 
 
@@ -132,6 +138,10 @@ class JetTensor(DerivativeTensor):
         """x0, ``shape``."""
         return self.streams[0]
 
+    @property
+    def surrounding(self) -> int | None:
+        return self.jet_layout.surrounding
+
     def with_streams(self, streams: Tensor) -> JetTensor:
         """A jet of the same layout around another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)
@@ -174,7 +184,7 @@ class JetTensor(DerivativeTensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        check_call(cls, func, types, kwargs)
+        check_call(cls, func, types, args, kwargs)
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
@@ -210,7 +220,7 @@ def check_complex(func: Callable) -> None:
         )
 
 
-def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> None:
+def check_call(kind: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
     """What every function that met a tensor of ``kind`` is refused for.
 
     Raises:
@@ -227,8 +237,17 @@ def check_call(kind: type, func: Callable, types: Any, kwargs: dict | None) -> N
             "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
             "a time"
         )
-    if not torch.is_grad_enabled():
-        refuse_opaque_functions()
+    check_place(func, args, kwargs)
+
+
+def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
+    """Raises:
+    RuntimeError: the call comes from within an autograd Function.
+    """
+    if not forward_mode_is_on():
+        leaves = torch_private.pytree.tree_leaves((args, kwargs))
+        surrounding = next(t.surrounding for t in leaves if isinstance(t, DerivativeTensor))
+        refuse_opaque_functions(func, args, surrounding)
 
 
 def common_layout(*values: Any) -> JetLayout:

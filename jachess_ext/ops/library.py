@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from .. import torch_private
+
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
@@ -81,7 +83,10 @@ def _load(path: Path) -> LibraryState:
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
         return LibraryState(path, f"{problem}: {_FIX}.", frozenset())
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        has_kernel = torch_private.dispatch_has_kernel
+    except torch_private.MissingPrivate as error:
+        return LibraryState(path, f"{error}.", frozenset())
     kernels = frozenset(
         (name, key.lower())
         for name in _OPERATORS
@@ -130,5 +135,5 @@ def available(name: str, device: torch.device | str) -> bool:
 def transformed() -> bool:
     """Whether a transform of torch.func or a level of forward-mode AD is active."""
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
-    nested = torch._C._functorch.get_dynamic_layer_stack_depth()
+    nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0

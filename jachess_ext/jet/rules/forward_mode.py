@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import jvp
-from torch.utils import _pytree as pytree
 
+from ... import torch_private
 from ..layout import JetLayout
 from ..registry import Rule, missing_rule, serve_generally
 from ..strides import stack_laid_out
@@ -33,7 +33,7 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
     """
 
     def rule(*args: Any, **named: Any) -> Any:
-        leaves, structure = pytree.tree_flatten((args, named))
+        leaves, structure = torch_private.pytree.tree_flatten((args, named))
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, JetTensor)]
         stacks = [leaves[place].streams for place in places]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -45,8 +45,8 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
             given = list(leaves)
             for place, point in zip(places, points, strict=True):
                 given[place] = point
-            inner_args, inner_named = pytree.tree_unflatten(given, structure)
-            shown[:] = pytree.tree_flatten(function(*inner_args, **inner_named))
+            inner_args, inner_named = torch_private.pytree.tree_unflatten(given, structure)
+            shown[:] = torch_private.pytree.tree_flatten(function(*inner_args, **inner_named))
             return tuple(out for out in shown[0] if isinstance(out, Tensor))
 
         layout = common_layout(*tensors)
@@ -61,7 +61,7 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         outputs = [
             _as_jet(next(made), layout) if isinstance(out, Tensor) else out for out in shown[0]
         ]
-        return pytree.tree_unflatten(outputs, shown[1])
+        return torch_private.pytree.tree_unflatten(outputs, shown[1])
 
     rule.under_autocast = True  # type: ignore[attr-defined]
     return rule

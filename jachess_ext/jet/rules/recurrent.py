@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import jet_rule
+from ... import torch_private
+from ..registry import built_in, jet_rule
 from ..tensor import JetTensor
 
 State = tuple[Any, ...]
@@ -145,23 +146,21 @@ for _name, _step, _states in (
     _register_cell(f"{_name}_cell", _step, _states)
 
 
-_PACK: Any = torch._C._VariableFunctions._pack_padded_sequence  # type: ignore[attr-defined]
-_PAD: Any = torch._C._VariableFunctions._pad_packed_sequence  # type: ignore[attr-defined]
-
-
-@jet_rule(_PACK)
+@jet_rule(built_in("_pack_padded_sequence"))
 def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
     """``[T, B, ...]`` to ``[sum of lengths, ...]``, and the rows of every step."""
-    packed, rows = _PACK(input.streams.movedim(0, 2), lengths, batch_first)
+    packed, rows = torch_private.pack_padded_sequence(
+        input.streams.movedim(0, 2), lengths, batch_first
+    )
     return input.with_streams(packed.movedim(1, 0)), rows
 
 
-@jet_rule(_PAD)
+@jet_rule(built_in("_pad_packed_sequence"))
 def pad(
     data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[JetTensor, Tensor]:
     """The inverse; the padding carries no derivative."""
-    settings = rows, batch_first
-    primal, lengths = _PAD(data.primal, *settings, padding_value, total_length)
-    rest, _ = _PAD(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
+    padded, settings = torch_private.pad_packed_sequence, (rows, batch_first)
+    primal, lengths = padded(data.primal, *settings, padding_value, total_length)
+    rest, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
     return data.with_streams(torch.cat([primal.unsqueeze(0), rest.movedim(2, 0)])), lengths

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import attribute, general_rule, jet_rule, missing_rule
+from ..registry import attribute, built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of
 from .streamwise import (
     behind_streams,
@@ -158,7 +158,7 @@ def linalg_diagonal(A: JetTensor, *, offset: int = 0, dim1: int = -2, dim2: int 
 def _at_least(name: str) -> None:
     function: Callable = getattr(torch, name)
 
-    @jet_rule(function, getattr(torch._C._VariableFunctions, name))
+    @jet_rule(function, built_in(name))
     def rule(*tensors: Any) -> Any:
         if len(tensors) > 1 or isinstance(tensors[0], list | tuple):
             several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
@@ -174,7 +174,7 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
     _at_least(_name)
 
 
-@jet_rule(torch.meshgrid, torch._C._VariableFunctions.meshgrid)  # type: ignore[attr-defined]
+@jet_rule(torch.meshgrid, built_in("meshgrid"))
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
     """As torch's, without the warning about its default."""
     several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors

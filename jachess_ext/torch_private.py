@@ -1,0 +1,61 @@
+"""What the package uses of torch and torch does not promise: looked up at first use.
+
+So a newer torch that lacks one of these can be imported with, and does everything else; what needs
+it says so in one sentence.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils import _pytree as pytree
+
+__all__ = ["pytree"]
+
+_WHERE = {
+    "autograd": "torch._C._autograd",
+    "dispatch_has_kernel": "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "functorch": "torch._C._functorch",
+    "higher_order_operator": "torch._ops.HigherOrderOperator",
+    "is_any_autocast_enabled": "torch._C._is_any_autocast_enabled",
+    "is_traceable_wrapper_subclass": "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    "pack_padded_sequence": "torch._C._VariableFunctions._pack_padded_sequence",
+    "pad_packed_sequence": "torch._C._VariableFunctions._pad_packed_sequence",
+    "pytree": "torch.utils._pytree",
+}
+
+
+class MissingPrivate(RuntimeError):
+    """This torch lacks something private that the package needs."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = find(_WHERE[name])
+    if found is None:
+        import torch
+
+        raise MissingPrivate(
+            f"torch {torch.__version__} has no {_WHERE[name]}, which jachess_ext needs here; use a "
+            "torch that docs/compatibility.md names, or a newer jachess_ext"
+        )
+    globals()[name] = found
+    return found
+
+
+def find(path: str) -> Any:
+    """What is at ``torch.<...>``, or None."""
+    found: Any = import_module("torch")
+    place = "torch"
+    for part in path.split(".")[1:]:
+        place = f"{place}.{part}"
+        if not hasattr(found, part):
+            try:
+                import_module(place)
+            except ImportError:
+                return None
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,180 @@
+"""What `import jachess_ext` loads, and that it loads with a torch that lacks something private."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jachess_ext
+from jachess_ext import torch_private
+
+PACKAGE = Path(jachess_ext.__file__).parent
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- what is loaded -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import jachess_ext",
+        "import jachess_ext.cli",
+        "import jachess_ext.cli; jachess_ext.cli._parser([])",
+        "import jachess_ext.torch_floor",
+    ],
+)
+def test_neither_torch_nor_transformers_is_loaded(start: str) -> None:
+    loaded = _run(f"{start}\nimport sys; print(*sys.modules)").split()
+    assert not {"torch", "numpy", "transformers"} & set(loaded)
+    ours = [name for name in loaded if name.startswith("jachess_ext.")]
+    assert set(ours) <= {"jachess_ext.torch_floor", "jachess_ext.cli"}
+
+
+def test_derivatives_load_no_more_than_the_engine() -> None:
+    loaded = _run(
+        "import jachess_ext as jx; jx.jet, jx.jvp\nimport sys; print(*sys.modules)"
+    ).split()
+    parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
+    assert parts <= {"torch_floor", "torch_private", "jet", "ops", "_C", "_ops"}
+    assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "from jachess_ext import jet, ntk, smoothness",
+        "import jachess_ext.jet, jachess_ext.ntk.api, jachess_ext.smoothness.norms",
+        "import jachess_ext.doctor, jachess_ext.training",
+    ],
+)
+def test_a_name_that_is_also_a_subpackage_is_the_function(before: str) -> None:
+    code = f"""
+{before}
+import jachess_ext, sys
+for name in ("jet", "ntk", "smoothness"):
+    named = getattr(jachess_ext, name)
+    module = sys.modules["jachess_ext." + name]
+    assert named is getattr(jachess_ext, name) is getattr(module, name), named
+    assert callable(named)
+from jachess_ext import jet, ntk, smoothness
+assert callable(jet) and callable(ntk) and callable(smoothness)
+print("well")
+"""
+    assert _run(code) == "well\n"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in jachess_ext.__all__:
+        if name != "LightningSmoothnessMonitor":  # needs lightning
+            assert getattr(jachess_ext, name) is not None
+    assert set(jachess_ext.__all__) <= set(dir(jachess_ext))
+    with pytest.raises(AttributeError, match="has no attribute 'jett'"):
+        jachess_ext.jett  # noqa: B018
+
+
+def test_the_engine_is_first_met_by_the_compiler() -> None:
+    code = """
+import torch, jachess_ext as jx
+model = torch.nn.Tanh()
+step = torch.compile(lambda x, u: jx.jet(model, x, u).second, backend="eager")
+x, u = torch.ones(2), torch.ones(2, 2)
+expected = -2 * torch.tanh(x) * (1 - torch.tanh(x).square())
+print(torch.allclose(step(x, u), expected.expand(1, 2)))
+"""
+    assert _run(code) == "True\n"
+
+
+# ---- what torch does not promise ----------------------------------------------------------------
+
+# Without these there is no torch of today: torch.func and nn.Module are made of the first two.
+_NEEDED = {"torch.utils._pytree", "torch.Tensor._make_wrapper_subclass"}
+_WITHOUT = """
+import sys, warnings
+import torch, torch.func, torch.nn.utils.rnn, torch.utils.checkpoint
+
+def hide(path):
+    place, _, name = path.rpartition(".")
+    owner = torch_private.find(place)
+    if hasattr(owner, "__dict__") and name in vars(owner):
+        delattr(owner, name)
+    sys.modules[path] = None
+
+import importlib.util
+spec = importlib.util.spec_from_file_location("torch_private", {file!r})
+torch_private = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(torch_private)
+for path in {paths!r}:
+    hide(path)
+import jachess_ext as jx
+jx.jet, jx.jvp, jx.ntk, jx.smoothness, jx.ops, jx.JacHess
+"""
+
+
+def _private_paths() -> list[str]:
+    """Every private name of torch in the package's source but in what is imported at need."""
+    found = set(torch_private._WHERE.values())
+    for file in PACKAGE.rglob("*.py"):
+        if file.name != "compiled.py":  # torch.compile's own interface; imported where it traces
+            names = re.findall(r"torch(?:\.\w+)*\.(?:_[a-z]\w*|_C)(?:\.\w+)*", file.read_text())
+            found |= set(names)
+    of_extensions = {"torch.utils.cpp_extension", "torch._dynamo", "torch._C"}
+    return sorted(found - of_extensions - {f"{path}" for path in found if "._dynamo" in path})
+
+
+def test_private_names_are_found() -> None:
+    paths = _private_paths()
+    assert "torch._C._is_fwd_grad_enabled" in paths or "torch._C._autograd" in paths
+    assert len(paths) >= len(torch_private._WHERE)
+
+
+def test_a_torch_without_any_of_them_can_be_imported_with() -> None:
+    paths = sorted(set(_private_paths()) - _NEEDED)
+    _run(_WITHOUT.format(file=torch_private.__file__, paths=paths))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(set(_private_paths()) - _NEEDED))
+def test_a_torch_without_one_of_them_can_be_imported_with(path: str) -> None:
+    _run(_WITHOUT.format(file=torch_private.__file__, paths=[path]))
+
+
+@pytest.mark.parametrize("name", sorted(torch_private._WHERE))
+def test_what_needs_a_missing_one_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(torch_private), name, raising=False)
+    monkeypatch.setitem(torch_private._WHERE, name, "torch._C._gone.for_good")
+    with pytest.raises(torch_private.MissingPrivate, match=r"has no torch\._C\._gone\.for_good,"):
+        getattr(torch_private, name)
+
+
+def test_functions_are_refused_without_the_switch() -> None:
+    """By the stack alone, which is read at every call."""
+    code = """
+import torch
+del torch._C._is_fwd_grad_enabled
+import jachess_ext as jx
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            return torch.round(x)
+x = torch.ones(2)
+print(jx.jet(torch.sin, x, torch.ones(1, 2)).first[0].tolist() == torch.cos(x).tolist())
+try:
+    jx.jet(Straight.apply, x, torch.ones(1, 2))
+except RuntimeError as error:
+    print(error)
+"""
+    first, second = _run(code).splitlines()
+    assert first == "True"
+    assert second.startswith("a jet went into the torch.autograd.Function __main__.Straight")
