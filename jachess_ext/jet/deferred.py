@@ -24,6 +24,7 @@ from .. import torch_private
 from .autocast import without_autocast
 
 if TYPE_CHECKING:
+    from .layout import Run
     from .tensor import JetTensor
 
 
@@ -156,6 +157,24 @@ def remember(jet: JetTensor) -> None:
 def forget(jet: JetTensor) -> None:
     """The jet's streams exist now."""
     _PENDING.jets.pop(id(jet), None)
+
+
+def end(run: Run | None) -> None:
+    """End a pass: what is used of it from now on is refused, and what is deferred stays so."""
+    if run is not None:
+        run.ended = True
+    for jet in _PENDING:
+        if jet.jet_layout.run is run:
+            forget(jet)
+
+
+@contextmanager
+def ending(run: Run | None) -> Iterator[None]:
+    """End the pass when the context is left, also by an exception."""
+    try:
+        yield
+    finally:
+        end(run)
 
 
 def make_pending() -> None:

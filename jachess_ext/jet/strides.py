@@ -225,7 +225,7 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
 
     Args:
         streams: the stack.
-        strides: of one stream, dense apart from sizes 1 and from strides of 0.
+        strides: of one stream; no two numbers in one place, but where a stride is 0.
         copy: whether the memory has to be new.
     """
     shape = streams.shape
@@ -238,7 +238,12 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     back = [0] * streams.ndim
     for place, dim in enumerate((0, *order)):
         back[dim] = place
-    return dense.permute(back).expand(shape)
+    laid_out = dense.permute(back).expand(shape)
+    if _same_strides(shape[1:], laid_out.stride()[1:], strides):
+        return laid_out
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
+    with_gaps = streams.new_zeros(shape[0], extent).as_strided(shape, (extent, *strides))
+    return with_gaps.copy_(streams)
 
 
 # Functions with rules of their own whose results may not be contiguous, or share memory, though

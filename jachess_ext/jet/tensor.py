@@ -14,7 +14,7 @@ from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
 from .opaque import forward_mode_is_on, refuse_opaque_functions
-from .registry import find_rule, missing_rule
+from .registry import find_rule, function_name, missing_rule
 from .strides import as_torch_lays_out
 
 
@@ -22,8 +22,8 @@ class DerivativeTensor(torch.Tensor):
     """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
 
     @property
-    def surrounding(self) -> int | None:
-        """How many autograd Functions its pass began inside of (opaque.py)."""
+    def layout_of_pass(self) -> JetLayout:
+        """The layout of the jets of its pass."""
         raise NotImplementedError
 
     @property
@@ -139,8 +139,8 @@ class JetTensor(DerivativeTensor):
         return self.streams[0]
 
     @property
-    def surrounding(self) -> int | None:
-        return self.jet_layout.surrounding
+    def layout_of_pass(self) -> JetLayout:
+        return self.jet_layout
 
     def with_streams(self, streams: Tensor) -> JetTensor:
         """A jet of the same layout around another stack ``[S, ...]``."""
@@ -189,7 +189,9 @@ class JetTensor(DerivativeTensor):
         if rule is None:
             raise missing_rule(func)
         named = kwargs or {}
-        return as_torch_lays_out(func, args, named, call_rule(func, rule, args, named))
+        result = call_rule(func, rule, args, named)
+        check_pass(func, args, result)
+        return as_torch_lays_out(func, args, named, result)
 
 
 class ComplexJetTensor(JetTensor):
@@ -246,8 +248,34 @@ def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
     """
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
-        surrounding = next(t.surrounding for t in leaves if isinstance(t, DerivativeTensor))
+        derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
+        surrounding = derivative.layout_of_pass.surrounding
         refuse_opaque_functions(func, args, surrounding)
+
+
+def check_pass(func: Callable, args: tuple, result: Any) -> None:
+    """Refuse what was kept from a pass that has ended; a checkpoint may run again in backward.
+
+    Raises:
+        RuntimeError: ``result`` is of such a pass.
+    """
+    probe = args[0] if result is None else result
+    if isinstance(probe, list | tuple) and probe:
+        probe = probe[0]
+    if isinstance(probe, DerivativeTensor):
+        run = probe.layout_of_pass.run
+        if run is not None and run.ended and torch_private.current_graph_task_id() == -1:
+            raise kept_too_long(f"{function_name(func)} was called with")
+
+
+def kept_too_long(what: str) -> RuntimeError:
+    """The error for a tensor of a pass that has ended; ``what`` begins the sentence."""
+    return RuntimeError(
+        f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "
+        "has ended, along other directions; return it from the function in that pass "
+        "(jx.jvp: has_aux=True), or keep tensor.detach(). If a module keeps it (a buffer, a "
+        "cache), have its forward detach it"
+    )
 
 
 def common_layout(*values: Any) -> JetLayout:
