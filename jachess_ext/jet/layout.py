@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
 from .opaque import surrounding_functions
@@ -18,10 +20,14 @@ class Run:
 
     Attributes:
         ended: whether the function that the pass went through has returned.
+        jets: those that exist, by id.
+        read: the memory of jets that some function has read, and may have saved for backward.
     """
 
     def __init__(self) -> None:
         self.ended = False
+        self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.read: set[Any] = set()
 
 
 @dataclass(frozen=True)

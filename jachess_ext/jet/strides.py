@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .registry import attribute, spellings
+from .registry import attribute, missing_rule, spellings
 
 if TYPE_CHECKING:
     from .tensor import JetTensor
@@ -66,10 +66,58 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
         return result
     tensors = list(_tensors((args, named)))
     results = [part for part in results if not any(part is tensor for tensor in tensors)]
+    if torch.is_grad_enabled():
+        _note_reads(tensors, result)
     if all(_is_as_expected(function, part, tensors) for part in results):
         return result
     layouts = _layouts_of(function, args, named, tensors)
     return _laid_out(result, iter(layouts), tensors)
+
+
+def _note_reads(tensors: list[Tensor], result: Any) -> None:
+    """Note that a function may have saved its arguments for backward."""
+    for tensor in tensors:
+        if _is_jet(tensor) and tensor is not result and _is_made(tensor):
+            run = tensor.jet_layout.run
+            if run is not None:
+                run.read.add(_memory(tensor))
+
+
+def renew_memory(target: JetTensor) -> None:
+    """Give a jet that is about to be written into, and every view of the same memory, new memory,
+    if some function has read the old one.
+
+    The rule of that function may have saved what it read, where torch's own function saves its
+    result or nothing; autograd would refuse the backward of a program that runs without jets.
+    """
+    run, memory = target.jet_layout.run, _memory(target)
+    if run is None or memory is None or memory not in run.read or not torch.is_grad_enabled():
+        return
+    old = target.streams if target.streams._base is None else target.streams._base
+    new = old.clone()
+    if new.stride() != old.stride():
+        return
+    for jet in list(run.jets.values()):
+        if jet.made_streams is not None and _memory(jet) == memory:
+            view = jet.streams
+            source = new if view.requires_grad else new.detach()
+            offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
+            jet.settle(source.as_strided(view.shape, view.stride(), offset))
+
+
+def refuse_overlap(target: JetTensor, function: Callable) -> None:
+    """Refuse a write into a view whose entries share memory with each other.
+
+    Raises:
+        MissingJetRule: two entries lie in one place; what torch leaves there depends on an order
+            that jets do not have.
+    """
+    reach = 1
+    sizes = zip(target.streams.stride()[1:], target.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
+        if stride < reach:
+            raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
+        reach += stride * (size - 1)
 
 
 def _is_basic(index: Any) -> bool:

@@ -82,6 +82,8 @@ class JetTensor(DerivativeTensor):
         wrapper._streams = streams
         wrapper._deferred = None
         wrapper.jet_layout = layout
+        if layout.run is not None:
+            layout.run.jets[id(wrapper)] = wrapper
         return wrapper
 
     @classmethod
@@ -91,6 +93,8 @@ class JetTensor(DerivativeTensor):
             cls, promise.shape, dtype=promise.dtype, device=promise.device
         )
         wrapper._streams, wrapper._deferred, wrapper.jet_layout = None, promise, layout
+        if layout.run is not None:
+            layout.run.jets[id(wrapper)] = wrapper
         remember(wrapper)
         return wrapper
 
@@ -113,7 +117,8 @@ class JetTensor(DerivativeTensor):
         return self._streams
 
     def settle(self, streams: Tensor) -> None:
-        """Give a deferred jet its streams; a fused operator has made them beside its result."""
+        """Give a jet its streams: a deferred one, whose operator has made them beside its result,
+        or one whose memory is renewed before a write."""
         self._streams, self._deferred = streams, None
         forget(self)
 
