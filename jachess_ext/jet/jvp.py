@@ -79,9 +79,7 @@ def eager_jvp(
         return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 
-def with_tangents(
-    primals: Any, tangents: Any, as_jets: bool
-) -> tuple[tuple[Any, ...], JetLayout]:
+def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any, ...], JetLayout]:
     """The arguments of ``fn``: jets of order 1, or dual tensors, whose tangents have no graph; and
     the layout of their pass."""
     if not isinstance(primals, tuple):

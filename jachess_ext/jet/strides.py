@@ -39,8 +39,10 @@ _VIEWS = frozenset(
     ]
 )
 _BASIC = (int, slice, type(None), type(Ellipsis))
-_CACHE: dict[Any, tuple[Layout, ...]] = {}
-_MOST_CACHED = 4096
+# What torch answered for a call, and calls whose rules gave a result that lay as torch's.
+_LAYOUTS: dict[Any, tuple[Layout, ...]] = {}
+_KNOWN_AS_TORCHS: set[Any] = set()
+_MOST_REMEMBERED = 4096
 
 
 class Layout(NamedTuple):
@@ -61,26 +63,75 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
     """``result``, jets that the rule of ``function`` returned, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
-    results = [part for part in _tensors(result) if _is_jet(part)]
+    if isinstance(result, list | tuple):
+        results = [part for part in _tensors(result) if _is_jet(part)]
+    else:
+        results = [result] if _is_jet(result) else []
     if not results:
         return result
-    tensors = list(_tensors((args, named)))
-    results = [part for part in results if not any(part is tensor for tensor in tensors)]
-    if torch.is_grad_enabled():
-        _note_reads(tensors, result)
-    if all(_is_as_expected(function, part, tensors) for part in results):
+    tensors: list[Tensor] = []
+    for value in (*args, *named.values()) if named else args:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple | dict):
+            tensors.extend(_tensors(value))
+    expected, memories = _look_at(function, tensors, result)
+    if expected and all(_has_own_memory(part, memories) for part in results):
         return result
-    layouts = _layouts_of(function, args, named, tensors)
-    return _laid_out(result, iter(layouts), tensors)
+    if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
+        return result
+    key = (function, _key(args), _key(named)) if named else (function, _key(args))
+    made = [part for part in results if part.made_streams is not None]
+    shown = tuple((part.streams.stride(), _memory(part) in memories) for part in made)
+    try:
+        if (key, shown) in _KNOWN_AS_TORCHS:
+            return result
+    except TypeError:  # an argument that cannot be hashed
+        return _laid_out(result, iter(_ask_torch(function, args, named, tensors)), tensors)
+    if key not in _LAYOUTS:
+        _forget_the_oldest()
+        _LAYOUTS[key] = _ask_torch(function, args, named, tensors)
+    laid_out = _laid_out(result, iter(_LAYOUTS[key]), tensors)
+    if laid_out is result and made:
+        _KNOWN_AS_TORCHS.add((key, shown))
+    return laid_out
 
 
-def _note_reads(tensors: list[Tensor], result: Any) -> None:
-    """Note that a function may have saved its arguments for backward."""
+def _forget_the_oldest() -> None:
+    """Keep what is remembered small, where shapes change with every batch."""
+    if len(_LAYOUTS) >= _MOST_REMEMBERED:
+        _LAYOUTS.clear()
+        _KNOWN_AS_TORCHS.clear()
+
+
+def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bool, set[Any]]:
+    """Whether all arguments are contiguous, and torch's result would be, too; and the memory of the
+    jets.  Notes that the function may have saved them for backward."""
+    expected, memories = function not in _NOT_CONTIGUOUS, set()
+    noting = torch.is_grad_enabled()
     for tensor in tensors:
-        if _is_jet(tensor) and tensor is not result and _is_made(tensor):
-            run = tensor.jet_layout.run
-            if run is not None:
-                run.read.add(_memory(tensor))
+        if not _is_jet(tensor):
+            expected = expected and (tensor.layout is not torch.strided or tensor.is_contiguous())
+            continue
+        jet: Any = tensor
+        streams = jet.made_streams
+        if streams is None or jet is result:
+            continue
+        if expected and not streams.is_contiguous():
+            expected = streams[0].is_contiguous()
+        memory = _memory(jet)
+        memories.add(memory)
+        if noting and jet.jet_layout.run is not None:
+            jet.jet_layout.run.read.add(memory)
+    return expected, memories
+
+
+def _has_own_memory(result: JetTensor, memories: set[Any]) -> bool:
+    """Whether a result is contiguous, in memory that no argument has."""
+    streams = result.made_streams
+    if streams is None:  # a deferred one, of an operator
+        return True
+    return streams.is_contiguous() and (not memories or _memory(result) not in memories - {None})
 
 
 def renew_memory(target: JetTensor) -> None:
@@ -127,7 +178,7 @@ def _is_basic(index: Any) -> bool:
 
 
 def _is_jet(value: Any) -> bool:
-    return hasattr(value, "jet_layout")
+    return getattr(type(value), "is_jet", False)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -144,71 +195,32 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _memory(tensor: Any) -> Any:
     """What identifies the memory of a tensor; None where a transform of torch.func hides it."""
+    plain = tensor.streams if _is_jet(tensor) else tensor
     try:
-        return (tensor.streams if _is_jet(tensor) else tensor).untyped_storage()._cdata
+        return plain.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def _is_contiguous(tensor: Any) -> bool:
-    if not _is_jet(tensor):
-        return tensor.is_contiguous() if tensor.layout is torch.strided else True
-    streams = tensor.made_streams
-    return streams is None or streams.is_contiguous() or streams[0].is_contiguous()
-
-
-def _is_as_expected(function: Callable, result: JetTensor, tensors: list[Tensor]) -> bool:
-    """Whether all is contiguous, the result's memory is its own, and torch's would be, too."""
-    if function in _NOT_CONTIGUOUS or not all(map(_is_contiguous, tensors)):
-        return False
-    streams = result.made_streams
-    if streams is None:  # of an operator, or of a rule that is asked for contiguous jets
-        return True
-    if not streams.is_contiguous():
-        return False
-    memory = _memory(result)
-    return memory is None or all(_memory(t) != memory for t in tensors if _is_made(t))
-
-
-def _is_made(tensor: Any) -> bool:
-    return not _is_jet(tensor) or tensor.made_streams is not None
-
-
-def _layouts_of(
-    function: Callable, args: tuple, named: dict, tensors: list[Tensor]
-) -> tuple[Layout, ...]:
-    """Torch's layout of every tensor in the result, from memory or by calling the function."""
-    key = (function, *_key(args), *_key(tuple(sorted(named.items()))))
-    try:
-        if key in _CACHE:
-            return _CACHE[key]
-    except TypeError:  # an argument that cannot be hashed
-        return _ask_torch(function, args, named, tensors)
-    if len(_CACHE) >= _MOST_CACHED:
-        _CACHE.clear()
-    _CACHE[key] = found = _ask_torch(function, args, named, tensors)
-    return found
-
-
 def _key(value: Any) -> Any:
+    """What the layout of a result depends on, of an argument."""
     if isinstance(value, Tensor):
-        return (value.shape, _strides(value), value.dtype, value.device, type(value))
+        plain = value.streams if _is_jet(value) else value
+        strides = plain.stride() if plain.layout is torch.strided else ()
+        return (plain.shape, strides, plain.dtype, plain.is_cuda, type(value))
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
+    if isinstance(value, dict):
+        return (dict, *((name, _key(part)) for name, part in sorted(value.items())))
     if isinstance(value, slice):
         return (slice, value.start, value.stop, value.step)
     return (type(value), value)
 
 
-def _strides(tensor: Any) -> tuple[int, ...]:
-    if _is_jet(tensor):
-        return tensor.streams.stride()[1:]
-    return tensor.stride() if tensor.layout is torch.strided else ()
-
-
 def _ask_torch(
     function: Callable, args: tuple, named: dict, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
+    """Call the function, to see how torch lays out every tensor in its result."""
     from .tensor import primal_of
 
     devices = {t.device for t in tensors if t.device.type == "cuda"}
@@ -233,7 +245,7 @@ def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> 
         return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
     if isinstance(result, list | tuple):
         parts = [_laid_out(part, layouts, tensors) for part in result]
-        return type(result)(*parts) if type(result).__name__ == "Slice" else type(result)(parts)
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
     return result
 
 

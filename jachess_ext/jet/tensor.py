@@ -61,6 +61,7 @@ class JetTensor(DerivativeTensor):
         layout: which streams these are.
     """
 
+    is_jet = True
     jet_layout: JetLayout
     _streams: Tensor | None
     _deferred: Deferred | None

@@ -48,7 +48,7 @@ def test_a_tensor_of_an_earlier_pass_is_refused(kind: str, use: str) -> None:
         "with another": lambda x: x * kept,
         "in a nest": lambda x: {"y": x * 2, "z": [kept]},
     }
-    with pytest.raises((RuntimeError, ValueError), match="earlier pass|another pass|two calls"):
+    with pytest.raises((RuntimeError, ValueError), match=r"earlier pass|another pass|two calls"):
         take(kind, functions[use])
 
 

@@ -125,7 +125,14 @@ QUICK = {
     *("tanh", "max.reduction_with_dim", "max.reduction_no_dim", "einsum", "clone", "contiguous"),
     *("flatten", "nn.functional.softmax", "mul", "positive", "to", "amax", "gather", "cumsum"),
     *("nn.functional.scaled_dot_product_attention", "where", "masked_fill", "add", "roll"),
-    *("nn.functional.layer_norm", "nn.functional.linear", "matmul", "repeat", "cat", "index_select"),
+    *(
+        "nn.functional.layer_norm",
+        "nn.functional.linear",
+        "matmul",
+        "repeat",
+        "cat",
+        "index_select",
+    ),
     *("nn.functional.gelu", "nn.functional.pad.constant", "mean", "sum", "real", "zeros_like"),
 }
 
