@@ -19,6 +19,7 @@ _WHERE = {
     "dispatch_has_kernel": "torch._C._dispatch_has_kernel_for_dispatch_key",
     "functorch": "torch._C._functorch",
     "higher_order_operator": "torch._ops.HigherOrderOperator",
+    "current_graph_task_id": "torch._C._current_graph_task_id",
     "is_any_autocast_enabled": "torch._C._is_any_autocast_enabled",
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     "pack_padded_sequence": "torch._C._VariableFunctions._pack_padded_sequence",

@@ -13,12 +13,13 @@ from .. import torch_private
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from .autocast import without_autocast
+from .deferred import ending
 from .dynamo import without_dynamo
 from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
 from .nests import map_tensors
 from .rules.quantised import adopt_libraries
-from .tensor import JetTensor, carries_derivatives, lift
+from .tensor import DerivativeTensor, JetTensor, carries_derivatives, kept_too_long, lift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
 def eager_jet(fn: Callable[..., Any], x: Any, directions: Any, order: int) -> Any:
     """`jet` outside ``torch.compile``."""
     arguments, layout = make_arguments(x, directions, order, check_values=not transformed())
-    with jets_through_fsdp():
+    with jets_through_fsdp(), ending(layout.run):
         return to_jets(fn(*arguments), layout)
 
 
@@ -231,15 +232,24 @@ def _check_finite(x: Tensor, name: str) -> None:
         )
 
 
+def check_output(tensor: Tensor, layout: JetLayout) -> None:
+    """Raises:
+    RuntimeError: a function's result is of another pass than the one that ends.
+    """
+    if isinstance(tensor, DerivativeTensor) and tensor.layout_of_pass.run is not layout.run:
+        raise kept_too_long("the function returned")
+
+
 def to_jets(value: Any, layout: JetLayout) -> Any:
     """Every tensor in a function's result as a `Jet`; constants with zero derivatives.
 
     Raises:
-        ValueError: the function returned a jet of another pass.
+        RuntimeError: the function returned a jet of another pass.
     """
     of_no_run = make_layout(layout.directions, layout.order)
 
     def as_jet(tensor: Tensor) -> Any:
+        check_output(tensor, layout)
         if not isinstance(tensor, JetTensor) and not carries_derivatives(tensor):
             return tensor
         return Jet(lift(tensor, layout).streams, of_no_run)

@@ -154,10 +154,10 @@ def _outputs(
 
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
-        given = with_tangents(primals, tangents, as_jets)
+        given, layout = with_tangents(primals, tangents, as_jets)
         with _only_inputs():
             value = module(*args, *given, **named)
-        return split_output(value, has_aux, differentiable)
+        return split_output(value, has_aux, differentiable, layout)
 
     return _or_problem(run, primals)
 

@@ -24,6 +24,7 @@ from .. import torch_private
 from .autocast import without_autocast
 
 if TYPE_CHECKING:
+    from .layout import Run
     from .tensor import JetTensor
 
 
@@ -53,6 +54,7 @@ class Deferred:
     ) -> None:
         self.pattern, self.shape, self.dtype, self.device = pattern, shape, dtype, device
         self._make = make
+        self.contiguous = False  # whether the streams have to be
         self._sources = [(source, _version(source)) for source in sources]
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
@@ -77,7 +79,8 @@ class Deferred:
             without_autocast(self.device.type),
             _plainly_saved() if elsewhere else nullcontext(),
         ):
-            return self._make().streams
+            streams = self._make().streams
+            return streams.contiguous() if self.contiguous else streams
 
     def check_sources(self) -> None:
         """Raises:
@@ -154,6 +157,24 @@ def remember(jet: JetTensor) -> None:
 def forget(jet: JetTensor) -> None:
     """The jet's streams exist now."""
     _PENDING.jets.pop(id(jet), None)
+
+
+def end(run: Run | None) -> None:
+    """End a pass: what is used of it from now on is refused, and what is deferred stays so."""
+    if run is not None:
+        run.ended = True
+    for jet in _PENDING:
+        if jet.jet_layout.run is run:
+            forget(jet)
+
+
+@contextmanager
+def ending(run: Run | None) -> Iterator[None]:
+    """End the pass when the context is left, also by an exception."""
+    try:
+        yield
+    finally:
+        end(run)
 
 
 def make_pending() -> None:

@@ -30,6 +30,7 @@ from .tensor import (
     carries_derivatives,
     check_call,
     check_complex,
+    check_pass,
     lift,
 )
 
@@ -70,8 +71,8 @@ class DualTensor(DerivativeTensor):
         return wrapper
 
     @property
-    def surrounding(self) -> int | None:
-        return self.of_pass.layout.surrounding
+    def layout_of_pass(self) -> JetLayout:
+        return self.of_pass.layout
 
     def with_primal(self, primal: Tensor) -> DualTensor:
         """The same tangent beside another primal of this shape, in the primal's dtype."""
@@ -112,7 +113,9 @@ class DualTensor(DerivativeTensor):
         named = kwargs or {}
         known = _TANGENTS.get(func)
         result = NotImplemented if known is None else known(func, args, named)
-        return _by_jet_rule(func, args, named) if result is NotImplemented else result
+        result = _by_jet_rule(func, args, named) if result is NotImplemented else result
+        check_pass(func, args, result)
+        return result
 
 
 def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import torch_private
 from ..ops.library import transformed
-from .api import begin_pass, make_input, paired_leaves
+from .api import begin_pass, check_output, make_input, paired_leaves
+from .deferred import ending
 from .dual import DualTensor, Pass
 from .dynamo import without_dynamo
 from .fsdp import jets_through_fsdp
@@ -73,14 +74,14 @@ def eager_jvp(
     # Where no gradients are recorded a jet has no graph, and its operators are fused; dual tensors
     # cannot look behind the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
-    arguments = with_tangents(primals, tangents, as_jets)
-    with jets_through_fsdp():
-        result = fn(*arguments)
-    return split_output(result, has_aux, differentiable)
+    arguments, layout = with_tangents(primals, tangents, as_jets)
+    with jets_through_fsdp(), ending(layout.run):
+        return split_output(fn(*arguments), has_aux, differentiable, layout)
 
 
-def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[Any, ...]:
-    """The arguments of ``fn``: jets of order 1, or dual tensors, whose tangents have no graph."""
+def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any, ...], JetLayout]:
+    """The arguments of ``fn``: jets of order 1, or dual tensors, whose tangents have no graph; and
+    the layout of their pass."""
     if not isinstance(primals, tuple):
         raise TypeError(
             f"primals must be a tuple, with an entry for each argument of fn, not "
@@ -90,18 +91,20 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[Any, ...]
     for (name, point), step in zip(points, steps, strict=True):
         _check_tangent(name, point, step)
     made: list[DerivativeTensor] = []
+    layout: JetLayout | None = None
     if as_jets:
-        layout: JetLayout | None = None
         for (_, point), step in zip(points, steps, strict=True):
             jet = make_input(point, step.unsqueeze(0), 1, check_values=False, layout=layout)
             layout = jet.jet_layout
             made.append(jet)
     else:
         of_pass = Pass(begin_pass(1, 1))
+        layout = of_pass.layout
         for (_, point), step in zip(points, steps, strict=True):
             # Copies, since fn may write into its arguments; `view_as` would not be one.
             made.append(DualTensor(point.clone(), step.detach().clone(), of_pass))
-    return torch_private.pytree.tree_unflatten(made, structure)
+    assert layout is not None
+    return torch_private.pytree.tree_unflatten(made, structure), layout
 
 
 def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
@@ -127,8 +130,15 @@ def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
         )
 
 
-def split_output(result: Any, has_aux: bool, differentiable: bool) -> tuple[Any, ...]:
-    """What ``fn`` returned as `jvp` returns it."""
+def split_output(
+    result: Any, has_aux: bool, differentiable: bool, layout: JetLayout
+) -> tuple[Any, ...]:
+    """What ``fn`` returned as `jvp` returns it.
+
+    Raises:
+        RuntimeError: some of it is of another pass.
+    """
+    map_tensors(result, lambda tensor: check_output(tensor, layout))
     if not has_aux:
         return map_tensors(result, _primal), _tangents(result, differentiable)
     if not isinstance(result, tuple) or len(result) != 2:

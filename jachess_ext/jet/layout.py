@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, count
+from itertools import combinations
+from typing import Any
 
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
 from .opaque import surrounding_functions
 from .settings import operators_enabled
 
 ORDERS = (1, 2)
-_RUNS = count()
+
+
+class Run:
+    """One pass: jets of the same pass belong together.
+
+    Attributes:
+        ended: whether the function that the pass went through has returned.
+        jets: those that exist, by id.
+        read: the memory of jets that some function has read, and may have saved for backward.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.read: set[Any] = set()
 
 
 @dataclass(frozen=True)
@@ -22,7 +38,7 @@ class JetLayout:
     the mixed second-order coefficients x_ij for the pairs i < j in lexicographic order
     (docs/how_it_works.md, 2-jets).  Order 1 has no pairs.
 
-    ``run`` numbers the pass whose jets these are, so that a jet of another pass, along other
+    ``run`` is the pass whose jets these are, so that a jet of another pass, along other
     directions, is not taken for one of this; None in a result, which belongs to no pass.
 
     ``composed`` says that this pass uses no compiled operators (`composed_rules`).
@@ -33,7 +49,7 @@ class JetLayout:
     directions: int
     order: int
     pairs: tuple[tuple[int, int], ...]
-    run: int | None = None
+    run: Run | None = None
     composed: bool = False
     surrounding: int | None = None
 
@@ -41,7 +57,7 @@ class JetLayout:
         """The same streams, for the jets of one pass."""
         return replace(
             self,
-            run=next(_RUNS),
+            run=Run(),
             composed=not operators_enabled(),
             surrounding=surrounding_functions(),
         )

@@ -14,15 +14,16 @@ from .complex_numbers import takes_complex
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
 from .opaque import forward_mode_is_on, refuse_opaque_functions
-from .registry import find_rule, missing_rule
+from .registry import find_rule, function_name, missing_rule
+from .strides import as_torch_lays_out
 
 
 class DerivativeTensor(torch.Tensor):
     """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
 
     @property
-    def surrounding(self) -> int | None:
-        """How many autograd Functions its pass began inside of (opaque.py)."""
+    def layout_of_pass(self) -> JetLayout:
+        """The layout of the jets of its pass."""
         raise NotImplementedError
 
     @property
@@ -60,6 +61,7 @@ class JetTensor(DerivativeTensor):
         layout: which streams these are.
     """
 
+    is_jet = True
     jet_layout: JetLayout
     _streams: Tensor | None
     _deferred: Deferred | None
@@ -81,6 +83,8 @@ class JetTensor(DerivativeTensor):
         wrapper._streams = streams
         wrapper._deferred = None
         wrapper.jet_layout = layout
+        if layout.run is not None:
+            layout.run.jets[id(wrapper)] = wrapper
         return wrapper
 
     @classmethod
@@ -90,6 +94,8 @@ class JetTensor(DerivativeTensor):
             cls, promise.shape, dtype=promise.dtype, device=promise.device
         )
         wrapper._streams, wrapper._deferred, wrapper.jet_layout = None, promise, layout
+        if layout.run is not None:
+            layout.run.jets[id(wrapper)] = wrapper
         remember(wrapper)
         return wrapper
 
@@ -101,8 +107,19 @@ class JetTensor(DerivativeTensor):
             self.settle(self._deferred.make())
         return cast(Tensor, self._streams)
 
+    def make_contiguous(self) -> None:
+        """Have the streams of a deferred jet made contiguous, whatever its sources are."""
+        assert self._deferred is not None
+        self._deferred.contiguous = True
+
+    @property
+    def made_streams(self) -> Tensor | None:
+        """The streams where they are made; None for a deferred jet."""
+        return self._streams
+
     def settle(self, streams: Tensor) -> None:
-        """Give a deferred jet its streams; a fused operator has made them beside its result."""
+        """Give a jet its streams: a deferred one, whose operator has made them beside its result,
+        or one whose memory is renewed before a write."""
         self._streams, self._deferred = streams, None
         forget(self)
 
@@ -128,8 +145,8 @@ class JetTensor(DerivativeTensor):
         return self.streams[0]
 
     @property
-    def surrounding(self) -> int | None:
-        return self.jet_layout.surrounding
+    def layout_of_pass(self) -> JetLayout:
+        return self.jet_layout
 
     def with_streams(self, streams: Tensor) -> JetTensor:
         """A jet of the same layout around another stack ``[S, ...]``."""
@@ -177,7 +194,10 @@ class JetTensor(DerivativeTensor):
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
-        return call_rule(func, rule, args, kwargs or {})
+        named = kwargs or {}
+        result = call_rule(func, rule, args, named)
+        check_pass(func, args, result)
+        return as_torch_lays_out(func, args, named, result)
 
 
 class ComplexJetTensor(JetTensor):
@@ -234,8 +254,34 @@ def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
     """
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
-        surrounding = next(t.surrounding for t in leaves if isinstance(t, DerivativeTensor))
+        derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
+        surrounding = derivative.layout_of_pass.surrounding
         refuse_opaque_functions(func, args, surrounding)
+
+
+def check_pass(func: Callable, args: tuple, result: Any) -> None:
+    """Refuse what was kept from a pass that has ended; a checkpoint may run again in backward.
+
+    Raises:
+        RuntimeError: ``result`` is of such a pass.
+    """
+    probe = args[0] if result is None else result
+    if isinstance(probe, list | tuple) and probe:
+        probe = probe[0]
+    if isinstance(probe, DerivativeTensor):
+        run = probe.layout_of_pass.run
+        if run is not None and run.ended and torch_private.current_graph_task_id() == -1:
+            raise kept_too_long(f"{function_name(func)} was called with")
+
+
+def kept_too_long(what: str) -> RuntimeError:
+    """The error for a tensor of a pass that has ended; ``what`` begins the sentence."""
+    return RuntimeError(
+        f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "
+        "has ended, along other directions; return it from the function in that pass "
+        "(jx.jvp: has_aux=True), or keep tensor.detach(). If a module keeps it (a buffer, a "
+        "cache), have its forward detach it"
+    )
 
 
 def common_layout(*values: Any) -> JetLayout:

@@ -111,7 +111,14 @@ def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
         return [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
     if result.logits is None:
         raise ValueError("layers='logits' was asked for, but the model returned no logits")
-    return [result.logits.unsqueeze(1) if result.logits.ndim == 2 else result.logits]
+    return [_of_one_token(result.logits) if result.logits.ndim == 2 else result.logits]
+
+
+def _of_one_token(logits: Tensor) -> Tensor:
+    """``[B, 1, classes]`` of ``[B, classes]``; the pass that a jet is of may have ended."""
+    if isinstance(logits, JetTensor):
+        return logits.with_streams(logits.streams.unsqueeze(2))
+    return logits.unsqueeze(1)
 
 
 def _as_jet(block: Any) -> JetTensor:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..jet.deferred import end
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.nests import map_tensors
-from ..jet.tensor import primal_of
+from ..jet.tensor import JetTensor, primal_of
 
 Enter = Callable[[Tensor], Tensor]
 _NO_HIDDEN_STATES = (
@@ -119,13 +120,15 @@ def run_model(
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
     """
     seen: list[Tensor] = []
+    entered: list[Tensor] = []
     collected: list[Any] = []
 
     def replace(x: Tensor) -> Tensor:
         if seen:
             raise ValueError(_TWO_STACKS)
         seen.append(x)
-        return enter(x)
+        entered.append(enter(x))
+        return entered[0]
 
     arguments = _arguments(model, batch, hidden)
     with ExitStack() as hooks:
@@ -136,6 +139,7 @@ def run_model(
         if not through_head:
             hooks.enter_context(_head_on_primals(model, collected))
         hooks.enter_context(jets_through_fsdp())
+        hooks.callback(lambda: [end(x.jet_layout.run) for x in entered if isinstance(x, JetTensor)])
         output = model(**arguments)
     if not seen:
         if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):

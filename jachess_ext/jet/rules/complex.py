@@ -36,7 +36,11 @@ _part(torch.view_as_real, "view_as_real")
 
 @jet_rule("view_as_complex")
 def view_as_complex(input: JetTensor) -> JetTensor:
-    return input.with_streams(torch.view_as_complex(input.streams.contiguous()))
+    streams = input.streams
+    *others, last = streams.stride()
+    if last != 1 or any(stride % 2 for stride in (*others, streams.storage_offset())):
+        streams = streams.contiguous()  # the streams lie an odd number of entries apart
+    return input.with_streams(torch.view_as_complex(streams))
 
 
 @jet_rule("complex")

@@ -17,6 +17,7 @@ from torch.func import jvp
 from ... import torch_private
 from ..layout import JetLayout
 from ..registry import Rule, missing_rule, serve_generally
+from ..strides import stack_laid_out
 from ..tensor import JetTensor, carries_derivatives, common_layout
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
 
@@ -83,7 +84,9 @@ def _check(function: Callable, tensors: list[Any], gradients: bool) -> None:
 
 def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
     primal = streams[0]
-    return JetTensor(torch.stack(streams), layout) if carries_derivatives(primal) else primal
+    if not carries_derivatives(primal):
+        return primal
+    return JetTensor(stack_laid_out(torch.stack(streams), primal.stride()), layout)
 
 
 def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[list[Tensor]]:

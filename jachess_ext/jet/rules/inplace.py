@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..deferred import make_pending
 from ..registry import find_rule, jet_rule, missing_rule, spellings
+from ..strides import refuse_overlap
 from ..tensor import JetTensor, lift, primal_of
+from .streamwise import prepare_write
 
 _NAMES = (
     *("add", "sub", "mul", "div", "neg", "pow", "addcmul", "lerp", "masked_fill", "clamp"),
@@ -36,7 +37,8 @@ def _write(target: Any, value: Any, function: Any) -> JetTensor:
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
         )
     source = lift(value, target.jet_layout).streams
-    make_pending()
+    refuse_overlap(target, function)
+    prepare_write(target)
     padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
     target.streams.copy_(source.reshape(padded))
     return target
@@ -78,7 +80,7 @@ def setitem(self: Any, index: Any, value: Any) -> None:
         sources = [stack[stream] for stream in range(len(stack))]
     else:
         sources = [value] + [0] * (len(self.streams) - 1)
-    make_pending()
+    prepare_write(self)
     for place, source in enumerate(sources):
         self.streams[place][index] = source
 

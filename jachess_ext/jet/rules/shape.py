@@ -454,6 +454,8 @@ def cpu(self: JetTensor, **named: Any) -> JetTensor:
 
 @jet_rule("contiguous")
 def contiguous(self: JetTensor, **named: Any) -> JetTensor:
+    if self.primal.is_contiguous(**named):
+        return self
     return self.with_streams(self.streams.contiguous())
 
 

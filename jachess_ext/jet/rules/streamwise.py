@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...ops.library import transformed
 from ..deferred import make_pending
+from ..strides import renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift
 
 R = TypeVar("R", bound=Callable[..., Any])
@@ -143,9 +144,15 @@ def _stack_of(value: Any, ndim: int | None) -> Tensor:
 def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
     """Write ``value`` into the storage of ``target``, which its views share."""
     common_layout(target, value)
-    make_pending()
+    prepare_write(target)
     target.streams.copy_(value.streams)
     return target
+
+
+def prepare_write(target: JetTensor) -> None:
+    """Make what is deferred, and see that backward can go on with what was read before."""
+    make_pending()
+    renew_memory(target)
 
 
 def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:

@@ -1,0 +1,317 @@
+"""Strides and sharing of memory: the results of rules lie in memory as torch's own do.
+
+`Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
+place goes through views.  So a jet whose strides were not torch's, or that shared memory where
+torch's result does not, would change other numbers than the plain program does.  A rule need not
+care: `as_torch_lays_out` corrects its result.
+
+What torch does is known without asking where every argument is contiguous, and so is the result,
+in memory of its own (`_NOT_CONTIGUOUS` names the exceptions); and for functions that are the same
+view of the primal and of the stack.  Otherwise the function itself is called with the primals, once
+for each combination of shapes, strides and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .registry import attribute, missing_rule, spellings
+
+if TYPE_CHECKING:
+    from .tensor import JetTensor
+
+# Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
+_VIEWS = frozenset(
+    [
+        *spellings(
+            *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"),
+            *("transpose", "swapaxes", "swapdims", "t", "permute", "movedim", "moveaxis"),
+            *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "narrow", "select"),
+            *("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "__iter__"),
+            *("diagonal", "hsplit", "vsplit", "dsplit"),
+        ),
+        *(attribute(name) for name in ("T", "mT")),
+        torch.linalg.diagonal,
+    ]
+)
+_BASIC = (int, slice, type(None), type(Ellipsis))
+# What torch answered for a call, and calls whose rules gave a result that lay as torch's.
+_LAYOUTS: dict[Any, tuple[Layout, ...]] = {}
+_KNOWN_AS_TORCHS: set[Any] = set()
+_MOST_REMEMBERED = 4096
+
+
+class Layout(NamedTuple):
+    """How a result of torch's lies in memory.
+
+    Attributes:
+        strides: of the result.
+        source: which of the arguments' tensors it shares memory with; None for none.
+        offset: of its first number behind that of the source, in numbers.
+    """
+
+    strides: tuple[int, ...]
+    source: int | None
+    offset: int
+
+
+def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any) -> Any:
+    """``result``, jets that the rule of ``function`` returned, laid out as torch's own result."""
+    if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
+        return result
+    if isinstance(result, list | tuple):
+        results = [part for part in _tensors(result) if _is_jet(part)]
+    else:
+        results = [result] if _is_jet(result) else []
+    if not results:
+        return result
+    tensors: list[Tensor] = []
+    for value in (*args, *named.values()) if named else args:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple | dict):
+            tensors.extend(_tensors(value))
+    expected, memories = _look_at(function, tensors, result)
+    if expected and all(_has_own_memory(part, memories) for part in results):
+        return result
+    if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
+        return result
+    key = (function, _key(args), _key(named)) if named else (function, _key(args))
+    made = [part for part in results if part.made_streams is not None]
+    shown = tuple((part.streams.stride(), _memory(part) in memories) for part in made)
+    try:
+        if (key, shown) in _KNOWN_AS_TORCHS:
+            return result
+    except TypeError:  # an argument that cannot be hashed
+        return _laid_out(result, iter(_ask_torch(function, args, named, tensors)), tensors)
+    if key not in _LAYOUTS:
+        _forget_the_oldest()
+        _LAYOUTS[key] = _ask_torch(function, args, named, tensors)
+    laid_out = _laid_out(result, iter(_LAYOUTS[key]), tensors)
+    if laid_out is result and made:
+        _KNOWN_AS_TORCHS.add((key, shown))
+    return laid_out
+
+
+def _forget_the_oldest() -> None:
+    """Keep what is remembered small, where shapes change with every batch."""
+    if len(_LAYOUTS) >= _MOST_REMEMBERED:
+        _LAYOUTS.clear()
+        _KNOWN_AS_TORCHS.clear()
+
+
+def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bool, set[Any]]:
+    """Whether all arguments are contiguous, and torch's result would be, too; and the memory of the
+    jets.  Notes that the function may have saved them for backward."""
+    expected, memories = function not in _NOT_CONTIGUOUS, set()
+    noting = torch.is_grad_enabled()
+    for tensor in tensors:
+        if not _is_jet(tensor):
+            expected = expected and (tensor.layout is not torch.strided or tensor.is_contiguous())
+            continue
+        jet: Any = tensor
+        streams = jet.made_streams
+        if streams is None or jet is result:
+            continue
+        if expected and not streams.is_contiguous():
+            expected = streams[0].is_contiguous()
+        memory = _memory(jet)
+        memories.add(memory)
+        if noting and jet.jet_layout.run is not None:
+            jet.jet_layout.run.read.add(memory)
+    return expected, memories
+
+
+def _has_own_memory(result: JetTensor, memories: set[Any]) -> bool:
+    """Whether a result is contiguous, in memory that no argument has."""
+    streams = result.made_streams
+    if streams is None:  # a deferred one, of an operator
+        return True
+    return streams.is_contiguous() and (not memories or _memory(result) not in memories - {None})
+
+
+def renew_memory(target: JetTensor) -> None:
+    """Give a jet that is about to be written into, and every view of the same memory, new memory,
+    if some function has read the old one.
+
+    The rule of that function may have saved what it read, where torch's own function saves its
+    result or nothing; autograd would refuse the backward of a program that runs without jets.
+    """
+    run, memory = target.jet_layout.run, _memory(target)
+    if run is None or memory is None or memory not in run.read or not torch.is_grad_enabled():
+        return
+    old = target.streams if target.streams._base is None else target.streams._base
+    new = old.clone()
+    if new.stride() != old.stride():
+        return
+    for jet in list(run.jets.values()):
+        if jet.made_streams is not None and _memory(jet) == memory:
+            view = jet.streams
+            source = new if view.requires_grad else new.detach()
+            offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
+            jet.settle(source.as_strided(view.shape, view.stride(), offset))
+
+
+def refuse_overlap(target: JetTensor, function: Callable) -> None:
+    """Refuse a write into a view whose entries share memory with each other.
+
+    Raises:
+        MissingJetRule: two entries lie in one place; what torch leaves there depends on an order
+            that jets do not have.
+    """
+    reach = 1
+    sizes = zip(target.streams.stride()[1:], target.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
+        if stride < reach:
+            raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
+        reach += stride * (size - 1)
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index gives a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
+
+
+def _is_jet(value: Any) -> bool:
+    return getattr(type(value), "is_jet", False)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in arguments or results, nested in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _memory(tensor: Any) -> Any:
+    """What identifies the memory of a tensor; None where a transform of torch.func hides it."""
+    plain = tensor.streams if _is_jet(tensor) else tensor
+    try:
+        return plain.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _key(value: Any) -> Any:
+    """What the layout of a result depends on, of an argument."""
+    if isinstance(value, Tensor):
+        plain = value.streams if _is_jet(value) else value
+        strides = plain.stride() if plain.layout is torch.strided else ()
+        return (plain.shape, strides, plain.dtype, plain.is_cuda, type(value))
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if isinstance(value, dict):
+        return (dict, *((name, _key(part)) for name, part in sorted(value.items())))
+    if isinstance(value, slice):
+        return (slice, value.start, value.stop, value.step)
+    return (type(value), value)
+
+
+def _ask_torch(
+    function: Callable, args: tuple, named: dict, tensors: list[Tensor]
+) -> tuple[Layout, ...]:
+    """Call the function, to see how torch lays out every tensor in its result."""
+    from .tensor import primal_of
+
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        found = function(*primal_of(args), **primal_of(named))
+    places = {_memory(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
+    places.pop(None, None)
+    layouts = []
+    for part in _tensors(found):
+        source = places.get(_memory(part))
+        offset = 0
+        if source is not None:
+            offset = part.storage_offset() - primal_of(tensors[source]).storage_offset()
+        layouts.append(Layout(part.stride(), source, offset))
+    return tuple(layouts)
+
+
+def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> Any:
+    """Each jet of a result in its own layout."""
+    if isinstance(result, Tensor):
+        layout = next(layouts)
+        return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
+    if isinstance(result, list | tuple):
+        parts = [_laid_out(part, layouts, tensors) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return result
+
+
+def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
+    if any(jet is tensor for tensor in tensors):
+        return jet
+    if jet.made_streams is None and layout.source is None:
+        contiguous = torch.empty(jet.shape, device="meta").stride()
+        if _same_strides(jet.shape, contiguous, layout.strides):
+            jet.make_contiguous()
+            return jet
+    if layout.source is not None:
+        source: Any = tensors[layout.source]
+        if not _is_jet(source) or source.dtype != jet.dtype or _memory(jet) == _memory(source):
+            return jet
+        stack = source.streams
+        sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
+        return jet.with_streams(
+            stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
+        )
+    streams, memory = jet.streams, _memory(jet)
+    shares = memory is not None and any(_memory(tensor) == memory for tensor in tensors)
+    if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
+        return jet.with_streams(stack_laid_out(streams, layout.strides, copy=shares))
+    return jet
+
+
+def _same_strides(shape: torch.Size, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether strides mean the same; those of sizes 1 and of empty tensors mean nothing."""
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, ours, theirs, strict=True))
+
+
+def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
+    """The stack ``[S, ...]`` with every stream in ``strides``.
+
+    Args:
+        streams: the stack.
+        strides: of one stream; no two numbers in one place, but where a stride is 0.
+        copy: whether the memory has to be new.
+    """
+    shape = streams.shape
+    for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
+        if stride == 0 and size > 1:  # expanded: one number stands for all
+            streams = streams.narrow(dim, 0, 1)
+    order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
+    dense = streams.permute(0, *order)
+    dense = dense.clone(memory_format=torch.contiguous_format) if copy else dense.contiguous()
+    back = [0] * streams.ndim
+    for place, dim in enumerate((0, *order)):
+        back[dim] = place
+    laid_out = dense.permute(back).expand(shape)
+    if _same_strides(shape[1:], laid_out.stride()[1:], strides):
+        return laid_out
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape[1:], strides, strict=True))
+    with_gaps = streams.new_zeros(shape[0], extent).as_strided(shape, (extent, *strides))
+    return with_gaps.copy_(streams)
+
+
+# Functions with rules of their own whose results may not be contiguous, or share memory, though
+# their arguments are contiguous and the rules' results have memory of their own.
+_NOT_CONTIGUOUS = frozenset(
+    [
+        *spellings("to", "rot90", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
+        *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),
+        *(torch.Tensor.stft, torch.Tensor.unfold),
+    ]
+)
