@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from ..layout import JetLayout
 from ..registry import general_rule, jet_rule
-from ..tensor import JetTensor, aligned, common_layout, primal_of, replace_primal
-from .pointwise import push_forward
+from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
+from .pointwise import Derivatives, in_float32, push_forward
 from .streamwise import add_to_primal, bilinear
 
 
@@ -152,14 +153,17 @@ def power(input: Any, exponent: Any) -> JetTensor:
         return _power_of_jet(a, n)
     if not isinstance(a, JetTensor):
         return _power_to_jet(torch.as_tensor(a, dtype=n.dtype, device=n.device), n)
-    primal = torch.pow(a.primal, n.primal)
-    general: Any = torch.exp(n * torch.log(a))
-    return general.with_streams(replace_primal(general.streams, primal))
+    return _power_of_jets(a, n)
 
 
 def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
-    """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     x, n = base.primal, exponent
+    ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
+    return push_forward(base.with_streams(aligned(base, ndim)), _power_derivatives(x, n))
+
+
+def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
+    """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     value = torch.pow(x, n)
     n = n.to(value.dtype) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
@@ -168,18 +172,42 @@ def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
         second = torch.where(((n == 0) | (n == 1)) & (x == 0), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    derivatives = (value, n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second))
-    ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
-    return push_forward(base.with_streams(aligned(base, ndim)), derivatives)
+    return value, n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second)
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
     """b^y: b^y ln b, b^y (ln b)²; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
-    log = torch.where(base == 0, 1, base).to(value.dtype).log()
-    ndim = max(base.ndim, exponent.ndim)
-    widened = exponent.with_streams(aligned(exponent, ndim))
+    widened = exponent.with_streams(aligned(exponent, value.ndim))
+    log = _log_of_base(base.to(value.dtype), widened)
     return push_forward(widened, (value, value * log, value * log * log))
+
+
+def _log_of_base(base: Tensor, exponent: JetTensor) -> Tensor:
+    """ln b for the derivatives in the exponent of b^y: 0 where b is 0, as in torch, and where no
+    tangent of y asks for it, such as of a negative b."""
+    asked = (exponent.streams[1:] != 0).any(0)
+    return torch.where((base != 0) & (asked | (base > 0)), base, 1).log()
+
+
+def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
+    """x^n as a function of both: the derivatives in x, in n (with l = ln x) and in both,
+    x^(n−1) (1 + n l)."""
+    ndim = max(base.ndim, exponent.ndim)
+    base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
+    x, n = base.primal, exponent.primal
+    value, slope, curvature = _power_derivatives(x, n)
+    log = _log_of_base(x, exponent)
+    in_x = push_forward(base, (value, slope, curvature)).streams
+    in_n = push_forward(exponent, (value, value * log, value * log * log)).streams
+    tangents = list((in_x + in_n)[1:])
+    # Where x^(n−1) is infinite, a tangent of zero keeps it out.
+    mixed = torch.where((x == 0) & (n < 1), 0, torch.where((x == 0) & (n < 1), 1, x) ** (n - 1))
+    mixed = mixed * (1 + n * log)
+    for i, j, ij in base.jet_layout.pair_streams():
+        a, b = base.streams, exponent.streams
+        tangents[ij - 1] = tangents[ij - 1] + mixed * (a[i] * b[j] + a[j] * b[i])
+    return base.with_streams(torch.stack([value, *tangents]))
 
 
 jet_rule("__rpow__")(lambda self, other: power(other, self))
@@ -204,3 +232,52 @@ def maximum(input: Any, other: Any) -> JetTensor:
 @jet_rule("minimum")
 def minimum(input: Any, other: Any) -> JetTensor:
     return torch.where((input < other) | torch.isnan(input), input, other)  # type: ignore[return-value]
+
+
+# ---- logarithms of sums ------------------------------------------------------------------------
+
+
+def _log_of_sum(name: str, base: float) -> None:
+    """log_b(b^x + b^y): the derivatives in d = x − y are σ(d ln b) and ln b σ(d ln b) σ(−d ln b).
+
+    Neither is asked for the difference of two infinities, or for x where y is −∞.
+    """
+    scale = math.log(base)
+
+    @jet_rule(name)
+    def rule(input: Any, other: Any) -> JetTensor:
+        a, b = promoted(input, other)
+        value = getattr(torch, name)(primal_of(a), primal_of(b))
+        a, b = (lift(v, common_layout(a, b)) for v in (a, b))
+        a, b = (v.with_streams(aligned(v, value.ndim)) for v in (a, b))
+        equal = a.primal == b.primal
+        gap = torch.where(equal, 0, a.primal - b.primal)
+        tangents = a.streams[1:] - b.streams[1:]
+        difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
+
+        def derivatives(gap: Tensor) -> Derivatives:
+            share, rest = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
+            return value, share, scale * share * rest
+
+        moved = push_forward(difference, in_float32(gap, derivatives)).streams
+        rest = b.streams[1:].expand(moved[1:].shape)
+        return a.with_streams(torch.cat([value.unsqueeze(0), moved[1:] + rest]))
+
+
+_log_of_sum("logaddexp", math.e)
+_log_of_sum("logaddexp2", 2.0)
+
+
+@jet_rule("xlogy")
+def xlogy(input: Any, other: Any) -> Any:
+    """x ln y, linear in x; 0 where x is 0 and y no positive number, as in torch."""
+    if isinstance(other, JetTensor):
+        return general_rule(torch.xlogy, "the logarithm's argument carries derivatives")(
+            input, other
+        )
+    value = torch.xlogy(input.primal, other)
+    input = input.with_streams(aligned(input, value.ndim))
+    at = torch.as_tensor(other, device=value.device)
+    nothing = (input.primal == 0) & (at <= 0)
+    tangents = torch.xlogy(input.streams[1:], other).masked_fill(nothing, 0)
+    return input.with_streams(torch.cat([value.unsqueeze(0), tangents]))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -210,21 +209,25 @@ def repeat_interleave(
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: Any) -> JetTensor:
     parts = index if isinstance(index, tuple) else (index,)
-    if _advanced_indices_are_apart(parts):
-        # torch puts the indexed dimensions first in this case, before the streams.
-        return self.with_streams(torch.stack([stream[parts] for stream in self.streams]))
+    if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
+        return self.with_streams(torch.stack([stream[index] for stream in self.streams]))
     everything = (slice(None),)
     return self.with_streams(self.streams[everything + tuple(parts)])
 
 
-_ADVANCED = (Tensor, list, tuple, range, np.ndarray)
+def _is_plain_index(part: Any) -> bool:
+    """Whether it means the same behind another dimension.  Lists, arrays, True and the like are not
+    looked into, but given to torch for each stream."""
+    kinds = (Tensor, int, slice, type(None), type(Ellipsis))
+    return isinstance(part, kinds) and not isinstance(part, bool)
 
 
-def _advanced_indices_are_apart(parts: Sequence[Any]) -> bool:
-    """True where integer and tensor indices are separated by a slice, None or ellipsis."""
-    if not any(isinstance(part, _ADVANCED) for part in parts):
+def _tensors_are_apart(parts: Sequence[Any]) -> bool:
+    """True where integer and tensor indices are separated by a slice, None or ellipsis: torch puts
+    the indexed dimensions first in this case, before the streams."""
+    if not any(isinstance(part, Tensor) for part in parts):
         return False
-    kinds = [isinstance(part, (*_ADVANCED, int)) for part in parts]
+    kinds = [isinstance(part, Tensor | int) for part in parts]
     places = [place for place, advanced in enumerate(kinds) if advanced]
     return places[-1] - places[0] + 1 != len(places)
 
