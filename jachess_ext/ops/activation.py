@@ -67,7 +67,8 @@ def _quick_gelu(x: Tensor) -> Derivatives:
 def _tanh(x: Tensor) -> Derivatives:
     """f = tanh x, f' = 1 − f², f'' = −2 f f'."""
     f = torch.tanh(x)
-    f1 = 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)  # 1 − f² without cancellation
+    product = 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)  # 1 − f² without cancellation
+    f1 = torch.where(f.abs() < 0.5, 1 - f * f, product)
     return f, f1, -2 * f * f1
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..layout import JetLayout
 from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
-from .pointwise import Derivatives, in_float32, push_forward
+from .pointwise import Derivatives, in_float32, push_forward, wide
 from .streamwise import add_to_primal, bilinear
 
 
@@ -165,29 +165,45 @@ def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
 def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
     """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     value = torch.pow(x, n)
-    n = n.to(value.dtype) if isinstance(n, Tensor) else n
+    x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
     if isinstance(n, Tensor):
-        first = torch.where((n == 0) & (x == 0), 1, first)
-        second = torch.where(((n == 0) | (n == 1)) & (x == 0), 1, second)
+        first = torch.where(n == 0, 1, first)
+        second = torch.where((n == 0) | (n == 1), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    return value, n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second)
+    curvature = n * (n - 1) * torch.pow(*_without_slope_at_zero(x, second))
+    return value, n * torch.pow(x, first), curvature
+
+
+def _without_slope_at_zero(x: Tensor, n: Any) -> tuple[Tensor, Any]:
+    """What to raise x^n of, where it is 0 and its slope infinite (0 < n < 1): 0 times this slope is
+    what a loss that does not ask for it would get."""
+    if x.is_complex() or not (isinstance(n, Tensor) or 0 < n < 1):
+        return x, n
+    steep = (x == 0) & (n > 0) & (n < 1)
+    return torch.where(steep, x.detach(), x), n
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
     """b^y: b^y ln b, b^y (ln b)²; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
     widened = exponent.with_streams(aligned(exponent, value.ndim))
-    log = _log_of_base(base.to(value.dtype), widened)
-    return push_forward(widened, (value, value * log, value * log * log))
+    return _moved_exponent(base.to(value.dtype), widened, value)[0]
 
 
-def _log_of_base(base: Tensor, exponent: JetTensor) -> Tensor:
-    """ln b for the derivatives in the exponent of b^y: 0 where b is 0, as in torch, and where no
-    tangent of y asks for it, such as of a negative b."""
-    asked = (exponent.streams[1:] != 0).any(0)
-    return torch.where((base != 0) & (asked | (base > 0)), base, 1).log()
+def _moves(jet: JetTensor) -> Tensor:
+    """Where a tangent is not 0: elsewhere a formula may leave its domain without harm."""
+    return (jet.streams[1:] != 0).any(0)
+
+
+def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
+    """b^y as a function of y: b^y ln b, b^y (ln b)²; and ln b, which is 0 where b is 0, as in
+    torch, and where no tangent of y asks for it, such as of a negative b."""
+    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())
+    log = torch.where((base != 0) & asked, wide(base), 1).log()
+    power = torch.where(asked, wide(value), 0)
+    return push_forward(exponent, (value, power * log, power * log * log)), log
 
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
@@ -197,16 +213,17 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
     value, slope, curvature = _power_derivatives(x, n)
-    log = _log_of_base(x, exponent)
-    in_x = push_forward(base, (value, slope, curvature)).streams
-    in_n = push_forward(exponent, (value, value * log, value * log * log)).streams
-    tangents = list((in_x + in_n)[1:])
-    # Where x^(n−1) is infinite, a tangent of zero keeps it out.
-    mixed = torch.where((x == 0) & (n < 1), 0, torch.where((x == 0) & (n < 1), 1, x) ** (n - 1))
-    mixed = mixed * (1 + n * log)
+    in_x = push_forward(base, (value, slope, curvature))
+    in_n, log = _moved_exponent(x, exponent, value)
+    tangents = list(in_x.streams[1:] + in_n.streams[1:])
+    # At 0 there is none but of n = 1, as in torch; an infinite one is for tangents that ask.
+    mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
+    nothing = ((x == 0) & (n != 1)) | ~(_moves(exponent) | mixed.isfinite())
+    mixed = mixed.masked_fill(nothing, 0)
     for i, j, ij in base.jet_layout.pair_streams():
         a, b = base.streams, exponent.streams
-        tangents[ij - 1] = tangents[ij - 1] + mixed * (a[i] * b[j] + a[j] * b[i])
+        both = mixed * (a[i] * b[j] + a[j] * b[i])
+        tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
     return base.with_streams(torch.stack([value, *tangents]))
 
 
@@ -250,8 +267,8 @@ def _log_of_sum(name: str, base: float) -> None:
         value = getattr(torch, name)(primal_of(a), primal_of(b))
         a, b = (lift(v, common_layout(a, b)) for v in (a, b))
         a, b = (v.with_streams(aligned(v, value.ndim)) for v in (a, b))
-        equal = a.primal == b.primal
-        gap = torch.where(equal, 0, a.primal - b.primal)
+        infinite = (a.primal == b.primal) & a.primal.isinf()
+        gap = torch.where(infinite, 0, a.primal - b.primal)
         tangents = a.streams[1:] - b.streams[1:]
         difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
 
@@ -268,16 +285,35 @@ _log_of_sum("logaddexp", math.e)
 _log_of_sum("logaddexp2", 2.0)
 
 
-@jet_rule("xlogy")
-def xlogy(input: Any, other: Any) -> Any:
-    """x ln y, linear in x; 0 where x is 0 and y no positive number, as in torch."""
-    if isinstance(other, JetTensor):
-        return general_rule(torch.xlogy, "the logarithm's argument carries derivatives")(
-            input, other
-        )
-    value = torch.xlogy(input.primal, other)
-    input = input.with_streams(aligned(input, value.ndim))
-    at = torch.as_tensor(other, device=value.device)
-    nothing = (input.primal == 0) & (at <= 0)
-    tangents = torch.xlogy(input.streams[1:], other).masked_fill(nothing, 0)
-    return input.with_streams(torch.cat([value.unsqueeze(0), tangents]))
+def _times_log(name: str, shift: float) -> None:
+    """x ln z with z = y or 1 + y: linear in x; ln z in x, x / z and −x / z² in y, 1 / z in both.
+
+    As in torch nothing where x is 0 and z no positive number; and where no tangent of y asks for
+    it, nothing of what is infinite there.
+    """
+    function = getattr(torch.special, name)
+
+    @jet_rule(name)
+    def rule(input: Any, other: Any) -> JetTensor:
+        value = function(primal_of(input), primal_of(other))
+        layout = common_layout(input, other)
+        x, y = (lift(v, layout, value) for v in (input, other))
+        x, y = (v.to(value.dtype) for v in (x, y))
+        x, y = (v.with_streams(aligned(v, value.ndim)) for v in (x, y))
+        z = wide(y.primal) + shift
+        nothing = (x.primal == 0) & (z <= 0)
+        tangents = list(function(x.streams[1:], y.primal).masked_fill(nothing, 0))
+        asked = _moves(y) | (z > 0)
+        inverse = (1 / torch.where(asked, z, 1)).masked_fill(~asked, 0)
+        slope = wide(x.primal) * inverse
+        in_y = push_forward(y, (value, slope, -slope * inverse)).streams
+        tangents = [a + b for a, b in zip(tangents, in_y[1:], strict=True)]
+        a, b = x.streams, y.streams
+        for i, j, ij in layout.pair_streams():
+            both = inverse * (a[i] * b[j] + a[j] * b[i])
+            tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
+        return JetTensor(torch.stack([value, *tangents]), layout)
+
+
+_times_log("xlogy", 0.0)
+_times_log("xlog1py", 1.0)

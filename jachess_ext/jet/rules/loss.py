@@ -90,3 +90,6 @@ def linear_cross_entropy(input: Any, linear_weight: Any, target: Tensor, **named
     same without them."""
     rule = general_rule(F.linear_cross_entropy, "")
     return rule(input, linear_weight, target, **named | {"options": None})
+
+
+linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]

@@ -25,18 +25,22 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape."""
+    """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape.
+
+    The derivatives of halves may be float32, which does not overflow where the streams do not.
+    """
     value, slope, curvature = derivatives
     if value.ndim > jet.ndim:  # a further argument, such as a clamp's bound, was wider
         jet = jet.with_streams(aligned(jet, value.ndim))
     layout, streams = jet.jet_layout, jet.streams
     tangents = slope * streams[1:]
     if not layout.pairs:
-        return jet.with_streams(torch.cat([value.unsqueeze(0), tangents]))
-    products = torch.stack([streams[i] * streams[j] for i, j, _ in layout.pair_streams()])
+        return jet.with_streams(torch.cat([value.unsqueeze(0), tangents.to(value.dtype)]))
+    products = torch.stack([wide(streams[i]) * streams[j] for i, j, _ in layout.pair_streams()])
     q = layout.directions
     second = tangents[q:] + curvature * products
-    return jet.with_streams(torch.cat([value.unsqueeze(0), tangents[:q], second]))
+    out = (value.unsqueeze(0), tangents[:q].to(value.dtype), second.to(value.dtype))
+    return jet.with_streams(torch.cat(out))
 
 
 def is_half(x: Tensor) -> bool:
@@ -53,7 +57,7 @@ def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Deriv
     if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
-    return value.to(x.dtype), slope.to(x.dtype), curvature.to(x.dtype)
+    return value.to(x.dtype), slope, curvature
 
 
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
@@ -226,8 +230,8 @@ def mish(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("logsigmoid")
 def logsigmoid(x: Tensor) -> Derivatives:
-    s, s1, _ = sigmoid(-x)
-    return F.logsigmoid(x), s, -s1
+    s, s1, _ = sigmoid(x)
+    return F.logsigmoid(x), torch.where(x > 0, torch.sigmoid(-x), 1 - s), -s1
 
 
 @jet_rule("glu")
@@ -312,10 +316,12 @@ def sinc(x: Tensor) -> Derivatives:
     """
     y = math.pi * x
     near = y.abs() < 1
-    far = torch.where(near, 2.0, y)
     series = torch.where(near, y, 0.0).square()
-    s = torch.sin(far) / far
-    s1 = (torch.cos(far) - s) / far
+    away = torch.where(near, 0.5, x)
+    far, turns = math.pi * away, away.round()
+    sign, angle = 1 - 2 * turns.remainder(2), math.pi * (away - turns)  # π x is too coarse
+    s = sign * torch.sin(angle) / far
+    s1 = (sign * torch.cos(angle) - s) / far
     s2 = -s - 2 * s1 / far
     near_s1, near_s2 = torch.zeros_like(y), torch.zeros_like(y)
     for n in range(10, 0, -1):  # s = Σ (−1)^n y^2n / (2n + 1)!

@@ -73,20 +73,28 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- norms and variances -----------------------------------------------------------------------
 
 
-def euclidean_norm(x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0) -> Any:
+def euclidean_norm(
+    x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0, size: Any = None
+) -> Any:
     """n = ‖x‖ along ``dim``, and with e = x / n:  n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n,
     where p_i = x_i − n_i e.  Nothing is squared but what is orthogonal to x.
 
     A norm has no derivative at 0.  As in torch's autograd its slope there is taken to be 0, and so
     is its curvature.  So it is where the norm is below ``least``, for a caller that raises it to
     that anyway; the curvature of tiny norms is infinite in floating point.
+
+    Args:
+        size: the norm of the primal with its dimensions kept, where it is known.
     """
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
     streams, layout = wide(x).streams, x.jet_layout
     dims = behind_streams_all(varargs(dim), x.ndim) if dim not in (None, (), []) else []
     dims = dims or list(range(1, x.ndim + 1))
-    size = torch.linalg.vector_norm(streams[:1], 2, dims, True) if dims else streams[:1].abs()
+    if size is not None:
+        size = size.unsqueeze(0)
+    else:
+        size = torch.linalg.vector_norm(streams[:1], 2, dims, True) if dims else streams[:1].abs()
     flat = (size == 0) | (size < least)
     unit = (streams[:1] / size.masked_fill(flat, 1)).masked_fill(flat, 0)
 
@@ -173,7 +181,11 @@ def _moments(input: Any, args: tuple, named: dict, root: bool = False) -> tuple[
     count = input.shape.numel() // max(1, mean.shape.numel())
     left = max(0, count - correction)
     if root:
-        spread = euclidean_norm(centred, dims, keepdim) / math.sqrt(left)
+        # torch's own deviation squares nothing that overflows.
+        own = torch.std(centred.primal, dims, correction=correction, keepdim=True)
+        root_of_count = math.sqrt(left)
+        size = own * root_of_count
+        spread = euclidean_norm(centred, dims, keepdim, size=size) / root_of_count
     else:
         spread = (centred * centred).sum(dims, keepdim=keepdim) / left
     mean = mean if keepdim else mean.reshape(spread.shape)
