@@ -212,13 +212,17 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     ndim = max(base.ndim, exponent.ndim)
     base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
-    value, slope, curvature = _power_derivatives(x, n)
+    value = torch.pow(x, n)
+    with torch.no_grad():
+        finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
+    asked = _moves(base)
+    _, slope, curvature = _power_derivatives(x, torch.where(asked | finite, n, 1))
     in_x = push_forward(base, (value, slope, curvature))
     in_n, log = _moved_exponent(x, exponent, value)
     tangents = list(in_x.streams[1:] + in_n.streams[1:])
     # At 0 there is none but of n = 1, as in torch; an infinite one is for tangents that ask.
     mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
-    nothing = ((x == 0) & (n != 1)) | ~(_moves(exponent) | mixed.isfinite())
+    nothing = ((x == 0) & (n != 1)) | ~((asked & _moves(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(nothing, 0)
     for i, j, ij in base.jet_layout.pair_streams():
         a, b = base.streams, exponent.streams

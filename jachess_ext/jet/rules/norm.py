@@ -60,9 +60,17 @@ def composed_layer_norm(
     dims = tuple(range(-len(normalized_shape), 0))
     x = wide(input)
     centred = x - x.mean(dims, keepdim=True)
-    variance = (centred * centred).mean(dims, keepdim=True)
-    out = centred * torch.rsqrt(variance + eps)
-    return _affine(out, weight, bias, input.dtype)
+    return _affine(_over_root_mean_square(centred, dims, eps), weight, bias, input.dtype)
+
+
+def _over_root_mean_square(x: Any, dims: tuple[int, ...], eps: float) -> Any:
+    """x (mean x² + ε)^(−1/2), computed of x / s with s a constant close to the root, so that powers
+    of it do not overflow where the result does not."""
+    primal = (x.primal if isinstance(x, JetTensor) else x).detach()
+    scale = ((primal * primal).mean(dims, keepdim=True) + eps).sqrt()
+    scale = torch.where((scale == 0) | scale.isinf(), 1, scale)
+    x = x / scale
+    return x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps / scale / scale)
 
 
 @jet_rule("rms_norm")
@@ -78,7 +86,7 @@ def rms_norm(
     if simple and _has_operator("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
     dims = tuple(range(-len(normalized_shape), 0))
-    out = x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps)
+    out = _over_root_mean_square(x, dims, eps)
     return _affine(out, weight, None, input.dtype)
 
 

@@ -215,7 +215,8 @@ def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
 @pointwise("hardswish")
 def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
     """x hardsigmoid(x)."""
-    gate, slope, _ = hardsigmoid(x)
+    _, slope, _ = hardsigmoid(x)
+    gate = ((x + 3) / 6).clamp(0, 1)  # torch's slope of it is no sixth in float64
     return F.hardswish(x), gate + x * slope, 2 * slope
 
 
