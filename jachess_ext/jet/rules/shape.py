@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -208,6 +209,8 @@ def repeat_interleave(
 
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: Any) -> JetTensor:
+    if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
+        index = tuple(index)  # as torch takes such a list
     parts = index if isinstance(index, tuple) else (index,)
     if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
         return self.with_streams(torch.stack([stream[index] for stream in self.streams]))
@@ -215,10 +218,13 @@ def getitem(self: JetTensor, index: Any) -> JetTensor:
     return self.with_streams(self.streams[everything + tuple(parts)])
 
 
+_OF_VIEWS = (slice, type(None), type(Ellipsis))
+
+
 def _is_plain_index(part: Any) -> bool:
     """Whether it means the same behind another dimension.  Lists, arrays, True and the like are not
     looked into, but given to torch for each stream."""
-    kinds = (Tensor, int, slice, type(None), type(Ellipsis))
+    kinds = (Tensor, Integral, *_OF_VIEWS)
     return isinstance(part, kinds) and not isinstance(part, bool)
 
 
@@ -227,7 +233,7 @@ def _tensors_are_apart(parts: Sequence[Any]) -> bool:
     the indexed dimensions first in this case, before the streams."""
     if not any(isinstance(part, Tensor) for part in parts):
         return False
-    kinds = [isinstance(part, Tensor | int) for part in parts]
+    kinds = [isinstance(part, Tensor | Integral) for part in parts]
     places = [place for place, advanced in enumerate(kinds) if advanced]
     return places[-1] - places[0] + 1 != len(places)
 
