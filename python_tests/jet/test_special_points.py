@@ -229,6 +229,19 @@ def test_far_out_and_at_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize("name", ["gelu", "gelu tanh", "silu", "mish", "tanh", "sigmoid"])
+def test_saturated_activations_far_out(name: str, composed: bool, dtype: torch.dtype) -> None:
+    """Torch's double backward is no number there; a saturated activation is a line."""
+    x = torch.tensor([1e20, -1e20, 1e4, -1e4], dtype=torch.float64).to(dtype)
+    x = x[x.isfinite()].requires_grad_()
+    with composed_rules() if composed else nullcontext():
+        streams = jx.jet(ELEMENTWISE[name], x, torch.ones(2, len(x), dtype=dtype)).streams
+    assert streams.isfinite().all() and not streams[3].any()
+    assert _grad(streams.sum(), x).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sinc(dtype: torch.dtype) -> None:
     """Against 60 digits: near 0, on both sides of where the power series ends, and far out."""
     points = [0.0, 1e-30, 1e-8, 1e-3, 0.1, -0.25, 0.317, 0.319, 0.5, 1.0, -1.5, 2.0, 7.25, 40.0]
