@@ -301,9 +301,8 @@ def _times_log(name: str, shift: float) -> None:
     def rule(input: Any, other: Any) -> JetTensor:
         value = function(primal_of(input), primal_of(other))
         layout = common_layout(input, other)
-        x, y = (lift(v, layout, value) for v in (input, other))
-        x, y = (v.to(value.dtype) for v in (x, y))
-        x, y = (v.with_streams(aligned(v, value.ndim)) for v in (x, y))
+        cast: list[Any] = [lift(v, layout, value).to(value.dtype) for v in (input, other)]
+        x, y = (v.with_streams(aligned(v, value.ndim)) for v in cast)
         z = wide(y.primal) + shift
         nothing = (x.primal == 0) & (z <= 0)
         tangents = list(function(x.streams[1:], y.primal).masked_fill(nothing, 0))
