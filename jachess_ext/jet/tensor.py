@@ -336,11 +336,6 @@ def aligned(jet: JetTensor, ndim: int) -> Tensor:
     return jet.streams.reshape(jet.jet_layout.streams, *(1,) * missing, *jet.shape)
 
 
-def replace_primal(streams: Tensor, primal: Tensor) -> Tensor:
-    """The stack with another primal; one copy."""
-    return torch.cat([primal.unsqueeze(0), streams[1:]])
-
-
 def primal_of(value: Any) -> Any:
     """The primal of a jet; anything else as it is.  Lists, tuples and dicts are searched."""
     if isinstance(value, JetTensor):

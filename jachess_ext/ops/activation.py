@@ -67,7 +67,8 @@ def _quick_gelu(x: Tensor) -> Derivatives:
 def _tanh(x: Tensor) -> Derivatives:
     """f = tanh x, f' = 1 − f², f'' = −2 f f'."""
     f = torch.tanh(x)
-    f1 = 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)  # 1 − f² without cancellation
+    product = 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x)  # 1 − f² without cancellation
+    f1 = torch.where(f.abs() < 0.5, 1 - f * f, product)
     return f, f1, -2 * f * f1
 
 
@@ -78,7 +79,7 @@ def _sigmoid(x: Tensor) -> Derivatives:
     return f, f1, -f1 * torch.tanh(x / 2)
 
 
-_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
+ACTIVATION_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
@@ -87,7 +88,7 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "sigmoid": _sigmoid,
     "quick_gelu": _quick_gelu,
 }
-ACTIVATION_KINDS: tuple[str, ...] = tuple(_DERIVATIVES)
+ACTIVATION_KINDS: tuple[str, ...] = tuple(ACTIVATION_DERIVATIVES)
 
 
 def check_kind(op: str, kind: str) -> None:
@@ -96,7 +97,7 @@ def check_kind(op: str, kind: str) -> None:
     Raises:
         ValueError: kind is none of them.
     """
-    if kind not in _DERIVATIVES:
+    if kind not in ACTIVATION_DERIVATIVES:
         raise ValueError(f"{op}: kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}.")
 
 
@@ -107,7 +108,7 @@ def _check(x: Tensor, kind: str, q: int) -> None:
 
 def activation_streams(x: list[Tensor], kind: str, q: int) -> list[Tensor]:
     """The streams of an activation function of a known kind, by pure-torch formulas."""
-    return pointwise_jet(*_DERIVATIVES[kind](x[0]), x, q)
+    return pointwise_jet(*ACTIVATION_DERIVATIVES[kind](x[0]), x, q)
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:

@@ -26,15 +26,17 @@ SMALL = oracles.Steps(1e-7, 1e-5)  # of first differences alone
 STEPS = (oracles.Steps(1e-3, 2e-3), oracles.Steps(1e-5, 1e-4), oracles.Steps(2e-2, 2e-2))
 
 
-def operators() -> list[Any]:
-    """Every operator of torch's table that has a forward mode in float64."""
+def operators(forward: bool = True) -> list[Any]:
+    """Every operator of torch's table with derivatives in float64, of those that have a forward
+    mode, or of those that have none: a variant of a function may have none beside others that do.
+    """
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     return [
         op
         for op in op_db
         if op.supports_autograd
-        and op.supports_forward_ad
+        and op.supports_forward_ad == forward
         and torch.float64 in op.supported_dtypes("cpu")
     ]
 

@@ -111,6 +111,8 @@ POINTWISE = [
     Row(["clamp", "clip"], [X((2, 3)), X((3,)), P(3, low=1.5, high=2.0)]),
     Row(["clamp", "clip"], [P(2, 3), None, X((2, 1))]),
     Row(["nan_to_num"], [X((2, 3))]),
+    Row(["sinc"], [X((2, 3))]),
+    Row(["sinc"], [X((2, 3), -0.25, 0.25)]),
     *(
         Row([name], [X((2, 3))], {"inplace": True}, in_place=True, only=_functional)
         for name in ("relu", "leaky_relu", "elu", "hardtanh")
@@ -163,6 +165,14 @@ ARITHMETIC = [
     Row(["__rpow__"], [X((2, 3)), 2.0], exact=False),
     Row(["__rpow__"], [X((3,)), P(2, 3, **POSITIVE)], exact=False),
     Row(["float_power"], [X((2, 3), **POSITIVE), 1.5]),
+    *(
+        Row(["logaddexp", "logaddexp2"], pair)
+        for pair in (TWO, [X((2, 3)), X((3,))], [X((3,)), P(2, 3)], [P(2, 3), X(())])
+    ),
+    Row(["xlogy", "xlog1py"], [X((2, 3)), P(3, **POSITIVE)]),
+    Row(["xlogy", "xlog1py"], [X((3,)), P(2, 3, **POSITIVE)]),
+    Row(["xlogy", "xlog1py"], [X((2, 3)), 1.7]),
+    Row(["xlogy", "xlog1py"], [X((2, 3)), X((3,), **POSITIVE)]),
 ]
 
 LINEAR = [
@@ -552,6 +562,12 @@ LOSSES = [
     Row([F.cross_entropy], [X((2, 3, 2)), CLASSES.reshape(2, 2)], exact=False),
     Row([F.cross_entropy], [X((4, 3)), _index(0, 2, 1, 1)], {"ignore_index": 1}, exact=False),
     Row([F.cross_entropy], [X((4, 3)), CLASSES], {"label_smoothing": 0.2}, exact=False),
+    *(
+        Row(
+            [F.linear_cross_entropy], [X((4, 5)), P(3, 5), CLASSES], {"reduction": way}, exact=False
+        )
+        for way in (("mean", "sum") if hasattr(F, "linear_cross_entropy") else ())
+    ),
     Row([F.mse_loss], [X((2, 3)), P(2, 3)], exact=False),
     Row([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}, exact=False),
     Row([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}, exact=False),
@@ -624,6 +640,16 @@ BUFFERS = [
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), X((2, 2))]),
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), P(2, 2)]),
     Row(["scatter_add"], [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2))]),
+    *(
+        Row(
+            ["scatter_reduce"],
+            [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2)), way],
+            {"include_self": own},
+            exact=False,
+        )
+        for way in ("sum", "mean", "amax", "amin")
+        for own in (True, False)
+    ),
     Row([torch.scatter, torch.Tensor.scatter], [P(2, 3), 1, _index([2, 0], [1, 0]), X((2, 2))]),
     Row(["index_add_"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], in_place=True),
     Row(["index_copy_"], [X((3, 2)), 0, _index(2, 0), X((2, 2))], in_place=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from ..layout import JetLayout
 from ..registry import general_rule, jet_rule
-from ..tensor import JetTensor, aligned, common_layout, primal_of, replace_primal
-from .pointwise import push_forward
+from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
+from .pointwise import Derivatives, in_float32, push_forward, wide
 from .streamwise import add_to_primal, bilinear
 
 
@@ -152,34 +153,82 @@ def power(input: Any, exponent: Any) -> JetTensor:
         return _power_of_jet(a, n)
     if not isinstance(a, JetTensor):
         return _power_to_jet(torch.as_tensor(a, dtype=n.dtype, device=n.device), n)
-    primal = torch.pow(a.primal, n.primal)
-    general: Any = torch.exp(n * torch.log(a))
-    return general.with_streams(replace_primal(general.streams, primal))
+    return _power_of_jets(a, n)
 
 
 def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
-    """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     x, n = base.primal, exponent
+    ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
+    return push_forward(base.with_streams(aligned(base, ndim)), _power_derivatives(x, n))
+
+
+def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
+    """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
     value = torch.pow(x, n)
-    n = n.to(value.dtype) if isinstance(n, Tensor) else n
+    x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
     if isinstance(n, Tensor):
-        first = torch.where((n == 0) & (x == 0), 1, first)
-        second = torch.where(((n == 0) | (n == 1)) & (x == 0), 1, second)
+        first = torch.where(n == 0, 1, first)
+        second = torch.where((n == 0) | (n == 1), 1, second)
     else:
         first, second = (1 if n == 0 else first), (1 if n in (0, 1) else second)
-    derivatives = (value, n * torch.pow(x, first), n * (n - 1) * torch.pow(x, second))
-    ndim = max(x.ndim, n.ndim) if isinstance(n, Tensor) else x.ndim
-    return push_forward(base.with_streams(aligned(base, ndim)), derivatives)
+    curvature = n * (n - 1) * torch.pow(*_without_slope_at_zero(x, second))
+    return value, n * torch.pow(x, first), curvature
+
+
+def _without_slope_at_zero(x: Tensor, n: Any) -> tuple[Tensor, Any]:
+    """What to raise x^n of, where it is 0 and its slope infinite (0 < n < 1): 0 times this slope is
+    what a loss that does not ask for it would get."""
+    if x.is_complex() or not (isinstance(n, Tensor) or 0 < n < 1):
+        return x, n
+    steep = (x == 0) & (n > 0) & (n < 1)
+    return torch.where(steep, x.detach(), x), n
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
     """b^y: b^y ln b, b^y (ln b)²; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
-    log = torch.where(base == 0, 1, base).to(value.dtype).log()
+    widened = exponent.with_streams(aligned(exponent, value.ndim))
+    return _moved_exponent(base.to(value.dtype), widened, value)[0]
+
+
+def _moves(jet: JetTensor) -> Tensor:
+    """Where a tangent is not 0: elsewhere a formula may leave its domain without harm."""
+    return (jet.streams[1:] != 0).any(0)
+
+
+def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
+    """b^y as a function of y: b^y ln b, b^y (ln b)²; and ln b, which is 0 where b is 0, as in
+    torch, and where no tangent of y asks for it, such as of a negative b."""
+    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())
+    log = torch.where((base != 0) & asked, wide(base), 1).log()
+    power = torch.where(asked, wide(value), 0)
+    return push_forward(exponent, (value, power * log, power * log * log)), log
+
+
+def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
+    """x^n as a function of both: the derivatives in x, in n (with l = ln x) and in both,
+    x^(n−1) (1 + n l)."""
     ndim = max(base.ndim, exponent.ndim)
-    widened = exponent.with_streams(aligned(exponent, ndim))
-    return push_forward(widened, (value, value * log, value * log * log))
+    base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
+    x, n = base.primal, exponent.primal
+    value = torch.pow(x, n)
+    with torch.no_grad():
+        finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
+    asked = _moves(base)
+    _, slope, curvature = _power_derivatives(x, torch.where(asked | finite, n, 1))
+    in_x = push_forward(base, (value, slope, curvature))
+    in_n, log = _moved_exponent(x, exponent, value)
+    tangents = list(in_x.streams[1:] + in_n.streams[1:])
+    # At 0 there is none but of n = 1, as in torch; an infinite one is for tangents that ask.
+    mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
+    nothing = ((x == 0) & (n != 1)) | ~((asked & _moves(exponent)) | mixed.isfinite())
+    mixed = mixed.masked_fill(nothing, 0)
+    for i, j, ij in base.jet_layout.pair_streams():
+        a, b = base.streams, exponent.streams
+        both = mixed * (a[i] * b[j] + a[j] * b[i])
+        tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
+    return base.with_streams(torch.stack([value, *tangents]))
 
 
 jet_rule("__rpow__")(lambda self, other: power(other, self))
@@ -204,3 +253,70 @@ def maximum(input: Any, other: Any) -> JetTensor:
 @jet_rule("minimum")
 def minimum(input: Any, other: Any) -> JetTensor:
     return torch.where((input < other) | torch.isnan(input), input, other)  # type: ignore[return-value]
+
+
+# ---- logarithms of sums ------------------------------------------------------------------------
+
+
+def _log_of_sum(name: str, base: float) -> None:
+    """log_b(b^x + b^y): the derivatives in d = x − y are σ(d ln b) and ln b σ(d ln b) σ(−d ln b).
+
+    Neither is asked for the difference of two infinities, or for x where y is −∞.
+    """
+    scale = math.log(base)
+
+    @jet_rule(name)
+    def rule(input: Any, other: Any) -> JetTensor:
+        a, b = promoted(input, other)
+        value = getattr(torch, name)(primal_of(a), primal_of(b))
+        a, b = (lift(v, common_layout(a, b)) for v in (a, b))
+        a, b = (v.with_streams(aligned(v, value.ndim)) for v in (a, b))
+        infinite = (a.primal == b.primal) & a.primal.isinf()
+        gap = torch.where(infinite, 0, a.primal - b.primal)
+        tangents = a.streams[1:] - b.streams[1:]
+        difference = a.with_streams(torch.cat([gap.unsqueeze(0), tangents]))
+
+        def derivatives(gap: Tensor) -> Derivatives:
+            share, rest = torch.sigmoid(scale * gap), torch.sigmoid(-scale * gap)
+            return value, share, scale * share * rest
+
+        moved = push_forward(difference, in_float32(gap, derivatives)).streams
+        rest = b.streams[1:].expand(moved[1:].shape)
+        return a.with_streams(torch.cat([value.unsqueeze(0), moved[1:] + rest]))
+
+
+_log_of_sum("logaddexp", math.e)
+_log_of_sum("logaddexp2", 2.0)
+
+
+def _times_log(name: str, shift: float) -> None:
+    """x ln z with z = y or 1 + y: linear in x; ln z in x, x / z and −x / z² in y, 1 / z in both.
+
+    As in torch nothing where x is 0 and z no positive number; and where no tangent of y asks for
+    it, nothing of what is infinite there.
+    """
+    function = getattr(torch.special, name)
+
+    @jet_rule(name)
+    def rule(input: Any, other: Any) -> JetTensor:
+        value = function(primal_of(input), primal_of(other))
+        layout = common_layout(input, other)
+        cast: list[Any] = [lift(v, layout, value).to(value.dtype) for v in (input, other)]
+        x, y = (v.with_streams(aligned(v, value.ndim)) for v in cast)
+        z = wide(y.primal) + shift
+        nothing = (x.primal == 0) & (z <= 0)
+        tangents = list(function(x.streams[1:], y.primal).masked_fill(nothing, 0))
+        asked = _moves(y) | (z > 0)
+        inverse = (1 / torch.where(asked, z, 1)).masked_fill(~asked, 0)
+        slope = wide(x.primal) * inverse
+        in_y = push_forward(y, (value, slope, -slope * inverse)).streams
+        tangents = [a + b for a, b in zip(tangents, in_y[1:], strict=True)]
+        a, b = x.streams, y.streams
+        for i, j, ij in layout.pair_streams():
+            both = inverse * (a[i] * b[j] + a[j] * b[i])
+            tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
+        return JetTensor(torch.stack([value, *tangents]), layout)
+
+
+_times_log("xlogy", 0.0)
+_times_log("xlog1py", 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import jet_rule, missing_rule
+from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, carries_derivatives, common_layout, lift, primal_of
 from .streamwise import behind_streams, on_primal_and_tangents, without_dimensions
 
@@ -58,6 +58,19 @@ def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
     everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
     out = stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added)
     return JetTensor(out, common_layout(input, src))
+
+
+@jet_rule("scatter_reduce")
+def scatter_reduce(
+    input: Any, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if reduce == "prod":
+        raise missing_rule(
+            torch.scatter_reduce,
+            'torch has no forward mode of reduce="prod"; take the logarithm, and "sum" it',
+        )
+    rule = general_rule(torch.scatter_reduce, "")
+    return rule(input, dim, index, src, reduce, include_self=include_self)
 
 
 @jet_rule(torch.scatter, Tensor.scatter)

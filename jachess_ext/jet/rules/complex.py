@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..registry import attribute, find_rule, jet_rule
 from ..tensor import JetTensor
-from .reduce import root_of_squares
+from .reduce import euclidean_norm
 from .streamwise import behind_streams, behind_streams_all, lifted_streams, varargs
 
 _PARTS = ("real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg")
@@ -72,10 +72,10 @@ def _modulus(name: str) -> None:
 
     @jet_rule(name)
     def rule(input: JetTensor) -> Any:
-        """Of complex numbers a norm: no derivative at 0 (`root_of_squares`)."""
+        """Of complex numbers a norm: no derivative at 0 (`euclidean_norm`)."""
         if not input.dtype.is_complex:
             return of_real(input)
-        return root_of_squares(torch.view_as_real(input).square().sum(-1))
+        return euclidean_norm(torch.view_as_real(input), -1)
 
 
 for _name in ("abs", "absolute", "__abs__"):

@@ -7,7 +7,7 @@ list: of functions for which all of torch's own samples agreed with finite diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..registry import Rule, missing_rule, serve_generally
 from ..strides import stack_laid_out
 from ..tensor import JetTensor, carries_derivatives, common_layout
 from .forward_mode_kept import WITH_GRADIENTS, WITHOUT_GRADIENTS
+from .pointwise import is_half, wide
 
 Tensors = tuple[Tensor, ...]
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -50,13 +51,21 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
             return tuple(out for out in shown[0] if isinstance(out, Tensor))
 
         layout = common_layout(*tensors)
+        own: Tensors = ()
+        if any(is_half(tensor) for tensor in tensors):
+            # In halves torch's forward mode overflows where its backward does not, and subtracts
+            # what has been rounded: the tangents are made in float32, the value is torch's own.
+            own = plain(*(stack[0] for stack in stacks))
+            leaves = [wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         try:
-            streams = _streams(plain, stacks, layout)
+            streams = _streams(plain, [wide(stack) for stack in stacks], layout)
         except (RuntimeError, NotImplementedError) as error:
             plain(*(stack[0] for stack in stacks))  # torch's own message, where the call is wrong
             reason = str(error).splitlines()[0]
             raise missing_rule(function, f"torch's forward mode: {reason}") from error
-        _refuse_views(function, streams, stacks)
+        for parts, value in zip(streams, own, strict=bool(own)):
+            parts[:] = [value, *(part.to(value.dtype) for part in parts[1:])]
+        _refuse_views(function, [parts[0] for parts in streams], stacks)
         made = iter(streams)
         outputs = [
             _as_jet(next(made), layout) if isinstance(out, Tensor) else out for out in shown[0]
@@ -123,8 +132,8 @@ for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
         serve_generally(_function, forward_mode_rule(_function, _name in WITH_GRADIENTS))
 
 
-def _refuse_views(function: Callable, streams: list[list[Tensor]], stacks: list[Tensor]) -> None:
+def _refuse_views(function: Callable, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
     """A view shares its numbers with its source; what is stacked here would not."""
     sources = {stack.untyped_storage()._cdata for stack in stacks}
-    if any(parts[0].untyped_storage()._cdata in sources for parts in streams):
+    if any(value.untyped_storage()._cdata in sources for value in values):
         raise missing_rule(function, "it returned a view, which the general rule cannot give")

@@ -73,12 +73,23 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Any:
-    """softplus(x) − x y."""
+    """(1 − y) x − ln σ(x), which overflows nowhere."""
     if pos_weight is not None or size_average is not None or reduce is not None:
         rule = general_rule(
             F.binary_cross_entropy_with_logits,
             "pos_weight, size_average and reduce are not covered",
         )
         return rule(input, target, weight, size_average, reduce, reduction, pos_weight)
-    losses = F.softplus(input, threshold=float("inf")) - input * target
+    losses = (1 - target) * input - F.logsigmoid(input)
     return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
+def linear_cross_entropy(input: Any, linear_weight: Any, target: Tensor, **named: Any) -> Any:
+    """torch has no forward mode of the loss by chunks, which ``options`` ask for; the loss is the
+    same without them."""
+    rule = general_rule(F.linear_cross_entropy, "")
+    return rule(input, linear_weight, target, **named | {"options": None})
+
+
+linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]

@@ -13,12 +13,8 @@ from ... import ops
 from ..registry import general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum
-from .reduce import root_of_squares
-
-
-def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half-precision streams keep their normalisation statistics in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+from .pointwise import wide
+from .reduce import euclidean_norm
 
 
 @jet_rule("layer_norm")
@@ -62,11 +58,19 @@ def composed_layer_norm(
 ) -> JetTensor:
     """(x − μ) (v + ε)^(−1/2) · w + b, written with functions that have rules of their own."""
     dims = tuple(range(-len(normalized_shape), 0))
-    x = input.to(_statistics_dtype(input.dtype))
+    x = wide(input)
     centred = x - x.mean(dims, keepdim=True)
-    variance = (centred * centred).mean(dims, keepdim=True)
-    out = centred * torch.rsqrt(variance + eps)
-    return _affine(out, weight, bias, input.dtype)
+    return _affine(_over_root_mean_square(centred, dims, eps), weight, bias, input.dtype)
+
+
+def _over_root_mean_square(x: Any, dims: tuple[int, ...], eps: float) -> Any:
+    """x (mean x² + ε)^(−1/2), computed of x / s with s a constant close to the root, so that powers
+    of it do not overflow where the result does not."""
+    primal = (x.primal if isinstance(x, JetTensor) else x).detach()
+    scale = ((primal * primal).mean(dims, keepdim=True) + eps).sqrt()
+    scale = torch.where((scale == 0) | scale.isinf(), 1, scale)
+    x = x / scale
+    return x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps / scale / scale)
 
 
 @jet_rule("rms_norm")
@@ -74,16 +78,15 @@ def rms_norm(
     input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> JetTensor:
     """x (mean x² + ε)^(−1/2) · w; ε defaults to the dtype's machine epsilon, as in torch."""
-    statistics = _statistics_dtype(input.dtype)
-    eps = torch.finfo(statistics).eps if eps is None else eps
+    x = wide(input)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor)
     simple = simple and not (weight is not None and weight.is_complex())
     if simple and _has_operator("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
     dims = tuple(range(-len(normalized_shape), 0))
-    x = input.to(statistics)
-    out = x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps)
+    out = _over_root_mean_square(x, dims, eps)
     return _affine(out, weight, None, input.dtype)
 
 
@@ -114,21 +117,22 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out:
     if p != 2:
         said = f"p={p!r} is not covered, only the Euclidean norm"
         return general_rule(F.normalize, said)(input, p, dim, eps)
-    norm: Any = root_of_squares((input * input).sum(dim, keepdim=True), least=eps)
-    return input / norm.clamp_min(eps)
+    return _unit(input, dim, eps).to(input.dtype)
+
+
+def _unit(x: Any, dim: int, eps: float) -> Any:
+    """x / max(‖x‖₂, ε), of halves in float32."""
+    norm: Any = euclidean_norm(wide(x), dim, True, least=eps)
+    return wide(x) / norm.clamp_min(eps)
 
 
 @jet_rule("cosine_similarity")
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     """x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), as torch divides each by its own."""
 
-    def unit(x: Any) -> Any:
-        if not isinstance(x, JetTensor):
-            return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
-        norm: Any = root_of_squares((x * x).sum(dim, keepdim=True), least=eps)
-        return x / norm.clamp_min(eps)
-
-    return (unit(x1) * unit(x2)).sum(dim)
+    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms: one entry may stand for several
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim).to(dtype)
 
 
 @jet_rule("group_norm")
@@ -141,7 +145,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """Layer norm over each group of channels of ``[N, C, ...]``, then scale and shift a channel."""
-    x = input.to(_statistics_dtype(input.dtype)).reshape(input.shape[0], num_groups, -1)
+    x = wide(input).reshape(input.shape[0], num_groups, -1)
     out = composed_layer_norm(x, x.shape[-1:], None, None, eps).reshape(input.shape)
     return _affine_of_channels(out, weight, bias, input.dtype)
 
@@ -204,8 +208,8 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         raise missing_rule(F.batch_norm, "it would change the running statistics; use eval mode")
     channels = (-1, *(1,) * (input.ndim - 2))
-    spread = torch.rsqrt(running_var + eps).reshape(channels)
-    out = (input - running_mean.reshape(channels)) * spread
+    spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)
+    out = (wide(input) - wide(running_mean).reshape(channels)) * spread
     return _affine_of_channels(out, weight, bias, input.dtype)
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
+from ...ops.activation import ACTIVATION_DERIVATIVES
 from ..registry import find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
@@ -24,26 +25,39 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape."""
+    """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape.
+
+    The derivatives of halves may be float32, which does not overflow where the streams do not.
+    """
     value, slope, curvature = derivatives
     if value.ndim > jet.ndim:  # a further argument, such as a clamp's bound, was wider
         jet = jet.with_streams(aligned(jet, value.ndim))
     layout, streams = jet.jet_layout, jet.streams
     tangents = slope * streams[1:]
     if not layout.pairs:
-        return jet.with_streams(torch.cat([value.unsqueeze(0), tangents]))
-    products = torch.stack([streams[i] * streams[j] for i, j, _ in layout.pair_streams()])
+        return jet.with_streams(torch.cat([value.unsqueeze(0), tangents.to(value.dtype)]))
+    products = torch.stack([wide(streams[i]) * streams[j] for i, j, _ in layout.pair_streams()])
     q = layout.directions
     second = tangents[q:] + curvature * products
-    return jet.with_streams(torch.cat([value.unsqueeze(0), tangents[:q], second]))
+    out = (value.unsqueeze(0), tangents[:q].to(value.dtype), second.to(value.dtype))
+    return jet.with_streams(torch.cat(out))
+
+
+def is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
+
+
+def wide(x: Any) -> Any:
+    """Halves in float32, in which torch, too, adds up squares: their own would overflow."""
+    return x.float() if is_half(x) else x
 
 
 def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
     """``derivatives(x)``, computed in float32 for halves: 1 − t² in 8 bits has none left."""
-    if x.dtype not in (torch.float16, torch.bfloat16):
+    if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
-    return value.to(x.dtype), slope.to(x.dtype), curvature.to(x.dtype)
+    return value.to(x.dtype), slope, curvature
 
 
 def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..., Derivatives]]:
@@ -100,57 +114,33 @@ def with_operator(
     return push_forward(jet, in_float32(jet.primal, composed))
 
 
-# ---- activations -------------------------------------------------------------------------------
-
-
-def _gelu_erf(x: Tensor) -> Derivatives:
-    """x Φ(x); f' = Φ + x φ; f'' = (2 − x²) φ."""
-    cdf = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
-    pdf = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return x * cdf, cdf + x * pdf, (2 - x * x) * pdf
-
-
-def _gelu_tanh(x: Tensor) -> Derivatives:
-    """½ x (1 + tanh g), g = √(2/π) (x + 0.044715 x³)."""
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    t = torch.tanh(scale * (x + cubic * x**3))
-    g1 = scale * (1 + 3 * cubic * x * x)
-    g2 = scale * 6 * cubic * x
-    t1 = (1 - t * t) * g1
-    t2 = (1 - t * t) * (g2 - 2 * t * g1 * g1)
-    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * t1, t1 + 0.5 * x * t2
+# ---- activations (those that are an operator, too, have their formulas in ops/activation.py) ----
 
 
 @jet_rule("gelu")
 def gelu(input: JetTensor, approximate: str = "none") -> JetTensor:
-    if approximate == "none":
-        return with_operator("gelu", input, _gelu_erf)
-    return with_operator("gelu_tanh", input, _gelu_tanh)
+    kind = "gelu" if approximate == "none" else "gelu_tanh"
+    return with_operator(kind, input, ACTIVATION_DERIVATIVES[kind])
 
 
 @pointwise("sigmoid")
 def sigmoid(x: Tensor) -> Derivatives:
-    s = torch.sigmoid(x)
-    s1 = s * (1 - s)
-    return s, s1, s1 * (1 - 2 * s)
+    return ACTIVATION_DERIVATIVES["sigmoid"](x)
 
 
 @pointwise("silu")
 def silu(x: Tensor, inplace: bool = False) -> Derivatives:
-    s, s1, s2 = sigmoid(x)
-    return x * s, s + x * s1, 2 * s1 + x * s2
+    return ACTIVATION_DERIVATIVES["silu"](x)
 
 
 @pointwise("tanh")
 def tanh(x: Tensor) -> Derivatives:
-    t = torch.tanh(x)
-    t1 = 1 - t * t
-    return t, t1, -2 * t * t1
+    return ACTIVATION_DERIVATIVES["tanh"](x)
 
 
 @pointwise("relu")
 def relu(x: Tensor, inplace: bool = False) -> Derivatives:
-    return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
+    return ACTIVATION_DERIVATIVES["relu"](x)
 
 
 @pointwise("leaky_relu")
@@ -169,11 +159,13 @@ def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
 
 @pointwise("softplus")
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
+    """ln(1 + exp βx) / β, which is x to the last bit from βx = 50 on, where exp has not overflown
+    yet."""
     s, s1, _ = sigmoid(beta * x)
     linear = beta * x > threshold
     slope = torch.where(linear, torch.ones_like(s), s)
     return (
-        F.softplus(x, beta, threshold),
+        F.softplus(x, beta, min(threshold, 50.0)),
         slope,
         torch.where(linear, torch.zeros_like(s), beta * s1),
     )
@@ -223,7 +215,8 @@ def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
 @pointwise("hardswish")
 def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
     """x hardsigmoid(x)."""
-    gate, slope, _ = hardsigmoid(x)
+    _, slope, _ = hardsigmoid(x)
+    gate = ((x + 3) / 6).clamp(0, 1)  # torch's slope of it is no sixth in float64
     return F.hardswish(x), gate + x * slope, 2 * slope
 
 
@@ -239,7 +232,7 @@ def mish(x: Tensor, inplace: bool = False) -> Derivatives:
 @pointwise("logsigmoid")
 def logsigmoid(x: Tensor) -> Derivatives:
     s, s1, _ = sigmoid(x)
-    return F.logsigmoid(x), 1 - s, -s1
+    return F.logsigmoid(x), torch.where(x > 0, torch.sigmoid(-x), 1 - s), -s1
 
 
 @jet_rule("glu")
@@ -307,13 +300,38 @@ def exp2(x: Tensor) -> Derivatives:
 @pointwise("sqrt")
 def sqrt(x: Tensor) -> Derivatives:
     root = torch.sqrt(x)
-    return root, 0.5 / root, -0.25 / (root * x)
+    return root, 0.5 / root, -0.25 / root / x
 
 
 @pointwise("rsqrt")
 def rsqrt(x: Tensor) -> Derivatives:
     r = torch.rsqrt(x)
-    return r, -0.5 * r / x, 0.75 * r / (x * x)
+    return r, -0.5 * r / x, 0.75 * r / x / x
+
+
+@pointwise("sinc")
+def sinc(x: Tensor) -> Derivatives:
+    """s = sin(y) / y at y = πx: s' = (cos y − s) / y, s'' = −s − 2 s' / y.
+
+    Near 0 these differences lose all their digits, and the power series in y² stand for them.
+    """
+    y = math.pi * x
+    near = y.abs() < 1
+    series = torch.where(near, y, 0.0).square()
+    away = torch.where(near, 0.5, x)
+    far, turns = math.pi * away, away.round()
+    sign, angle = 1 - 2 * turns.remainder(2), math.pi * (away - turns)  # π x is too coarse
+    s = sign * torch.sin(angle) / far
+    s1 = (sign * torch.cos(angle) - s) / far
+    s2 = -s - 2 * s1 / far
+    near_s1, near_s2 = torch.zeros_like(y), torch.zeros_like(y)
+    for n in range(10, 0, -1):  # s = Σ (−1)^n y^2n / (2n + 1)!
+        factor = (-1) ** n / math.factorial(2 * n + 1)
+        near_s1 = near_s1 * series + 2 * n * factor
+        near_s2 = near_s2 * series + 2 * n * (2 * n - 1) * factor
+    slope = torch.where(near, y * near_s1, s1)
+    curvature = torch.where(near, near_s2, s2)
+    return torch.sinc(x), math.pi * slope, math.pi**2 * curvature
 
 
 @pointwise("square")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor
-from .pointwise import Derivatives, in_float32, push_forward
-from .streamwise import varargs, without_dimensions
+from .pointwise import wide
+from .streamwise import behind_streams_all, varargs, without_dimensions
 
 
 def _extreme(name: str, pick: str) -> None:
@@ -73,23 +73,44 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- norms and variances -----------------------------------------------------------------------
 
 
-def root_of_squares(squares: Any, least: float = 0.0) -> JetTensor:
-    """√squares for a sum of squares, whose root is a norm.
+def euclidean_norm(
+    x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0, size: Any = None
+) -> Any:
+    """n = ‖x‖ along ``dim``, and with e = x / n:  n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n,
+    where p_i = x_i − n_i e.  Nothing is squared but what is orthogonal to x.
 
     A norm has no derivative at 0.  As in torch's autograd its slope there is taken to be 0, and so
-    is its curvature: where ``squares`` is exactly 0 every tangent of the result is 0.  So it is
-    where the root is below ``least``, for a caller that raises it to that anyway; the curvature of
-    tiny roots is infinite in floating point.
+    is its curvature.  So it is where the norm is below ``least``, for a caller that raises it to
+    that anyway; the curvature of tiny norms is infinite in floating point.
+
+    Args:
+        size: the norm of the primal with its dimensions kept, where it is known.
     """
+    if not isinstance(x, JetTensor):
+        return torch.linalg.vector_norm(x, 2, dim, keepdim)
+    streams, layout = wide(x).streams, x.jet_layout
+    dims = behind_streams_all(varargs(dim), x.ndim) if dim not in (None, (), []) else []
+    dims = dims or list(range(1, x.ndim + 1))
+    if size is not None:
+        size = size.unsqueeze(0)
+    else:
+        size = torch.linalg.vector_norm(streams[:1], 2, dims, True) if dims else streams[:1].abs()
+    flat = (size == 0) | (size < least)
+    unit = (streams[:1] / size.masked_fill(flat, 1)).masked_fill(flat, 0)
 
-    def derivatives(x: Tensor) -> Derivatives:
-        flat = (x == 0) | (torch.sqrt(x) < least)
-        root = torch.sqrt(x.masked_fill(flat, 1))  # no infinity, for the backward's sake either
-        triple = (root, 0.5 / root, -0.25 / root**3)
-        value, slope, curvature = (part.masked_fill(flat, 0) for part in triple)
-        return value, slope, curvature
+    def along(tangents: Tensor) -> Tensor:
+        products = unit * tangents
+        return products.sum(dims, keepdim=True) if dims else products
 
-    return push_forward(squares, in_float32(squares.primal, derivatives))
+    first = along(streams[layout.first])
+    across = streams[layout.first] - unit * first
+    second = []
+    for i, j, ij in layout.pair_streams():
+        products = across[i - 1 : i] * across[j - 1 : j] / size.masked_fill(flat, 1)
+        curved = products.sum(dims, keepdim=True) if dims else products
+        second.append(along(streams[ij : ij + 1]) + curved.masked_fill(flat, 0))
+    out = torch.cat([size, first, *second])
+    return x.with_streams((out if keepdim or not dims else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("norm")
@@ -101,7 +122,7 @@ def norm(
     out: None = None,
     dtype: Any = None,
 ) -> Any:
-    """Of a vector; the Euclidean norm has no derivative at 0 (`root_of_squares`)."""
+    """Of a vector; the Euclidean norm has no derivative at 0 (`euclidean_norm`)."""
     p = 2 if p in ("fro", None) else p
     if p not in (1, 2, math.inf):
         said = f"p={p!r} is not covered, only 1, 2 and inf"
@@ -121,7 +142,7 @@ def vector_norm(
         rule = general_rule(torch.linalg.vector_norm, f"ord={ord!r} is not covered, only 2")
         return rule(x, ord, dim, keepdim, dtype=dtype)
     x = x if dtype is None else x.to(dtype)
-    return root_of_squares((x * x).sum(dim, keepdim))
+    return euclidean_norm(x, dim, keepdim)
 
 
 @jet_rule("pairwise_distance")
@@ -142,9 +163,11 @@ def linalg_norm(
     return general_rule(torch.linalg.norm, said)(A, ord, dim, keepdim, dtype=dtype)
 
 
-def _moments(input: Any, args: tuple, named: dict) -> tuple[Any, Any]:
+def _moments(input: Any, args: tuple, named: dict, root: bool = False) -> tuple[Any, Any]:
     """(variance, mean) for ``(dim, *, correction, keepdim)`` and the older
-    ``(dim, unbiased, keepdim)`` and ``(unbiased)``; variance about the mean over N − correction."""
+    ``(dim, unbiased, keepdim)`` and ``(unbiased)``; variance about the mean over N − correction.
+    With ``root`` the standard deviation in its stead, which of equal entries is 0 and has no
+    derivative (`euclidean_norm`)."""
     if args and isinstance(args[0], bool):
         args = (None, *args)
     named.update(zip(("dim", "unbiased", "keepdim"), args, strict=False))
@@ -153,11 +176,20 @@ def _moments(input: Any, args: tuple, named: dict) -> tuple[Any, Any]:
     if correction is None:
         correction = int(named.get("unbiased", True))
     dims = list(range(input.ndim)) if dim is None else varargs(dim)
-    mean = input.mean(dims, keepdim=True)
-    centred = input - mean
+    mean = wide(input).mean(dims, keepdim=True)
+    centred = wide(input) - mean
     count = input.shape.numel() // max(1, mean.shape.numel())
-    variance = (centred * centred).sum(dims, keepdim=keepdim) / (count - correction)
-    return variance, mean if keepdim else mean.reshape(variance.shape)
+    left = max(0, count - correction)
+    if root:
+        # torch's own deviation squares nothing that overflows.
+        own = torch.std(centred.primal, dims, correction=correction, keepdim=True)
+        root_of_count = math.sqrt(left)
+        size = own * root_of_count
+        spread = euclidean_norm(centred, dims, keepdim, size=size) / root_of_count
+    else:
+        spread = (centred * centred).sum(dims, keepdim=keepdim) / left
+    mean = mean if keepdim else mean.reshape(spread.shape)
+    return spread.to(input.dtype), mean.to(input.dtype)
 
 
 @jet_rule("var")
@@ -167,8 +199,7 @@ def var(input: Any, *args: Any, **named: Any) -> Any:
 
 @jet_rule("std")
 def std(input: Any, *args: Any, **named: Any) -> Any:
-    """Of equal entries: 0, and no derivative (`root_of_squares`)."""
-    return root_of_squares(_moments(input, args, named)[0])
+    return _moments(input, args, named, root=True)[0]
 
 
 @jet_rule("var_mean")
@@ -178,5 +209,4 @@ def var_mean(input: Any, *args: Any, **named: Any) -> Any:
 
 @jet_rule("std_mean")
 def std_mean(input: Any, *args: Any, **named: Any) -> Any:
-    variance, mean = _moments(input, args, named)
-    return root_of_squares(variance), mean
+    return _moments(input, args, named, root=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -209,22 +209,31 @@ def repeat_interleave(
 
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: Any) -> JetTensor:
+    if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
+        index = tuple(index)  # as torch takes such a list
     parts = index if isinstance(index, tuple) else (index,)
-    if _advanced_indices_are_apart(parts):
-        # torch puts the indexed dimensions first in this case, before the streams.
-        return self.with_streams(torch.stack([stream[parts] for stream in self.streams]))
+    if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
+        return self.with_streams(torch.stack([stream[index] for stream in self.streams]))
     everything = (slice(None),)
     return self.with_streams(self.streams[everything + tuple(parts)])
 
 
-_ADVANCED = (Tensor, list, tuple, range, np.ndarray)
+_OF_VIEWS = (slice, type(None), type(Ellipsis))
 
 
-def _advanced_indices_are_apart(parts: Sequence[Any]) -> bool:
-    """True where integer and tensor indices are separated by a slice, None or ellipsis."""
-    if not any(isinstance(part, _ADVANCED) for part in parts):
+def _is_plain_index(part: Any) -> bool:
+    """Whether it means the same behind another dimension.  Lists, arrays, True and the like are not
+    looked into, but given to torch for each stream."""
+    kinds = (Tensor, Integral, *_OF_VIEWS)
+    return isinstance(part, kinds) and not isinstance(part, bool)
+
+
+def _tensors_are_apart(parts: Sequence[Any]) -> bool:
+    """True where integer and tensor indices are separated by a slice, None or ellipsis: torch puts
+    the indexed dimensions first in this case, before the streams."""
+    if not any(isinstance(part, Tensor) for part in parts):
         return False
-    kinds = [isinstance(part, (*_ADVANCED, int)) for part in parts]
+    kinds = [isinstance(part, Tensor | Integral) for part in parts]
     places = [place for place, advanced in enumerate(kinds) if advanced]
     return places[-1] - places[0] + 1 != len(places)
 

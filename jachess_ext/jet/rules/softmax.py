@@ -1,7 +1,10 @@
 """Softmax, its logarithm, and log-sum-exp (docs/how_it_works.md, softmax).
 
 With centred scores c_i = s_i − Σ p s_i:   p_i = p c_i,
-    p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij)).
+    p_ij = p_j c_i + p (s_ij − Σ p (c_i c_j + s_ij)).
+
+Where a product of two tangents is summed, both are centred: what they share would cancel only
+after it has been squared.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from ...ops.library import transformed
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
+from .pointwise import wide
 from .streamwise import behind_streams, behind_streams_all, varargs, without_dimensions
 
 
@@ -57,7 +61,7 @@ def _streams_from_primal(streams: Tensor, primal: Tensor, layout: JetLayout, dim
         return torch.cat([primal.unsqueeze(0), first])
     second = []
     for i, j, ij in layout.pair_streams():
-        change = first[j - 1] * streams[i] + primal * streams[ij]
+        change = first[j - 1] * centred[i - 1] + primal * streams[ij]
         row = streams[ij] - change.sum(dim, keepdim=True)
         second.append(first[j - 1] * centred[i - 1] + primal * row)
     return torch.cat([primal.unsqueeze(0), first, torch.stack(second)])
@@ -69,13 +73,13 @@ def _centred(streams: Tensor, primal: Tensor, dim: int, layout: JetLayout) -> Te
 
 
 def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
-    """l_i = c_i;  l_ij = s_ij − Σ (p_j s_i + p s_ij)."""
+    """l_i = c_i;  l_ij = s_ij − Σ p (c_i c_j + s_ij)."""
     logs = torch.log_softmax(streams[0], dim)
     probability = logs.exp()
     centred = _centred(streams, probability, dim, layout)
     second = []
     for i, j, ij in layout.pair_streams():
-        change = probability * (centred[j - 1] * streams[i] + streams[ij])
+        change = probability * (centred[j - 1] * centred[i - 1] + streams[ij])
         second.append(streams[ij] - change.sum(dim, keepdim=True))
     return torch.cat([logs.unsqueeze(0), centred, *[s.unsqueeze(0) for s in second]])
 
@@ -92,7 +96,7 @@ def _from_the_right(dim: int, ndim: int) -> int:
 def _wide(streams: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The stack in the asked dtype, halves in float32 for the statistics."""
     streams = streams if dtype is None else streams.to(dtype)
-    return streams.float() if streams.dtype in (torch.float16, torch.bfloat16) else streams
+    return wide(streams)
 
 
 OnStreams = Callable[[Tensor, JetLayout, int], Tensor]
@@ -129,16 +133,17 @@ _register("log_softmax", _log_softmax_streams)
 @jet_rule("logsumexp")
 @without_dimensions
 def logsumexp(input: JetTensor, dim: Any, keepdim: bool = False) -> JetTensor:
-    """l = log Σ exp s;  l_i = m_i = Σ p s_i;  l_ij = Σ p (s_ij + s_i s_j) − m_i m_j."""
+    """l = log Σ exp s;  l_i = m_i = Σ p s_i;  l_ij = Σ p (s_ij + (s_i − m_i) (s_j − m_j))."""
     dims = behind_streams_all(varargs(dim) or range(input.ndim), input.ndim)
     streams, layout = _wide(input.streams, None), input.jet_layout
     logs = torch.logsumexp(streams[:1], dims, keepdim=True)
     probability = (streams[:1] - logs).exp()
-    means = (probability * streams[layout.first]).sum(dims, keepdim=True)
+    first = streams[layout.first]
+    means = (probability * first).sum(dims, keepdim=True)
+    centred = first - means
     second = []
     for i, j, ij in layout.pair_streams():
-        products = streams[ij : ij + 1] + streams[i : i + 1] * streams[j : j + 1]
-        square = means[i - 1 : i] * means[j - 1 : j]
-        second.append((probability * products).sum(dims, keepdim=True) - square)
+        products = streams[ij : ij + 1] + centred[i - 1 : i] * centred[j - 1 : j]
+        second.append((probability * products).sum(dims, keepdim=True))
     out = torch.cat([logs, means, *second])
     return input.with_streams((out if keepdim else out.squeeze(dims)).to(input.dtype))

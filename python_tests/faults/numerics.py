@@ -1,0 +1,133 @@
+"""Formulas of rules that overflowed, cancelled, or left their domain; variants without a rule."""
+
+from __future__ import annotations
+
+from . import Edit, Fault
+
+RULES = "jachess_ext/jet/rules"
+TESTS = "python_tests/jet/test_special_points.py"
+
+
+def _fault(name: str, file: str, mended: str, faulty: str, chosen: str) -> Fault:
+    edit = Edit(f"{RULES}/{file}", mended, faulty)
+    return Fault(f"numerics: {name}", (edit,), (f"{TESTS} -k '{chosen}'",))
+
+
+FAULTS = [
+    _fault(
+        "overflow of a loss of logits",
+        "loss.py",
+        "(1 - target) * input - F.logsigmoid(input)",
+        "(1 + input.exp()).log() - input * target",
+        "far_out and bce",
+    ),
+    _fault(
+        "a norm squares in half precision",
+        "pointwise.py",
+        "    return x.float() if is_half(x) else x\n",
+        "    return x\n",
+        "squares and norm",
+    ),
+    _fault(
+        "cosine before broadcasting",
+        "norm.py",
+        "    x1, x2 = torch.broadcast_tensors(x1, x2)",
+        "    x1, x2 = x1, x2",
+        "broadcasting and cosine",
+    ),
+    _fault(
+        "nested lists as an index",
+        "shape.py",
+        "kinds = (Tensor, Integral, *_OF_VIEWS)",
+        "kinds = (Tensor, Integral, list, *_OF_VIEWS)",
+        "forms_of_an_index and nested",
+    ),
+    _fault(
+        "logsumexp of tangents that share a constant",
+        "softmax.py",
+        "    centred = first - means\n",
+        "    centred = first\n",
+        "share_a_constant and logsumexp",
+    ),
+    _fault(
+        "softmax of tangents that share a constant",
+        "softmax.py",
+        "        change = first[j - 1] * centred[i - 1] + primal * streams[ij]\n",
+        "        change = first[j - 1] * streams[i] + primal * streams[ij]\n",
+        "share_a_constant and softmax and True",
+    ),
+    _fault(
+        "log_softmax of tangents that share a constant",
+        "softmax.py",
+        "centred[j - 1] * centred[i - 1] + streams[ij])",
+        "centred[j - 1] * streams[i] + streams[ij])",
+        "share_a_constant and log_softmax",
+    ),
+    _fault(
+        "logarithm of a negative base whose exponent is constant",
+        "arithmetic.py",
+        "    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())",
+        "    asked = exponent.primal == exponent.primal",
+        "far_out and full_like",
+    ),
+    _fault(
+        "logarithm of zero beside a constant factor",
+        "arithmetic.py",
+        "        asked = _moves(y) | (z > 0)",
+        "        asked = z == z",
+        "far_out and xlogy",
+    ),
+    _fault(
+        "sinc at zero",
+        "pointwise.py",
+        "    near = y.abs() < 1\n",
+        "    near = y == 0\n",
+        "test_sinc",
+    ),
+    _fault(
+        "log of a sum with minus infinity",
+        "arithmetic.py",
+        "        gap = torch.where(infinite, 0, a.primal - b.primal)\n",
+        "        gap = b.primal - a.primal\n",
+        "far_out and logaddexp",
+    ),
+    _fault(
+        "products of scatter_reduce",
+        "buffer.py",
+        '    if reduce == "prod":\n',
+        '    if reduce == "nothing":\n',
+        "every_variant and scatter_reduce and prod",
+    ),
+    _fault(
+        "cross entropy by chunks",
+        "loss.py",
+        'named | {"options": None}',
+        "named",
+        "every_variant and linear_cross_entropy",
+    ),
+    _fault(
+        "forward mode in half precision",
+        "forward_mode.py",
+        "        if any(is_half(tensor) for tensor in tensors):\n",
+        "        if False:\n",
+        "far_out or squares",
+    ),
+    _fault(
+        "a layer norm of large numbers",
+        "norm.py",
+        "    x = x / scale\n",
+        "    scale = torch.ones_like(scale)\n",
+        "squares and group_norm",
+    ),
+    Fault(
+        "numerics: activations far out",
+        (
+            Edit(
+                "jachess_ext/ops/activation.py",
+                "    b = x.clamp(-22, 22)  # σ(2u) is 0 or 1 to the last bit beyond\n",
+                "    b = x\n",
+            ),
+        ),
+        (f"{TESTS} -k 'saturated'",),
+    ),
+]
