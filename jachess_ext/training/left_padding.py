@@ -98,9 +98,9 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor) -
         if takes and _same(_outputs(model, told), wanted):
             return True
     warnings.warn(
-        f"the batches are padded on the left, and {type(model).__name__} reads other outputs from "
-        "a row so padded than from the row alone (its head reads the first column, or its positions "
-        "count padding); pad on the right: tokenizer.padding_side = 'right'",
+        f"the batches are padded on the left, and {type(model).__name__} gives a row so padded "
+        "other outputs than the row alone (its head reads the first column, or its positions count "
+        "padding); pad on the right: tokenizer.padding_side = 'right'",
         stacklevel=2,
     )
     return False
