@@ -67,7 +67,12 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     before = mask.cumsum(1) == 0
     told_by_padding = torch.zeros_like(before)
     told_by_padding[:, 1:] = before[:, :-1]
-    return {**batch, "labels": labels.masked_fill(told_by_padding.to(labels.device), -100)}
+    kept = labels.masked_fill(told_by_padding.to(labels.device), -100)
+    # No loss looks at the first column, but the Trainer may count it, as where padding is on the
+    # right: it has the first token's label there.
+    first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
+    kept[:, :1] = labels.gather(1, first)
+    return {**batch, "labels": kept}
 
 
 _MASK_AND_LABELS = ("attention_mask", "labels")

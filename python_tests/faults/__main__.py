@@ -77,7 +77,9 @@ def noticed(test: str, folder: Path) -> list[str]:
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode not in (0, 1) or (done.returncode == 1 and not lines):
-        raise SystemExit(f"pytest {test} could not run:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"pytest {test} could not run:\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
+        )
     return [line.split()[1] for line in lines]
 
 
