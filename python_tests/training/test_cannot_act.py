@@ -33,8 +33,8 @@ def spans() -> list[dict]:
 
 @pytest.mark.parametrize("name", ["label-smoothing", "recommended"])
 def test_labels_of_another_name(tmp_path: Path, name: str) -> None:
+    options = {"processing_class": Collator("right", 3)}
     with pytest.raises(ValueError, match=r"not called 'labels'|are not \(start_positions"):
-        options = {"processing_class": Collator("right", 3)}
         method_trainer(tmp_path, name, model=answering(), data=spans(), options=options)
 
 
