@@ -117,7 +117,11 @@ def chosen_tokens(
         places = torch.arange(ids.shape[1])
         read = torch.where(ids != spared, places, -1).amax(1, keepdim=True)
         real = real & (places != read)
-    keys = torch.rand(ids.shape, generator=generator).masked_fill(~real, 2.0)
+    # One number a real token, so that padding does not change what is drawn.
+    shown = attention_mask.cpu().bool()
+    keys = torch.full(ids.shape, 2.0)
+    keys[shown] = torch.rand(int(shown.sum()), generator=generator)
+    keys = keys.masked_fill(~real, 2.0)
     rank = keys.argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
     # share · n in exact arithmetic may be whole and a rounding error below it

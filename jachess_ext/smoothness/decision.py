@@ -361,11 +361,13 @@ class DecisionPenalty:
         kind = decision_kind(model, logits)
         labels = batch.get("labels")
         if logits.ndim == 3:  # a decision a token
+            labelled = mask
             # transformers takes a model whose class says nothing for a causal language model
             if getattr(model, "loss_type", "") in ("ForCausalLM", None):  # tells the next token
-                streams, mask = streams[:, :, :-1], mask[:, 1:]
+                # of real tokens: padding before a row's first token tells nothing
+                streams, labelled, mask = streams[:, :, :-1], mask[:, 1:], mask[:, :-1]
                 labels = None if labels is None else labels[:, 1:]
-            chosen = mask if labels is None else labels != _NO_LABEL
+            chosen = mask & (labelled if labels is None else labels != _NO_LABEL)
             streams = streams[:, chosen]
             labels = None if labels is None else labels[chosen]
         if kind != "single":

@@ -68,6 +68,12 @@ def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor
     inputs = batch.get("inputs_embeds") if inputs is None else inputs
     if inputs is None:
         raise ValueError("the batch has neither input_ids nor inputs_embeds; one of them is needed")
+    for name in ("input_ids", "inputs_embeds", "attention_mask"):
+        value = batch.get(name)
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}; expected a tensor: torch.tensor({name})"
+            )
     shape = inputs.shape[:2]
     mask = batch.get("attention_mask")
     if mask is None:
@@ -131,6 +137,8 @@ def run_model(
         return entered[0]
 
     arguments = _arguments(model, batch, hidden)
+    if arguments.get("inputs_embeds") is None:
+        _check_ids(model, arguments.get("input_ids"))
     with ExitStack() as hooks:
         if arguments.get("inputs_embeds") is not None:
             arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
@@ -153,6 +161,20 @@ def run_model(
         states = collected[0] if collected else hidden_states(output)
     plain = map_tensors(output, primal_of)
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
+
+
+def _check_ids(model: nn.Module, ids: Any) -> None:
+    """Raise IndexError where a token id has no row; on the CPU, since a GPU would be waited for."""
+    layer = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
+    count = getattr(layer, "num_embeddings", None)
+    if count is None or not isinstance(ids, Tensor) or ids.device.type != "cpu" or not ids.numel():
+        return
+    lowest, highest = ids.min().item(), ids.max().item()
+    if lowest < 0 or highest >= count:
+        raise IndexError(
+            f"input_ids has ids from {lowest} to {highest}, but the model has embeddings of 0 to "
+            f"{count - 1}; use the model's own tokenizer, or model.resize_token_embeddings(...)"
+        )
 
 
 def hidden_states(output: Any) -> Any:

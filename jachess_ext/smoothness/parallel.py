@@ -122,15 +122,14 @@ def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
     so that it takes part in the others' collectives."""
     given = batch.get("input_ids")
     given = batch["inputs_embeds"] if given is None else given
-    rows, tokens = given.shape[:2]
+    rows = len(given)
 
     def shrunk(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
             return value
-        per_token = value.ndim > 1 and value.shape[1] == tokens
-        shape = (1, 1, *value.shape[2:]) if per_token else (1, *value.shape[1:])
-        return torch.full(
-            shape, int(name == "attention_mask"), dtype=value.dtype, device=value.device
-        )
+        made = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))
+        if name == "attention_mask":
+            made.view(-1)[0] = 1
+        return made
 
     return {name: shrunk(name, value) for name, value in batch.items()}

@@ -227,7 +227,7 @@ class JacHess:
         if layer is not None:
             embeddings = norms.model_pass.embeddings
             self._note_nonfinite(layer, bool(torch.isfinite(embeddings).all()))
-            loss = self._loss_of_skipped(loss, ranks)
+            loss = self.zero_loss(loss, ranks)
         self.step += 1
         out = JacHessOutput(
             loss, result.jacobian, result.hessian, norms.model_pass.output, result, layer
@@ -236,7 +236,7 @@ class JacHess:
             out.loss, out.empty = out.stand_in_loss(), True
         return out
 
-    def _loss_of_skipped(self, loss: Tensor, ranks: Ranks) -> Tensor:
+    def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
         """A zero that reaches no parameter, as far as the ranks can do without."""
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .examples import DataError, Examples, Task
-from .padding import padded_right
 
 Batch = dict[str, Tensor]
 
@@ -36,7 +35,12 @@ class Encoded:
         Labels that are whole numbers are classes; others are float32 targets of a regression.
         """
         rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
-        batch = padded_right(self.tokenizer.pad(rows, return_tensors="pt"))
+        side = self.tokenizer.padding_side
+        self.tokenizer.padding_side = "right"  # encoders' heads read the first token
+        try:
+            batch = dict(self.tokenizer.pad(rows, return_tensors="pt"))
+        finally:
+            self.tokenizer.padding_side = side
         if all("labels" in item for item in items):
             batch["labels"] = torch.tensor([item["labels"] for item in items])
         return batch

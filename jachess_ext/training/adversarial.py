@@ -12,19 +12,21 @@ from ..evaluation.robustness import embedding_scale
 from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from ..smoothness.modes import trained
 from .method import Batch, Loss, Method, Run, logits_of
-from .penalties import draw_noise, row_mean, symmetric_divergence
+from .penalties import row_mean, row_noise, symmetric_divergence, token_noise
 from .random_state import RandomState, drawing_apart
 
 
 class NEFTune(Method):
-    """Uniform noise of size α / √(T d) on the token embeddings (Jain et al. 2023).
+    """Uniform noise of size α / √(n d) on a row's n token embeddings (Jain et al. 2023)."""
 
-    The Trainer's own, which draws from torch's generator: dropout masks are not the plain run's.
-    """
+    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        """The task loss with noise; dropout masks are the plain run's."""
 
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        trainer.neftune_noise_alpha = self.settings.alpha
+        def add(x: Tensor) -> Tensor:
+            return x + row_noise(x, inputs, self.settings.alpha, self.generator()).to(x.dtype)
+
+        with hooked_embeddings(model, add):
+            return Loss(*run(inputs))
 
 
 class FreeLB(Method):
@@ -48,7 +50,8 @@ class FreeLB(Method):
         def add(embeddings: Tensor) -> Tensor:
             nonlocal noise
             if noise is None:
-                noise = self._first(embeddings, inputs)
+                size = self.settings.adv_start
+                noise = row_noise(embeddings, inputs, size, self.generator()).requires_grad_()
             return embeddings + noise.to(embeddings.dtype)
 
         for number in range(count):
@@ -65,12 +68,6 @@ class FreeLB(Method):
         """One pass's share of the mean."""
         task, outputs = run(inputs)
         return Loss(task * self._share, outputs)
-
-    def _first(self, embeddings: Tensor, inputs: Batch) -> Tensor:
-        real = _real_tokens(embeddings, inputs)
-        noise = draw_noise(embeddings.shape, 1.0, "uniform", self.generator()).to(real)
-        size = (real.sum(1, keepdim=True) * embeddings.shape[-1]).clamp(min=1).sqrt()
-        return (real * noise * self.settings.adv_start / size).requires_grad_()
 
     def _climbed(self, noise: Tensor) -> Tensor:
         assert noise.grad is not None
@@ -109,29 +106,19 @@ class SMART(Method):
         def add(embeddings: Tensor) -> Tensor:
             nonlocal noise
             if noise is None:
-                real = _real_tokens(embeddings, inputs)
                 size = settings.adv_start * self._scale
-                drawn = draw_noise(embeddings.shape, size, "normal", self.generator())
-                noise = (real * drawn.to(real)).requires_grad_()
+                noise = token_noise(embeddings, inputs, size, "normal", self.generator())
+                noise.requires_grad_()
             return embeddings + noise.to(embeddings.dtype)
 
         box = settings.adv_radius * self._scale
         for _ in range(settings.adv_steps):
             # the ascent's backward pass is of δ alone
             with trained(dict.fromkeys(model.parameters(), False)):
-                found = apart(logits.detach()).sum()
+                found = row_mean(apart(logits.detach()), inputs)
                 assert noise is not None
                 (gradient,) = torch.autograd.grad(found, noise)
             largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
             moved = noise.detach() + settings.adv_lr * self._scale * gradient / largest
             noise = moved.clamp(-box, box).requires_grad_()
         return row_mean(apart(logits), inputs)
-
-
-def _real_tokens(embeddings: Tensor, inputs: Batch) -> Tensor:
-    """``[B, T, 1]``, float32 or wider on the embeddings' device: 1 on real tokens."""
-    mask = inputs.get("attention_mask")
-    if mask is None:
-        mask = torch.ones(embeddings.shape[:2])
-    wide = torch.promote_types(embeddings.dtype, torch.float32)
-    return mask.to(embeddings.device, wide).unsqueeze(-1)

@@ -69,11 +69,12 @@ class TokenSwaps:
             generator=generator,
             spared=self._padding if self._unknown == self._padding else None,
         )
-        shape = tuple(ids.shape)
-        words = self._words[torch.randint(len(self._words), shape, generator=generator)]
-        unknown = torch.rand(shape, generator=generator) < self._unknown_share
-        swapped = torch.where(unknown, self._unknown or 0, words).to(ids)
-        return {**batch, "input_ids": torch.where(chosen.to(ids.device), swapped, ids)}
+        count = int(chosen.sum())
+        words = self._words[torch.randint(len(self._words), (count,), generator=generator)]
+        unknown = torch.rand(count, generator=generator) < self._unknown_share
+        swapped = ids.clone()
+        swapped[chosen.to(ids.device)] = torch.where(unknown, self._unknown or 0, words).to(ids)
+        return {**batch, "input_ids": swapped}
 
 
 class _Corruption(Method):
@@ -136,7 +137,7 @@ class Recommended(CorruptConsistency):
     swapped tokens on unlabelled rows.
 
     Without unlabelled rows label smoothing alone, of rows with several labels consistency alone; a
-    regression is trained plainly.
+    regression is trained plainly.  A warning says what is left out.
     """
 
     any_task = True
@@ -146,6 +147,12 @@ class Recommended(CorruptConsistency):
         unlabelled = trainer.unlabelled_dataset is not None
         self.tokenizer = unlabelled and not self.is_regression(trainer.model)
         super().__init__(trainer)
+        if "labels" not in trainer.label_names and not self.is_regression(trainer.model):
+            names = ", ".join(trainer.label_names) or "none"
+            raise ValueError(
+                f"method='recommended' is for models whose labels are called 'labels', and these "
+                f"are not ({names}); use method=none, or a method that acts on embeddings"
+            )
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
         """As the task and the data allow."""

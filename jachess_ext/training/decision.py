@@ -23,11 +23,11 @@ class Decision(Method):
     """
 
     form: str
-    tokenizer = True
 
     def __init__(self, trainer: Any) -> None:
+        settings = trainer.method
+        self.tokenizer = settings.along == "swaps"
         super().__init__(trainer)
-        settings = self.settings
         perturbation: Perturbation = Isotropic(settings.size)
         if settings.along == "swaps":
             perturbation = Substitution.of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -62,16 +63,55 @@ class Method:
                 f"method={name!r} runs in one process and not in fp16, whose loss scaling may skip "
                 "steps; use bf16=True"
             )
-        several = self._problem(trainer.model) == "multi_label_classification"
-        classes = not several and not self.is_regression(trainer.model)
-        if self.settings.smoothing and (classes or not self.any_task):
-            if not classes:
-                what = "has several labels a row" if several else "is a regression"
-                raise ValueError(
-                    f"method={name!r} smooths the labels of one of several classes, and the model "
-                    f"{what}; use smoothing=0 or another method"
-                )
-            trainer.label_smoother = LabelSmoother(epsilon=self.settings.smoothing)
+        if self.settings.smoothing:
+            reason = self._cannot_smooth()
+            if reason is None:
+                trainer.label_smoother = _Smoother(epsilon=self.settings.smoothing)
+            else:
+                self._leave_out_smoothing(reason)
+
+    def _cannot_smooth(self) -> str | None:
+        """Why no label of one of several classes would be smoothed, as far as is known."""
+        problem = self._problem(self.trainer.model)
+        if self.trainer.compute_loss_func is not None:
+            return "compute_loss_func takes the labels"
+        if problem == "multi_label_classification":
+            return "the model has several labels a row"
+        if problem == "regression":
+            return "the model is a regression"
+        if "labels" not in self.trainer.label_names:
+            names = ", ".join(self.trainer.label_names) or "none"
+            return f"the model's labels are not called 'labels' ({names})"
+        return None
+
+    def _leave_out_smoothing(self, reason: str) -> None:
+        """Says that labels stay as they are; an error, unless the method does what it can.
+
+        Raises:
+            ValueError: the method leaves nothing out.
+        """
+        name = self.settings.method
+        if not self.any_task:
+            raise ValueError(
+                f"method={name!r} smooths the labels of one of several classes, but {reason}; use "
+                "smoothing=0 or another method"
+            )
+        warnings.warn(f"method={name!r} leaves out label smoothing: {reason}", stacklevel=2)
+        self.trainer.label_smoother = None
+
+    def check(self, inputs: Batch) -> None:
+        """Whether the method can act on a training batch.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        if not isinstance(self.trainer.label_smoother, _Smoother):
+            return
+        labels = inputs.get("labels")
+        if labels is None:
+            self._leave_out_smoothing(f"the batch has no 'labels'; it has {', '.join(inputs)}")
+        elif labels.is_floating_point():
+            self._leave_out_smoothing(f"the labels are numbers ({labels.dtype})")
 
     def begin(self, model: nn.Module) -> None:
         """Training begins, or goes on; `model` is without wrappers."""
@@ -118,10 +158,45 @@ class Method:
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
     def _problem(self, model: nn.Module) -> str | None:
-        config = getattr(self.trainer.accelerator.unwrap_model(model), "config", None)
-        return getattr(config, "problem_type", None)
+        inner: Any = self.trainer.accelerator.unwrap_model(model)
+        config = getattr(inner, "config", None)
+        stated = getattr(config, "problem_type", None)
+        classifies = getattr(inner, "loss_type", None) == "ForSequenceClassification"
+        if stated is None and classifies and getattr(config, "num_labels", None) == 1:
+            return "regression"  # as transformers takes it
+        return stated
+
+
+class _Smoother(LabelSmoother):
+    """transformers' label smoothing, of labels that are one class each."""
+
+    def __call__(self, model_output: Any, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The smoothed loss.
+
+        Raises:
+            ValueError: there are no logits, or the labels are not one of their classes each.
+        """
+        named = isinstance(model_output, Mapping)
+        logits = logits_of(model_output) if named else model_output[0]
+        if labels.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"labels have shape {list(labels.shape)} and logits {list(logits.shape)}; label "
+                f"smoothing expects one class each, labels of shape {list(logits.shape[:-1])}; use "
+                "smoothing=0 or another method"
+            )
+        return super().__call__(model_output, labels, *args, **kwargs)
 
 
 def logits_of(outputs: Any) -> Tensor:
     """The logits in a model's output."""
-    return outputs["logits"] if isinstance(outputs, Mapping) else outputs.logits
+    found = (
+        outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    )
+    if not isinstance(found, Tensor):
+        names = f"; it has {', '.join(outputs)}" if isinstance(outputs, Mapping) else ""
+        raise ValueError(
+            f"the model's output, a {type(outputs).__name__}, has no tensor called logits{names}; "
+            "this method compares logits: let the model return a dict with 'loss' and 'logits', or "
+            "use another method"
+        )
+    return found

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from ..tasks.padding import padded_right
 from .arguments import JacHessArguments
+from .left_padding import LeftPadding, without_padding_targets
 from .method import Batch
 from .method_arguments import METHODS, MethodArguments
 from .mixin import JacHessMixin
@@ -20,8 +20,10 @@ from .placebo import placebo
 class MethodMixin(JacHessMixin):
     """Puts any method of `MethodArguments` into a class derived from ``transformers.Trainer``.
 
-    Batches are padded on the right before the model sees them, whichever side they come padded
-    on (`tasks.padding`), in training, evaluation and prediction.  With gradient accumulation SAM
+    Padding is known by the mask, on either side.  Where batches are padded on the left, a model
+    that counts positions from the first column is given ``position_ids`` (`left_padding`), a causal
+    language model is not asked for a row's first token, and one whose head reads the first column
+    is warned of: it sees what it sees in the plain Trainer.  With gradient accumulation SAM
     climbs once per optimiser step, along the gradient of all micro-batches, and a penalty is the
     mean over the micro-batches.  TAPT runs when training begins (not on resuming), trains all
     of the backbone also where LoRA follows (then save ``model.merge_and_unload()``: the adapters
@@ -48,6 +50,7 @@ class MethodMixin(JacHessMixin):
         **kwargs: Any,
     ) -> None:
         self.method = MethodArguments.parse(method) if isinstance(method, str) else method
+        self._left_padding = LeftPadding()
         acts = METHODS[self.method.method].acts
         draws = self.method.draws_unlabelled
         if acts.any_task and unlabelled_dataset is None:
@@ -78,7 +81,16 @@ class MethodMixin(JacHessMixin):
     # The loss -----------------------------------------------------------------------------------
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return padded_right(super()._prepare_inputs(inputs))
+        assert self.model is not None
+        inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
+        return self._left_padding(self.model, inputs)
+
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's, whose count of targets is of those the model is asked for."""
+        assert self.model is not None
+        model = self.model
+        batches = (without_padding_targets(model, batch) for batch in epoch_iterator)
+        return super().get_batch_samples(batches, *args, **kwargs)
 
     def compute_loss(
         self,
@@ -97,6 +109,7 @@ class MethodMixin(JacHessMixin):
         if not model.training:
             loss, outputs = run(inputs)
         else:
+            self._acting.check(inputs)
             loss, outputs, penalty = self._acting.loss(run, model, inputs)
             if penalty is not None:
                 assert self.method.strength is not None

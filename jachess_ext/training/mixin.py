@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ..smoothness import JacHess, JacHessOutput
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
+from ..smoothness.parallel import ranks_of
 from . import checkpoint
 from .arguments import JacHessArguments
 from .dual import DualSchedule, PassSummary
@@ -24,6 +26,8 @@ from .one_pass import OnePass
 from .random_state import drawing_apart, step_key
 from .step_log import StepLog, flat
 from .unlabelled import UnlabelledBatches
+
+_LOG = logging.getLogger("jachess_ext")
 
 if TYPE_CHECKING:
     _Base = Trainer
@@ -119,9 +123,12 @@ class JacHessMixin(_Base):
         """The Trainer's own task loss, plus the penalty in training and modes train and joint."""
         training = model.training and self.regulariser.strength > 0
         if not training or self.jachess.mode == "unlab":
-            return super().compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            task, outputs = super().compute_loss(
+                model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
             )
+            if model.training:
+                task = self._finite(task, model)
+            return (task, outputs) if return_outputs else task
         self.regulariser.model = model
         train = self.jachess.mode == "train"
         if train:
@@ -147,6 +154,9 @@ class JacHessMixin(_Base):
             return task * float("nan") if self.args.fp16 else out.loss
         if out.empty:
             return out.loss
+        finite = self._finite(task, self.regulariser.model)
+        if finite is not task:
+            return finite
         self._step_log.add(
             task_loss=task * self._share(num_items_in_batch, invert=True),
             penalty=out.loss,
@@ -154,6 +164,30 @@ class JacHessMixin(_Base):
             hessian=out.hessian,
         )
         return task + self._felt(out.loss) * self._share(num_items_in_batch)
+
+    def _finite(self, task: Tensor, model: nn.Module) -> Tensor:
+        """The task loss as it is, or, where steps are skipped, a zero that reaches no parameter.
+
+        fp16's loss scaling skips such a step by itself.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
+        """
+        if self.args.fp16:
+            return task
+        ranks = ranks_of(model)
+        if not int(ranks.max((~torch.isfinite(task.detach()).all()).int())):
+            return task
+        trouble = f"step {self.state.global_step}: the task loss is {task.item()}"
+        if ranks.size > 1:
+            trouble += " (or another rank's is not finite)"
+        if self.jachess.on_nonfinite == "raise":
+            raise FloatingPointError(
+                f"{trouble}; expected a finite number: lower the learning rate, use a wider dtype, "
+                "look for batches without any label, or set on_nonfinite='skip'"
+            )
+        _LOG.warning("%s; the step is skipped", trouble)
+        return self.regulariser.zero_loss(task, ranks)
 
     def _felt(self, penalty: Tensor) -> Tensor:
         """What the parameters get of the penalty; a subclass may put a placebo there."""

@@ -46,7 +46,7 @@ def row_mean(apart: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """Mean over rows ``[B]``; of a language model's ``[B, T]``, over real tokens."""
     mask = batch.get("attention_mask")
     if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
-        return (apart * mask).sum() / mask.sum()
+        return apart[mask.bool()].mean()
     return apart.mean()
 
 
@@ -82,24 +82,56 @@ def r3f_penalty(
             # accelerate wraps forward in autocast and keeps the plain one under this name
             run = getattr(unwrapped(model), "_original_forward", model)
             contexts.enter_context(torch.autocast(device, enabled=False))
-            logits = run(**batch).logits
+            logits = logits_of(run(**batch))
         contexts.enter_context(
             hooked_embeddings(
-                model, lambda x: x + draw_noise(x.shape, noise, distribution, generator).to(x)
+                model, lambda x: x + token_noise(x, batch, noise, distribution, generator).to(x)
             )
         )
-        moved = run(**batch).logits
+        moved = logits_of(run(**batch))
     return row_mean(symmetric_divergence(logits, moved, kind), batch)
 
 
 def draw_noise(
     shape: torch.Size, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """z of the embeddings' shape ``[B, T, d]``, float32 on the CPU."""
+    """z of a shape ``[n, d]``, float32 on the CPU."""
     z = torch.empty(shape, dtype=torch.float32)
     if distribution == "uniform":
         return z.uniform_(-size, size, generator=generator)
     return z.normal_(0.0, size, generator=generator)
+
+
+def real_tokens(x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """``[B, T]`` booleans on the device of the embeddings x ``[B, T, d]``."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return mask.to(x.device).bool().reshape(x.shape[:2])
+
+
+def token_noise(
+    x: Tensor,
+    batch: Mapping[str, Any],
+    size: float,
+    distribution: str,
+    generator: torch.Generator,
+) -> Tensor:
+    """z ``[B, T, d]``, zero at padding; a real token's does not depend on where padding is."""
+    real = real_tokens(x, batch)
+    z = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    drawn = draw_noise(torch.Size((int(real.sum()), x.shape[-1])), size, distribution, generator)
+    z[real] = drawn.to(z)
+    return z
+
+
+def row_noise(
+    x: Tensor, batch: Mapping[str, Any], size: float, generator: torch.Generator
+) -> Tensor:
+    """``[B, T, d]``: uniform, ± size / √(n d) in a row of n real tokens, zero at padding."""
+    entries = real_tokens(x, batch).sum(1).view(-1, 1, 1) * x.shape[-1]
+    noise = token_noise(x, batch, 1.0, "uniform", generator)
+    return noise * size / entries.clamp(min=1).sqrt()
 
 
 class L2(Method):

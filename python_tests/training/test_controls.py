@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import MethodTrainer
 from jachess_ext.training.consistency import TokenSwaps
-from jachess_ext.training.penalties import symmetric_divergence
+from jachess_ext.training.penalties import row_noise, symmetric_divergence
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .method_runs import SGD, method_trainer
@@ -276,7 +276,7 @@ def test_r_drop(tmp_path: Path) -> None:
 def test_freelb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, radius: float) -> None:
     """Both tokens of a row have the gradient Wᵀ (p − y): δ grows by lr · that over √2 ‖·‖."""
     monkeypatch.setattr(
-        "jachess_ext.training.adversarial.draw_noise", lambda shape, *_: torch.ones(shape)
+        "jachess_ext.training.penalties.draw_noise", lambda shape, *_: torch.ones(shape)
     )
     model = LinearModel()
     (weight, bias), x = weights(model), features(model)
@@ -319,7 +319,7 @@ def test_freelb_leaves_padding_and_random_numbers_alone(tmp_path: Path) -> None:
     for number, state in enumerate(states["freelb"]):
         assert torch.equal(state, states["none"][number // 3])
     batch = {"attention_mask": torch.stack([row["attention_mask"] for row in data])}
-    noise = made._acting._first(torch.zeros(8, 3, 12), batch).detach()
+    noise = row_noise(torch.zeros(8, 3, 12), batch, 1.0, made._acting.generator())
     assert (noise[:, 2] == 0).all() and (noise[:, :2] != 0).all()
     assert 0.9 < noise.abs().max() * 24**0.5 < 1
 
@@ -328,7 +328,7 @@ def test_smart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two classes: the divergence is (σ(s) − σ(t)) (s − t), rising along ± (w₁ − w₀)."""
     z = 0.05
     monkeypatch.setattr(
-        "jachess_ext.training.adversarial.draw_noise", lambda shape, *_: torch.full(shape, z)
+        "jachess_ext.training.penalties.draw_noise", lambda shape, *_: torch.full(shape, z)
     )
     model = LinearModel()
     (weight, bias), x = weights(model), features(model)

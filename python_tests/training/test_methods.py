@@ -41,39 +41,12 @@ def equal_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         generator = torch.Generator().manual_seed(2)
         return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
 
-    for user in ("penalties", "adversarial"):
-        monkeypatch.setattr(f"jachess_ext.training.{user}.draw_noise", draw)
+    monkeypatch.setattr("jachess_ext.training.penalties.draw_noise", draw)
 
 
 def ragged(labels: bool = True) -> list[dict]:
     rows = [row for n in (2, 4, 3) for row in examples(4, n, seed=n, labels=labels)]
     return rows[::2] + rows[1::2]
-
-
-GPT2 = [("none", "gpt2"), ("jachess-joint", "gpt2")]
-
-
-@pytest.mark.parametrize(
-    "name, family",
-    [pytest.param(*p.values, "bert", marks=p.marks) for p in methods()] + GPT2,
-)
-def test_padding_side_changes_nothing(tmp_path: Path, name: str, family: str) -> None:
-    runs = []
-    for side in ("left", "right"):
-        made = method_trainer(
-            *(tmp_path, name),
-            model=classifier(family),
-            data=ragged(),
-            unlabelled=ragged(labels=False),
-            options={"data_collator": Padder(side)},
-            max_steps=2,
-        )
-        made.train()
-        runs.append(made)
-    assert first_figures(runs[0]) == pytest.approx(first_figures(runs[1]), rel=1e-9)
-    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-8, atol=1e-9)
-    predicted = [made.predict(ragged()).predictions for made in runs]
-    torch.testing.assert_close(*map(torch.as_tensor, predicted), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.usefixtures("equal_directions", "equal_noise")

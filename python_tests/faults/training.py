@@ -1,0 +1,64 @@
+"""Faults of padding and of the methods of training."""
+
+from python_tests.faults import Edit, Fault
+
+_ACT = "python_tests/training/test_cannot_act.py"
+_SAME = "python_tests/training/test_metamorphic.py"
+
+FAULTS = [
+    Fault(
+        name="padding: the Trainer counts targets that padding would have to tell",
+        edits=(
+            Edit(
+                "jachess_ext/training/left_padding.py",
+                "    told_by_padding[:, 1:] = before[:, :-1]\n",
+                "",
+            ),
+        ),
+        tests=(f"{_SAME} -k 'none-gpt2-causal'",),
+    ),
+    Fault(
+        name="padding: positions are not told",
+        edits=(
+            Edit(
+                "jachess_ext/training/left_padding.py",
+                "if self._counts else batch",
+                "if False else batch",
+            ),
+        ),
+        tests=(f"{_SAME} -k 'none-gpt2-multi'",),
+    ),
+    Fault(
+        name="padding: the token before a row's first is a decision",
+        edits=(
+            Edit(
+                "jachess_ext/smoothness/decision.py",
+                "streams[:, :, :-1], mask[:, 1:], mask[:, :-1]",
+                "streams[:, :, :-1], mask[:, 1:], mask[:, 1:]",
+            ),
+        ),
+        tests=(f"{_ACT} -k causal_decisions",),
+    ),
+    Fault(
+        name="training: a task loss that is not finite",
+        edits=(
+            Edit(
+                "jachess_ext/training/mixin.py",
+                "        if self.args.fp16:\n            return task\n",
+                "        if True:\n            return task\n",
+            ),
+        ),
+        tests=(f"{_ACT} -k not_finite",),
+    ),
+    Fault(
+        name="training: labels that are not called labels are not smoothed",
+        edits=(
+            Edit(
+                "jachess_ext/training/method.py",
+                'if "labels" not in self.trainer.label_names',
+                'if False and "labels" not in self.trainer.label_names',
+            ),
+        ),
+        tests=(f"{_ACT} -k 'labels_of_another_name and smoothing'",),
+    ),
+]

@@ -1,0 +1,129 @@
+"""A method that cannot act says so, and a loss that is not finite trains nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertForQuestionAnswering
+
+import jachess_ext as jx
+from jachess_ext.smoothness.parallel import stand_in
+from jachess_ext.training import MethodTrainer
+from python_tests.smoothness.tiny_models import classifier, token_batch
+
+from .method_runs import method_trainer
+from .runs import examples, parameters
+from .test_metamorphic import Collator, model_of
+
+
+def answering() -> Any:
+    config = classifier("bert").config
+    config.num_labels = 2
+    return BertForQuestionAnswering(config).double()
+
+
+def spans() -> list[dict]:
+    place = {"start_positions": torch.tensor(0), "end_positions": torch.tensor(1)}
+    return [row | place for row in examples(8, labels=False)]
+
+
+@pytest.mark.parametrize("name", ["label-smoothing", "recommended"])
+def test_labels_of_another_name(tmp_path: Path, name: str) -> None:
+    options = {"processing_class": Collator("right", 3)}
+    with pytest.raises(ValueError, match=r"not called 'labels'|are not \(start_positions"):
+        method_trainer(tmp_path, name, model=answering(), data=spans(), options=options)
+
+
+@pytest.mark.parametrize("name", ["r-drop", "r3f", "smart"])
+def test_outputs_without_logits(tmp_path: Path, name: str) -> None:
+    made = method_trainer(tmp_path, name, model=answering(), data=spans())
+    with pytest.raises(ValueError, match="has no tensor called logits; it has loss, start_logits"):
+        made.train()
+
+
+def floats(width: int) -> list[dict]:
+    shape = (width,) if width > 1 else ()
+    return [row | {"labels": torch.ones(shape, dtype=torch.double)} for row in examples(8)]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_problem_type_left_to_transformers(tmp_path: Path, outputs: int) -> None:
+    def made(name: str) -> MethodTrainer:
+        config = classifier("bert").config
+        config.num_labels, config.problem_type = outputs, None
+        model = type(classifier("bert"))(config).double()
+        return method_trainer(
+            tmp_path,
+            name,
+            model=model,
+            data=floats(outputs),
+            options={"processing_class": Collator("right", 3)},
+        )
+
+    with pytest.raises(ValueError, match=r"but the (model is a regression|labels are numbers)"):
+        made("label-smoothing").train()
+    with pytest.warns(UserWarning, match="'recommended' leaves out label smoothing"):
+        made("recommended").train()
+
+
+def test_a_loss_function_of_ones_own(tmp_path: Path) -> None:
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels)
+
+    with pytest.raises(ValueError, match="compute_loss_func takes the labels"):
+        method_trainer(tmp_path, "label-smoothing", options={"compute_loss_func": loss})
+
+
+def test_noise_needs_no_tokenizer(tmp_path: Path) -> None:
+    method_trainer(tmp_path, "fisher", method={"along": "noise"})
+    with pytest.raises(ValueError, match="processing_class=<the tokenizer>"):
+        method_trainer(tmp_path, "fisher")
+
+
+@pytest.mark.parametrize("name", ["none", "l2", "jachess-train", "jachess-joint"])
+def test_a_task_loss_that_is_not_finite(tmp_path: Path, name: str) -> None:
+    model = classifier("bert")
+    with torch.no_grad():
+        model.classifier.bias[0] = float("inf")
+    before = parameters(model)
+    made = method_trainer(tmp_path, name, model=model)
+    with pytest.raises(FloatingPointError, match=r"the task loss is .*learning rate"):
+        made.train()
+    for key, value in parameters(model).items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_a_rank_without_rows_guesses_nothing_from_shapes() -> None:
+    batch = token_batch([3, 2]) | {"labels": torch.ones(2, 3)}
+    assert stand_in(batch)["labels"].shape == (1, 3)
+    assert stand_in(batch)["attention_mask"].sum() == 1
+
+
+def test_ids_that_no_model_can_read() -> None:
+    model, batch = classifier("bert"), token_batch([3, 2])
+    with pytest.raises(TypeError, match=r"input_ids is a list; expected a tensor: torch.tensor"):
+        jx.smoothness(model, batch | {"input_ids": batch["input_ids"].tolist()})
+    for bad in (20, -1):
+        ids = batch["input_ids"].clone()
+        ids[0, 0] = bad
+        with pytest.raises(IndexError, match="has embeddings of 0 to 19; use the model's own"):
+            jx.smoothness(model, batch | {"input_ids": ids})
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_causal_decisions_are_of_real_tokens(labelled: bool) -> None:
+    """A token told by padding is no decision: left padding gives the right-padded penalty."""
+    values = []
+    for side in ("right", "left"):
+        batch = token_batch([4, 2, 3], side=side, total=6)
+        mask = batch["attention_mask"]
+        del batch["labels"]
+        if labelled:
+            batch["labels"] = batch["input_ids"].masked_fill(mask == 0, -100)
+        penalty = jx.DecisionPenalty(model_of("llama", "causal"), seed=3)
+        values.append(penalty(batch).loss.item())
+    assert values[1] == pytest.approx(values[0], rel=1e-4)
