@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from .quiet import quiet_libraries
+
 
 @dataclass(frozen=True)
 class _Command:
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = _parser(given).parse_args(given)
+        quiet_libraries()
     except ImportError as error:  # a library that the command's options need
         print(f"jachess {given[0]}: {error}", file=sys.stderr)
         return 2
