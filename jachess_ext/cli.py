@@ -90,12 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser(given).parse_args(given)
         quiet_libraries()
-    except ImportError as error:  # a library that the command's options need
+        command = _COMMANDS[options.command]
+        run = _function(command.run)
+    except ImportError as error:  # a library that the command needs
         print(f"jachess {given[0]}: {error}", file=sys.stderr)
         return 2
-    command = _COMMANDS[options.command]
     try:
-        return _function(command.run)(options) or 0
+        return run(options) or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
