@@ -21,6 +21,7 @@ from python_tests.smoothness.tiny_models import classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
+pytestmark = pytest.mark.xdist_group("ranks")
 # --cpu would start one process whatever --num_processes says (accelerate 1.15): the script asks
 # for the CPU itself, with Accelerator(cpu=True).
 LAUNCH = (
