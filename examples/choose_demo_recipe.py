@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from jachess_ext.demo.data import ASSETS
-from jachess_ext.demo.finetune import Method, Recipe, Trainer, finetune_in_turns
+from jachess_ext.demo.finetune import Trainer, finetune_in_turns
 from jachess_ext.demo.judge import CONDITIONS
-from jachess_ext.demo.run import Options
+from jachess_ext.demo.options import Method, Options, Recipe
 from jachess_ext.demo.text import PACKAGES, is_dev_file, load_text_task
 from jachess_ext.evaluation.judge import judge
 from jachess_ext.evaluation.metrics import ACCURACY

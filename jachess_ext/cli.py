@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from .quiet import quiet_libraries
+
 
 @dataclass(frozen=True)
 class _Command:
@@ -87,12 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = _parser(given).parse_args(given)
-    except ImportError as error:  # a library that the command's options need
+        quiet_libraries()
+        command = _COMMANDS[options.command]
+        run = _function(command.run)
+    except ImportError as error:  # a library that the command needs
         print(f"jachess {given[0]}: {error}", file=sys.stderr)
         return 2
-    command = _COMMANDS[options.command]
     try:
-        return _function(command.run)(options) or 0
+        return run(options) or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -75,7 +75,7 @@ def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     if not available("activation_jet", "cuda"):
         return [
             "A GPU is visible but no CUDA kernels were built: install the CUDA toolkit "
-            f"{gpu['torch_cuda']} (nvcc), then `JACHESS_FORCE_CUDA=1 make build`."
+            f"{gpu['torch_cuda']} (nvcc), then `make build`."
         ]
     archs = built.get("cuda_archs", "")
     return [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from python_tests import processes
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _SIZES = """<script>window.addEventListener('load', () => {
@@ -28,16 +29,13 @@ def assert_shown(path: Path, scratch: Path) -> int:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     page = path.read_text(encoding="utf-8")
     (scratch / "with_sizes.html").write_text(page.replace("</body>", _SIZES + "</body>"))
-    run = subprocess.run(
+    run = processes.run(
         [
             *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900"),
             *("--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom"),
             *(f"--user-data-dir={scratch / 'profile'}", "--virtual-time-budget=5000"),
             (scratch / "with_sizes.html").as_uri(),
         ],
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     found = re.search(r'data-sizes="([^"]*)"', run.stdout)

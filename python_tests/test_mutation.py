@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from python_tests import processes
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: str) -> CompletedProcess[str]:
     command = [sys.executable, "-m", "python_tests.mutation", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return processes.run(command)
 
 
 def test_a_small_part_of_the_mutants_is_noticed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 import jachess_ext as jx
 from benchmarks import quoted
+from python_tests import processes
 from python_tests.snippets import assert_printed, blocks, run
 from python_tests.training.runs import arguments, examples
 
@@ -149,6 +149,6 @@ def test_notebooks(path: Path) -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="pip install 'jachess-ext[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = processes.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "smoothness/margin_over_slope" in (tmp_path / "reference/smoothness.html").read_text()

@@ -4,6 +4,7 @@ nvcc is called here rather than through torch.utils.cpp_extension: a CPU build o
 CUDA, yet the same binary serves it and a CUDA torch (stable ABI, static CUDA runtime).
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 # Ampere, Hopper with its own instructions, Blackwell; the last one also as PTX for what follows.
 DEFAULT_ARCHS = ("8.0", "9.0a", "10.0+PTX")
+OLDEST = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,21 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
-    """Whether to build CUDA kernels: the toolkit or None, and one sentence that says why.
+def choose(
+    torch_cuda: str | None, gpus: Sequence[tuple[int, int]]
+) -> tuple[Toolkit | None, list[str], str]:
+    """What CUDA kernels to build: the toolkit or None, the architectures, and a sentence on it.
+
+    They are built for $TORCH_CUDA_ARCH_LIST, else for the GPUs that are there, else, where
+    JACHESS_FORCE_CUDA=1 asks for them, for `DEFAULT_ARCHS`.
 
     Args:
         torch_cuda: torch.version.cuda, None for a CPU build of torch.
+        gpus: compute capabilities of the visible GPUs, such as (9, 0).
 
     Raises:
         SystemExit: JACHESS_FORCE_CUDA=1 asks for what cannot be had, or contradicts
-            JACHESS_FORCE_CPU=1.
+            JACHESS_FORCE_CPU=1; $TORCH_CUDA_ARCH_LIST names what the toolkit does not know.
     """
     force_cpu = os.environ.get("JACHESS_FORCE_CPU", "0") not in ("", "0")
     force_cuda = os.environ.get("JACHESS_FORCE_CUDA", "0") not in ("", "0")
@@ -89,9 +97,24 @@ def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
             "jachess_ext: JACHESS_FORCE_CPU and JACHESS_FORCE_CUDA are both set: unset one."
         )
     if force_cpu:
-        return None, "CPU kernels only: JACHESS_FORCE_CPU is set."
+        return None, [], "CPU kernels only: JACHESS_FORCE_CPU is set."
     if torch_cuda is None and not force_cuda:
-        return None, "CPU kernels only: torch is a CPU build."
+        return None, [], "CPU kernels only: torch is a CPU build."
+    listed = _listed()
+    if not (listed or gpus or force_cuda):
+        return (
+            *(None, []),
+            "CPU kernels only: no GPU is visible here (JACHESS_FORCE_CUDA=1 builds CUDA kernels "
+            "all the same, TORCH_CUDA_ARCH_LIST=9.0a those of one architecture).",
+        )
+    new = sorted({gpu for gpu in gpus if gpu >= OLDEST})
+    if not (listed or new or force_cuda):
+        shown = ", ".join(f"{major}.{minor}" for major, minor in sorted(set(gpus)))
+        return (
+            *(None, []),
+            f"CPU kernels only: the GPU's compute capability is {shown}, and the CUDA kernels need "
+            "8.0 or newer.",
+        )
     toolkit = find_toolkit()
     if toolkit is None:
         reason = (
@@ -103,14 +126,78 @@ def choose_toolkit(torch_cuda: str | None) -> tuple[Toolkit | None, str]:
             f"{torch_cuda}: point CUDA_HOME to a toolkit of the same major version"
         )
     else:
-        return toolkit, f"CPU and CUDA kernels (toolkit {toolkit.version_text})."
+        archs = _buildable(listed, toolkit) if listed else architectures(new, known(toolkit))
+        if archs:
+            what = f"CPU kernels, and CUDA kernels for {' '.join(archs)}"
+            return toolkit, archs, f"{what} (toolkit {toolkit.version_text})."
+        reason = "the CUDA kernels need an architecture from 8.0 on, and none is left that " + (
+            "TORCH_CUDA_ARCH_LIST names" if listed else f"toolkit {toolkit.version_text} knows"
+        )
     if force_cuda:
         raise SystemExit(f"jachess_ext: JACHESS_FORCE_CUDA is set, but {reason}.")
-    return None, f"CPU kernels only: {reason}."
+    return None, [], f"CPU kernels only: {reason}."
 
 
-def architectures() -> list[str]:
-    """The architectures to build for: $TORCH_CUDA_ARCH_LIST or the default, such as '9.0a'."""
+def known(toolkit: Toolkit) -> list[tuple[int, int]]:
+    """The capabilities that the toolkit compiles for, in order; none where it does not say."""
+    said = run([toolkit.nvcc, "--list-gpu-code"]).stdout.split()
+    numbers = [found for word in said if (found := re.fullmatch(r"sm_(\d+)(\d)[af]?", word))]
+    return sorted({(int(number[1]), int(number[2])) for number in numbers})
+
+
+def architectures(
+    gpus: Sequence[tuple[int, int]], supported: Sequence[tuple[int, int]]
+) -> list[str]:
+    """What to build for these GPUs (none: `DEFAULT_ARCHS`), such as '9.0a', with this toolkit.
+
+    A GPU that the toolkit does not know yet gets the PTX of the newest before it.
+
+    Args:
+        gpus: compute capabilities from `OLDEST` on.
+        supported: of `known`; empty: everything.
+    """
+    if not gpus:
+        found = [arch for arch in DEFAULT_ARCHS if not supported or _number(arch) in supported]
+        plain = [arch for arch in found if not arch.endswith("a")]
+        if plain and not plain[-1].endswith("+PTX"):  # for GPUs after the toolkit
+            found[found.index(plain[-1])] += "+PTX"
+        return found
+    found = []
+    for gpu in gpus:
+        if not supported or gpu in supported:
+            found.append("9.0a" if gpu == (9, 0) else f"{gpu[0]}.{gpu[1]}")
+        elif before := [one for one in supported if OLDEST <= one < gpu]:
+            found.append(f"{before[-1][0]}.{before[-1][1]}+PTX")
+    whole = {arch.removesuffix("+PTX") for arch in found if arch.endswith("+PTX")}
+    return [arch for arch in dict.fromkeys(found) if arch not in whole]
+
+
+def _number(arch: str) -> tuple[int, int]:
+    major, minor = arch.removesuffix("+PTX").rstrip("af").split(".")
+    return int(major), int(minor)
+
+
+def _buildable(listed: list[str], toolkit: Toolkit) -> list[str]:
+    """Those of $TORCH_CUDA_ARCH_LIST that the kernels can run on: from `OLDEST` on.
+
+    Raises:
+        SystemExit: the toolkit does not know one of them.
+    """
+    supported = known(toolkit)
+    archs = [arch for arch in listed if _number(arch) >= OLDEST]
+    unknown = [arch for arch in archs if supported and _number(arch) not in supported]
+    if unknown:
+        names = " ".join(f"{major}.{minor}" for major, minor in supported)
+        raise SystemExit(
+            f"jachess_ext: TORCH_CUDA_ARCH_LIST holds {unknown[0]}, which the CUDA "
+            f"{toolkit.version_text} toolkit does not know: expected some of {names}, or take a "
+            "newer toolkit (CUDA_HOME)."
+        )
+    return archs
+
+
+def _listed() -> list[str]:
+    """The architectures of $TORCH_CUDA_ARCH_LIST."""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     for arch in listed:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
@@ -118,7 +205,7 @@ def architectures() -> list[str]:
                 f"jachess_ext: TORCH_CUDA_ARCH_LIST holds {arch!r}; expected numbers such as "
                 "'8.0 9.0a 10.0+PTX'."
             )
-    return listed or list(DEFAULT_ARCHS)
+    return listed
 
 
 def _arch_flags(archs: list[str]) -> list[str]:
@@ -152,7 +239,15 @@ def compile_kernels(
     """
     build_dir.mkdir(parents=True, exist_ok=True)
 
+    started = itertools.count(1)
+
     def compile_one(source: Path) -> str:
+        print(
+            f"jachess_ext: compiling {next(started)} of {len(sources)} CUDA files for "
+            f"{' '.join(archs)}: {source.name}",
+            file=sys.stderr,
+            flush=True,
+        )
         target = build_dir / f"{source.stem}.cu.o"
         done = run(compile_command(toolkit, source, target, archs))
         if done.returncode != 0:

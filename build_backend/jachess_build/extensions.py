@@ -1,8 +1,12 @@
 """The two extension modules: `_ops` (operators, torch's stable ABI) and `_C` (pybind11)."""
 
 import os
+import re
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,47 @@ from . import cuda
 ROOT = Path(__file__).resolve().parents[2]
 # The oldest torch whose stable ABI the operators use: one binary for every torch from it on.
 STABLE_ABI_TARGET = "0x020a000000000000"
+_STATUS = "jachess_ext-ninja "
+
+
+def say(sentence: str) -> None:
+    """Tell how far the build is: pip shows it with -v, make always."""
+    print(f"jachess_ext: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _told_shortly() -> Iterator[None]:
+    """Of ninja's lines, which hold whole commands, show how many files there are and the file."""
+    sys.stdout.flush()
+    kept, (reading, writing) = os.dup(1), os.pipe()
+
+    def pass_on() -> None:
+        with os.fdopen(reading, errors="replace") as lines:
+            for line in lines:
+                if line.startswith(_STATUS):
+                    status, _, command = line.removeprefix(_STATUS).partition("|")
+                    source = re.search(r"/(\w+\.cpp)\b", command)
+                    say(f"compiling {status}{': ' + source[1] if source else ''}")
+                else:
+                    os.write(kept, line.encode())
+
+    thread = threading.Thread(target=pass_on)
+    thread.start()
+    before = os.environ.get("NINJA_STATUS")
+    os.environ["NINJA_STATUS"] = f"{_STATUS}%s of %t, %f done|"
+    os.dup2(writing, 1)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)  # the last writer's end: the thread ends
+        thread.join()
+        os.close(kept)
+        if before is None:
+            del os.environ["NINJA_STATUS"]
+        else:
+            os.environ["NINJA_STATUS"] = before
 
 
 def _build_command() -> type[build_ext]:
@@ -28,6 +73,10 @@ def _build_command() -> type[build_ext]:
         def finalize_options(self) -> None:
             super().finalize_options()
             self.force = True
+
+        def build_extensions(self) -> None:
+            with _told_shortly():
+                super().build_extensions()
 
     return Build
 
@@ -55,15 +104,16 @@ def extension_arguments() -> dict[str, Any]:
             "install g++), take a built wheel, or set JACHESS_SKIP_EXTENSIONS=1 for an "
             "installation without compiled operators, which is slower."
         )
-    toolkit, decision = cuda.choose_toolkit(torch.version.cuda)
-    print(f"jachess_ext: building for torch {torch.__version__}: {decision}", file=sys.stderr)
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [torch.cuda.get_device_capability(index) for index in range(seen)]
+    toolkit, archs, decision = cuda.choose(torch.version.cuda, gpus)
+    say(f"building for torch {torch.__version__}: {decision}")
     sources = [*ROOT.glob("csrc/cpu/*.cpp"), ROOT / "csrc/library.cpp"]
     objects: list[str] = []
     info = {"JACHESS_TORCH_VERSION": str(torch.__version__)}
     # --no-as-needed: the stable ABI's symbols are resolved from libtorch when loaded.
     link = ["-Wl,--no-as-needed", "-ltorch"] if sys.platform == "linux" else ["-ltorch"]
     if toolkit is not None:
-        archs = cuda.architectures()
         kernels = sorted(ROOT.glob("csrc/cuda/*.cu"))
         objects = cuda.compile_kernels(toolkit, kernels, ROOT / "build" / "cuda", archs)
         sources += list(ROOT.glob("csrc/cuda/*.cpp"))

@@ -17,9 +17,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -61,6 +62,10 @@ print(*missing)
 """
 
 
+# What of pip's output is worth a line; the rest is shown where it fails.
+_PIP_SHOWN = ("Downloading ", "Building ", "Installing collected", "WARNING:", "ERROR:")
+
+
 def fail(message: str) -> NoReturn:
     """Stop with one sentence on stderr."""
     raise SystemExit(f"jachess_ext: {message}")
@@ -88,23 +93,50 @@ def run(command: Sequence[Path | str], **settings: object) -> subprocess.Complet
     )  # type: ignore[call-overload]
 
 
-def pip(*arguments: str, needed: bool = True) -> bool:
-    """Run .venv's pip; where a needed install fails, stop with a sentence.
+def follow(
+    command: Sequence[Path | str], shown: tuple[str, ...], **settings: Any
+) -> tuple[int, str]:
+    """A command's status and what it said; lines that begin with one of `shown` as they come."""
+    said = []
+    with subprocess.Popen(
+        [str(part) for part in command],
+        **{"cwd": ROOT, **settings},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if line.lstrip().startswith(shown):
+                print(line.strip()[:110], flush=True)
+    return process.returncode, "".join(said)
 
-    An attempt that may fail (needed=False) says nothing.
+
+def pip(*arguments: str, needed: bool = True) -> bool:
+    """Run .venv's pip and show what it fetches and how long it took.
+
+    Where a needed install fails, stop with a sentence; an attempt (needed=False) may fail.
     """
-    command: list[Path | str] = [PYTHON, "-m", "pip", "install", "-q", "--no-input"]
-    command += ["--disable-pip-version-check", *arguments]
-    output = None if needed else subprocess.DEVNULL
+    command: list[Path | str] = [PYTHON, "-m", "pip", "install", "--no-input"]
+    command += ["--progress-bar", "off", "--disable-pip-version-check", *arguments]
+    what = " ".join(one for one in arguments if not one.startswith(("-", "http")))
+    print(f"jachess_ext: pip install {what} ...", flush=True)
+    start = time.monotonic()
     # build_in_place compiles, incrementally; pip would do it in a folder it throws away.
     environment = {**os.environ, "JACHESS_SKIP_EXTENSIONS": "1"}
-    done = run(command, stdout=output, stderr=output, env=environment)
-    if done.returncode != 0 and needed:
+    status, said = follow(command, _PIP_SHOWN, env=environment)
+    outcome = "done" if status == 0 else "failed"
+    print(f"jachess_ext: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
+    if status != 0 and needed:
+        print(said)
         fail(
             f"`{' '.join(map(str, command))}` failed (see above): check the network or pip's "
             "index, then run make again; it goes on where it stopped."
         )
-    return done.returncode == 0
+    return status == 0
 
 
 def make_venv(extra: str, lend: bool) -> None:
@@ -163,9 +195,10 @@ def main(goal: str) -> None:
         if not complete(extra):
             own = Path(sys.prefix) == VENV
             make_venv(extra, lend="torch" not in missing and not own)
-    done = run([python, "setup.py", "-q", "build_ext", "--inplace"])  # ninja knows what is old
-    if done.returncode != 0:
-        print(done.stdout)
+    # ninja knows what is old
+    status, said = follow([python, "setup.py", "-q", "build_ext", "--inplace"], ("jachess_ext:",))
+    if status != 0:
+        print(said)
         fail("building the operators failed (see above): is a C++ compiler (g++) installed?")
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build" / "python").write_text(str(python))

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .option_types import checked, ending_in, positive, whole
-from .records import out_path
+from .option_types import checked, ending_in, out_path, positive, whole
 
 HEADS = ("auto", "classifier", "causal", "masked", "seq2seq")
 METHODS = ("auto", "gram", "materialise", "sketch", "per_sample", "explain")

@@ -30,6 +30,8 @@ def ending_in(*endings: str) -> Any:
     return checked(Path, lambda path: path.suffix in endings, wanted)
 
 
+out_path = ending_in(".csv", ".json")
+"""The type of the option --out of commands that write records."""
 whole = checked(int, lambda value: value >= 1, "a whole number of at least 1")
 positive = checked(float, lambda value: 0 < value < float("inf"), "a positive number")
 probability = checked(float, lambda value: 0 < value < 1, "between 0 and 1")

@@ -10,10 +10,6 @@ from typing import Any
 
 from ..evaluation.files import write_atomically
 from ..evaluation.report import write_json
-from .option_types import ending_in
-
-out_path = ending_in(".csv", ".json")
-"""The type of the option --out."""
 
 Record = Mapping[str, Any]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ..scaling.registry import DEFAULT, LIVE, canonical
 from . import live_arguments
-from .option_types import ending_in, positive, probability
-from .records import out_path
+from .option_types import ending_in, out_path, positive, probability
 
 _DEFAULT = "default %(default)s"
 LAWS = ("lensllm", "rectified", "power", "ats", "kaplan")

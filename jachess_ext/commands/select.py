@@ -11,7 +11,8 @@ from ..evaluation.extras import require
 from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
 from ..selection_report.axes import share_text
 from . import live_arguments
-from .records import out_path, print_records, write_records
+from .option_types import out_path
+from .records import print_records, write_records
 
 _LIVE_NEEDS = ("transformers", "accelerate", "scipy.stats", "sklearn", "rich")
 

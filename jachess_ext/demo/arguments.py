@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..commands.option_types import checked, fields_in, whole
-from ..tasks.files import Columns
-from .finetune import Recipe
-from .run import Options
+from ..tasks.columns import Columns
+from .options import Options, Recipe
 
 _not_negative = checked(float, lambda value: 0 <= value < float("inf"), "a finite number from 0 up")
 

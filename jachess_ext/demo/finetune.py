@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,43 +18,9 @@ from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
 from ..training.consistency import TokenSwaps
 from ..training.method_arguments import MethodArguments
-
-Method = Literal["none", "recommended", "train", "unlab"]
-Form = Literal["joint", "alternating"]
-
-TITLES: dict[Method, str] = {
-    "none": "no regulariser",
-    "recommended": "recommended",
-    "train": "JacHess-train",
-    "unlab": "JacHess-unlab",
-}
-"""The methods compared, and what they are called in tables and figures."""
+from .options import Method, Recipe
 
 _CALIBRATION_BATCHES = 4
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How all methods train; only the last six fields concern JacHess.
-
-    `strength` multiplies R after each layer's norms were divided by their value in the base model
-    (R is 2 before training). In the joint form, a step minimises task loss + strength · R with R on
-    an unlabelled batch. In the alternating form, a step on the task is followed by a step on R with
-    an optimiser of its own: AdamW cancels the size of a loss, so there strength multiplies the
-    learning rate instead.
-    """
-
-    steps: int = 160
-    batch_size: int = 8
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    strength: float = 0.01
-    weights: str = "softmax"
-    form: Form = "joint"
-    directions: int = 2
-    dimensions: int = 10
-    scope: Literal["all", "first", "last"] = "all"
 
 
 @dataclass

@@ -12,8 +12,9 @@ from ..evaluation.judge import Judgement
 from ..evaluation.statistics import Summary, summarise
 from ..experiment.answer import answer
 from ..experiment.tables import REFERENCE, Column, Results
-from .finetune import TITLES, Log, Method
+from .finetune import Log
 from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
+from .options import TITLES, Method
 
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """Marks of which direction is better, for the titles of rows."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,46 +14,16 @@ from ..evaluation.robustness import embedding_scale
 from ..progress import Progress
 from ..tasks.batches import Encoded, check_tokens, encode
 from ..tasks.examples import DataError, Task
-from ..tasks.files import Columns, file_task
+from ..tasks.files import file_task
 from ..tasks.hub import hub_task
 from ..tasks.models import check_corruptible, load_model, load_tokenizer
 from .data import ASSETS, docstring_task
-from .finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
+from .finetune import Trainer, finetune_in_turns
 from .judge import CONDITIONS, DELTAS
+from .options import Options
 from .results import Outcome, Run
 
 _LARGEST_DEV = 1200  # of the user's own data: the demo ends in minutes
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to run. `train` and `dev`, or `dataset`, replace the demo's own task."""
-
-    out: Path = Path("jachess-demo")
-    model: str | None = None
-    train: Path | None = None
-    dev: Path | None = None
-    dataset: str | None = None
-    columns: Columns = field(default_factory=Columns)
-    seeds: int = 3
-    recipe: Recipe = field(default_factory=Recipe)
-    methods: tuple[Method, ...] = tuple(TITLES)
-    train_size: int = 600
-    unlabelled_size: int = 600
-    dev_size: int = 480
-    max_length: int = 48
-    threads: int = 2
-
-    def quick(self) -> Options:
-        """The same at a size for continuous integration: it shows that everything runs."""
-        return replace(
-            self,
-            seeds=min(self.seeds, 1),
-            recipe=replace(self.recipe, steps=min(self.recipe.steps, 20)),
-            train_size=240,
-            unlabelled_size=120,
-            dev_size=120,
-        )
 
 
 def load_task(options: Options) -> Task:

@@ -22,8 +22,8 @@ from ..evaluation.judge import figures_of
 from ..evaluation.report import Picture, Section, Table, write_html, write_json
 from ..experiment.answer import forests
 from ..tasks.examples import DataError
-from .finetune import TITLES, Method
 from .judge import CONDITIONS, DELTAS
+from .options import TITLES, Method
 from .results import ARROWS, Outcome, Row, Run, in_short, table
 
 _CAPTIONS = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .grid import Grid, make_grid, quick, read_grid
+if TYPE_CHECKING:
+    from .grid import Grid
 
 
 def add_finetune_options(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +156,8 @@ def grid_from(given: argparse.Namespace) -> Grid:
     Raises:
         DataError: a setting that is missing, unknown or out of range.
     """
+    from .grid import make_grid, quick, read_grid
+
     content: dict[str, Any] = read_grid(given.grid) if getattr(given, "grid", None) else {}
     for name in _TOP:
         if getattr(given, name, None) is not None:

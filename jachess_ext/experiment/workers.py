@@ -10,8 +10,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-import torch
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -85,8 +83,12 @@ class Workers:
 
 def prepare(threads: int) -> None:
     """Quiet libraries and so many threads."""
+    import torch
     import transformers
 
+    from ..quiet import quiet_libraries
+
+    quiet_libraries()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.set_num_threads(threads)
     transformers.utils.logging.set_verbosity_error()
@@ -94,8 +96,10 @@ def prepare(threads: int) -> None:
 
 
 def _begin(threads: int) -> None:
-    """In a new process: settings, and an end when the parent ends, however it does."""
-    prepare(threads)
+    """In a new process: an end when the parent ends, however it does, then settings.
+
+    In that order: `prepare` imports for seconds, and nothing before it here imports torch.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -104,3 +108,5 @@ def _begin(threads: int) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    prepare(threads)

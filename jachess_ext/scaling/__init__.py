@@ -1,12 +1,19 @@
-"""Scaling laws of fine-tuning, and choosing a model to fine-tune from small subsets."""
+"""Scaling laws of fine-tuning, and choosing a model to fine-tune from small subsets.
 
-from .bound import Bound, pac_bayes
-from .fitted import FittedLaw, Transition
-from .fitting import fit
-from .metrics import coverage, log_rmse, pear_corr, rel_acc
-from .selecting import select, sufficient_budget
-from .selection import Selection
-from .table import LossTable, TableError, read_table
+The names are imported at first use: the command line reads `registry` and needs no torch for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bound import Bound, pac_bayes
+    from .fitted import FittedLaw, Transition
+    from .fitting import fit
+    from .metrics import coverage, log_rmse, pear_corr, rel_acc
+    from .selecting import select, sufficient_budget
+    from .selection import Selection
+    from .table import LossTable, TableError, read_table
 
 __all__ = [
     "Bound",
@@ -25,3 +32,27 @@ __all__ = [
     "select",
     "sufficient_budget",
 ]
+
+_MODULES = {
+    "Bound": "bound",
+    "FittedLaw": "fitted",
+    "LossTable": "table",
+    "Selection": "selection",
+    "TableError": "table",
+    "Transition": "fitted",
+    "coverage": "metrics",
+    "fit": "fitting",
+    "log_rmse": "metrics",
+    "pac_bayes": "bound",
+    "pear_corr": "metrics",
+    "read_table": "table",
+    "rel_acc": "metrics",
+    "select": "selecting",
+    "sufficient_budget": "selecting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -8,30 +8,18 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..evaluation.metrics import ACCURACY, GLUE, SPEARMAN
 from ..json_data import BadJSON, parse_json, read_json, shown
+from .columns import Columns
 from .examples import DataError, Examples, Task
 from .positive_class import positive_second, reordered
 
 _PAIR = "text_pair"
 _LONGEST_RECORD = 1000  # lines; beyond that a string without an end is a fault
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of a file's columns; without `pair`, the training file's `text_pair` if it has one.
-
-    With `regression` labels are numbers to predict, not classes.
-    """
-
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
-    regression: bool = False
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:

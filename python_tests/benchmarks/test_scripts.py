@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from benchmarks.common.options import parse
 from benchmarks.common.report import ROOT
 from benchmarks.common.steps import gradient_norm, regulariser
 from benchmarks.published_protocol import Products, _layer_penalty, published_step
+from python_tests import processes
 
 CPU = torch.device("cpu")
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
@@ -144,7 +144,7 @@ def test_the_micro_benchmarks_run_and_say_what_they_timed(tmp_path: Path) -> Non
         "--benchmark-max-time=0",
         "--benchmark-calibration-precision=1",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = processes.run(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:]
     timed = json.loads(found.read_text())["benchmarks"]
     for each in timed:

@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from jachess_ext.demo.text import file_sentences, ordered_files
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.models import load_model, load_tokenizer
 from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
+from python_tests import processes
 
 TINY = (
     Member("bert", "bert", 8, 1, 2, 3, 1e-3),
@@ -305,19 +305,18 @@ def test_the_real_zoo_killed_once(tmp_path: Path) -> None:
     arguments = ["--text", str(text), "--out", str(out), "--length", "0.1"]
     call = [sys.executable, "-m", "benchmarks.make_zoo", *arguments]
     root = Path(__file__).parents[2]
-    process = subprocess.Popen(call, cwd=root, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("bert-96x2: step"):
-            process.send_signal(signal.SIGKILL)
-            break
-    process.wait()
-    process.stdout.close()
+    with processes.started(call, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("bert-96x2: step"):
+                break
+        process.kill()
+        process.stdout.close()
     kept = out / "bert-32x1" / "model.safetensors"
     assert [path.name for path in out.iterdir()] == ["bert-32x1"]
     written, content = kept.stat().st_mtime_ns, kept.read_bytes()
     time.sleep(0.01)
-    again = subprocess.run(call, cwd=root, capture_output=True, text=True, check=True)
+    again = processes.run(call, cwd=root, check=True)
     assert "bert-32x1 is there already" in again.stdout
     assert kept.stat().st_mtime_ns == written and kept.read_bytes() == content
     records = json.loads((out / "zoo.json").read_text())["models"]

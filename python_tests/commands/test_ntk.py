@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from transformers import (
 import jachess_ext as jx
 from jachess_ext.cli import main
 from jachess_ext.ntk import label_alignment
+from python_tests import processes
 
 WORDS = ["good", "bad", "film", "plot", "the", "a", "very", "dull", "bright", "long"]
 TEXTS = ["the good film", "a very dull plot", "bright", "the long bad film a plot", "very good"]
@@ -92,7 +92,7 @@ def test_a_classifier_from_start_to_end(
     """In a process of its own; the numbers are those of jx.ntk on the same model."""
     out = tmp_path / "new" / "kernel.npz"
     command = [sys.executable, "-m", "jachess_ext", "ntk", encoder, labelled, "--out", out]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = processes.run(command)
     assert done.returncode == 0, done.stderr
     model, batch = _expected(AutoModelForSequenceClassification, encoder, tokenizer, num_labels=2)
     expected = jx.ntk(model, batch)

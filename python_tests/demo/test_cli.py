@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import datasets
 import pytest
 
 from jachess_ext.cli import main
+from python_tests import processes
 from python_tests.browser import assert_shown
 
 
-def jachess(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jachess_ext", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def jachess(*arguments: object) -> CompletedProcess[str]:
+    return processes.run([sys.executable, "-m", "jachess_ext", *arguments])
 
 
 def test_demo_from_start_to_end(tiny_model: Path, sentiment: Path, tmp_path: Path) -> None:

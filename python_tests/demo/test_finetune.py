@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from jachess_ext.demo.finetune import TITLES, Method, Recipe, Trainer, finetune_in_turns
+from jachess_ext.demo.finetune import Trainer, finetune_in_turns
+from jachess_ext.demo.options import TITLES, Method, Recipe
 from jachess_ext.evaluation.judge import judge, layer_norms
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.smoothness import JacHess

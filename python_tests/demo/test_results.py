@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jachess_ext.demo.finetune import Log, Method
+from jachess_ext.demo.finetune import Log
 from jachess_ext.demo.main import print_table
+from jachess_ext.demo.options import Method
 from jachess_ext.demo.results import Outcome, Run, in_short, table
 from jachess_ext.demo.write import write_outcome
 from jachess_ext.evaluation.calibration import reliability

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 import sys
 from collections import Counter
 
@@ -12,6 +11,7 @@ import pytest
 
 from jachess_ext.demo.sentences import NAME, PACKAGE_WORDS
 from jachess_ext.demo.text import TextTask, is_dev_file, load_text_task
+from python_tests import processes
 
 PACKAGES = ("python", "numpy", "sklearn")
 
@@ -27,12 +27,10 @@ def test_it_is_the_same_in_another_process(task: TextTask) -> None:
         f"t = load(90, 60, {PACKAGES}); print(hashlib.sha256(repr(t).encode()).hexdigest())"
     )
     found = {
-        subprocess.run(
+        processes.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
             check=True,
-            capture_output=True,
-            text=True,
         ).stdout
         for seed in ("1", "2")
     }

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import jachess_ext as jx
 from python_tests.distributed.rank_jobs import ROWS, SETTINGS, parameters, shard
+from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import classifier
 
 STEPS = 20
@@ -29,6 +30,7 @@ def rows(steps: int, world: int) -> list[dict[str, Tensor]]:
 
 
 def main() -> None:
+    die_with_parent()  # the launcher gives every rank a session of its own
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
     options.add_argument("--micro", type=int, default=1)

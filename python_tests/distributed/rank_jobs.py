@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import jachess_ext as jx
+from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, WIDTH, classifier
 
 ROWS, TOKENS = 2, 5
@@ -296,6 +297,7 @@ def watched(engine: str) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
+    die_with_parent()  # the launcher gives every rank a session of its own
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     results: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from python_tests import processes
 from python_tests.distributed.rank_jobs import shard
 from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
@@ -20,7 +20,8 @@ from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixtu
 from python_tests.smoothness.tiny_models import classifier
 
 ROOT = Path(__file__).resolve().parents[2]
-WORLD, TIMEOUT = 2, 240
+WORLD = 2
+pytestmark = pytest.mark.xdist_group("ranks")
 # --cpu would start one process whatever --num_processes says (accelerate 1.15): the script asks
 # for the CPU itself, with Accelerator(cpu=True).
 LAUNCH = (
@@ -32,9 +33,7 @@ LAUNCH = (
 
 def launched(folder: Path, micro: int) -> dict[str, Any]:
     command = [sys.executable, *LAUNCH, str(folder), "--micro", str(micro)]
-    run = subprocess.run(
-        command, cwd=ROOT, timeout=TIMEOUT, capture_output=True, text=True, check=False
-    )
+    run = processes.run(command, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-3000:]
     return torch.load(folder / "results.pt", weights_only=True)
 

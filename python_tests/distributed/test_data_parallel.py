@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 import jachess_ext as jx
 from jachess_ext.jet.directions import DrawCounter, draw_directions
 from jachess_ext.smoothness import forward
+from python_tests import processes
 from python_tests.distributed.rank_jobs import (
     ENGINES,
     KINDS,
@@ -28,7 +28,7 @@ from python_tests.distributed.rank_jobs import (
 from python_tests.smoothness.tiny_models import classifier
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 300
+pytestmark = pytest.mark.xdist_group("ranks")
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
@@ -40,9 +40,7 @@ def results(world: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         command = [sys.executable, *launch, "-m", "python_tests.distributed.rank_jobs", folder]
-        run = subprocess.run(
-            command, cwd=ROOT, timeout=TIMEOUT, capture_output=True, text=True, check=False
-        )
+        run = processes.run(command, cwd=ROOT)
         assert run.returncode == 0, run.stderr[-3000:]
         return torch.load(Path(folder) / "results.pt", weights_only=False)
 

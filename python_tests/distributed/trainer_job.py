@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from python_tests.processes import die_with_parent
 from python_tests.training.runs import examples, trainer
 
 STEPS, SAVE_EVERY = 8, 3
@@ -31,6 +32,7 @@ class _Dies(TrainerCallback):
 
 
 def main() -> None:
+    die_with_parent()  # the launcher gives every rank a session of its own
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
     options.add_argument("--mode", default="train")

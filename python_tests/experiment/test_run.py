@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from jachess_ext.tasks.batches import encode
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.models import load_model, load_tokenizer
 from jachess_ext.training import METHODS
+from python_tests import processes
 
 from .conftest import CONDITIONS, RECIPE, MakeGrid
 
@@ -188,15 +188,10 @@ def test_ten_kills_at_random_moments(grid: MakeGrid, tmp_path: Path) -> None:
     ]
     draws = random.Random(0)
     for _ in range(10):
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "killed")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        time.sleep(draws.uniform(4, 12))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    last = subprocess.run([*command, str(tmp_path / "killed")], capture_output=True, text=True)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with processes.started([*command, tmp_path / "killed"], **quiet):
+            time.sleep(draws.uniform(4, 12))
+    last = processes.run([*command, tmp_path / "killed"])
     assert last.returncode == 0, last.stderr[-3000:] + last.stdout[-3000:]
     run_grid(made, tmp_path / "whole")
     assert same_results(tmp_path / "killed", tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
 from jachess_ext.torch_floor import release
+from python_tests import processes
 from python_tests.jet.compiled_blocks import (
     BLOCKS,
     WIDTH,
@@ -327,7 +327,7 @@ def test_regulariser_of_a_compiled_model(engine: Any) -> None:
 def test_import_leaves_dynamo_alone() -> None:
     """Importing torch._dynamo takes seconds."""
     code = "import sys, jachess_ext; sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert processes.run([sys.executable, "-c", code]).returncode == 0
 
 
 # ---- jvp, and several tensors --------------------------------------------------------------------

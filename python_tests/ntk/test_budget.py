@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from python_tests import processes
 
 _PEAK = """
 import sys, torch
@@ -31,7 +32,7 @@ print(status("VmHWM") - before, found.report.block)
 def _peak(budget: int) -> tuple[float, int]:
     """(MiB above what was there before, samples a block) under a budget in MiB."""
     command = [sys.executable, "-c", _PEAK, str(budget)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = processes.run(command)
     assert done.returncode == 0, done.stderr
     peak, block = done.stdout.split()
     return float(peak), int(block)

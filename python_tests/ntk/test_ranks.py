@@ -17,6 +17,7 @@ from jachess_ext.ntk.ranks import KernelRanks
 
 from .rank_worker import SKETCH, WORLD, batch, encoder, work
 
+pytestmark = pytest.mark.xdist_group("ranks")
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ from jachess_ext.ntk import measure_ntk
 from jachess_ext.ntk import outputs as outputs_module
 from jachess_ext.ntk.outputs import OutputMap
 from jachess_ext.ntk.samples import Samples
+from python_tests import processes
 
 from ..smoothness.tiny_models import randomise
 from .models import END, LANGUAGE_MODELS, PAD, VOCABULARY, language_batch, language_model
@@ -165,6 +165,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 def test_memory_does_not_hold_logits_of_all_tokens() -> None:
     """24 × 64 × 40,000 logits alone are 234 MiB; the whole kernel takes far less."""
-    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True)
+    done = processes.run([sys.executable, "-c", _PEAK])
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 100

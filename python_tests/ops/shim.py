@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from python_tests import processes
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SANITIZERS = {
@@ -32,7 +33,7 @@ def programs_of(name: str, kernels: Sequence[Path], folder: Callable[[str], Path
             sources = [CSRC / "testing" / f"{name}.cpp", *kernels]
             command = ["g++", "-std=c++17", "-O1", "-g0", "-Wno-psabi", *SANITIZERS[sanitizer]]
             command += ["-I", str(CSRC / "testing"), "-x", "c++", *map(str, sources)]
-            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+            done = processes.run([*command, "-o", target])
             assert done.returncode == 0, done.stderr
             built[sanitizer] = target
         return built[sanitizer]
@@ -61,11 +62,8 @@ def run_program(
         "ASAN_OPTIONS": "detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    done = subprocess.run(
+    done = processes.run(
         [program, source, target, *(f"{name}={value}" for name, value in options.items())],
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, **own},
     )
     assert done.returncode == 0, done.stderr[-4000:]

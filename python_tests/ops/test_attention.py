@@ -1,7 +1,6 @@
 """`jachess::attention_jet` against finite differences, its reference, and autograd's own checks."""
 
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from jachess_ext import ops
 from jachess_ext.ops.attention_formula import dropout_mask
+from python_tests import processes
 from python_tests.ops.cases import DEVICES, STREAMS, jet_by_differences, random_jet, relative_error
 
 NAMES = ("attention_jet", "attention_jet_backward")
@@ -528,7 +528,7 @@ def test_memory_is_linear_in_the_number_of_tokens() -> None:
     y, its gradient and three gradients: 10 MiB; four partial sums of the queries': 8 MiB more.
     """
     command = [sys.executable, "-W", "error", "-c", _PEAK.format(tokens=4096)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = processes.run(command, check=True)
     assert float(found.stdout) < 40
 
 

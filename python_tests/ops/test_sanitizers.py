@@ -5,12 +5,13 @@ shows beside this.
 """
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from jachess_build import sanitized
+
+from python_tests import processes
 
 pytestmark = [
     pytest.mark.sanitizers,
@@ -45,12 +46,9 @@ def test_a_planted_fault_is_found(
     assert ROW in source.read_text()
     source.write_text(source.read_text().replace(ROW, fault))
     library = sanitized.build_operators(sanitizer, tmp_path / "ops.so", csrc, [source], tmp_path)
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-c", USE.format(library=str(library))],
         env=sanitizer.preloading(library),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     if finding is None:
         assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """`jachess doctor`, and imports that survive a missing or broken binary."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from jachess_ext import doctor
 from jachess_ext.ops import library
 from jachess_ext.ops.library import STATE
+from python_tests import processes
 
 PACKAGE = Path(doctor.__file__).parent
 USE = """
@@ -36,9 +36,7 @@ def run_copy(folder: Path, break_library: bool) -> str:
     (target / "__init__.py").write_text("")
     if break_library:
         (target / STATE.path.name).write_bytes(b"\x7fELF of another machine")
-    done = subprocess.run(
-        [sys.executable, "-c", USE], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = processes.run([sys.executable, "-c", USE], cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -81,7 +79,7 @@ def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_torch_below_the_floor_is_one_sentence(version: str) -> None:
     """Through the import of the whole package."""
     code = f"import torch; torch.__version__ = {version!r}; import jachess_ext"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", code])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: jachess_ext needs torch 2.10 or newer, but torch {version} is installed: "
@@ -133,6 +131,6 @@ def test_it_runs_without_transformers() -> None:
         "from jachess_ext.cli import main\n"
         "print('codes', main(['doctor']), main(['demo']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = processes.run([sys.executable, "-c", code])
     assert "operators  " in done.stdout and done.stdout.endswith("codes 0 2\n"), done
     assert "jachess demo: " in done.stderr and "Traceback" not in done.stderr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from python_tests import processes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_run.sh"
 
@@ -34,9 +35,7 @@ def test_cut_is_not_failed(tmp_path: Path, tests: str, status: int, words: str) 
         "OUT": str(tmp_path / "out"),
         "BUDGET": "7",
     }
-    done = subprocess.run(
-        ["bash", script], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = processes.run(["bash", script], env=environment)
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert words in summary and "build: ok" in summary
     assert done.returncode == status, summary

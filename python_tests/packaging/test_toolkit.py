@@ -1,9 +1,10 @@
-"""When CUDA kernels are built: the toolkit and the switches decide, never a visible GPU."""
+"""When CUDA kernels are built, and for which GPUs: those that are there, or those asked for."""
 
+import os
 from pathlib import Path
 
 import pytest
-from jachess_build import cuda
+from jachess_build import cuda, extensions
 
 DRY_RUN = """#$ _SPACE_=
 #$ TOP={top}
@@ -12,7 +13,13 @@ DRY_RUN = """#$ _SPACE_=
 
 @pytest.fixture(autouse=True)
 def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("JACHESS_FORCE_CPU", "JACHESS_FORCE_CUDA", "CUDA_HOME", "CUDA_PATH"):
+    for name in (
+        "JACHESS_FORCE_CPU",
+        "JACHESS_FORCE_CUDA",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "TORCH_CUDA_ARCH_LIST",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -23,6 +30,7 @@ def fake_toolkit(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
         major, minor = map(int, version.split("."))
         found = cuda.Toolkit("nvcc", Path("/toolkit"), (major, minor))
     monkeypatch.setattr(cuda, "find_toolkit", lambda: found)
+    monkeypatch.setattr(cuda, "known", lambda toolkit: [])
 
 
 @pytest.mark.parametrize(
@@ -47,8 +55,8 @@ def test_decision(
     fake_toolkit(monkeypatch, toolkit)
     if switch:
         monkeypatch.setenv(f"JACHESS_FORCE_{switch}", "1")
-    chosen, sentence = cuda.choose_toolkit(torch_cuda)
-    assert (chosen is not None) == built
+    chosen, archs, sentence = cuda.choose(torch_cuda, [(9, 0)])
+    assert (chosen is not None) == built == bool(archs)
     assert words in sentence
 
 
@@ -62,14 +70,14 @@ def test_insisting_on_cuda_fails_in_one_sentence(
     fake_toolkit(monkeypatch, toolkit)
     monkeypatch.setenv("JACHESS_FORCE_CUDA", "1")
     with pytest.raises(SystemExit, match=words):
-        cuda.choose_toolkit(torch_cuda)
+        cuda.choose(torch_cuda, [(9, 0)])
 
 
 def test_contradicting_switches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JACHESS_FORCE_CUDA", "1")
     monkeypatch.setenv("JACHESS_FORCE_CPU", "1")
     with pytest.raises(SystemExit, match="both set"):
-        cuda.choose_toolkit(None)
+        cuda.choose(None, [])
 
 
 def test_a_wrapper_nvcc_tells_its_real_home(
@@ -115,16 +123,97 @@ def test_the_nvcc_of_the_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert toolkit.home == nvcc.parents[1]
 
 
-def test_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    assert cuda.architectures() == list(cuda.DEFAULT_ARCHS)
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6;9.0a+PTX")
-    assert cuda.architectures() == ["8.6", "9.0a+PTX"]
-    assert cuda._arch_flags(cuda.architectures()) == [
+def nvcc_script(folder: Path, version: str, codes: str) -> cuda.Toolkit:
+    """A toolkit whose nvcc is a script that knows these codes and no others."""
+    script = folder / "nvcc"
+    script.write_text(f'#!/bin/sh\n[ "$1" = --list-gpu-code ] && printf "%s\\n" {codes}\n')
+    script.chmod(0o755)
+    major, minor = map(int, version.split("."))
+    return cuda.Toolkit(str(script), folder, (major, minor))
+
+
+OLD = ("12.6", "sm_50 sm_75 sm_80 sm_86 sm_89 sm_90 sm_90a")
+NEW = ("13.0", "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_110 sm_103 sm_120 sm_121")
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "gpus", "switches", "expected"),
+    [
+        (NEW, [], {}, "no GPU is visible"),
+        (NEW, [(7, 5)], {}, "compute capability is 7.5"),
+        (NEW, [(9, 0)], {}, ["9.0a"]),
+        (NEW, [(9, 0), (9, 0), (8, 6)], {}, ["8.6", "9.0a"]),
+        (NEW, [(7, 5), (8, 9)], {}, ["8.9"]),
+        (NEW, [(12, 0)], {}, ["12.0"]),
+        (NEW, [(12, 9)], {}, ["12.1+PTX"]),
+        (NEW, [(10, 4)], {}, ["10.3+PTX"]),
+        (OLD, [(12, 0)], {}, ["9.0+PTX"]),
+        (OLD, [(10, 0), (9, 0)], {}, ["9.0a", "9.0+PTX"]),
+        (NEW, [], {"JACHESS_FORCE_CUDA": "1"}, ["8.0", "9.0a", "10.0+PTX"]),
+        (NEW, [(7, 5)], {"JACHESS_FORCE_CUDA": "1"}, ["8.0", "9.0a", "10.0+PTX"]),
+        (OLD, [], {"JACHESS_FORCE_CUDA": "1"}, ["8.0+PTX", "9.0a"]),
+        (NEW, [(9, 0)], {"TORCH_CUDA_ARCH_LIST": "8.6;9.0a+PTX"}, ["8.6", "9.0a+PTX"]),
+        (NEW, [], {"TORCH_CUDA_ARCH_LIST": "7.5 8.0"}, ["8.0"]),
+        (NEW, [], {"TORCH_CUDA_ARCH_LIST": "7.5"}, "TORCH_CUDA_ARCH_LIST names"),
+    ],
+)
+def test_what_is_built_for(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    toolkit: tuple[str, str],
+    gpus: list[tuple[int, int]],
+    switches: dict[str, str],
+    expected: list[str] | str,
+) -> None:
+    """The GPUs that are there, or the list, or, where somebody insists, all that nvcc knows."""
+    made = nvcc_script(tmp_path, *toolkit)
+    monkeypatch.setattr(cuda, "find_toolkit", lambda: made)
+    for name, value in switches.items():
+        monkeypatch.setenv(name, value)
+    chosen, archs, sentence = cuda.choose(f"{toolkit[0].split('.')[0]}.0", gpus)
+    if isinstance(expected, str):
+        assert chosen is None and archs == [] and sentence.startswith("CPU kernels only: ")
+        assert expected in sentence
+    else:
+        assert chosen is made and archs == expected and " ".join(archs) in sentence
+
+
+@pytest.mark.parametrize(("listed", "words"), [("Hopper", "Hopper"), ("8.0 10.0", "holds 10.0")])
+def test_a_list_that_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listed: str, words: str
+) -> None:
+    made = nvcc_script(tmp_path, *OLD)
+    monkeypatch.setattr(cuda, "find_toolkit", lambda: made)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    with pytest.raises(SystemExit, match=words):
+        cuda.choose("12.6", [])
+
+
+def test_flags() -> None:
+    assert cuda._arch_flags(["8.6", "9.0a+PTX"]) == [
         "-gencode=arch=compute_86,code=sm_86",
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_90a,code=compute_90a",
     ]
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Hopper")
-    with pytest.raises(SystemExit, match="Hopper"):
-        cuda.architectures()
+
+
+def test_a_build_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = nvcc_script(tmp_path, *NEW)
+    Path(made.nvcc).write_text("#!/bin/sh\nexit 0\n")
+    cuda.compile_kernels(made, [Path("a.cu"), Path("b.cu")], tmp_path / "objects", ["9.0a"])
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert [line.rpartition(":")[0] for line in lines] == [
+        f"jachess_ext: compiling {number} of 2 CUDA files for 9.0a" for number in (1, 2)
+    ]
+
+
+def test_ninja_is_told_shortly(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its lines hold whole commands; what a compiler says besides is passed on."""
+    with extensions._told_shortly():
+        status = os.environ["NINJA_STATUS"].replace("%s", "3").replace("%t", "12")
+        os.write(1, f"{status.replace('%f', '2')}c++ -O3 -c /a/csrc/cpu/b_jet.cpp -o x\n".encode())
+        os.write(1, b"b_jet.cpp:3: warning: unused\n")
+    out, err = capfd.readouterr()
+    assert err == "jachess_ext: compiling 3 of 12, 2 done: b_jet.cpp\n"
+    assert out == "b_jet.cpp:3: warning: unused\n"
+    assert "NINJA_STATUS" not in os.environ

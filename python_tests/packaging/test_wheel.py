@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+from python_tests import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("jachess_ext", "build_backend", "setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -47,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, folder)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps"]
     environment = os.environ | {"JACHESS_SKIP_EXTENSIONS": "1"}
-    subprocess.run([*command, "-w", "dist", "."], cwd=folder, env=environment, check=True)
+    processes.run([*command, "-w", "dist", "."], cwd=folder, env=environment, check=True)
     (found,) = (folder / "dist").iterdir()
     return found
 
@@ -84,12 +85,10 @@ def test_contents(wheel: Path) -> None:
 def test_it_runs_and_says_what_it_lacks(wheel: Path, tmp_path: Path) -> None:
     """Installed alone, in one sentence; its derivative is torch's double backward's."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
-    subprocess.run([*command, str(tmp_path), str(wheel)], check=True)
+    processes.run([*command, tmp_path, wheel], check=True)
     environment = {k: v for k, v in os.environ.items() if k != "JACHESS_OPS_LIBRARY"}
     environment["PYTHONPATH"] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", USE], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = processes.run([sys.executable, "-c", USE], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     place, said, error, *rest = done.stdout.splitlines()
     assert place.startswith(str(tmp_path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
+from python_tests import processes
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,7 +198,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     child = context.Process(target=compare, args=(queue, expected))
     child.start()
-    assert queue.get(timeout=100)
+    assert queue.get(timeout=1200)
     child.join()
     loader = DataLoader(Made(), num_workers=2, multiprocessing_context=sys.argv[1])
     assert all(torch.equal(item[0], expected) for item in loader)
@@ -211,13 +211,9 @@ def test_child_processes_and_loader_workers(method: str, tmp_path: Path) -> None
     """After the parent has used its threads; `spawn` imports the script anew."""
     script = tmp_path / "script.py"
     script.write_text(_IN_A_CHILD)
-    run = subprocess.run(
+    run = processes.run(
         [sys.executable, str(script), method],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     assert run.stdout.strip() == "same", run.stderr[-2000:]

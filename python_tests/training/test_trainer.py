@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import HfArgumentParser, Trainer
 
 from jachess_ext.smoothness import BaseNorms
 from jachess_ext.training import JacHessArguments
+from python_tests import processes
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
 from .runs import assert_same_parameters, examples, furthest, parameters, trainer
@@ -273,7 +273,7 @@ def test_without_transformers() -> None:
         "try:\n    jachess_ext.training\n"
         "except ImportError as error:\n    print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = processes.run([sys.executable, "-c", code], check=True)
     assert run.stdout.strip() == (
         "jachess_ext.training needs transformers, which is not installed: "
         "pip install 'jachess-ext[hf]'"
