@@ -63,6 +63,7 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
     """``result``, jets that the rule of ``function`` returned, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
+    results: list[Any]
     if isinstance(result, list | tuple):
         results = [part for part in _tensors(result) if _is_jet(part)]
     else:
@@ -205,7 +206,7 @@ def _memory(tensor: Any) -> Any:
 def _key(value: Any) -> Any:
     """What the layout of a result depends on, of an argument."""
     if isinstance(value, Tensor):
-        plain = value.streams if _is_jet(value) else value
+        plain: Any = value.streams if _is_jet(value) else value  # type: ignore[attr-defined]
         strides = plain.stride() if plain.layout is torch.strided else ()
         return (plain.shape, strides, plain.dtype, plain.is_cuda, type(value))
     if isinstance(value, list | tuple):

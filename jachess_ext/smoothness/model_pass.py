@@ -147,7 +147,7 @@ def run_model(
         if not through_head:
             hooks.enter_context(_head_on_primals(model, collected))
         hooks.enter_context(jets_through_fsdp())
-        hooks.callback(lambda: [end(x.jet_layout.run) for x in entered if isinstance(x, JetTensor)])
+        hooks.callback(_end_passes, entered)
         output = model(**arguments)
     if not seen:
         if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
@@ -175,6 +175,12 @@ def _check_ids(model: nn.Module, ids: Any) -> None:
             f"input_ids has ids from {lowest} to {highest}, but the model has embeddings of 0 to "
             f"{count - 1}; use the model's own tokenizer, or model.resize_token_embeddings(...)"
         )
+
+
+def _end_passes(entered: list[Tensor]) -> None:
+    for embeddings in entered:
+        if isinstance(embeddings, JetTensor):
+            end(embeddings.jet_layout.run)
 
 
 def hidden_states(output: Any) -> Any:

@@ -59,7 +59,10 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     With padding on the left these are the labels up to each row's first token, which no model is
     asked for where padding is on the right.
     """
-    mask, labels = (batch.get(n) if isinstance(batch, Mapping) else None for n in _MASK_AND_LABELS)
+    if not isinstance(batch, Mapping):
+        return batch
+    mask: Any = batch.get("attention_mask")
+    labels = batch.get("labels")
     if not padded_left(mask) or not isinstance(labels, Tensor) or not _is_causal(model):
         return batch
     if labels.shape != mask.shape:
@@ -73,9 +76,6 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
     kept[:, :1] = labels.gather(1, first)
     return {**batch, "labels": kept}
-
-
-_MASK_AND_LABELS = ("attention_mask", "labels")
 
 
 def _is_causal(model: nn.Module) -> bool:
