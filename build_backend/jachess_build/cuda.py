@@ -129,6 +129,8 @@ def choose(
         archs = _buildable(listed, toolkit) if listed else architectures(new, known(toolkit))
         if archs:
             what = f"CPU kernels, and CUDA kernels for {' '.join(archs)}"
+            if left := [arch for arch in listed if arch not in archs]:
+                what += f" (not for {' '.join(left)}: the kernels need 8.0 or newer)"
             return toolkit, archs, f"{what} (toolkit {toolkit.version_text})."
         reason = "the CUDA kernels need an architecture from 8.0 on, and none is left that " + (
             "TORCH_CUDA_ARCH_LIST names" if listed else f"toolkit {toolkit.version_text} knows"

@@ -294,7 +294,8 @@ def _from_local(
     delta = cotangents.unflatten(1, (samples, -1))
     with torch.enable_grad():
         found = vmap(one, in_dims=(dims, 1), out_dims=1)(values, delta)
-    return {name: Dense(found[key].flatten(2)) for key, name in call.roles.items()}
+    # [C, n, numel]; a parameter may have no dimension.
+    return {name: Dense(found[key].unsqueeze(-1).flatten(2)) for key, name in call.roles.items()}
 
 
 def _split(value: Any, samples: int) -> Any:

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Watched, contributions_of, evaluating, watched_forward
+from .capture import (
+    Watched,
+    contributions_of,
+    evaluating,
+    mixed_samples,
+    tolerance,
+    watched_forward,
+)
 from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .outputs import OutputMap
 from .recorder import Layout
@@ -29,11 +36,6 @@ from .sketch import Sketch
 
 _PROBED = 2  # samples; one would not tell samples and outputs without samples apart
 _SEED = 0x50524F
-# Relative error of a weight gradient computed another way, far above round-off (that of float32
-# even in float64 models: transformers' softmax and norms often compute in float32) and below what
-# a missing call would leave.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-_TOLERANCE_16 = 0.1
 _SMALL = 0.3  # times √eps
 _NOT_WHOLE = "the recorded calls do not give its whole gradient"
 
@@ -81,6 +83,8 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
         signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
         names, edges = list(watched.parameters), [recorded.edge for recorded in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
+        if calls and rows[0] != rows[1]:
+            _require_separate_gradients(watched, f, signs, calls)
         found = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents: list[list[Tensor | None]] = [[cotangent] for cotangent in found[: len(edges)]]
         noise = max((_noise(c) for c in found[: len(edges)] if c is not None), default=0.0)
@@ -93,6 +97,37 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
     _compare(watched, gradients, parts, noise)
     parts = {name: part for name, part in parts.items() if name not in watched.fallback}
     return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+
+
+def _require_separate_gradients(
+    watched: Watched, f: Tensor, signs: Tensor, calls: list[Any]
+) -> None:
+    """Differentiate the outputs of either sample alone: the other may contribute nothing.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    edges = [recorded.edge for recorded in calls]
+    for sample in range(_PROBED):
+        cotangents = torch.autograd.grad(
+            (f[sample] * signs[sample]).sum(), edges, retain_graph=True, allow_unused=True
+        )
+        parts = contributions_of(watched, calls, [[c] for c in cotangents], _PROBED)
+        sizes = [sum(_norm_of_sample(p, n) ** 2 for p in parts.values()) for n in range(_PROBED)]
+        own, other = sizes[sample] ** 0.5, sizes[1 - sample] ** 0.5
+        if other > tolerance(f.dtype) * own:  # NaN has an error of its own
+            raise mixed_samples(f"{other / (own + other):.0%} of a gradient are another's")
+
+
+def _norm_of_sample(part: Contribution, n: int) -> float:
+    """The size of what sample n contributes."""
+    if isinstance(part, Tied):
+        return _norm_of_sample(part.factors, n) + _norm_of_sample(part.matches, n)
+    if isinstance(part, Dense):
+        return norm_of(part.gradients[:, n])
+    if isinstance(part, Matches):
+        return norm_of(part.gradients[:, part.samples == n])
+    return norm_of(part.cotangents[:, n])
 
 
 def _compare(
@@ -149,11 +184,6 @@ def _noise(cotangent: Tensor) -> float:
     return _SMALL * torch.finfo(cotangent.dtype).eps ** 0.5 * norm_of(cotangent)
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """Relative error that is round-off at most."""
-    return _TOLERANCE.get(dtype, _TOLERANCE_16)
-
-
 def check_kernel(
     theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype, sketch: Sketch | None = None
 ) -> float:
@@ -177,8 +207,7 @@ def check_kernel(
     if not difference <= tolerance(dtype):
         raise RuntimeError(
             f"the kernel disagrees with a plain backward pass (relative difference "
-            f"{difference:.1e}): do samples of a batch depend on one another in this model? "
-            "method='per_sample' takes exact gradients sample by sample"
+            f"{difference:.1e}): do samples of a batch depend on one another in this model?"
         )
     return difference
 

@@ -1,0 +1,119 @@
+"""Models that mix the samples of a batch are refused, whatever they mix; others are not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jachess_ext as jx
+
+Function = Callable[[Tensor], Tensor]
+MIXING: dict[str, Function] = {
+    "minus the mean": lambda y: y - y.mean(0),
+    "over the spread": lambda y: y / (y - y.mean(0)).norm(dim=0),
+    "softmax over samples": lambda y: y.softmax(0),
+    "minus its mirror": lambda y: y - y.flip(0),
+    "plus the first": lambda y: y + y[:1],
+    "plus the last": lambda y: y + y[-1:],
+    "running sums": lambda y: y.cumsum(0),
+    "attention over samples": lambda y: (y @ y.T).softmax(-1) @ y,
+    "two far samples": lambda y: torch.cat([y[:-1], y[-1:] + y[:1]]),
+    "one output": lambda y: torch.cat([y[:, :-1], y[:, -1:] - y[:, -1:].mean()], 1),
+    "gradients alone": lambda y: y + y.mean(0) - y.mean(0).detach(),
+    "gradients of the first": lambda y: y + y[:1] - y[:1].detach(),
+}
+SEPARATE: dict[str, Function] = {
+    "nothing": lambda y: y,
+    "centred outputs": lambda y: y - y.mean(1, keepdim=True),
+    "dead": lambda y: torch.relu(y - 100),
+    "some dead": torch.relu,
+    "softmax": lambda y: y.softmax(1),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, outputs: int, last: Function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs))
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x))
+
+
+def inputs(samples: int) -> Tensor:
+    return torch.randn(samples, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("samples", [2, 3, 7, 40])
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+@pytest.mark.parametrize("name", MIXING)
+def test_mixing_is_refused(name: str, outputs: int, samples: int) -> None:
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(Model(outputs, MIXING[name]), inputs(samples))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7])
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("name", SEPARATE)
+def test_others_are_not(name: str, equal: bool, samples: int) -> None:
+    x = inputs(samples)
+    x = x[:1].expand(samples, 3).clone() if equal else x
+    model = Model(2, SEPARATE[name])
+    kernel = jx.ntk(model, x)
+    torch.testing.assert_close(kernel, _kernel(model, x), rtol=1e-4, atol=1e-5)
+
+
+def _kernel(model: nn.Module, x: Tensor) -> Tensor:
+    """From the gradients of each sample alone."""
+    parameters = list(model.parameters())
+    rows = []
+    for row in x:
+        for value in model(row[None])[0]:
+            found: Any = torch.autograd.grad(
+                value, parameters, retain_graph=True, materialize_grads=True
+            )
+            rows.append(torch.cat([gradient.flatten() for gradient in found]))
+    gradients = torch.stack(rows)
+    count = len(x), len(gradients) // len(x)
+    return (gradients @ gradients.T).reshape(*count, *count)
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "0-d, a factor": ((), lambda x, w, t: (x @ w.T) * t),
+    "0-d, an addend": ((), lambda x, w, t: x @ w.T + t),
+    "0-d, in the matrix": ((), lambda x, w, t: x @ (w * t).T),
+    "0-d, an exponent": ((), lambda x, w, t: ((x @ w.T) ** 2 + 1) ** t),
+    "one entry": ((1,), lambda x, w, t: (x @ w.T) * t),
+    "a vector": ((5,), lambda x, w, t: torch.sin(x @ w.T * t)),
+    "1 x 1": ((1, 1), lambda x, w, t: (x @ w.T) * t),
+    "three dimensions": ((2, 3, 5), lambda x, w, t: x @ w.T + torch.einsum("ni,kij->nj", x, t)),
+    "empty": ((0, 5), lambda x, w, t: x @ w.T + t.sum()),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_of_any_shape(name: str) -> None:
+    shape, function = SHAPES[name]
+
+    class Shaped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.matrix = nn.Parameter(torch.randn(5, 3))
+            self.other = nn.Parameter(torch.rand(shape) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x, self.matrix, self.other)
+
+    model = Shaped()
+    with warnings.catch_warnings():  # of parameters that are taken sample by sample
+        warnings.simplefilter("ignore", RuntimeWarning)
+        kernel = jx.ntk(model, inputs(4))
+    torch.testing.assert_close(kernel, _kernel(model, inputs(4)), rtol=1e-4, atol=1e-4)
