@@ -12,7 +12,7 @@ FAULTS = [
                 "            pass\n",
             ),
         ),
-        tests=("python_tests/ntk/test_mixing.py -k 'far'",),
+        tests=("python_tests/ntk/test_mixing.py -k larger",),
     ),
     Fault(
         name="ntk: samples that depend on one another, by their gradients",

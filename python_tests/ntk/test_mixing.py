@@ -59,6 +59,14 @@ def test_mixing_is_refused(name: str, outputs: int, samples: int) -> None:
         jx.ntk(Model(outputs, MIXING[name]), inputs(samples))
 
 
+@pytest.mark.parametrize("samples", [5, 40])
+def test_mixing_in_larger_batches_is_refused(samples: int) -> None:
+    """What two samples do not show."""
+    model = Model(2, lambda y: y if len(y) < 5 else torch.cat([y[:-1], y[-1:] + y[2:3]]))
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(model, inputs(samples))
+
+
 @pytest.mark.parametrize("samples", [1, 2, 7])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("name", SEPARATE)
