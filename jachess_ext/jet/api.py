@@ -19,7 +19,14 @@ from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
 from .nests import map_tensors
 from .rules.quantised import adopt_libraries
-from .tensor import DerivativeTensor, JetTensor, carries_derivatives, kept_too_long, lift
+from .tensor import (
+    DerivativeTensor,
+    JetTensor,
+    carries_derivatives,
+    different_layouts,
+    kept_too_long,
+    lift,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,10 +241,14 @@ def _check_finite(x: Tensor, name: str) -> None:
 
 def check_output(tensor: Tensor, layout: JetLayout) -> None:
     """Raises:
-    RuntimeError: a function's result is of another pass than the one that ends.
+    RuntimeError: a function's result was kept from a pass that has ended.
+    ValueError: it is of a pass that goes on around this one.
     """
     if isinstance(tensor, DerivativeTensor) and tensor.layout_of_pass.run is not layout.run:
-        raise kept_too_long("the function returned")
+        run = tensor.layout_of_pass.run
+        if run is not None and run.ended:
+            raise kept_too_long("the function returned")
+        raise different_layouts({tensor.layout_of_pass, layout})
 
 
 def to_jets(value: Any, layout: JetLayout) -> Any:

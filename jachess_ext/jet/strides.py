@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.library import transformed
 from .registry import attribute, missing_rule, spellings
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
     if expected and all(_has_own_memory(part, memories) for part in results):
         return result
     if len(results) == 1 and any(results[0] is tensor for tensor in tensors):  # a write in place
+        return result
+    if transformed():  # where a function may have no derivative of torch's, or no memory to see
         return result
     key = (function, _key(args), _key(named)) if named else (function, _key(args))
     made = [part for part in results if part.made_streams is not None]
@@ -195,8 +198,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _memory(tensor: Any) -> Any:
-    """What identifies the memory of a tensor; None where a transform of torch.func hides it."""
-    plain = tensor.streams if _is_jet(tensor) else tensor
+    """What identifies the memory of a tensor; None where a transform of torch.func hides it, and
+    of a deferred jet, which has none yet."""
+    plain = tensor.made_streams if _is_jet(tensor) else tensor
+    if plain is None:
+        return None
     try:
         return plain.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
@@ -205,10 +211,13 @@ def _memory(tensor: Any) -> Any:
 
 def _key(value: Any) -> Any:
     """What the layout of a result depends on, of an argument."""
+    if _is_jet(value) and value.made_streams is None:
+        return (value.shape, value.dtype, value.device)
     if isinstance(value, Tensor):
         plain: Any = value.streams if _is_jet(value) else value  # type: ignore[attr-defined]
         strides = plain.stride() if plain.layout is torch.strided else ()
-        return (plain.shape, strides, plain.dtype, plain.is_cuda, type(value))
+        flags = plain.is_conj(), plain.is_neg(), plain.is_cuda
+        return (plain.shape, strides, plain.dtype, flags, type(value))
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, dict):
@@ -222,11 +231,11 @@ def _ask_torch(
     function: Callable, args: tuple, named: dict, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
     """Call the function, to see how torch lays out every tensor in its result."""
-    from .tensor import primal_of
+    from .tensor import map_jets, primal_of
 
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
-        found = function(*primal_of(args), **primal_of(named))
+        found = function(*map_jets(args, _primal_or_like), **map_jets(named, _primal_or_like))
     places = {_memory(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
@@ -237,6 +246,13 @@ def _ask_torch(
             offset = part.storage_offset() - primal_of(tensors[source]).storage_offset()
         layouts.append(Layout(part.stride(), source, offset))
     return tuple(layouts)
+
+
+def _primal_or_like(jet: JetTensor) -> Tensor:
+    """The primal; for a deferred jet a tensor that lies as it will, since to ask would make it."""
+    if jet.made_streams is None:
+        return torch.zeros(jet.shape, dtype=jet.dtype, device=jet.device)
+    return jet.primal
 
 
 def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> Any:

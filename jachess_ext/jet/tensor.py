@@ -295,11 +295,11 @@ def common_layout(*values: Any) -> JetLayout:
     if not layouts:
         raise TypeError("a jet rule was called without a jet in any of its tensor arguments")
     if len(layouts) > 1:
-        raise _different_layouts(layouts)
+        raise different_layouts(layouts)
     return layouts.pop()
 
 
-def _different_layouts(layouts: set[JetLayout]) -> ValueError:
+def different_layouts(layouts: set[JetLayout]) -> ValueError:
     kinds = sorted({f"{k.directions} directions at order {k.order}" for k in layouts})
     if len(kinds) == 1:
         kinds.append("of another pass")
@@ -317,7 +317,7 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
-            raise _different_layouts({value.jet_layout, layout})
+            raise different_layouts({value.jet_layout, layout})
         return value
     if not isinstance(value, Tensor):
         if like is None:
@@ -338,10 +338,15 @@ def aligned(jet: JetTensor, ndim: int) -> Tensor:
 
 def primal_of(value: Any) -> Any:
     """The primal of a jet; anything else as it is.  Lists, tuples and dicts are searched."""
+    return map_jets(value, lambda jet: jet.primal)
+
+
+def map_jets(value: Any, apply: Callable[[JetTensor], Any]) -> Any:
+    """``value`` with every jet replaced.  Lists, tuples and dicts are searched."""
     if isinstance(value, JetTensor):
-        return value.primal
+        return apply(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(primal_of(item) for item in value)
+        return type(value)(map_jets(item, apply) for item in value)
     if isinstance(value, dict):
-        return {key: primal_of(item) for key, item in value.items()}
+        return {key: map_jets(item, apply) for key, item in value.items()}
     return value

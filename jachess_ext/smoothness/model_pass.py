@@ -137,8 +137,6 @@ def run_model(
         return entered[0]
 
     arguments = _arguments(model, batch, hidden)
-    if arguments.get("inputs_embeds") is None:
-        _check_ids(model, arguments.get("input_ids"))
     with ExitStack() as hooks:
         if arguments.get("inputs_embeds") is not None:
             arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
@@ -148,7 +146,11 @@ def run_model(
             hooks.enter_context(_head_on_primals(model, collected))
         hooks.enter_context(jets_through_fsdp())
         hooks.callback(_end_passes, entered)
-        output = model(**arguments)
+        try:
+            output = model(**arguments)
+        except IndexError as error:
+            _explain_ids(model, arguments.get("input_ids"), error)
+            raise
     if not seen:
         if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
             raise ValueError(_TWO_STACKS)
@@ -163,18 +165,18 @@ def run_model(
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
 
 
-def _check_ids(model: nn.Module, ids: Any) -> None:
-    """Raise IndexError where a token id has no row; on the CPU, since a GPU would be waited for."""
+def _explain_ids(model: nn.Module, ids: Any, error: IndexError) -> None:
+    """Raise an IndexError that says more, where a token id has no row."""
     layer = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
     count = getattr(layer, "num_embeddings", None)
-    if count is None or not isinstance(ids, Tensor) or ids.device.type != "cpu" or not ids.numel():
+    if count is None or not isinstance(ids, Tensor) or not ids.numel():
         return
     lowest, highest = ids.min().item(), ids.max().item()
     if lowest < 0 or highest >= count:
         raise IndexError(
             f"input_ids has ids from {lowest} to {highest}, but the model has embeddings of 0 to "
             f"{count - 1}; use the model's own tokenizer, or model.resize_token_embeddings(...)"
-        )
+        ) from error
 
 
 def _end_passes(entered: list[Tensor]) -> None:

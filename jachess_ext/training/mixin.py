@@ -178,12 +178,12 @@ class JacHessMixin(_Base):
         ranks = ranks_of(model)
         if not int(ranks.max((~torch.isfinite(task.detach()).all()).int())):
             return task
-        trouble = f"step {self.state.global_step}: the task loss is {task.item()}"
+        trouble = f"step {self.state.global_step}: the task loss is not finite ({task.item()})"
         if ranks.size > 1:
-            trouble += " (or another rank's is not finite)"
+            trouble += " on a rank"
         if self.jachess.on_nonfinite == "raise":
             raise FloatingPointError(
-                f"{trouble}; expected a finite number: lower the learning rate, use a wider dtype, "
+                f"{trouble}: lower the learning rate, use a wider dtype, "
                 "look for batches without any label, or set on_nonfinite='skip'"
             )
         _LOG.warning("%s; the step is skipped", trouble)

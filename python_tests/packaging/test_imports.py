@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,11 +11,13 @@ import pytest
 import jachess_ext
 from jachess_ext import torch_private
 
+from .. import processes
+
 PACKAGE = Path(jachess_ext.__file__).parent
 
 
 def _run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,7 +38,7 @@ def test_neither_torch_nor_transformers_is_loaded(start: str) -> None:
     loaded = _run(f"{start}\nimport sys; print(*sys.modules)").split()
     assert not {"torch", "numpy", "transformers"} & set(loaded)
     ours = [name for name in loaded if name.startswith("jachess_ext.")]
-    assert set(ours) <= {"jachess_ext.torch_floor", "jachess_ext.cli"}
+    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_floor", "cli", "quiet")}
 
 
 def test_derivatives_load_no_more_than_the_engine() -> None:

@@ -20,6 +20,7 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import jachess_ext as jx
+    jx.jvp  # comes at first use, and the operators with it
 print(jx.__file__)
 print([str(w.message) for w in caught if "jachess_ext" in str(w.message)])
 import torch, torch.nn.attention
