@@ -1,0 +1,328 @@
+"""What a program's jets have to be, and what they are.
+
+Expected is reverse mode, three times over, of the program on plain tensors; where that is refused
+by torch, is not finite or differs from the jet, central differences in float64 have a word.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jachess_ext as jx
+from jachess_ext.jet import MissingJetRule, composed_rules
+
+from .program import Program, constant, laid_out
+
+MODES = ("jet", "composed", "no_grad", "jvp", "target")
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 6e-2}
+
+
+class NotAProgram(Exception):
+    """Plain torch refuses the program or gives something that is not finite."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind`` is "right", "refused" or "wrong"; ``what`` names the number or the error."""
+
+    kind: str
+    what: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Values of the outputs; sums of their derivatives with fixed weights, ``[q]`` and ``[q, q]``
+    (above the diagonal); gradients of x and w of a sum of all of them.  None: not computed."""
+
+    values: list[Tensor]
+    first: Tensor | None = None
+    second: Tensor | None = None
+    gradients: list[Tensor] | None = None
+
+
+def total(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(v.double() * w).sum() for v, w in zip(values, weights, strict=True)]).sum()
+
+
+def gradients(of: Tensor, to: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    """Zeros where there is no dependence."""
+    if not of.requires_grad:
+        return [torch.zeros_like(tensor) for tensor in to]
+    found = torch.autograd.grad(
+        of, to, create_graph=create_graph, retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, to, strict=True)]
+
+
+class WrittenOut:
+    """torch.nn.functional with its norms written out: the gradient of torch's own double backward
+    of a layer norm is wrong (torch 2.13)."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+    @staticmethod
+    def layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None) -> Tensor:
+        y = standardised(x, tuple(range(-len(shape), 0)))
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def batch_norm(x: Tensor, *statistics: None, training: bool) -> Tensor:
+        return standardised(x, (0, *range(2, x.ndim)))
+
+    @staticmethod
+    def instance_norm(x: Tensor) -> Tensor:
+        return standardised(x, tuple(range(2, x.ndim)))
+
+    @staticmethod
+    def group_norm(x: Tensor, groups: int) -> Tensor:
+        grouped = x.reshape(len(x), groups, -1)
+        return standardised(grouped, (2,)).reshape(x.shape)
+
+
+def standardised(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    centred = x - x.mean(dims, keepdim=True)
+    return centred / (centred.square().mean(dims, keepdim=True) + 1e-5).sqrt()
+
+
+class Case:
+    """A program with its point, weights and plain values."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.function = program, program.function()
+        self.written_out = program.function(WrittenOut())
+        self.x, self.w, self.steps = program.point(), program.parameter(), program.steps()
+        self.q = program.directions
+        try:
+            self.values = self.plain(self.x)
+        except Exception as error:
+            raise NotAProgram(str(error)) from error
+        if not all(isinstance(value, Tensor) for value in self.values):
+            raise NotAProgram("it returns something other than tensors")
+        self.check_as_torch_runs_it()
+        self.weights = [constant(k + 100, *value.shape) for k, value in enumerate(self.values)]
+        # Of the sum whose gradient is compared: the derivatives of first and second order.
+        self.slopes, self.bends = constant(200, self.q), constant(201, self.q, self.q).triu(1)
+        dtypes = [t.dtype for t in self.values]
+        text = program.source()
+        coarse = torch.float16 if ".half()" in text else torch.float32
+        exact = ".half()" not in text and ".float()" not in text and torch.float32 not in dtypes
+        self.tolerance = TOLERANCE[torch.float64 if exact else coarse]
+
+    def check_as_torch_runs_it(self) -> None:
+        """Raises:
+        NotAProgram: a value on the way is not finite, or torch's own kernels refuse the backward
+            (a write over what they saved).
+        """
+        outputs = tuple(op.out for op in self.program.ops if op.out is not None)
+        whole = replace(self.program, outputs=outputs)
+        try:
+            values = [v for v in whole.function()(self.point(), self.w) if isinstance(v, Tensor)]
+            floating = [v for v in values if v.is_floating_point()]
+            if not all(torch.isfinite(value).all() for value in [*floating, *self.values]):
+                raise NotAProgram("a value is not finite")
+            ends = self.function(self.point(), self.w)
+            gradients(sum(value.double().sum() for value in ends), [self.x, self.w])
+        except RuntimeError as error:
+            raise NotAProgram(str(error)) from error
+
+    def point(self) -> Tensor:
+        """A copy of x with its graph, laid out as the program asks."""
+        return laid_out(self.x, self.program.layout)
+
+    def plain(self, x: Tensor) -> list[Tensor]:
+        """Values at x, which is copied, since programs write into it."""
+        with sdpa_kernel(SDPBackend.MATH):
+            return list(self.written_out(laid_out(x, self.program.layout), self.w))
+
+    def along(self, t: Tensor) -> list[Tensor]:
+        """Values at x + Σ t_i u_i."""
+        return self.plain(self.x + torch.tensordot(t, self.steps, 1))
+
+    def summed(self, values: list[Tensor], first: Tensor, second: Tensor | None) -> Tensor:
+        found = total(values, self.weights) + (self.slopes[: len(first)] * first).sum()
+        return found if second is None else found + (self.bends * second).sum()
+
+    def reverse(self, order: int) -> Numbers:
+        """By reverse mode; order 0 gives values and gradients of them, 1 leaves out the second,
+        and takes one direction."""
+        t = torch.zeros(self.q, dtype=torch.float64, requires_grad=True)
+        values = self.along(t)
+        weighted = total(values, self.weights)
+        first = gradients(weighted, [t], create_graph=True)[0]
+        if order == 0:
+            kept = [g.detach() for g in gradients(weighted, [self.x, self.w])]
+            return Numbers(self.values, first[:1].detach(), None, kept)
+        second = None
+        if order == 1:
+            first = first[:1]
+        elif self.q > 1:
+            rows = [gradients(row, [t], create_graph=True)[0] for row in first]
+            second = torch.stack(rows).triu(1)
+        kept = gradients(self.summed(values, first, second), [self.x, self.w])
+        bends = None if second is None else second.detach()
+        return Numbers(self.values, first.detach(), bends, kept)
+
+    @torch.no_grad()
+    def differences(self, order: int, step: float) -> Numbers:
+        """By central differences of the weighted sum; no gradients."""
+
+        def value(*moves: tuple[int, float]) -> Tensor:
+            t = torch.zeros(self.q, dtype=torch.float64)
+            for place, size in moves:
+                t[place] += size
+            return total(self.along(t), self.weights)
+
+        q = self.q if order == 2 else 1
+        first = [(value((i, step)) - value((i, -step))) / (2 * step) for i in range(q)]
+        if order < 2 or q == 1:
+            return Numbers(self.values, torch.stack(first))
+        bends = torch.zeros(q, q, dtype=torch.float64)
+        for i in range(q):
+            for j in range(i + 1, q):
+                corners = [
+                    a * b * value((i, a * step), (j, b * step)) for a in (1, -1) for b in (1, -1)
+                ]
+                bends[i, j] = sum(corners) / (4 * step * step)
+        return Numbers(self.values, torch.stack(first), bends)
+
+    def jet_numbers(self, mode: str) -> Numbers:
+        """What jachess_ext finds."""
+        fn: Callable[..., Any] = lambda x: self.function(x, self.w)  # noqa: E731
+        if mode in ("jvp", "target"):
+            differentiable = mode == "jvp"
+            values, tangents = jx.jvp(
+                fn, (self.x,), (self.steps[0],), differentiable=differentiable
+            )
+            first = total(tangents, self.weights)[None]
+            whole = total(values, self.weights)
+            if differentiable:
+                whole = whole + self.slopes[0] * first[0]
+            elif first.requires_grad:
+                raise AssertionError("a tangent that is a target has a graph")
+            return Numbers(list(values), first.detach(), None, gradients(whole, [self.x, self.w]))
+        if mode == "no_grad":
+            with torch.no_grad():
+                jets = jx.jet(fn, self.x, self.steps)
+        elif mode == "composed":
+            with composed_rules():
+                jets = jx.jet(fn, self.x, self.steps)
+        else:
+            jets = jx.jet(fn, self.x, self.steps)
+        values = [jet.primal for jet in jets]
+        first = torch.stack(
+            [total([jet.first[i] for jet in jets], self.weights) for i in range(self.q)]
+        )
+        second = first.new_zeros(self.q, self.q)
+        for p, (i, j) in enumerate(jets[0].pairs):
+            second[i, j] = total([jet.second[p] for jet in jets], self.weights)
+        if mode == "no_grad":
+            return Numbers(values, first, second)
+        whole = self.summed(values, first, second)
+        return Numbers(values, first.detach(), second.detach(), gradients(whole, [self.x, self.w]))
+
+    def disagreement(self, found: Numbers, expected: Numbers, tolerance: float) -> str:
+        """The first number that differs, or ""."""
+        for k, (a, b) in enumerate(zip(found.values, expected.values, strict=True)):
+            if (a.dtype, a.shape) != (b.dtype, b.shape):
+                return f"output {k} is {a.dtype} {list(a.shape)}, not {b.dtype} {list(b.shape)}"
+        pairs = [
+            ("value", found.values, expected.values),
+            ("first", found.first, expected.first),
+            ("second", found.second, expected.second),
+            ("gradient", found.gradients, expected.gradients),
+        ]
+        for name, ours, theirs in pairs:
+            if ours is None or theirs is None:
+                continue
+            for a, b in zip(ours, theirs, strict=True):
+                if not near(a, b, tolerance):
+                    return name
+        return ""
+
+
+def near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether they are equal up to ``tolerance``, relative to the largest entry or to 1."""
+    if a.numel() == 0:
+        return True
+    scale = max(1.0, float(b.detach().abs().max()))
+    return bool((a.detach() - b.detach()).abs().max() <= tolerance * scale)
+
+
+def judge(case: Case, mode: str, expected: dict[int, Numbers | None]) -> Verdict:
+    """The verdict of one mode; ``expected`` keeps what reverse mode gave, by order."""
+    order = {"target": 0, "jvp": 1}.get(mode, 2)
+    try:
+        found = case.jet_numbers(mode)
+    except MissingJetRule as error:
+        return Verdict("refused", refused_operator(str(error)), str(error))
+    except Exception as error:
+        return error_verdict(error)
+    if order not in expected:
+        expected[order] = reverse_or_none(case, order)
+    reverse = expected[order]
+    what = "" if reverse is None else case.disagreement(found, reverse, case.tolerance)
+    if reverse is not None and not what:
+        return Verdict("right")
+    return by_differences(case, order, found, what)
+
+
+def by_differences(case: Case, order: int, found: Numbers, what: str) -> Verdict:
+    """Whom differences support, where they are steady; gradients are beyond them."""
+    if what.startswith(("output", "value", "gradient")):
+        return Verdict("wrong", what)
+    wide, narrow = (case.differences(order, step) for step in (2e-4, 1e-4))
+    if case.disagreement(wide, narrow, 1e-4):
+        return Verdict("wrong", what) if what else Verdict("right", "unknown")
+    if not case.disagreement(found, narrow, 1e-3):
+        return Verdict("right", "against reverse mode" if what else "")
+    return Verdict("wrong", what or "differences")
+
+
+def reverse_or_none(case: Case, order: int) -> Numbers | None:
+    """None where torch has no reverse mode there, or one that is not finite."""
+    try:
+        numbers = case.reverse(order)
+    except (RuntimeError, NotImplementedError):
+        return None
+    checked = [numbers.first, numbers.second, *(numbers.gradients or [])]
+    return numbers if all(t is None or torch.isfinite(t).all() for t in checked) else None
+
+
+def refused_operator(message: str) -> str:
+    names = re.findall(r"[`'\"]?(?:torch\.[\w.]+|Tensor\.[\w.]+|[\w.]*\b__\w+__)", message)
+    return names[0] if names else message[:60]
+
+
+def error_verdict(error: Exception) -> Verdict:
+    """Refused where a line of the package's own raised it, else wrong."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = "".join(traceback.format_exception(error)[-6:])
+    what = f"{type(error).__name__}: {str(error)[:90]}"
+    ours = "jachess_ext" in last.filename and (last.line or "").startswith("raise")
+    return Verdict("refused" if ours else "wrong", what, text)
+
+
+def verdicts(program: Program, modes: Sequence[str] = MODES) -> dict[str, Verdict]:
+    """Of every mode.
+
+    Raises:
+        NotAProgram: plain torch does not take it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case = Case(program)
+        expected: dict[int, Numbers | None] = {}
+        return {mode: judge(case, mode, expected) for mode in modes}
