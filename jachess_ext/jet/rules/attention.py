@@ -23,15 +23,16 @@ def scaled_dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    attn_mask: Tensor | None = None,
+    attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> JetTensor:
-    """softmax(q kᵀ · scale + mask) v, for any of query, key, value being jets.
+    """softmax(q kᵀ · scale + mask) v, for any of query, key, value, mask being jets.
 
-    Shapes ``[..., H, T, d]``; ``attn_mask`` boolean (True takes part) or additive.
+    Shapes ``[..., H, T, d]``; ``attn_mask`` boolean (True takes part) or additive: T5's relative
+    position bias, say, which is a jet where parameters carry derivatives.
     """
     if _operator_covers(query, key, value, attn_mask, enable_gqa):
         return _operator(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -41,9 +42,8 @@ def scaled_dot_product_attention(
         value = value.repeat_interleave(groups, -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = _scores(query, key, attn_mask, is_causal, scale)
-    weights = along(
-        lift(scores, common_layout(query, key, value)), -1, None, masked_softmax_streams
-    )
+    layout = common_layout(query, key, value, attn_mask)
+    weights = along(lift(scores, layout), -1, None, masked_softmax_streams)
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)  # type: ignore[return-value]
 
 
@@ -103,22 +103,33 @@ def _repeats(jet: JetTensor) -> int | None:
 # ---- composed ----------------------------------------------------------------------------------
 
 
-def _scores(query: Any, key: Any, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
+def _scores(query: Any, key: Any, mask: Any, is_causal: bool, scale: float) -> Any:
     """q kᵀ · scale + mask; in one sweep where the fused product covers the shapes."""
     keys = key.transpose(-2, -1)
     shape = (*query.shape[:-1], key.shape[-2])
     bias = _additive_mask(mask, is_causal, shape[-2:], query)
-    if products_fuse(query, keys) and (bias is None or bias.ndim <= len(shape)):
-        return matmul_jets(query, keys, alpha=scale, bias=bias)
-    scores: Any = torch.matmul(query * scale, keys)
+    if products_fuse(query, keys):
+        if not isinstance(bias, JetTensor) and (bias is None or bias.ndim <= len(shape)):
+            return matmul_jets(query, keys, alpha=scale, bias=bias)
+        scores: Any = matmul_jets(query, keys, alpha=scale)
+    else:
+        scores = torch.matmul(query * scale, keys)
     return scores if bias is None else scores + bias
 
 
-def _additive_mask(mask: Tensor | None, is_causal: bool, shape: Any, scores: Any) -> Tensor | None:
-    """Masks of every kind as numbers added to the scores, in the scores' dtype."""
-    if is_causal:
-        mask = torch.ones(shape, dtype=torch.bool, device=scores.device).tril()
-    if mask is None or mask.dtype != torch.bool:
-        return mask if mask is None else mask.to(scores.dtype)
-    bias = torch.zeros(mask.shape, dtype=scores.dtype, device=scores.device)
-    return bias.masked_fill(mask.logical_not(), -math.inf)
+def _additive_mask(mask: Any, is_causal: bool, shape: Any, scores: Any) -> Any:
+    """Masks of every kind, together, as numbers added to the scores, in the scores' dtype."""
+    if mask is not None:
+        shown = mask.dtype == torch.bool
+        mask = _hiding(mask.logical_not(), scores) if shown else mask.to(scores.dtype)
+    if not is_causal:
+        return mask
+    ahead = torch.ones(shape, dtype=torch.bool, device=scores.device).triu(1)
+    causal = _hiding(ahead, scores)
+    return causal if mask is None else mask + causal
+
+
+def _hiding(hidden: Tensor, scores: Any) -> Tensor:
+    """What is added to scores to hide some: 0 and −inf."""
+    bias = torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device)
+    return bias.masked_fill(hidden, -math.inf)

@@ -134,6 +134,14 @@ for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
 
 def _refuse_views(function: Callable, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
     """A view shares its numbers with its source; what is stacked here would not."""
-    sources = {stack.untyped_storage()._cdata for stack in stacks}
-    if any(value.untyped_storage()._cdata in sources for value in values):
+    sources = {_storage(stack) for stack in stacks}
+    if any(_storage(value) in sources for value in values):
         raise missing_rule(function, "it returned a view, which the general rule cannot give")
+
+
+def _storage(tensor: Tensor) -> int:
+    """What identifies the storage of a tensor, or of the one that torch.func's transforms wrap."""
+    functorch = torch_private.functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,250 @@
+"""Attention whose bias carries derivatives, alone or beside others, with every kind of mask.
+
+The oracle is attention written out, differentiated by nested `torch.func.jvp` and torch's backward.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+import jachess_ext as jx
+from jachess_ext.jet import composed_rules
+from python_tests.ntk.models import batch, classifier
+
+ACTIVE = [flags for flags in product([False, True], repeat=4) if any(flags)]
+HEADS = (2, 4, 5, 6)
+KEYS = (2, 4, 3, 6)
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    groups = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+    if groups > 1:
+        k, v = (t.repeat_interleave(groups, -3) for t in (k, v))
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if bias is not None:
+        hidden = bias.dtype == torch.bool
+        scores = scores.masked_fill(~bias, -math.inf) if hidden else scores + bias
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:]).bool().tril(), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+class Case:
+    """Attention as a function of those of query, key, value and bias that carry derivatives."""
+
+    def __init__(
+        self,
+        active: tuple[bool, ...] = (True, True, True, True),
+        bias: tuple[int, ...] = (1, 4, 5, 3),
+        *,
+        heads: tuple[int, ...] = HEADS,
+        keys: tuple[int, ...] = KEYS,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        shapes = (heads, keys, keys, bias)
+        self.given = [randn(*shape, seed=n) for n, shape in enumerate(shapes)]
+        self.places = [n for n, flag in enumerate(active) if flag]
+        self.points = tuple(self.given[n].clone().requires_grad_() for n in self.places)
+        self.steps = tuple(randn(2, *self.given[n].shape, seed=9 + n) for n in self.places)
+        self.options: dict[str, Any] = {"is_causal": causal, "scale": scale}
+        self.grouped = len(heads) > 2 and heads[-3] != keys[-3]
+
+    def _all(self, tensors: tuple[Any, ...]) -> list[Any]:
+        full: list[Any] = list(self.given)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            full[place] = tensor
+        return full
+
+    def fused(self, *tensors: Any) -> Any:
+        q, k, v, bias = self._all(tensors)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, enable_gqa=self.grouped, **self.options
+        )
+
+    def plain(self, *tensors: Any) -> Tensor:
+        return written_out(*self._all(tensors), *self.options.values())
+
+    def derivatives(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, first along u, second along u and w, by torch."""
+        u, w = (tuple(step[n] for step in self.steps) for n in range(2))
+
+        def first(*x: Tensor) -> Tensor:
+            return torch.func.jvp(self.plain, x, u)[1]
+
+        second = torch.func.jvp(first, self.points, w)[1]
+        return self.plain(*self.points), first(*self.points), second
+
+    def check(self, *, composed: bool = False) -> None:
+        value, first, second = self.derivatives()
+        expected = self._gradients(value, first, second)
+        with composed_rules() if composed else nullcontext():
+            jet = jx.jet(self.fused, self.points, self.steps)
+            same(jet.primal, value)
+            same(jet.first[0], first)
+            same(jet.second[0], second)
+            same(self._gradients(jet.primal, jet.first[0], jet.second[0]), expected)
+            u = tuple(step[0] for step in self.steps)
+            output, tangent = jx.jvp(self.fused, self.points, u)
+            same((output, tangent), (value, first))
+            same(self._gradients(output, tangent), self._gradients(value, first))
+            output, tangent = jx.jvp(self.fused, self.points, u, differentiable=False)
+            same((output, tangent), (value, first))
+            assert not tangent.requires_grad
+            same(self._gradients(output), self._gradients(value))
+
+    def _gradients(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        loss = sum(((n + 1) * out).sin().sum() for n, out in enumerate(outputs))
+        assert isinstance(loss, Tensor)
+        return torch.autograd.grad(loss, self.points, retain_graph=True)
+
+
+def same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def _letters(active: tuple[bool, ...]) -> str:
+    return "".join(letter for letter, flag in zip("qkvb", active, strict=True) if flag)
+
+
+@pytest.mark.parametrize("composed", [False, True], ids=["operators", "composed"])
+@pytest.mark.parametrize("active", ACTIVE, ids=_letters)
+def test_every_choice_of_what_moves(active: tuple[bool, ...], composed: bool) -> None:
+    Case(active).check(composed=composed)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 3), (4, 5, 3), (5, 3), (1, 3), (2, 1, 1, 3), (5, 1)])
+def test_shapes_of_a_bias(shape: tuple[int, ...]) -> None:
+    Case(bias=shape, scale=0.3).check()
+    Case((False, False, False, True), shape).check()
+
+
+@pytest.mark.parametrize(
+    "heads, keys, bias",
+    [((2, 4, 5, 6), (2, 2, 3, 6), (4, 5, 3)), ((4, 5, 6), (4, 3, 6), (5, 3)),
+     ((5, 6), (3, 6), (5, 3)), ((1, 2, 4, 5, 6), (1, 2, 4, 3, 6), (4, 5, 3))],
+    ids=["grouped", "3-d", "2-d", "5-d"],
+)  # fmt: skip
+@pytest.mark.parametrize("active", [(True,) * 4, (False, False, False, True)], ids=["all", "b"])
+def test_shapes_of_heads(active: Any, heads: Any, keys: Any, bias: Any) -> None:
+    Case(active, bias, heads=heads, keys=keys).check()
+
+
+@pytest.mark.parametrize("moving", ["q", "qkv"])
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("composed", [False, True], ids=["operators", "composed"])
+def test_a_mask_beside_is_causal(composed: bool, kind: str, moving: str) -> None:
+    """torch heeds both."""
+    case = Case((True, moving == "qkv", moving == "qkv", False), (5, 3), causal=True)
+    if kind == "boolean":
+        case.given[3] = torch.tensor([True, True, False]).expand(5, 3)
+    case.check(composed=composed)
+
+
+@pytest.mark.parametrize("active", [(True,) * 4, (False, False, False, True)], ids=_letters)
+def test_a_bias_that_moves_beside_is_causal(active: tuple[bool, ...]) -> None:
+    """torch takes both or refuses, depending on which of its kernels serves the call."""
+    case = Case(active, (5, 3), causal=True)
+    try:
+        case.check()
+    except RuntimeError as error:
+        if "Explicit attn_mask should not be set when is_causal=True" not in str(error):
+            raise
+
+
+def test_hidden_entries_of_a_bias() -> None:
+    """−inf in a bias that moves: what was there before counts for nothing."""
+    case = Case()
+    hidden = torch.tensor([False, True, False])
+    for name in ("fused", "plain"):
+        whole = getattr(case, name)
+
+        def hiding(*x: Any, whole: Any = whole) -> Any:
+            return whole(*x[:3], x[3].masked_fill(hidden, -math.inf))
+
+        setattr(case, name, hiding)
+    case.check()
+
+
+def test_dropout_is_one_mask() -> None:
+    """Linear in the bias' step, with one mask for value and tangents."""
+    case = Case((False, False, True, True))
+    case.options["dropout_p"] = 0.5
+    eye = torch.eye(3, dtype=torch.float64).expand(2, 4, 3, 3).clone()
+    case.given[2], case.points = eye, (eye, case.points[1])  # so that the output is the weights
+    steps = (torch.zeros(2, *eye.shape, dtype=torch.float64), case.steps[1])
+    torch.manual_seed(0)
+    jet = jx.jet(case.fused, case.points, steps)
+    kept = jet.primal != 0
+    assert kept.any() and not kept.all()
+    case.options = {"is_causal": False, "scale": None}
+    case.steps = steps
+    for found, whole in zip(
+        (jet.primal, jet.first[0], jet.second[0]), case.derivatives(), strict=True
+    ):
+        same(found, torch.where(kept, 2 * whole, 0.0))
+
+
+def test_within_transforms() -> None:
+    case = Case()
+    u = tuple(step[0] for step in case.steps)
+
+    def both(*x: Tensor) -> Tensor:
+        return torch.stack(jx.jvp(case.fused, x, u))
+
+    points = tuple(point.detach() for point in case.points)
+    many = tuple(torch.stack([point, 2 * point]) for point in points)
+    same(vmap(both)(*many), torch.stack([both(*(x[n] for x in many)) for n in range(2)]))
+    expected = torch.autograd.grad(both(*case.points).sin().sum(), case.points)
+    same(grad(lambda *x: both(*x).sin().sum(), argnums=(0, 1, 2, 3))(*points), expected)
+
+
+def _norm(self: T5LayerNorm, x: Tensor) -> Tensor:
+    """T5's own rounds to float32."""
+    return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+
+def test_hessian_vector_product_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are the primals, so that the relative position bias carries a tangent."""
+    monkeypatch.setattr(T5LayerNorm, "forward", _norm)
+    model = classifier("t5")
+    model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    samples = {k: v for k, v in batch([7, 4, 5]).items() if k != "labels"}
+    point = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    steps = {name: randn(*p.shape, seed=n) for n, (name, p) in enumerate(point.items())}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, parameters, (), samples).logits.logsumexp(-1).sum()
+
+    def gradients(value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(value, list(point.values()), materialize_grads=True, **options)
+
+    value, slope = jx.jvp(loss, (point,), (steps,))
+    found = gradients(slope)
+    with sdpa_kernel(SDPBackend.MATH):  # which torch can differentiate twice
+        expected_value = loss(point)
+        gradient = gradients(expected_value, create_graph=True)
+        pairs = zip(gradient, steps.values(), strict=True)
+        along = torch.stack([(g * step).sum() for g, step in pairs]).sum()
+        expected = gradients(along)
+    same((value, slope), (expected_value, along))
+    size = max(float(e.abs().max()) for e in expected)
+    for name, one, other in zip(point, found, expected, strict=True):
+        assert float((one - other).abs().max()) < 1e-9 * size, name
