@@ -41,15 +41,4 @@ FAULTS = [
         ),
         tests=("python_tests/jet/test_attention_bias.py::test_a_mask_beside_is_causal",),
     ),
-    Fault(
-        name="general rule: within transforms of torch.func",
-        edits=(
-            Edit(
-                "jachess_ext/jet/rules/forward_mode.py",
-                "    while functorch.is_functorch_wrapped_tensor(tensor):\n",
-                "    while False:\n",
-            ),
-        ),
-        tests=("python_tests/jet/test_operators_transformed.py",),
-    ),
 ]
