@@ -39,7 +39,11 @@ class LeftPadding:
             return batch
         assert isinstance(mask, Tensor)
         if self._counts is None:
-            self._counts = _needs_positions(unwrapped(model), batch, mask)
+            padded = (mask[:, 0] == 0) & mask.bool().any(1)  # not a row of padding alone
+            if not padded.any():
+                return batch
+            row = int(padded.long().argmax())
+            self._counts = _needs_positions(unwrapped(model), batch, mask, row)
         return {**batch, "position_ids": positions_of(mask)} if self._counts else batch
 
 
@@ -86,12 +90,13 @@ def _is_causal(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor) -> bool:
+def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, index: int) -> bool:
     """Whether positions have to be told: one row, padded, against the same row alone."""
     takes = "position_ids" in inspect.signature(model.forward).parameters
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         return takes  # a shard cannot be asked by one rank alone
-    index = int((mask[:, 0] == 0).long().argmax())
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False  # it runs on more than its tokens; it sees what it sees in a plain Trainer
     start = int(mask[index].bool().long().argmax())
     row = {n: batch[n][index : index + 1] for n in _OF_TOKENS if batch.get(n) is not None}
     alone = {name: value[:, start:] for name, value in row.items()}

@@ -13,6 +13,7 @@ from transformers import BertForQuestionAnswering
 import jachess_ext as jx
 from jachess_ext.smoothness.parallel import stand_in
 from jachess_ext.training import MethodTrainer
+from jachess_ext.training.left_padding import LeftPadding
 from python_tests.smoothness.tiny_models import classifier, token_batch
 
 from .method_runs import method_trainer
@@ -127,3 +128,15 @@ def test_causal_decisions_are_of_real_tokens(labelled: bool) -> None:
         penalty = jx.DecisionPenalty(model_of("llama", "causal"), seed=3)
         values.append(penalty(batch).loss.item())
     assert values[1] == pytest.approx(values[0], rel=1e-4)
+
+
+def test_left_padding_is_judged_by_a_row_with_tokens() -> None:
+    """A row of padding alone tells nothing, and an encoder-decoder is left as it is."""
+    model = classifier("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight.mul_(30)
+    ids = torch.tensor([[0, 0, 0], [0, 1, 2]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    assert "position_ids" in LeftPadding()(model, batch)
+    model.config.is_encoder_decoder = True
+    assert LeftPadding()(model, batch) is batch
