@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import torch_private
+from .nests import each_tensor
 from .registry import last_name, missing_rule
 
 # Computed in autocast's own dtype.
@@ -72,7 +73,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> A
     """``rule(*args, **named)``, as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **named)
-    device = next((t.device.type for t in _tensors((args, named)) if _is_active(t)), "")
+    device = next((t.device.type for t in each_tensor((args, named)) if _is_active(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
         return rule(*args, **named)
     if last_name(function) in _REFUSED:
@@ -81,7 +82,11 @@ def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> A
             "not under autocast; call the module within torch.autocast(..., enabled=False)",
         )
     kind = _kind(function, _on_gpu(device))
-    if function is torch.einsum and not _on_gpu(device) and len(list(_tensors((args, named)))) == 1:
+    if (
+        function is torch.einsum
+        and not _on_gpu(device)
+        and len(list(each_tensor((args, named)))) == 1
+    ):
         kind = None  # a sum, not a product
     if function is F.interpolate and "area" in (named.get("mode"), *args[3:4]):
         kind = None  # an average over windows, which torch leaves in its dtype
@@ -89,7 +94,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> A
         args, named = _cast((args, named), torch.get_autocast_dtype(device), device)
     elif kind == "wide":
         args, named = _cast((args, named), torch.float32, device)
-    elif kind == "dtype" and _is_cast(next(_tensors((args, named))), device):
+    elif kind == "dtype" and _is_cast(next(each_tensor((args, named))), device):
         given = named.get("dtype") or any(isinstance(a, torch.dtype) for a in args)
         named = named if given else {**named, "dtype": torch.float32}
     with without_autocast(device):
@@ -126,16 +131,6 @@ def without_autocast(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device, before)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _is_active(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ these are the functions that cost little beside matrix products, attention excep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from ..ops.gemm import rows_times
 from .autocast import call_rule
 from .layout import JetLayout
+from .nests import each_tensor
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
 from .tensor import (
@@ -132,24 +133,13 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
 # ---- walking through arguments and results -----------------------------------------------------
 
 
-def _each(value: Any) -> Iterator[Any]:
-    """Every tensor in arguments, nested in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _each(item)
-    elif isinstance(value, dict):
-        yield from _each(tuple(value.values()))
-
-
 def _duals(*values: Any) -> list[DualTensor]:
     """Every dual tensor in arguments.
 
     Raises:
         ValueError: they are of different calls of `jvp`.
     """
-    duals = [tensor for tensor in _each(values) if isinstance(tensor, DualTensor)]
+    duals = [tensor for tensor in each_tensor(values) if isinstance(tensor, DualTensor)]
     if any(dual.of_pass is not duals[0].of_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
     return duals

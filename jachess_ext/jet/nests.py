@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,18 @@ def map_tensors(
     if structure.is_leaf():
         return value if other is None else other(value)
     return torch_private.pytree.tree_unflatten([mapped(part) for part in children], structure)
+
+
+def each_tensor(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor of a call's arguments or results, nested in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from each_tensor(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from each_tensor(item)
 
 
 def _rebuilt_mapping(value: dict, items: dict) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..ops.library import transformed
+from .nests import each_tensor
 from .registry import attribute, missing_rule, spellings
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
         return result
     results: list[Any]
     if isinstance(result, list | tuple):
-        results = [part for part in _tensors(result) if _is_jet(part)]
+        results = [part for part in each_tensor(result) if _is_jet(part)]
     else:
         results = [result] if _is_jet(result) else []
     if not results:
@@ -76,7 +77,7 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, list | tuple | dict):
-            tensors.extend(_tensors(value))
+            tensors.extend(each_tensor(value))
     expected, memories = _look_at(function, tensors, result)
     if expected and all(_has_own_memory(part, memories) for part in results):
         return result
@@ -185,18 +186,6 @@ def _is_jet(value: Any) -> bool:
     return getattr(type(value), "is_jet", False)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in arguments or results, nested in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 def _memory(tensor: Any) -> Any:
     """What identifies the memory of a tensor; None where a transform of torch.func hides it, and
     of a deferred jet, which has none yet."""
@@ -239,7 +228,7 @@ def _ask_torch(
     places = {_memory(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
-    for part in _tensors(found):
+    for part in each_tensor(found):
         source = places.get(_memory(part))
         offset = 0
         if source is not None:
