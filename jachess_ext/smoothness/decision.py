@@ -35,7 +35,7 @@ from .perturbations import Isotropic, Perturbation, generator_of
 from .settings import Randomness, StepOutput
 
 _LOG = logging.getLogger("jachess_ext")
-_NO_LABEL = -100
+NO_LABEL = -100
 _SLOPE_FLOOR, _MARGIN_OFFSET = 1e-6, 0.1
 _DUAL_RATE, _DUAL_MEMORY, _DUAL_RANGE = 0.02, 0.9, 1e3
 
@@ -367,7 +367,7 @@ class DecisionPenalty:
                 # of real tokens: padding before a row's first token tells nothing
                 streams, labelled, mask = streams[:, :, :-1], mask[:, 1:], mask[:, :-1]
                 labels = None if labels is None else labels[:, 1:]
-            chosen = mask & (labelled if labels is None else labels != _NO_LABEL)
+            chosen = mask & (labelled if labels is None else labels != NO_LABEL)
             streams = streams[:, chosen]
             labels = None if labels is None else labels[chosen]
         if kind != "single":

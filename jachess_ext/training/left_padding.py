@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..smoothness.model_pass import unwrapped
+from ..smoothness.decision import NO_LABEL
 from ..smoothness.modes import in_mode
 
 _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
@@ -74,7 +75,7 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     before = mask.cumsum(1) == 0
     told_by_padding = torch.zeros_like(before)
     told_by_padding[:, 1:] = before[:, :-1]
-    kept = labels.masked_fill(told_by_padding.to(labels.device), -100)
+    kept = labels.masked_fill(told_by_padding.to(labels.device), NO_LABEL)
     # No loss looks at the first column, but the Trainer may count it, as where padding is on the
     # right: it has the first token's label there.
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)

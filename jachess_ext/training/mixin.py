@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
+from ..smoothness.decision import NO_LABEL
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from ..smoothness.parallel import ranks_of
@@ -127,7 +128,7 @@ class JacHessMixin(_Base):
                 model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
             )
             if model.training:
-                task = self._finite(task, model)
+                task = self._finite(task, model, inputs)
             return (task, outputs) if return_outputs else task
         self.regulariser.model = model
         train = self.jachess.mode == "train"
@@ -143,10 +144,12 @@ class JacHessMixin(_Base):
             own_numbers = drawing_apart(*step_key(self.regulariser))
             with own_numbers, in_mode(model, self.jachess.dropout):
                 out = self.regulariser(self.next_unlabelled())
-        loss = self._step_loss(task, out, num_items_in_batch)
+        loss = self._step_loss(task, out, num_items_in_batch, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def _step_loss(self, task: Tensor, out: JacHessOutput, num_items_in_batch: Any) -> Tensor:
+    def _step_loss(
+        self, task: Tensor, out: JacHessOutput, num_items_in_batch: Any, inputs: Mapping[str, Any]
+    ) -> Tensor:
         """Task loss + penalty; a step to be skipped has none that reaches a parameter."""
         self._step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
         if out.skipped is not None:
@@ -154,7 +157,7 @@ class JacHessMixin(_Base):
             return task * float("nan") if self.args.fp16 else out.loss
         if out.empty:
             return out.loss
-        finite = self._finite(task, self.regulariser.model)
+        finite = self._finite(task, self.regulariser.model, inputs)
         if finite is not task:
             return finite
         self._step_log.add(
@@ -165,10 +168,11 @@ class JacHessMixin(_Base):
         )
         return task + self._felt(out.loss) * self._share(num_items_in_batch)
 
-    def _finite(self, task: Tensor, model: nn.Module) -> Tensor:
+    def _finite(self, task: Tensor, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """The task loss as it is, or, where steps are skipped, a zero that reaches no parameter.
 
-        fp16's loss scaling skips such a step by itself.
+        fp16's loss scaling skips such a step by itself.  A batch without any label (masked tokens,
+        of which few rows may have none) has a mean over nothing, NaN, whose gradient is zero.
 
         Raises:
             FloatingPointError: the loss is not finite.
@@ -176,15 +180,18 @@ class JacHessMixin(_Base):
         if self.args.fp16:
             return task
         ranks = ranks_of(model)
-        if not int(ranks.max((~torch.isfinite(task.detach()).all()).int())):
+        bad = ~torch.isfinite(task.detach()).all()
+        labels = inputs.get("labels")
+        if isinstance(labels, Tensor):
+            bad = bad & (labels != NO_LABEL).any().to(bad.device)
+        if not int(ranks.max(bad.int())):
             return task
         trouble = f"step {self.state.global_step}: the task loss is not finite ({task.item()})"
         if ranks.size > 1:
             trouble += " on a rank"
         if self.jachess.on_nonfinite == "raise":
             raise FloatingPointError(
-                f"{trouble}: lower the learning rate, use a wider dtype, "
-                "look for batches without any label, or set on_nonfinite='skip'"
+                f"{trouble}: lower the learning rate, use a wider dtype, or set on_nonfinite='skip'"
             )
         _LOG.warning("%s; the step is skipped", trouble)
         return self.regulariser.zero_loss(task, ranks)
