@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ..smoothness.model_pass import unwrapped
 from ..smoothness.decision import NO_LABEL
+from ..smoothness.model_pass import unwrapped
 from ..smoothness.modes import in_mode
 
 _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
