@@ -19,6 +19,7 @@ from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout
 from .nests import map_tensors
 from .rules.quantised import adopt_libraries
+from .strides import laid_out_as_input, note_memory, overlaps
 from .tensor import (
     DerivativeTensor,
     JetTensor,
@@ -206,7 +207,10 @@ def make_input(
     if layout.pairs:
         parts.append(x.new_zeros(len(layout.pairs), *x.shape))
     with without_autocast(x.device.type):
-        return JetTensor(torch.cat(parts), layout)
+        jet = JetTensor(laid_out_as_input(torch.cat(parts), x), layout)
+    if layout.run is not None and overlaps(x.shape, x.stride()):
+        note_memory(jet, layout.run.expanded)
+    return jet
 
 
 def begin_pass(directions: int, order: int) -> JetLayout:

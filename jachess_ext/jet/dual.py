@@ -25,6 +25,7 @@ from .layout import JetLayout
 from .nests import each_tensor
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
+from .strides import refuse_overlap
 from .tensor import (
     DerivativeTensor,
     JetTensor,
@@ -41,12 +42,18 @@ class Pass:
 
     Attributes:
         layout: of the jets that the rules are asked with.
-        torn: storages of primals of which a view was taken whose tangent is a copy.
+        torn: storages of primals of which a view was taken whose tangent is a copy, or that were
+            given expanded.
     """
 
     def __init__(self, layout: JetLayout) -> None:
         self.layout = layout
         self.torn: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def tear(self, primal: Tensor) -> None:
+        """Refuse writes into this tensor's memory from now on."""
+        storage = primal.untyped_storage()
+        self.torn[storage._cdata] = storage
 
 
 class DualTensor(DerivativeTensor):
@@ -356,6 +363,9 @@ def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
 
+# In training they change the running statistics: their rules, which refuse that, are asked first.
+_CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)
+
 
 def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     """The plain function of the primals; the jet rule, without gradients, for the tangents."""
@@ -369,14 +379,20 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
+    jet_args, jet_named = _replaced((args, named), lambda dual: jets[id(dual)])
+    found = None
+    if func in _CHANGES_A_MODEL:
+        with torch.no_grad():
+            found = call_rule(func, rule, jet_args, jet_named)
     plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
     with torch.no_grad():
-        jet_args, jet_named = _replaced((args, named), lambda dual: jets[id(dual)])
-        found = call_rule(func, rule, jet_args, jet_named)
+        if func not in _CHANGES_A_MODEL:
+            found = call_rule(func, rule, jet_args, jet_named)
         for dual in duals:
             jet = jets[id(dual)]
             if jet.streams._version != versions[id(dual)]:
                 _refuse_torn(func, dual)
+                refuse_overlap(jet, dual.tangent.stride(), func)
                 dual.tangent.copy_(jet.streams[1])
         sources = {id(jets[id(dual)]): dual for dual in duals}
         return _paired(func, found, plain, sources)
@@ -393,9 +409,8 @@ def _paired(func: Callable, found: Any, plain: Any, sources: dict[int, DualTenso
         if id(found) in sources:  # the argument itself, perhaps written into
             return sources[id(found)]
         of_pass = next(iter(sources.values())).of_pass
-        storage = plain.untyped_storage()
-        if any(_storage(dual.primal) == storage._cdata for dual in sources.values()):
-            of_pass.torn[storage._cdata] = storage
+        if any(_storage(dual.primal) == _storage(plain) for dual in sources.values()):
+            of_pass.tear(plain)
         return DualTensor(plain, found.streams[1].to(plain.dtype), of_pass)
     if isinstance(found, list | tuple) and not isinstance(found, torch.Size):
         pairs = zip(found, plain, strict=True)
@@ -411,5 +426,7 @@ _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, 
 def _refuse_torn(func: Callable, dual: DualTensor) -> None:
     if _storage(dual.primal) in dual.of_pass.torn:
         raise missing_rule(
-            func, "it writes into a tensor of which jvp(differentiable=False) has copied a view"
+            func,
+            "it writes into an expanded input, or into a tensor of which "
+            "jvp(differentiable=False) has copied a view",
         )

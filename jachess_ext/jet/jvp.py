@@ -17,6 +17,7 @@ from .dynamo import without_dynamo
 from .fsdp import jets_through_fsdp
 from .layout import JetLayout
 from .nests import map_tensors
+from .strides import laid_out_as_input, overlaps
 from .tensor import DerivativeTensor, JetTensor
 
 
@@ -102,7 +103,10 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any
         layout = of_pass.layout
         for (_, point), step in zip(points, steps, strict=True):
             # Copies, since fn may write into its arguments; `view_as` would not be one.
-            made.append(DualTensor(point.clone(), step.detach().clone(), of_pass))
+            copy = laid_out_as_input(point.clone().unsqueeze(0), point).squeeze(0)
+            made.append(DualTensor(copy, step.detach().clone(), of_pass))
+            if overlaps(point.shape, point.stride()):
+                of_pass.tear(copy)
     assert layout is not None
     return torch_private.pytree.tree_unflatten(made, structure), layout
 

@@ -22,12 +22,16 @@ class Run:
         ended: whether the function that the pass went through has returned.
         jets: those that exist, by id.
         read: the memory of jets that some function has read, and may have saved for backward.
+        given_out: the storages of jets of which a plain tensor was taken (`Tensor.detach`).
+        expanded: those of inputs that were given expanded.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.read: set[Any] = set()
+        self.given_out: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.expanded: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)

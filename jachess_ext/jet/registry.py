@@ -185,13 +185,11 @@ def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
     )
 
 
-def _calling_module() -> str:
-    """Name the innermost and outermost ``nn.Module`` whose forward is on the Python stack.
+def calling_modules() -> list[torch.nn.Module]:
+    """Every ``nn.Module`` whose forward is on the Python stack, innermost first.
 
     Reading the stack costs nothing until an error is raised, and needs no hook in the model.
     """
-    if torch.compiler.is_compiling():  # which cannot follow the stack
-        return "code that is being compiled"
     modules: list[torch.nn.Module] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -199,6 +197,14 @@ def _calling_module() -> str:
         if isinstance(owner, torch.nn.Module) and (not modules or modules[-1] is not owner):
             modules.append(owner)
         frame = frame.f_back  # type: ignore[assignment]
+    return modules
+
+
+def _calling_module() -> str:
+    """Name the innermost and outermost ``nn.Module`` whose forward is on the Python stack."""
+    if torch.compiler.is_compiling():  # which cannot follow the stack
+        return "code that is being compiled"
+    modules = calling_modules()
     if not modules:
         return "no torch.nn.Module"
     inner, root = modules[0], modules[-1]

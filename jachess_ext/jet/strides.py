@@ -13,7 +13,7 @@ for each combination of shapes, strides and settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..ops.library import transformed
 from .nests import each_tensor
-from .registry import attribute, missing_rule, spellings
+from .registry import MissingJetRule, attribute, missing_rule, spellings
 
 if TYPE_CHECKING:
     from .tensor import JetTensor
@@ -87,7 +87,7 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
         return result
     key = (function, _key(args), _key(named)) if named else (function, _key(args))
     made = [part for part in results if part.made_streams is not None]
-    shown = tuple((part.streams.stride(), _memory(part) in memories) for part in made)
+    shown = tuple((part.streams.stride(), memory_of(part) in memories) for part in made)
     try:
         if (key, shown) in _KNOWN_AS_TORCHS:
             return result
@@ -124,7 +124,7 @@ def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bo
             continue
         if expected and not streams.is_contiguous():
             expected = streams[0].is_contiguous()
-        memory = _memory(jet)
+        memory = memory_of(jet)
         memories.add(memory)
         if noting and jet.jet_layout.run is not None:
             jet.jet_layout.run.read.add(memory)
@@ -136,44 +136,89 @@ def _has_own_memory(result: JetTensor, memories: set[Any]) -> bool:
     streams = result.made_streams
     if streams is None:  # a deferred one, of an operator
         return True
-    return streams.is_contiguous() and (not memories or _memory(result) not in memories - {None})
+    return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
 
 
 def renew_memory(target: JetTensor) -> None:
     """Give a jet that is about to be written into, and every view of the same memory, new memory,
-    if some function has read the old one.
+    if some function has read the old one.  Not where a plain tensor shares it, which would be left
+    behind.
 
     The rule of that function may have saved what it read, where torch's own function saves its
     result or nothing; autograd would refuse the backward of a program that runs without jets.
     """
-    run, memory = target.jet_layout.run, _memory(target)
+    run, memory = target.jet_layout.run, memory_of(target)
     if run is None or memory is None or memory not in run.read or not torch.is_grad_enabled():
         return
-    old = target.streams if target.streams._base is None else target.streams._base
+    if memory in run.given_out:
+        return
+    found = [jet for jet in run.jets.values() if jet.made_streams is not None]
+    views = [(jet, jet.streams) for jet in found if memory_of(jet) == memory]
+    # Autograd's bases of the views: more than one where a jet was detached, which has no gradients
+    # and yet sees what is written into the other, and the other what is written into it.
+    bases = {id(base): base for base in (_base(view) for _, view in views)}
+    with_gradients = [base for base in bases.values() if base.requires_grad]
+    if len(with_gradients) > 1:
+        return
+    old = with_gradients[0] if with_gradients else _base(target.streams)
     new = old.clone()
     if new.stride() != old.stride():
         return
-    for jet in list(run.jets.values()):
-        if jet.made_streams is not None and _memory(jet) == memory:
-            view = jet.streams
-            source = new if view.requires_grad else new.detach()
-            offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
-            jet.settle(source.as_strided(view.shape, view.stride(), offset))
+    renewed = {key: new if base is old else new.detach() for key, base in bases.items()}
+    for jet, view in views:
+        offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
+        source = renewed[id(_base(view))]
+        jet.settle(source.as_strided(view.shape, view.stride(), offset))
 
 
-def refuse_overlap(target: JetTensor, function: Callable) -> None:
-    """Refuse a write into a view whose entries share memory with each other.
+def _base(view: Tensor) -> Tensor:
+    return view if view._base is None else view._base
+
+
+def refuse_expanded(target: JetTensor) -> None:
+    """Refuse a write into an input that was given expanded, or into a view of it.
+
+    Raises:
+        MissingJetRule: it is one; torch would change every entry that the number stands for, or
+            refuse it.
+    """
+    run = target.jet_layout.run
+    if run is not None and run.expanded and memory_of(target) in run.expanded:
+        raise MissingJetRule(
+            "a write in place into an input that is expanded, whose entries share memory where "
+            "the streams of a jet cannot: pass x.contiguous() in its place"
+        )
+
+
+def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Callable) -> None:
+    """Refuse a write into a view with these strides, if its entries share memory with each other.
 
     Raises:
         MissingJetRule: two entries lie in one place; what torch leaves there depends on an order
             that jets do not have.
     """
+    if overlaps(target.shape, strides):
+        raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two entries may lie in one place."""
     reach = 1
-    sizes = zip(target.streams.stride()[1:], target.shape, strict=True)
-    for stride, size in sorted((stride, size) for stride, size in sizes if size > 1):
+    for stride, size in sorted((n, size) for n, size in zip(strides, shape, strict=True) if size > 1):
         if stride < reach:
-            raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
+            return True
         reach += stride * (size - 1)
+    return False
+
+
+def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
+    """The stack ``[S, *x.shape]`` of a pass's input with every stream in x's strides, so that a
+    reshape copies where it copies x; dense where x is expanded, and writes are refused."""
+    if x.is_contiguous() or transformed():
+        return stack
+    if overlaps(x.shape, x.stride()):
+        return stack_laid_out(stack, torch.empty_like(x, device="meta").stride())
+    return stack_laid_out(stack, x.stride())
 
 
 def _is_basic(index: Any) -> bool:
@@ -186,7 +231,7 @@ def _is_jet(value: Any) -> bool:
     return getattr(type(value), "is_jet", False)
 
 
-def _memory(tensor: Any) -> Any:
+def memory_of(tensor: Any) -> Any:
     """What identifies the memory of a tensor; None where a transform of torch.func hides it, and
     of a deferred jet, which has none yet."""
     plain = tensor.made_streams if _is_jet(tensor) else tensor
@@ -196,6 +241,12 @@ def _memory(tensor: Any) -> Any:
         return plain.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def note_memory(jet: JetTensor, noted: MutableMapping[int, Any]) -> None:
+    """Note the memory of a jet for as long as it lives, among others of its pass."""
+    if (memory := memory_of(jet)) is not None:
+        noted[memory] = jet.streams.untyped_storage()
 
 
 def _key(value: Any) -> Any:
@@ -225,11 +276,11 @@ def _ask_torch(
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
         found = function(*map_jets(args, _primal_or_like), **map_jets(named, _primal_or_like))
-    places = {_memory(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
+    places = {memory_of(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
     for part in each_tensor(found):
-        source = places.get(_memory(part))
+        source = places.get(memory_of(part))
         offset = 0
         if source is not None:
             offset = part.storage_offset() - primal_of(tensors[source]).storage_offset()
@@ -265,15 +316,15 @@ def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
             return jet
     if layout.source is not None:
         source: Any = tensors[layout.source]
-        if not _is_jet(source) or source.dtype != jet.dtype or _memory(jet) == _memory(source):
+        if not _is_jet(source) or source.dtype != jet.dtype or memory_of(jet) == memory_of(source):
             return jet
         stack = source.streams
         sizes, strides = (len(stack), *jet.shape), (stack.stride(0), *layout.strides)
         return jet.with_streams(
             stack.as_strided(sizes, strides, stack.storage_offset() + layout.offset)
         )
-    streams, memory = jet.streams, _memory(jet)
-    shares = memory is not None and any(_memory(tensor) == memory for tensor in tensors)
+    streams, memory = jet.streams, memory_of(jet)
+    shares = memory is not None and any(memory_of(tensor) == memory for tensor in tensors)
     if shares or not _same_strides(streams.shape[1:], streams.stride()[1:], layout.strides):
         return jet.with_streams(stack_laid_out(streams, layout.strides, copy=shares))
     return jet

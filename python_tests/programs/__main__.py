@@ -10,60 +10,13 @@ verdicts are kept in a file, and a run that was cut off goes on from there.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
-from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 
-import torch
-
 from .draw import draw
-from .oracle import MODES, NotAProgram, verdicts
+from .oracle import MODES
+from .seeds import results
 from .shrink import shrunk
-
-
-def result(seed: int) -> dict:
-    """What the seed's program gives, as data for JSON."""
-    torch.set_num_threads(1)
-    program = draw(seed)
-    try:
-        found = verdicts(program)
-    except NotAProgram as error:
-        return {"seed": seed, "none": str(error), "verdicts": {}, "features": [], "lines": 0}
-    features = [name for op in program.ops for name in op.features()]
-    return {
-        "seed": seed,
-        "verdicts": {mode: [v.kind, v.what] for mode, v in found.items()},
-        "features": features,
-        "lines": len(program.ops),
-    }
-
-
-def results(seeds: range, jobs: int, kept: Path | None) -> Iterator[dict]:
-    """Of every seed, from the kept file where it has them."""
-    lines = kept.read_text().splitlines() if kept is not None and kept.exists() else []
-    old = {row["seed"]: row for row in map(json.loads, lines)}
-    yield from (old[seed] for seed in seeds if seed in old)
-    new = [seed for seed in seeds if seed not in old]
-    with get_context("spawn").Pool(jobs) if jobs > 1 else _alone() as pool:
-        for row in pool.imap(result, new):
-            if kept is not None:
-                with kept.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            yield row
-
-
-class _alone:
-    """A pool of this process."""
-
-    imap = staticmethod(map)
-
-    def __enter__(self) -> _alone:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def main() -> None:
@@ -87,11 +40,11 @@ def main() -> None:
             wrong.append((row["seed"], bad))
         elif all(kind == "right" for kind, _ in row["verdicts"].values()):
             features.update(row["features"])
-    print(
-        f"| mode | right | refused | wrong |\n|---|---|---|---|   ({none} seeds without a program)"
-    )
+    print(f"{none} seeds without a program\n")
+    print("| mode | right | refused | unknown | wrong |\n|---|---|---|---|---|")
     for mode, count in counts.items():
-        print(f"| {mode} | {count['right']} | {count['refused']} | {count['wrong']} |")
+        kinds = " | ".join(str(count[kind]) for kind in ("right", "refused", "unknown", "wrong"))
+        print(f"| {mode} | {kinds} |")
     print("refused:", ", ".join(f"{k} {n}" for k, n in refusals.most_common() if n))
     print("in right programs:", ", ".join(f"{k} {n}" for k, n in features.most_common()))
     print("wrong:", ", ".join(f"{seed} {bad}" for seed, bad in wrong))

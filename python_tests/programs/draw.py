@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .program import Op, Program, X, environment, laid_out
+from .program import X, Op, Program, environment, laid_out
 
 LARGEST, ENTRIES = 30.0, 240  # what a register may hold
 Maker = Callable[["Draw"], str]
@@ -20,9 +20,24 @@ MAKERS: list[tuple[float, Maker]] = []
 UNARY = (
     *("tanh()", "sigmoid()", "exp().clamp(max=5)", "sin()", "cos()", "atan()", "erf()", "abs()"),
     *("relu()", "square()", "neg()", "clamp(-0.5, 0.7)", "clamp(min=0.1)", "sinh().tanh()"),
-    *("pow(2)", "pow(3).tanh()", "reciprocal().tanh()", "clone()", "contiguous()", "sgn()"),
-    *("expm1().tanh()", "asinh()", "logit(eps=0.1)", "nan_to_num()", "floor()", "frac()", "sinc()"),
-    *("detach()", "round()", "trunc()", "logical_not().double()", "positive()", "hardtanh()"),
+    *("pow(2)", "pow(3).tanh()", "clone()", "contiguous()", "sgn()"),
+    *(
+        "expm1().tanh()",
+        "asinh()",
+        "logit(eps=0.1)",
+        "nan_to_num()",
+        "mul(1.37).floor()",
+        "mul(1.37).frac()",
+        "sinc()",
+    ),
+    *(
+        "detach()",
+        "mul(1.37).round()",
+        "mul(1.37).trunc()",
+        "logical_not().double()",
+        "positive()",
+        "hardtanh()",
+    ),
     *("__abs__()", "erfc()", "exp2().tanh()", "deg2rad()", "clip(-1, 1)"),
 )
 GUARDED = (
@@ -166,9 +181,7 @@ class Draw:
             return "..."
         size = rest.pop(0)
         at = self.of(0, -1, self.random.randrange(size) if size else 0)
-        # Each once where possible: which of two writes into one place wins is not defined.
-        places = self.random.sample(range(size), common) if common <= size else [0] * common
-        several = [self.of(place, place - size) if size else 0 for place in places]
+        several = [self.random.randrange(-size, size) if size else 0 for _ in range(common)]
         start, stop = sorted((self.random.randint(0, size), self.random.randint(0, size)))
         steps = f"{start}:{max(stop, start + 1)}", f":{stop}", f"{start}:", "::2", ":-1", ":"
         kinds = [str(at), *steps, str(several), f"torch.tensor({several})", f"np.array({several})"]

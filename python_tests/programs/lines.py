@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .draw import BINARY, FUNCTIONAL, GUARDED, IN_PLACE, UNARY, WITH_INPLACE, Draw, maker
@@ -55,6 +56,9 @@ def binary_named(d: Draw) -> str:
     b = d.tensor(lambda t: t.shape == d[a].shape) if d.of(0, 1) else d.broadcast(a)
     if b[0] not in "vC":
         b = f"torch.tensor({b})" if b[0] != "t" else b
+    if d.of(*range(8)) == 0:  # ties
+        name = d.of("maximum", "minimum", "fmax", "fmin", "max", "min")
+        return f"torch.{name}({a}, {a}.detach())"
     name = d.of(
         "maximum",
         "minimum",
@@ -84,7 +88,7 @@ def binary_named(d: Draw) -> str:
     if name == "xlogy":
         return f"torch.xlogy({a}, {b}.abs() + 0.3)"
     if name == "fmod":
-        return f"torch.fmod({a}, {b}.abs() + 0.3)"
+        return f"torch.fmod({a} * 1.37, {b}.abs() + 0.3)"
     if name == "addcmul":
         return f"torch.addcmul({a}, {b}, {d.broadcast(a)}, value=0.5)"
     return f"torch.{name}({a}, {b})"
@@ -136,6 +140,10 @@ def index_write(d: Draw) -> str:
     a = d.tensor()
     place = d.whole_index(d[a].shape)
     part = eval(f"{a}[{place}]", d.names)
+    entries = torch.arange(d[a].numel()).reshape(d[a].shape)
+    written = eval(f"entries[{place}]", {**d.names, "entries": entries})
+    if len(written.unique()) < written.numel():
+        raise ValueError  # torch: undefined
     fitting = [s for n in range(part.ndim + 1) if (s := part.shape[n:]) is not None]
     shape = list(d.of(*fitting))
     thinned = [d.of(size, 1) for size in shape]
@@ -192,14 +200,13 @@ def reduction(d: Draw) -> str:
     kinds += [f"{a}.{d.of('max', 'min')}()", f"{a}.{d.of('std', 'var')}({dims}{keep})"]
     kinds += [f"{a}.{d.of('max', 'min', 'median', 'kthvalue', 'sort')}({one}{keep}).values"]
     kinds += [f"{a}.{d.of('cumsum', 'cumsum')}({one})"]
+    kinds += [f"{a}.logsumexp({dims}{keep})", f"{a}.norm()", f"{a}.norm({d.of(1, 2)}, {one}{keep})"]
     kinds += [
-        f"{a}.logsumexp({dims}{keep})",
-        f"{a}.norm()",
-        f"{a}.norm({d.of(1, 2, 3)}, {one}{keep})",
+        f"torch.linalg.vector_norm({a}, {d.of(1, 2)}, {dims}{keep})",
+        f"{a}.topk(1, {one}).values",
     ]
     kinds += [
-        f"torch.linalg.vector_norm({a}, {d.of(1, 2, 3)}, {dims}{keep})",
-        f"{a}.topk(1, {one}).values",
+        f"torch.stack([{a}, {a}.detach()], {d.of(0, -1)}).{d.of('amax', 'amin')}({d.of(0, -1, 'None')})"
     ]
     kinds += [
         f"torch.linalg.norm({a})",
@@ -319,8 +326,7 @@ def gathered(d: Draw) -> str:
         f"torch.take({a}, {d.integers(size, 2)})",
         f"{a}.scatter({i}, {d.integers(size, *shape)}, 0.5)",
         f"torch.zeros_like({a}).index_add({i}, {d.integers(size, size)}, {a})",
-        f"torch.zeros_like({a}).scatter_add({i}, torch.zeros({list(d[a].shape)}, "
-        f"dtype=torch.long), {a})",
+        f"torch.zeros_like({a}).scatter_add({i}, torch.zeros({list(d[a].shape)}, dtype=torch.long), {a})",
     )
 
 
@@ -375,12 +381,11 @@ def product(d: Draw) -> str:
 @maker(1.5)
 def convolution(d: Draw) -> str:
     a = d.tensor(lambda t: t.ndim in (2, 3) and t.numel() > 1)
-    channels = d[a].shape[-2]
+    channels, size = d[a].shape[-2:]
     k = d.of(1, 2)
     kinds = [f"F.conv1d({a}, C(4, 2, {channels}, {k}).to({a}.dtype), padding={d.of(0, 1)})"]
     kinds += [
-        f"F.conv1d({a}, C(4, {channels}, 1, {k}).to({a}.dtype), "
-        f"C(3, {channels}).to({a}.dtype), groups={channels})"
+        f"F.conv1d({a}, C(4, {channels}, 1, {k}).to({a}.dtype), C(3, {channels}).to({a}.dtype), groups={channels})"
     ]
     kinds += [
         f"F.conv_transpose1d({a}, C(4, {channels}, 2, {k}).to({a}.dtype), stride={d.of(1, 2)})"
@@ -391,12 +396,10 @@ def convolution(d: Draw) -> str:
         f"F.adaptive_avg_pool1d({a}, 2)",
     ]
     kinds += [
-        f"F.conv2d({a}[None], "
-        f"C(4, 2, {'1' if d[a].ndim == 2 else d[a].shape[0]}, {k}, 1).to({a}.dtype))"
+        f"F.conv2d({a}[None], C(4, 2, {'1' if d[a].ndim == 2 else d[a].shape[0]}, {k}, 1).to({a}.dtype))"
     ]
     kinds += [
-        f"F.interpolate({a}.reshape(1, {channels}, -1), scale_factor=2, "
-        f"mode={d.of(repr('nearest'), repr('linear'))})"
+        f"F.interpolate({a}.reshape(1, {channels}, -1), scale_factor=2, mode={d.of(repr('nearest'), repr('linear'))})"
     ]
     return d.of(*kinds)
 
@@ -418,10 +421,7 @@ def normed(d: Draw) -> str:
         f"F.rms_norm({a}, ({size},))",
         f"F.normalize({a}, dim={i})",
     ]
-    kinds += [
-        f"F.normalize({a}, p={d.of(1, 3)}, dim={i})",
-        f"F.cosine_similarity({a}, {b}, dim={i})",
-    ]
+    kinds += [f"F.cosine_similarity({a}, {b}, dim={i})"]
     kinds += [
         f"F.group_norm({a}, 1)",
         f"F.batch_norm({a}, None, None, training=True)",
@@ -442,7 +442,7 @@ def loss(d: Draw) -> str:
     shape = list(d[a].shape)
     b = d.of(d.constant(*shape), d.tensor(lambda t: t.shape == d[a].shape))
     end = f", reduction={d.of('mean', 'sum', 'none')!r}"
-    kinds = [f"F.{d.of('mse_loss', 'l1_loss', 'smooth_l1_loss', 'huber_loss')}({a}, {b}{end})"]
+    kinds = [f"F.{d.of('mse_loss', 'l1_loss', 'smooth_l1_loss')}({a}, {b}{end})"]
     kinds += [f"F.binary_cross_entropy_with_logits({a}, {b}.sigmoid(){end})"]
     kinds += [f"F.kl_div({a}.log_softmax(-1), {b}.softmax(-1){end})"]
     kinds += [f"F.gaussian_nll_loss({a}, {b}, {a}.square() + 0.2{end})"]
@@ -456,19 +456,20 @@ def loss(d: Draw) -> str:
     kinds += [f"F.cross_entropy({a}, {b}.softmax({min(len(shape) - 1, 1)}){end})"]
     kinds += [f"F.cross_entropy({a}, {target}, label_smoothing=0.1, ignore_index=0{end})"]
     kinds += [f"F.margin_ranking_loss({a}, {b}, C(3).sign(){end})"]
-    kinds += [f"F.cosine_embedding_loss({a}, {b}, C(4, {shape[0]}).sign(){end})"]
     return d.of(*kinds)
 
 
 @maker(2.5)
 def attention(d: Draw) -> str:
+    """Of copies: whether torch's attention may be followed by a write into its arguments depends
+    on the kernel that it takes."""
     a = d.tensor(lambda t: t.ndim > 1 and t.numel() > 0)
     tokens, size = d[a].shape[-2:]
     b = d.tensor(lambda t: t.shape == d[a].shape)
     kv = d.of(
-        f"{a}, {a}",
-        f"{b}, {b}",
-        f"{b}, {a}.tanh()",
+        f"{a} * 1, {a} * 2",
+        f"{b} * 1, {b} * 1",
+        f"{b}.sin(), {a}.tanh()",
         f"C(5, 3, {size}).to({a}.dtype), C(6, 3, 2).to({a}.dtype)",
     )
     keys = 3 if kv[0] == "C" else tokens
@@ -481,12 +482,10 @@ def attention(d: Draw) -> str:
         f", attn_mask=C(8, 1, {keys}) > -0.5",
         f", attn_mask=torch.ones({tokens}, {keys}, dtype=torch.bool).tril()",
     )
-    text = f"F.scaled_dot_product_attention({a}, {kv}{end})"
+    text = f"F.scaled_dot_product_attention({a} * 1, {kv}{end})"
     if d[a].ndim == 3 and d.of(0, 1, 2) == 0:
-        text = (
-            f"F.scaled_dot_product_attention({a}[None], {a}[None, :1], {a}[None, :1], "
-            "enable_gqa=True)"
-        )
+        shared = f"{a}[None, :1] * 1, {a}[None, :1] * 2"
+        text = f"F.scaled_dot_product_attention({a}[None] * 1, {shared}, enable_gqa=True)"
     return text
 
 
@@ -496,6 +495,10 @@ def seldom(d: Draw) -> str:
     a = d.tensor(lambda t: t.ndim > 0 and t.numel() > 0)
     i, size = d.dim(a), d[a].shape[-1]
     return d.of(
+        f"F.normalize({a}, p={d.of(1, 3)}, dim={i})",
+        f"F.huber_loss({a}, C(2, {size}))",
+        f"{a}.norm(3, {i})",
+        f"F.cosine_embedding_loss({a}, C(1, {size}), C(4, {d[a].shape[0]}).sign())",
         f"{a}.prod()",
         f"{a}.prod({i})",
         f"{a}.cumprod({i})",

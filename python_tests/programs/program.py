@@ -30,7 +30,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     if layout == "gaps":
         out = x.new_empty([2 * size for size in x.shape])
         return out[(slice(None, None, 2),) * x.ndim].copy_(x)
-    return x.new_empty(x.shape[::-1]).permute(tuple(range(x.ndim)[::-1])).copy_(x)
+    return x.new_empty(x.shape[::-1]).permute(list(range(x.ndim))[::-1]).copy_(x)
 
 
 @dataclass(frozen=True)

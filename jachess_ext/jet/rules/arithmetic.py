@@ -245,14 +245,41 @@ def float_power(input: Any, exponent: Any) -> JetTensor:
 
 
 @jet_rule("maximum")
-def maximum(input: Any, other: Any) -> JetTensor:
-    """Ties follow ``other``; NaN on either side stays."""
-    return torch.where((input > other) | torch.isnan(input), input, other)  # type: ignore[return-value]
+def maximum(input: Any, other: Any) -> Any:
+    """Of a tie both have half the derivative, as in torch's autograd; NaN on either side stays."""
+    larger = torch.where((input > other) | torch.isnan(input), input, other)
+    return torch.where(input == other, 0.5 * input + 0.5 * other, larger)
 
 
 @jet_rule("minimum")
-def minimum(input: Any, other: Any) -> JetTensor:
-    return torch.where((input < other) | torch.isnan(input), input, other)  # type: ignore[return-value]
+def minimum(input: Any, other: Any) -> Any:
+    smaller = torch.where((input < other) | torch.isnan(input), input, other)
+    return torch.where(input == other, 0.5 * input + 0.5 * other, smaller)
+
+
+@jet_rule("fmax")
+def fmax(input: Any, other: Any) -> Any:
+    """Ties follow ``input``, as in torch's autograd; a number goes before NaN."""
+    return torch.where((input >= other) | torch.isnan(other), input, other)
+
+
+@jet_rule("fmin")
+def fmin(input: Any, other: Any) -> Any:
+    return torch.where((input <= other) | torch.isnan(other), input, other)
+
+
+@jet_rule("atan2", "arctan2")
+def atan2(input: Any, other: Any) -> JetTensor:
+    """The derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|; at the origin, which has
+    no angle, 0, as in torch's autograd."""
+    value = torch.atan2(primal_of(input), primal_of(other))
+    steep = input.abs() > other.abs()
+    origin = (input == 0) & (other == 0)
+    above = torch.where(steep, -other, input).masked_fill(origin, 0)
+    below = torch.where(steep, input, other).masked_fill(origin, 1)
+    angle: Any = torch.atan(above / below)
+    streams = [value.unsqueeze(0), angle.streams[1:].to(value.dtype)]
+    return angle.with_streams(torch.cat(streams))
 
 
 # ---- logarithms of sums ------------------------------------------------------------------------

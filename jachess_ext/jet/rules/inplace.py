@@ -37,7 +37,7 @@ def _write(target: Any, value: Any, function: Any) -> JetTensor:
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
         )
     source = lift(value, target.jet_layout).streams
-    refuse_overlap(target, function)
+    refuse_overlap(target, target.streams.stride()[1:], function)
     prepare_write(target)
     padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
     target.streams.copy_(source.reshape(padded))

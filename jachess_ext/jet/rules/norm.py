@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import ops
-from ..registry import general_rule, jet_rule, missing_rule
+from ..registry import calling_modules, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum
 from .pointwise import wide
@@ -187,6 +187,14 @@ def native_instance_norm(
     )
 
 
+def _uncount_the_batch() -> None:
+    """Take back what torch.nn's modules have counted before they ask for what is refused."""
+    module: Any = next(iter(calling_modules()), None)
+    if getattr(module, "training", False) and isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.sub_(1)
+
+
 @jet_rule(F.batch_norm)
 def batch_norm(
     input: Any,
@@ -206,6 +214,7 @@ def batch_norm(
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
         return _affine_of_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
+        _uncount_the_batch()
         raise missing_rule(F.batch_norm, "it would change the running statistics; use eval mode")
     channels = (-1, *(1,) * (input.ndim - 2))
     spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)

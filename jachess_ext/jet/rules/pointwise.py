@@ -244,12 +244,15 @@ def glu(input: Any, dim: int = -1) -> Any:
 @pointwise("logit")
 def logit(x: Tensor, eps: float | None = None) -> Derivatives:
     """ln(x / (1 − x)), flat where ε clamps x."""
-    slope = 1 / (x * (1 - x))
-    curvature = (2 * x - 1) * slope * slope
+    value, outside = torch.logit(x, eps), None
     if eps is not None:
         outside = (x < eps) | (x > 1 - eps)
+        x = x.masked_fill(outside, 0.5)  # backward through infinite slopes would be NaN
+    slope = 1 / (x * (1 - x))
+    curvature = (2 * x - 1) * slope * slope
+    if outside is not None:
         slope, curvature = (part.masked_fill(outside, 0) for part in (slope, curvature))
-    return torch.logit(x, eps), slope, curvature
+    return value, slope, curvature
 
 
 # ---- elementary functions ----------------------------------------------------------------------

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..registry import attribute, jet_rule, spellings
-from ..tensor import primal_of
+from ..strides import note_memory
+from ..tensor import JetTensor, primal_of
 
 _COMPARISONS = spellings(
     *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
@@ -21,7 +22,7 @@ _COMPARISONS = spellings(
     *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
     *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
     *("long", "int", "short", "bool", "result_type"),
-    *("item", "tolist", "__bool__", "__float__", "__int__", "detach"),
+    *("item", "tolist", "__bool__", "__float__", "__int__"),
 )
 _LIKE = spellings(
     *("ones_like", "rand_like", "randn_like"),
@@ -42,7 +43,7 @@ _METADATA = spellings(
 )
 _ATTRIBUTES = [
     attribute(name)
-    for name in ("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "layout", "data", "grad")
+    for name in ("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "layout", "grad")
     + ("is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu")
     if hasattr(torch.Tensor, name)
 ]
@@ -57,6 +58,14 @@ def _on_primal(function: Callable) -> Callable:
 
 for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
     jet_rule(_function)(_on_primal(_function))
+
+
+@jet_rule("detach", attribute("data"))
+def detach(self: JetTensor) -> Tensor:
+    """A constant that shares the jet's memory, as in torch: from now on writes must reach it."""
+    if self.jet_layout.run is not None:
+        note_memory(self, self.jet_layout.run.given_out)
+    return self.primal.detach()
 
 
 if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):

@@ -14,8 +14,9 @@ from .pointwise import wide
 from .streamwise import behind_streams_all, varargs, without_dimensions
 
 
-def _extreme(name: str, pick: str) -> None:
-    """The entry at the extreme index carries its own derivative (apart from ties)."""
+def _extreme(name: str) -> None:
+    """Along a dimension the entry at the index carries its derivative; of all entries, every one
+    that is as extreme carries its share."""
 
     @jet_rule(name)
     def rule(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
@@ -26,8 +27,7 @@ def _extreme(name: str, pick: str) -> None:
     @without_dimensions
     def along(input: Any, dim: Any, keepdim: bool) -> Any:
         if dim is None:
-            flat = input.flatten()
-            return flat[getattr(flat.primal, pick)()]
+            return getattr(torch, f"a{name}")(input)
         values, index = getattr(torch, name)(input.primal, dim, keepdim=True)
         values = torch.gather(input, dim, index)
         if not keepdim:
@@ -35,25 +35,29 @@ def _extreme(name: str, pick: str) -> None:
         return getattr(torch.return_types, name)((values, index))
 
 
-for _name, _pick in (("max", "argmax"), ("min", "argmin")):
-    _extreme(_name, _pick)
+for _name in ("max", "min"):
+    _extreme(_name)
 
 
-def _extreme_value(name: str, pick: str) -> None:
+def _extreme_value(name: str) -> None:
+    """Entries that tie have equal shares in the derivative, as in torch's autograd."""
+
     @jet_rule(name)
     @without_dimensions
     def rule(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-        dims = (varargs(dim) if isinstance(dim, list | tuple) else [dim]) or [*range(input.ndim)]
-        last = [*range(-len(dims), 0)]
-        flat = input.movedim(dims, last).flatten(-len(dims))
-        values: Any = flat.gather(-1, getattr(flat.primal, pick)(-1, keepdim=True))
-        if not keepdim:
-            return values.squeeze(-1)
-        return values.reshape(*values.shape[:-1], *(1,) * len(dims)).movedim(last, dims)
+        dims = [] if dim is None else varargs(dim)
+        dims = dims or [*range(input.ndim)]
+        value = getattr(torch, name)(input.primal, dims, True)
+        ties = (input.primal == value).to(input.dtype)
+        shares = ties / ties.sum(dims, True)
+        behind = behind_streams_all(dims, input.ndim)
+        tangents = (input.streams[1:] * shares).sum(behind, keepdim=True)
+        streams = torch.cat([value.unsqueeze(0), tangents])
+        return input.with_streams(streams if keepdim else streams.squeeze(behind))
 
 
-for _name, _pick in (("amax", "argmax"), ("amin", "argmin")):
-    _extreme_value(_name, _pick)
+for _name in ("amax", "amin"):
+    _extreme_value(_name)
 
 
 @jet_rule("topk")
@@ -73,6 +77,7 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 # ---- norms and variances -----------------------------------------------------------------------
 
 
+@without_dimensions
 def euclidean_norm(
     x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0, size: Any = None
 ) -> Any:
@@ -94,23 +99,22 @@ def euclidean_norm(
     if size is not None:
         size = size.unsqueeze(0)
     else:
-        size = torch.linalg.vector_norm(streams[:1], 2, dims, True) if dims else streams[:1].abs()
+        size = torch.linalg.vector_norm(streams[:1], 2, dims, True)
     flat = (size == 0) | (size < least)
     unit = (streams[:1] / size.masked_fill(flat, 1)).masked_fill(flat, 0)
 
     def along(tangents: Tensor) -> Tensor:
-        products = unit * tangents
-        return products.sum(dims, keepdim=True) if dims else products
+        return (unit * tangents).sum(dims, keepdim=True)
 
     first = along(streams[layout.first])
     across = streams[layout.first] - unit * first
     second = []
     for i, j, ij in layout.pair_streams():
         products = across[i - 1 : i] * across[j - 1 : j] / size.masked_fill(flat, 1)
-        curved = products.sum(dims, keepdim=True) if dims else products
+        curved = products.sum(dims, keepdim=True)
         second.append(along(streams[ij : ij + 1]) + curved.masked_fill(flat, 0))
     out = torch.cat([size, first, *second])
-    return x.with_streams((out if keepdim or not dims else out.squeeze(dims)).to(x.dtype))
+    return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 
 @jet_rule("norm")

@@ -82,6 +82,7 @@ def permute(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
 
 
 @jet_rule("movedim", "moveaxis")
+@without_dimensions
 def movedim(input: JetTensor, source: Any, destination: Any) -> JetTensor:
     moves = [behind_streams_all(varargs(dims), input.ndim) for dims in (source, destination)]
     return input.with_streams(input.streams.movedim(*moves))
@@ -357,13 +358,14 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
 
 @jet_rule("roll")
 def roll(input: JetTensor, shifts: Any, dims: Any = None) -> JetTensor:
-    if dims is None:
+    if dims in (None, (), []):
         return reshape(roll(flatten(input), shifts, 0), input.shape)
     places = behind_streams_all(varargs(dims), input.ndim)
     return input.with_streams(input.streams.roll(varargs(shifts), places))
 
 
 @jet_rule("flip")
+@without_dimensions
 def flip(input: JetTensor, *dims: Any, **named: Any) -> JetTensor:
     dims = dims or tuple(named.values())
     places = behind_streams_all(varargs(dims[0], dims[1:]), input.ndim)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ops.library import transformed
 from ..deferred import make_pending
-from ..strides import renew_memory
+from ..strides import refuse_expanded, renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift
 
 R = TypeVar("R", bound=Callable[..., Any])
@@ -151,6 +151,7 @@ def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
 
 def prepare_write(target: JetTensor) -> None:
     """Make what is deferred, and see that backward can go on with what was read before."""
+    refuse_expanded(target)
     make_pending()
     renew_memory(target)
 
