@@ -204,7 +204,9 @@ def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Callable)
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two entries may lie in one place."""
     reach = 1
-    for stride, size in sorted((n, size) for n, size in zip(strides, shape, strict=True) if size > 1):
+    for stride, size in sorted(
+        (n, size) for n, size in zip(strides, shape, strict=True) if size > 1
+    ):
         if stride < reach:
             return True
         reach += stride * (size - 1)

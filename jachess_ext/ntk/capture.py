@@ -17,13 +17,7 @@ from .contributions import Contribution, Dense, add_up
 from .outputs import OutputMap
 from .recorder import Layout, Recorded, Recorder, owners_of
 from .samples import Batch, Samples
-
-# Relative error of values computed another way, far above round-off (that of float32 even in
-# float64 models: transformers' softmax and norms often compute in float32) and below what a
-# missing call would leave.
-_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-_TOLERANCE_16 = 0.1
-_SEEN_ALONE = 8  # samples of a block
+from .separation import Separation, require_same_values
 
 Owners = Mapping[nn.Module, Mapping[str, str]]
 
@@ -36,14 +30,14 @@ class Watched:
         parameters: by name.
         local: childless modules differentiated as a whole.
         fallback: parameter -> why it gets exact per-sample gradients, sample by sample.
-        seen_alone: (batch, row) of the samples whose outputs were compared with those alone.
+        separate: batches in whose first block no sample depends on another.
     """
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     local: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     fallback: dict[str, str] = field(default_factory=dict)
-    seen_alone: set[tuple[str, int]] = field(default_factory=set)
+    separate: set[str] = field(default_factory=set)
 
     @property
     def covered(self) -> dict[int, str]:
@@ -147,7 +141,11 @@ def watched_forward(
 def capture(
     watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
-    """What every chosen parameter contributes for these samples."""
+    """What every chosen parameter contributes for these samples.
+
+    Raises:
+        RuntimeError: samples depend on one another; a parameter is used in a new way.
+    """
     with evaluating(watched.model):
         batch = samples.rows(rows)
         f, calls, unbatched = watched_forward(
@@ -159,62 +157,47 @@ def capture(
                 f"parameter {name!r}: {reason}, which the first samples did not show; "
                 "method='per_sample' takes exact gradients sample by sample"
             )
-        if calls:
-            require_separate(watched, outputs, samples, rows, f.detach())
-        found = collect(watched, f, calls)
+        first = samples.name not in watched.separate and len(rows) > 1
+        if first:
+            require_same_values(outputs, samples, rows, f.detach())
+        found = collect(watched, f, calls, check=first)
+        if first:
+            watched.separate.add(samples.name)
         del f, calls
         return found | per_sample(watched, outputs, samples, rows)
 
 
-def require_separate(
-    watched: Watched, outputs: OutputMap, samples: Samples, rows: list[int], together: Tensor
-) -> None:
-    """Hold the outputs of some samples of a block, f [n, C], against those of each sample alone.
+def collect(
+    watched: Watched, f: Tensor, calls: list[Recorded], *, check: bool
+) -> dict[str, Contribution]:
+    """One backward pass an output, to the recorded calls; then their contributions.
+
+    Args:
+        check: one more pass shows whether samples depend on one another.
 
     Raises:
-        RuntimeError: the outputs of a sample depend on the others.
+        RuntimeError: they do.
     """
-    step = max(1, -(-(len(rows) - 1) // (_SEEN_ALONE - 1)))
-    places = sorted({*range(0, len(rows), step), len(rows) - 1}) if len(rows) > 1 else []
-    size = float(together.abs().max())
-    for place in places:
-        if (samples.name, rows[place]) in watched.seen_alone:
-            continue
-        watched.seen_alone.add((samples.name, rows[place]))
-        with torch.no_grad():
-            alone = outputs(samples.rows([rows[place]]))[0]
-        difference = float((alone - together[place]).abs().max())
-        if not difference <= tolerance(together.dtype) * size:
-            raise mixed_samples(f"sample {rows[place]} alone gives outputs {difference:.1e} apart")
-
-
-def mixed_samples(evidence: str) -> RuntimeError:
-    """The error for a model that mixes the samples of a batch."""
-    return RuntimeError(
-        f"the outputs of a sample depend on the other samples of the batch ({evidence}), so that "
-        "they have no kernel; expected a function that treats each sample alone: take what is "
-        "computed over the batch (a mean, a contrast, batch statistics) out of it"
-    )
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Relative error that is round-off at most."""
-    return _TOLERANCE.get(dtype, _TOLERANCE_16)
-
-
-def collect(watched: Watched, f: Tensor, calls: list[Recorded]) -> dict[str, Contribution]:
-    """One backward pass an output, to the recorded calls; then their contributions."""
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
+    edges = [recorded.edge for recorded in calls]
+    separation = Separation(f, edges) if check and calls else None
+    if separation is not None:
+        one = torch.ones_like(f[:, 0])
+        separation.add(-one, separation.differentiate(one))
     for c in range(outputs if calls else 0):
         cotangents = torch.autograd.grad(
             f[:, c].sum(),
-            [recorded.edge for recorded in calls],
-            retain_graph=c + 1 < outputs,
+            edges,
+            retain_graph=separation is not None or c + 1 < outputs,
             allow_unused=True,
         )
+        if separation is not None:
+            separation.add(separation.weights[:, c], cotangents)
         for kept, cotangent in zip(store, cotangents, strict=True):
             kept.append(cotangent)
+    if separation is not None:
+        separation.require()
     return contributions_of(watched, calls, store, count)
 
 

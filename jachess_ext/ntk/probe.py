@@ -20,23 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import (
-    Watched,
-    contributions_of,
-    evaluating,
-    mixed_samples,
-    tolerance,
-    watched_forward,
-)
+from .capture import Watched, contributions_of, evaluating, watched_forward
 from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .outputs import OutputMap
 from .recorder import Layout
 from .samples import Samples
+from .separation import Separation, require_same_values, round_off, tolerance
 from .sketch import Sketch
 
 _PROBED = 2  # samples; one would not tell samples and outputs without samples apart
 _SEED = 0x50524F
-_SMALL = 0.3  # times √eps
 _NOT_WHOLE = "the recorded calls do not give its whole gradient"
 
 
@@ -83,8 +76,10 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
         signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
         names, edges = list(watched.parameters), [recorded.edge for recorded in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
-        if calls and rows[0] != rows[1]:
-            _require_separate_gradients(watched, f, signs, calls)
+        if rows[0] != rows[1]:
+            require_same_values(outputs, samples, rows, f.detach())
+            if edges:
+                _require_separate_gradients(f, edges)
         found = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents: list[list[Tensor | None]] = [[cotangent] for cotangent in found[: len(edges)]]
         noise = max((_noise(c) for c in found[: len(edges)] if c is not None), default=0.0)
@@ -99,35 +94,17 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
     return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
 
 
-def _require_separate_gradients(
-    watched: Watched, f: Tensor, signs: Tensor, calls: list[Any]
-) -> None:
-    """Differentiate the outputs of either sample alone: the other may contribute nothing.
+def _require_separate_gradients(f: Tensor, edges: list[Any]) -> None:
+    """Differentiate with random weights, and with another multiple of these for each sample.
 
     Raises:
-        RuntimeError: it does.
+        RuntimeError: samples contribute to one another.
     """
-    edges = [recorded.edge for recorded in calls]
-    for sample in range(_PROBED):
-        cotangents = torch.autograd.grad(
-            (f[sample] * signs[sample]).sum(), edges, retain_graph=True, allow_unused=True
-        )
-        parts = contributions_of(watched, calls, [[c] for c in cotangents], _PROBED)
-        sizes = [sum(_norm_of_sample(p, n) ** 2 for p in parts.values()) for n in range(_PROBED)]
-        own, other = sizes[sample] ** 0.5, sizes[1 - sample] ** 0.5
-        if other > tolerance(f.dtype) * own:  # NaN has an error of its own
-            raise mixed_samples(f"{other / (own + other):.0%} of a gradient are another's")
-
-
-def _norm_of_sample(part: Contribution, n: int) -> float:
-    """The size of what sample n contributes."""
-    if isinstance(part, Tied):
-        return _norm_of_sample(part.factors, n) + _norm_of_sample(part.matches, n)
-    if isinstance(part, Dense):
-        return norm_of(part.gradients[:, n])
-    if isinstance(part, Matches):
-        return norm_of(part.gradients[:, part.samples == n])
-    return norm_of(part.cotangents[:, n])
+    one, multiples = torch.ones_like(f[:, 0]), torch.tensor([-1.0, 2.0]).to(f)
+    separation = Separation(f, edges)
+    separation.add(multiples, separation.differentiate(one))
+    separation.add(-one, separation.differentiate(multiples))
+    separation.require()
 
 
 def _compare(
@@ -150,7 +127,7 @@ def _compare(
         part = parts.get(name)
         missing = norms[name] if part is None else norm_of(left_over(gradient, part))
         # What is below √eps of the whole gradient changes the kernel by less than eps.
-        negligible = _SMALL * torch.finfo(gradient.dtype).eps ** 0.5 * whole
+        negligible = round_off(gradient.dtype) * whole
         if missing > max(tolerance(gradient.dtype) * norms[name], negligible, noise):
             watched.fallback[name] = _NOT_WHOLE
 
@@ -181,7 +158,7 @@ def norm_of(values: Tensor) -> float:
 
 
 def _noise(cotangent: Tensor) -> float:
-    return _SMALL * torch.finfo(cotangent.dtype).eps ** 0.5 * norm_of(cotangent)
+    return round_off(cotangent.dtype) * norm_of(cotangent)
 
 
 def check_kernel(

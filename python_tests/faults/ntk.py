@@ -8,22 +8,44 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/ntk/capture.py",
-                "            require_separate(watched, outputs, samples, rows, f.detach())\n",
+                "            require_same_values(outputs, samples, rows, f.detach())\n",
                 "            pass\n",
             ),
         ),
-        tests=("python_tests/ntk/test_mixing.py -k larger",),
+        tests=("python_tests/ntk/test_mixing.py -k 'anywhere and (detached or inputs)'",),
     ),
     Fault(
-        name="ntk: samples that depend on one another, by their gradients",
+        name="ntk: samples that depend on one another, by the gradients of a block",
         edits=(
             Edit(
-                "jachess_ext/ntk/probe.py",
-                "            _require_separate_gradients(watched, f, signs, calls)\n",
-                "            pass\n",
+                "jachess_ext/ntk/capture.py",
+                "    if separation is not None:\n        separation.require()\n",
+                "",
             ),
         ),
-        tests=("python_tests/ntk/test_mixing.py -k 'gradients'",),
+        tests=("python_tests/ntk/test_mixing.py -k 'anywhere and gradients'",),
+    ),
+    Fault(
+        name="ntk: gradients that are round-off are taken for another sample's",
+        edits=(
+            Edit(
+                "jachess_ext/ntk/separation.py",
+                "            factors[sample] = 0.0\n",
+                "            factors[sample] = 0.5\n",
+            ),
+        ),
+        tests=("python_tests/ntk/test_mixing.py -k round_off",),
+    ),
+    Fault(
+        name="ntk: samples are run again in the order in which they came",
+        edits=(
+            Edit(
+                "jachess_ext/ntk/separation.py",
+                "places = list(range(count))[::-1]",
+                "places = list(range(count))",
+            ),
+        ),
+        tests=("python_tests/ntk/test_mixing.py -k came_sorted",),
     ),
     Fault(
         name="ntk: a parameter without a dimension",

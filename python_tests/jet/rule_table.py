@@ -120,9 +120,10 @@ POINTWISE = [
 ]
 
 TWO = [X((2, 3)), X((2, 3))]
+EXTREME = ("maximum", "minimum", "fmax", "fmin")
 ARITHMETIC = [
     *(
-        Row(["add", "sub", "subtract", "mul", "multiply", "rsub", "maximum", "minimum"], pair)
+        Row(["add", "sub", "subtract", "mul", "multiply", "rsub", *EXTREME], pair)
         for pair in (
             TWO,
             [X((2, 3)), X((3,))],
@@ -166,7 +167,7 @@ ARITHMETIC = [
     Row(["__rpow__"], [X((3,)), P(2, 3, **POSITIVE)], exact=False),
     Row(["float_power"], [X((2, 3), **POSITIVE), 1.5]),
     *(
-        Row(["logaddexp", "logaddexp2"], pair)
+        Row(["logaddexp", "logaddexp2", "hypot", "atan2", "arctan2"], pair)
         for pair in (TWO, [X((2, 3)), X((3,))], [X((3,)), P(2, 3)], [P(2, 3), X(())])
     ),
     Row(["xlogy", "xlog1py"], [X((2, 3)), P(3, **POSITIVE)]),

@@ -67,6 +67,65 @@ def test_mixing_in_larger_batches_is_refused(samples: int) -> None:
         jx.ntk(model, inputs(samples))
 
 
+def _far(change: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    """Sample 37 has something of sample 12."""
+
+    def function(y: Tensor) -> Tensor:
+        if len(y) < 38:
+            return y
+        return torch.cat([y[:37], change(y[37:38], y[12:13]), y[38:]])
+
+    return function
+
+
+FAR: dict[str, tuple[Function, Function]] = {  # of the inputs, of the outputs
+    "sum": (lambda x: x, _far(lambda a, b: a + b)),
+    "gradients alone": (lambda x: x, _far(lambda a, b: a + b - b.detach())),
+    "a detached factor": (lambda x: x, _far(lambda a, b: a * b.detach())),
+    "inputs": (_far(lambda a, b: a + b), lambda y: y),
+}
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("name", FAR)
+def test_two_samples_anywhere_are_refused(name: str, outputs: int) -> None:
+    first, last = FAR[name]
+    model = Model(outputs, last)
+    model.layers.register_forward_pre_hook(lambda module, given: first(given[0]))
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(model, inputs(40))
+
+
+@pytest.mark.parametrize("name", ["minus the mean", "running sums", "two far samples"])
+def test_mixing_is_refused_sample_by_sample_too(name: str) -> None:
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(Model(2, MIXING[name]), inputs(7), method="per_sample")
+
+
+def test_sorted_samples_are_refused_where_they_came_sorted() -> None:
+    model = Model(1, lambda y: y.sort(0).values)
+    x = inputs(2)
+    if model.layers(x[:1]) > model.layers(x[1:]):
+        x = x.flip(0)
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(model, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("samples", [2, 3, 12])
+@pytest.mark.parametrize("name", ["layer norm", "unit length", "tiny"])
+def test_round_off_is_no_mixing(name: str, samples: int, dtype: torch.dtype) -> None:
+    """Gradients that are zero in exact arithmetic, or that float16 hardly holds."""
+    functions: dict[str, Function] = {
+        "layer norm": lambda y: nn.functional.layer_norm(y, y.shape[1:]),
+        "unit length": lambda y: nn.functional.normalize(y, dim=1),
+        "tiny": lambda y: y * 1e-6,
+    }
+    for outputs in (1, 2, 3):
+        model = Model(outputs, functions[name]).to(dtype)
+        jx.ntk(model, inputs(samples).to(dtype), outputs="sum")
+
+
 @pytest.mark.parametrize("samples", [1, 2, 7])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("name", SEPARATE)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .program import X, Op, Program, environment, laid_out
+from .program import Op, Program, X, environment, laid_out
 
 LARGEST, ENTRIES = 30.0, 240  # what a register may hold
 Maker = Callable[["Draw"], str]

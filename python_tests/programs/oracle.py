@@ -277,7 +277,7 @@ def judge(case: Case, mode: str, expected: dict[int, Numbers | None]) -> Verdict
     except MissingJetRule as error:
         return Verdict("refused", refused_operator(str(error)), str(error))
     except Exception as error:
-        return error_verdict(error)
+        return error_verdict(error, case.program)
     if order not in expected:
         expected[order] = reverse_or_none(case, order)
     reverse = expected[order]
@@ -297,7 +297,7 @@ def by_differences(case: Case, order: int, found: Numbers, what: str) -> Verdict
         return Verdict("right", "against reverse mode")
     if what.startswith(("output", "value", "gradient")):
         return Verdict("wrong", what)
-    if case.tolerance > TOLERANCE[torch.float64] or "detach" in case.program.source():
+    if case.tolerance > TOLERANCE[torch.float64] or is_detached(case.program):
         return Verdict("wrong" if what else "unknown", what)
     wide, narrow = (case.differences(order, step) for step in (2e-4, 1e-4))
     if case.disagreement(wide, narrow, 1e-4):
@@ -320,8 +320,17 @@ def refused_operator(message: str) -> str:
     return names[0] if names else message[:60]
 
 
-def error_verdict(error: Exception) -> Verdict:
-    """Refused where a line of the package's own raised it, else wrong."""
+def is_detached(program: Program) -> bool:
+    """Whether differences would see what derivatives are not meant to."""
+    return ".detach()" in program.source() or ".data" in program.source()
+
+
+def error_verdict(error: Exception, program: Program) -> Verdict:
+    """Refused where a line of the package's own raised it, else wrong.
+
+    By autograd, too, where a plain tensor shares memory that is written into: the mechanism that
+    gives jets new memory before a write (`renew_memory`) does not act then.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = "".join(traceback.format_exception(error)[-6:])
     what = f"{type(error).__name__}: {str(error)[:90]}"
@@ -330,7 +339,8 @@ def error_verdict(error: Exception) -> Verdict:
         and "jachess_ext" in last.filename
         and (last.line or "").startswith("raise")
     )
-    return Verdict("refused" if ours else "wrong", what, text)
+    overwritten = "modified by an inplace operation" in str(error) and is_detached(program)
+    return Verdict("refused" if ours or overwritten else "wrong", what, text)
 
 
 def verdicts(program: Program, modes: Sequence[str] = MODES) -> dict[str, Verdict]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..registry import general_rule, jet_rule
-from ..tensor import JetTensor
+from ..tensor import JetTensor, primal_of
 from .pointwise import wide
 from .streamwise import behind_streams_all, varargs, without_dimensions
 
@@ -115,6 +115,13 @@ def euclidean_norm(
         second.append(along(streams[ij : ij + 1]) + curved.masked_fill(flat, 0))
     out = torch.cat([size, first, *second])
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
+
+
+@jet_rule("hypot")
+def hypot(input: Any, other: Any) -> Any:
+    """The norm of the two, whose derivatives at the origin are 0."""
+    size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
+    return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
 
 @jet_rule("norm")

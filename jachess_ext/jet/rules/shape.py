@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops.library import transformed
 from ..registry import attribute, built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, primal_of
 from .streamwise import (
@@ -213,10 +214,18 @@ def getitem(self: JetTensor, index: Any) -> JetTensor:
     if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
         index = tuple(index)  # as torch takes such a list
     parts = index if isinstance(index, tuple) else (index,)
+    parts = tuple(int(part) if _is_a_number(part) else part for part in parts)
     if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
         return self.with_streams(torch.stack([stream[index] for stream in self.streams]))
     everything = (slice(None),)
     return self.with_streams(self.streams[everything + tuple(parts)])
+
+
+def _is_a_number(part: Any) -> bool:
+    """Whether it is a tensor that torch takes for its number, so that the result is a view."""
+    if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
+        return False
+    return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 _OF_VIEWS = (slice, type(None), type(Ellipsis))

@@ -30,15 +30,15 @@ class _StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         streams, weight = ctx.saved_tensors
         needs_streams, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])
+        rows = grad.flatten(0, -2)
         grad_streams = grad_weight = grad_bias = None
         if needs_streams:
             product = torch.matmul if torch.is_grad_enabled() else _rows_by
             grad_streams = product(rows, weight.conj()).reshape(streams.shape)
         if needs_weight:
-            grad_weight = rows.mT @ streams.reshape(-1, streams.shape[-1]).conj()
+            grad_weight = rows.mT @ streams.flatten(0, -2).conj()
         if needs_bias:
-            grad_bias = grad[0].reshape(-1, grad.shape[-1]).sum(0)
+            grad_bias = grad[0].sum_to_size(grad.shape[-1])
         return grad_streams, grad_weight, grad_bias
 
 
