@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import find_labels
 
 from ..smoothness.decision import NO_LABEL
 from ..smoothness.model_pass import unwrapped
@@ -93,11 +94,11 @@ def _is_causal(model: nn.Module) -> bool:
 @torch.no_grad()
 def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, index: int) -> bool:
     """Whether positions have to be told: one row, padded, against the same row alone."""
-    takes = "position_ids" in inspect.signature(model.forward).parameters
+    takes = "position_ids" in _parameters(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         return takes  # a shard cannot be asked by one rank alone
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False  # it runs on more than its tokens; it sees what it sees in a plain Trainer
+    if _reads_more_than_text(model, batch):
+        return False  # it sees what it sees in a plain Trainer
     start = int(mask[index].bool().long().argmax())
     row = {n: batch[n][index : index + 1] for n in _OF_TOKENS if batch.get(n) is not None}
     alone = {name: value[:, start:] for name, value in row.items()}
@@ -117,9 +118,21 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, i
     return False
 
 
+def _reads_more_than_text(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a row cut to its tokens is no input of the model: images, an encoder and a decoder."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return True
+    known = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}
+    return any(name in _parameters(model) and name not in known for name in batch)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
+
+
 def _outputs(model: nn.Module, row: Mapping[str, Tensor]) -> list[Tensor]:
     """The floating-point tensors a model returns, its last hidden state among them if it can."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = _parameters(model)
     asked = {"output_hidden_states": True} if "output_hidden_states" in parameters else {}
     if not asked and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         asked = {"output_hidden_states": True}

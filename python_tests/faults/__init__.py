@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+PROGRAMS = "python_tests/programs/test_programs.py -m 'not slow'"
+"""The test of random programs."""
+
 
 @dataclass(frozen=True)
 class Edit:

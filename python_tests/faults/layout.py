@@ -1,6 +1,6 @@
 """Strides, shared memory, writes in place, and what outlives a pass."""
 
-from python_tests.faults import Edit, Fault
+from python_tests.faults import PROGRAMS, Edit, Fault
 
 TENSOR = "jachess_ext/jet/tensor.py"
 STRIDES = "jachess_ext/jet/strides.py"
@@ -17,6 +17,7 @@ FAULTS = [
         tests=(
             "python_tests/jet/test_strides.py -k tanh",
             "python_tests/jet/test_strides.py -k reduction_no_dim",
+            PROGRAMS,
         ),
     ),
     Fault(
@@ -25,11 +26,11 @@ FAULTS = [
             Edit(
                 STRIDES,
                 "return streams.is_contiguous() and (not memories or "
-                "_memory(result) not in memories - {None})",
+                "memory_of(result) not in memories - {None})",
                 "return streams.is_contiguous()",
             ),
         ),
-        tests=("python_tests/jet/test_strides.py -k reduction_no_dim",),
+        tests=("python_tests/jet/test_strides.py -k reduction_no_dim", PROGRAMS),
     ),
     Fault(
         name="writes: what a function read is written over before backward",
@@ -40,7 +41,61 @@ FAULTS = [
                 "    make_pending()\n",
             ),
         ),
-        tests=("python_tests/jet/test_writes.py -k through_an_index",),
+        tests=("python_tests/jet/test_writes.py -k through_an_index", PROGRAMS),
+    ),
+    Fault(
+        name="writes: views of a buffer that is given new memory fall apart",
+        edits=(
+            Edit(
+                STRIDES,
+                "        source = renewed[id(_base(view))]\n",
+                "        source = renewed[id(_base(view))].clone()\n",
+            ),
+        ),
+        tests=("python_tests/programs/test_found.py -k buffer",),
+    ),
+    Fault(
+        name="writes: a detached tensor is left behind in the old memory",
+        edits=(Edit(STRIDES, "    if memory in run.given_out:\n", "    if False:\n"),),
+        tests=("python_tests/programs/test_found.py -k 'detached_from or detached from'",),
+    ),
+    Fault(
+        name="strides: inputs of a pass are made contiguous",
+        edits=(
+            Edit(
+                STRIDES,
+                "    if x.is_contiguous() or transformed():\n",
+                "    if True:\n",
+            ),
+        ),
+        tests=("python_tests/jet/test_input_strides.py -k reach", PROGRAMS),
+    ),
+    Fault(
+        name="writes: into an input that is expanded",
+        edits=(
+            Edit(
+                "jachess_ext/jet/rules/streamwise.py",
+                "    refuse_expanded(target)\n",
+                "",
+            ),
+        ),
+        tests=("python_tests/jet/test_input_strides.py -k into_an_expanded",),
+    ),
+    Fault(
+        name="writes: a batch norm that is refused has counted the batch",
+        edits=(Edit("jachess_ext/jet/rules/norm.py", "        _uncount_the_batch()\n", ""),),
+        tests=("python_tests/jet/test_input_strides.py -k batch_norm",),
+    ),
+    Fault(
+        name="writes: a batch norm that is refused has changed its statistics",
+        edits=(
+            Edit(
+                "jachess_ext/jet/dual.py",
+                "_CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)\n",
+                "_CHANGES_A_MODEL = ()\n",
+            ),
+        ),
+        tests=("python_tests/jet/test_input_strides.py -k 'batch_norm and target'",),
     ),
     Fault(
         name="writes: into entries that overlap",

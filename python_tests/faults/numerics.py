@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from . import Edit, Fault
+from . import PROGRAMS, Edit, Fault
 
 RULES = "jachess_ext/jet/rules"
 TESTS = "python_tests/jet/test_special_points.py"
 
 
-def _fault(name: str, file: str, mended: str, faulty: str, chosen: str) -> Fault:
+FOUND = "python_tests/programs/test_found.py"
+
+
+def _fault(name: str, file: str, mended: str, faulty: str, chosen: str, *others: str) -> Fault:
+    """``others``: further tests than those ``chosen`` of `TESTS` that have to notice."""
     edit = Edit(f"{RULES}/{file}", mended, faulty)
-    return Fault(f"numerics: {name}", (edit,), (f"{TESTS} -k '{chosen}'",))
+    return Fault(f"numerics: {name}", (edit,), (f"{TESTS} -k '{chosen}'", *others))
 
 
 FAULTS = [
@@ -34,6 +38,7 @@ FAULTS = [
         "    x1, x2 = torch.broadcast_tensors(x1, x2)",
         "    x1, x2 = x1, x2",
         "broadcasting and cosine",
+        PROGRAMS,
     ),
     _fault(
         "nested lists as an index",
@@ -41,6 +46,7 @@ FAULTS = [
         "kinds = (Tensor, Integral, *_OF_VIEWS)",
         "kinds = (Tensor, Integral, list, *_OF_VIEWS)",
         "forms_of_an_index and nested",
+        PROGRAMS,
     ),
     _fault(
         "logsumexp of tangents that share a constant",
@@ -69,6 +75,7 @@ FAULTS = [
         "    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())",
         "    asked = exponent.primal == exponent.primal",
         "far_out and full_like",
+        PROGRAMS,
     ),
     _fault(
         "logarithm of zero beside a constant factor",
@@ -129,5 +136,54 @@ FAULTS = [
             ),
         ),
         (f"{TESTS} -k 'saturated'",),
+    ),
+    *(
+        Fault(f"numerics: {name}", (Edit(f"{RULES}/{file}", mended, faulty),), (tests,))
+        for name, file, mended, faulty, tests in (
+            (
+                "an extreme value that is reached twice",
+                "reduce.py",
+                "        ties = (input.primal == value).to(input.dtype)\n",
+                "        ties = (input.primal == value).to(input.dtype)\n"
+                "        ties = ties * (ties.cumsum(dims[-1]) == 1)\n",
+                f"{FOUND} -k 'amax_of_a_tie or amax'",
+            ),
+            (
+                "the larger of two equal numbers",
+                "arithmetic.py",
+                "    return torch.where(input == other, 0.5 * input + 0.5 * other, larger)\n",
+                "    return larger\n",
+                f"{FOUND} -k maximum",
+            ),
+            (
+                "hypot at the origin",
+                "reduce.py",
+                '@jet_rule("hypot")\n',
+                '@jet_rule("hypot_")\n',
+                f"{FOUND} -k hypot",
+            ),
+            (
+                "logit beyond its ends, backward",
+                "pointwise.py",
+                "        x = x.masked_fill(outside, 0.5)  "
+                "# backward through infinite slopes would be NaN\n",
+                "",
+                f"{FOUND} -k logit",
+            ),
+            (
+                "an index of one number, given as a tensor",
+                "shape.py",
+                "    return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)\n",
+                "    return False\n",
+                f"{FOUND} -k 'index'",
+            ),
+            (
+                "products of no rows, backward",
+                "stacked_linear.py",
+                "        rows = grad.flatten(0, -2)\n",
+                "        rows = grad.reshape(-1, grad.shape[-1])\n",
+                f"{FOUND} -k 'nothing'",
+            ),
+        )
     ),
 ]

@@ -7,6 +7,18 @@ _SAME = "python_tests/training/test_metamorphic.py"
 
 FAULTS = [
     Fault(
+        name="padding: what has the mask's shape is moved with the tokens",
+        edits=(
+            Edit(
+                "jachess_ext/training/left_padding.py",
+                '        return {**batch, "position_ids": positions_of(mask)} if self._counts else batch\n',
+                "        moved = {n: v.flip(1) if v.shape == mask.shape else v for n, v in batch.items()}\n"
+                "        return moved\n",
+            ),
+        ),
+        tests=(f"{_SAME} -k 'none-gpt2-multi'",),
+    ),
+    Fault(
         name="padding: the Trainer counts targets that padding would have to tell",
         edits=(
             Edit(
@@ -60,5 +72,16 @@ FAULTS = [
             ),
         ),
         tests=(f"{_ACT} -k 'labels_of_another_name and smoothing'",),
+    ),
+    Fault(
+        name="training: what a model reads beside its text is cut away to judge its padding",
+        edits=(
+            Edit(
+                "jachess_ext/training/left_padding.py",
+                "    return any(name in _parameters(model) and name not in known for name in batch)\n",
+                "    return False\n",
+            ),
+        ),
+        tests=(f"{_ACT} -k 'judged_by_a_row'",),
     ),
 ]

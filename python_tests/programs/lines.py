@@ -205,9 +205,8 @@ def reduction(d: Draw) -> str:
         f"torch.linalg.vector_norm({a}, {d.of(1, 2)}, {dims}{keep})",
         f"{a}.topk(1, {one}).values",
     ]
-    kinds += [
-        f"torch.stack([{a}, {a}.detach()], {d.of(0, -1)}).{d.of('amax', 'amin')}({d.of(0, -1, 'None')})"
-    ]
+    both = f"torch.stack([{a}, {a}.detach()], {d.of(0, -1)})"
+    kinds += [f"{both}.{d.of('amax', 'amin')}({d.of(0, -1, 'None')})"]
     kinds += [
         f"torch.linalg.norm({a})",
         f"{a}.var({one}, correction=0{keep})",
@@ -326,7 +325,8 @@ def gathered(d: Draw) -> str:
         f"torch.take({a}, {d.integers(size, 2)})",
         f"{a}.scatter({i}, {d.integers(size, *shape)}, 0.5)",
         f"torch.zeros_like({a}).index_add({i}, {d.integers(size, size)}, {a})",
-        f"torch.zeros_like({a}).scatter_add({i}, torch.zeros({list(d[a].shape)}, dtype=torch.long), {a})",
+        f"torch.zeros_like({a}).scatter_add("
+        f"{i}, torch.zeros({list(d[a].shape)}, dtype=torch.long), {a})",
     )
 
 
@@ -381,11 +381,12 @@ def product(d: Draw) -> str:
 @maker(1.5)
 def convolution(d: Draw) -> str:
     a = d.tensor(lambda t: t.ndim in (2, 3) and t.numel() > 1)
-    channels, size = d[a].shape[-2:]
+    channels = d[a].shape[-2]
     k = d.of(1, 2)
     kinds = [f"F.conv1d({a}, C(4, 2, {channels}, {k}).to({a}.dtype), padding={d.of(0, 1)})"]
     kinds += [
-        f"F.conv1d({a}, C(4, {channels}, 1, {k}).to({a}.dtype), C(3, {channels}).to({a}.dtype), groups={channels})"
+        f"F.conv1d({a}, C(4, {channels}, 1, {k}).to({a}.dtype), "
+        f"C(3, {channels}).to({a}.dtype), groups={channels})"
     ]
     kinds += [
         f"F.conv_transpose1d({a}, C(4, {channels}, 2, {k}).to({a}.dtype), stride={d.of(1, 2)})"
@@ -395,12 +396,10 @@ def convolution(d: Draw) -> str:
         f"F.max_pool1d({a}, {k})",
         f"F.adaptive_avg_pool1d({a}, 2)",
     ]
-    kinds += [
-        f"F.conv2d({a}[None], C(4, 2, {'1' if d[a].ndim == 2 else d[a].shape[0]}, {k}, 1).to({a}.dtype))"
-    ]
-    kinds += [
-        f"F.interpolate({a}.reshape(1, {channels}, -1), scale_factor=2, mode={d.of(repr('nearest'), repr('linear'))})"
-    ]
+    rows = 1 if d[a].ndim == 2 else d[a].shape[0]
+    kinds += [f"F.conv2d({a}[None], C(4, 2, {rows}, {k}, 1).to({a}.dtype))"]
+    how = d.of("'nearest'", "'linear'")
+    kinds += [f"F.interpolate({a}.reshape(1, {channels}, -1), scale_factor=2, mode={how})"]
     return d.of(*kinds)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import joblib
-import torch
 
 from .draw import draw
 from .oracle import NotAProgram, verdicts
@@ -15,7 +14,6 @@ from .oracle import NotAProgram, verdicts
 
 def result(seed: int) -> dict:
     """What the seed's program gives, as data for JSON."""
-    torch.set_num_threads(1)
     program = draw(seed)
     try:
         found = verdicts(program)

@@ -27,7 +27,8 @@ FOUND: dict[str, tuple[Shape, Shape, str, list[str]]] = {
     "amin of a tie": ((3,), (), "plain", ["torch.stack([v0, v0.detach()]).amin(0, True)"]),
     "max of a tie": ((), (), "plain", ["torch.stack([v0, v0.detach(), v0 - 1]).max()"]),
     "infinity norm of a tie": (
-        (3,), (), "plain", ["torch.linalg.vector_norm(torch.stack([v0, v0.detach()]), torch.inf, 0)"],
+        (3,), (), "plain",
+        ["torch.linalg.vector_norm(torch.stack([v0, v0.detach()]), torch.inf, 0)"],
     ),
     "amax of a number": ((), (), "plain", ["v0.amax(None)"]),
     "norm of a number": ((), (), "plain", ["v0.norm(2, 0, keepdim=True) + v0.norm(2, -1)"]),
@@ -44,6 +45,18 @@ FOUND: dict[str, tuple[Shape, Shape, str, list[str]]] = {
     "reshape of an input with gaps": (
         (2, 3), (), "gaps", ["v0.reshape(3, 2)", "v0.mul_(2)", "v2 * 1"],
     ),
+    "an index that is a tensor of one number": (
+        (1, 2, 1), (), "plain", ["v0[torch.tensor(0), 0:, 0]", "v0.mul_(2)", "v2 * 1"],
+    ),
+    "an index of two such tensors": (
+        (1, 2, 2), (), "plain", ["v0[0, 0:1, torch.tensor(-1)]", "v2.add_(-0.5)", "v0 * v0"],
+    ),
+    "hypot at the origin, masked": (
+        (3,), (), "plain",
+        ["v0.masked_fill(v0 < 0, 0)", "torch.hypot(v2, v2)"],
+    ),
+    "a product with nothing": ((3,), (), "plain", ["v0 @ C(0, 3, 0)", "v0 * 2"]),
+    "a product of nothing": ((3,), (), "plain", ["v0[:0] @ C(0, 0, 2)"]),
 }  # fmt: skip
 
 

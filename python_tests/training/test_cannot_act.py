@@ -131,12 +131,14 @@ def test_causal_decisions_are_of_real_tokens(labelled: bool) -> None:
 
 
 def test_left_padding_is_judged_by_a_row_with_tokens() -> None:
-    """A row of padding alone tells nothing, and an encoder-decoder is left as it is."""
+    """A row of padding alone tells nothing; what reads more than text is left as it is."""
     model = classifier("gpt2")
     with torch.no_grad():
         model.transformer.wpe.weight.mul_(30)
     ids = torch.tensor([[0, 0, 0], [0, 1, 2]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     assert "position_ids" in LeftPadding()(model, batch)
+    beside = batch | {"encoder_hidden_states": torch.ones(2, 4, 8)}
+    assert LeftPadding()(model, beside) is beside
     model.config.is_encoder_decoder = True
     assert LeftPadding()(model, batch) is batch

@@ -30,6 +30,8 @@ QUICK = {
 """Methods of the quick part."""
 DRAWLESS = ("none", "l2", "l2-sp", "label-smoothing", "sam", "wise-ft")
 """Methods that draw nothing, of which the order of rows within a batch does not matter."""
+REFUSED = ("label-smoothing", "margin")
+"""Methods that need one class of several, refused for several labels a row and for regression."""
 
 
 class Collator:
@@ -97,6 +99,7 @@ def model_of(family: str, kind: str) -> Any:
 def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
     """The trained model, or why it cannot be trained."""
     collator = Collator(how.pop("side", "right"), how.pop("width", WIDTH), **how)
+    options = how.pop("options", {})
     try:
         made = method_trainer(
             *(folder, name),
@@ -104,7 +107,7 @@ def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
             data=rows_of(kind),
             unlabelled=rows_of(kind, labels=False),
             options={"data_collator": collator, "processing_class": collator},
-            max_steps=1,
+            **{"max_steps": 1, **options},
         )
     except ValueError as error:
         return str(error)
@@ -117,7 +120,7 @@ def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
 
 def assert_same(a: Any, b: Any, kind: str) -> None:
     if isinstance(a, str):
-        assert a == b
+        assert a == b and kind in ("multi", "regression")
         assert "expected" in a or "use " in a, f"what to do is not said: {a}"
         return
     # transformers' language models and their losses go through float32
@@ -145,6 +148,31 @@ def cases(*families: str) -> list[Any]:
 def test_padding_side_and_width(tmp_path: Path, name: str, family: str, kind: str) -> None:
     right = run(tmp_path, name, family, kind, width=WIDTH + 2)
     assert_same(right, run(tmp_path, name, family, kind, side="left"), kind)
+
+
+@pytest.mark.parametrize("name, family, kind", cases("gpt2"))
+def test_who_is_refused(tmp_path: Path, name: str, family: str, kind: str) -> None:
+    refused = isinstance(run(tmp_path, name, family, kind), str)
+    assert refused == (name in REFUSED and kind in ("multi", "regression"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_run(tmp_path: Path, name: str) -> None:
+    """From the same seed, in the same process."""
+    once, again = (run(tmp_path, name, "gpt2", "single") for _ in range(2))
+    for key, value in parameters(once).items():
+        assert torch.equal(value, parameters(again)[key]), key
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWLESS if name != "sam"])
+def test_accumulation(tmp_path: Path, name: str) -> None:
+    """One batch of all rows, or as many of one: SAM's ascent is of each batch, by definition."""
+    rows = len(rows_of("single"))
+    whole = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
+    parts = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": rows}
+    found = [run(tmp_path, name, "gpt2", "single", options=how) for how in (whole, parts)]
+    assert_same(*found, "single")
 
 
 @pytest.mark.slow

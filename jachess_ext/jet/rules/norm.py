@@ -190,9 +190,9 @@ def native_instance_norm(
 def _uncount_the_batch() -> None:
     """Take back what torch.nn's modules have counted before they ask for what is refused."""
     module: Any = next(iter(calling_modules()), None)
-    if getattr(module, "training", False) and isinstance(module, nn.modules.batchnorm._BatchNorm):
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.sub_(1)
+    counted = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    if counted and module.num_batches_tracked is not None:
+        module.num_batches_tracked.sub_(1)
 
 
 @jet_rule(F.batch_norm)
