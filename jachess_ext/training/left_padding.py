@@ -119,7 +119,7 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, i
 
 
 def _reads_more_than_text(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a row cut to its tokens is no input of the model: images, an encoder and a decoder."""
+    """Whether a row cut to its tokens is no input of the model: images, an encoder's text."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return True
     known = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}

@@ -11,9 +11,10 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/training/left_padding.py",
-                '        return {**batch, "position_ids": positions_of(mask)} if self._counts else batch\n',
-                "        moved = {n: v.flip(1) if v.shape == mask.shape else v for n, v in batch.items()}\n"
-                "        return moved\n",
+                "        return {**batch, ",
+                "        batch = {n: v.flip(1) if v.shape == mask.shape else v "
+                "for n, v in batch.items()}\n"
+                "        return {**batch, ",
             ),
         ),
         tests=(f"{_SAME} -k 'none-gpt2-multi'",),
@@ -78,8 +79,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/training/left_padding.py",
-                "    return any(name in _parameters(model) and name not in known for name in batch)\n",
-                "    return False\n",
+                "    return any(name in _parameters(model) and",
+                "    return False and any(name in _parameters(model) and",
             ),
         ),
         tests=(f"{_ACT} -k 'judged_by_a_row'",),

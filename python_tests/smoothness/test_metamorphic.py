@@ -60,9 +60,9 @@ def test_padding_side(name: str, engine: str) -> None:
 
 
 @each_model
-def test_order_of_rows(name: str, engine: str = "exact") -> None:
+def test_order_of_rows(name: str) -> None:
     """The other engines draw directions for each row."""
-    model, batch = classifier(name), batch_of(name)
+    model, batch, engine = classifier(name), batch_of(name), "exact"
     order = torch.tensor([2, 0, 1])
     moved = {key: value[order] for key, value in batch.items()}
     assert_same(numbers(model, moved, engine), numbers(model, batch, engine))

@@ -130,6 +130,13 @@ def test_causal_decisions_are_of_real_tokens(labelled: bool) -> None:
     assert values[1] == pytest.approx(values[0], rel=1e-4)
 
 
+class Captions(nn.Module):
+    """Reads a text beside an image."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
+        return input_ids.float() + pixel_values.flatten(1).sum(1, keepdim=True)
+
+
 def test_left_padding_is_judged_by_a_row_with_tokens() -> None:
     """A row of padding alone tells nothing; what reads more than text is left as it is."""
     model = classifier("gpt2")
@@ -138,7 +145,7 @@ def test_left_padding_is_judged_by_a_row_with_tokens() -> None:
     ids = torch.tensor([[0, 0, 0], [0, 1, 2]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     assert "position_ids" in LeftPadding()(model, batch)
-    beside = batch | {"encoder_hidden_states": torch.ones(2, 4, 8)}
-    assert LeftPadding()(model, beside) is beside
+    images = batch | {"pixel_values": torch.ones(2, 3, 4, 4)}
+    assert LeftPadding()(Captions(), images) is images
     model.config.is_encoder_decoder = True
     assert LeftPadding()(model, batch) is batch
