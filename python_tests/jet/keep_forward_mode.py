@@ -133,8 +133,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="names of operators")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    quiet()
-    with_gradients, without = kept(given.limit, given.only)
+    with quiet():
+        with_gradients, without = kept(given.limit, given.only)
     text = HEADER.format(version=torch.__version__.split("+")[0])
     text += _listed("WITH_GRADIENTS", with_gradients) + _listed("WITHOUT_GRADIENTS", without)
     write_atomically(TARGET, text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -364,9 +365,9 @@ def _judge_gradient(call: Call, steps: Sequence[Tensor]) -> Verdict:
     return Verdict("wrong", "gradient")
 
 
-def quiet() -> Any:
+@contextmanager
+def quiet() -> Iterator[None]:
     """torch's samples call what is deprecated, on purpose."""
-    context = warnings.catch_warnings()
-    context.__enter__()
-    warnings.simplefilter("ignore")
-    return context
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

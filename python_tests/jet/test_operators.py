@@ -66,11 +66,8 @@ def _worst(verdicts: Iterator[Verdict]) -> Verdict:
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_sample_of_every_operator(part: int) -> None:
-    context = quiet()
-    try:
+    with quiet():
         found = {title(op): next(_first(op), Verdict("skipped")) for op in _operators()[part::8]}
-    finally:
-        context.__exit__(None, None, None)
     bad = {name: v.detail for name, v in found.items() if v.kind in BAD}
     assert not bad
     assert sum(v.kind == "right" for v in found.values()) >= LEAST_RIGHT // 8
@@ -85,7 +82,7 @@ def _first(op: Any) -> Iterator[Verdict]:
             return
 
 
-@pytest.mark.parametrize("name", ["atan2", "cov", "kron", "linalg.inv"])
+@pytest.mark.parametrize("name", ["cov", "cross", "kron", "linalg.inv"])
 def test_gradients_through_the_general_rule(name: str) -> None:
     """Of every operator in the slow test; cov's float32 weights are taken as float64."""
     (op,) = [op for op in _operators() if op.name == name]
@@ -94,11 +91,8 @@ def test_gradients_through_the_general_rule(name: str) -> None:
 
 @pytest.mark.slow
 def test_samples_of_every_operator() -> None:
-    context = quiet()
-    try:
+    with quiet():
         found = {title(op): _worst(_verdicts(op, 6)) for op in _operators()}
-    finally:
-        context.__exit__(None, None, None)
     counts = Counter(v.kind for v in found.values())
     print(dict(counts), {n: v.detail[:80] for n, v in found.items() if v.kind.startswith("no ")})
     assert not {name: v for name, v in found.items() if v.kind in BAD}
@@ -109,15 +103,12 @@ def test_samples_of_every_operator() -> None:
 def test_variants_without_a_forward_mode() -> None:
     """They are refused, or served by a rule of their own: torch's forward mode may give zeros for
     them in silence."""
-    context = quiet()
-    try:
+    with quiet():
         # Sparse tensors are no points of ours, cfloat rounds the differences, normal has a sample
         # without a tensor.
         left_out = ("sparse", "cfloat", "normal")
         chosen = [op for op in operators(forward=False) if not op.name.startswith(left_out)]
         found = {title(op): _worst(_verdicts(op, 3)) for op in chosen}
-    finally:
-        context.__exit__(None, None, None)
     assert "scatter_reduce.prod" in found
     assert not {name: v for name, v in found.items() if v.kind in BAD}
 
