@@ -182,7 +182,7 @@ FAULTS = [
                 "stacked_linear.py",
                 "        rows = grad.flatten(0, -2)\n",
                 "        rows = grad.reshape(-1, grad.shape[-1])\n",
-                f"{FOUND} -k 'nothing'",
+                f"{FOUND} -k nothing",
             ),
         )
     ),

@@ -71,7 +71,7 @@ def binary_named(d: Draw) -> str:
         "add",
         "sub",
         "mul",
-        "pow",
+        *("pow", "pow", "pow"),
         "xlogy",
         "fmod",
         "addcmul",
