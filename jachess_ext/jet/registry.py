@@ -158,8 +158,15 @@ def last_name(function: Any) -> str:
     return function_name(function).removesuffix(".__get__").rpartition(".")[2]
 
 
+_AROUND = (
+    "it was called inside a transform of torch.func (vmap, grad, jvp), which hides a jet: take the "
+    "pass inside and the transform outside, torch.func.vmap(lambda x: jx.jvp(f, (x,), (t,))), or "
+    "write the batch out."
+)
 # What helps where no rule is meant to be written: part of a function's name, and the mend.
 _MENDS = {
+    "aten.": _AROUND,
+    "_make_dual": _AROUND,
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
     'load the model with from_pretrained(..., experts_implementation="eager"), or call '
     'model.set_experts_implementation("eager").',

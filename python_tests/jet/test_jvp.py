@@ -558,7 +558,7 @@ def test_a_write_beside_a_view_whose_tangent_is_a_copy_is_refused(
         return view
 
     x = randn(3, 3, grad=True)
-    with pytest.raises(jx.MissingJetRule, match="writes into a tensor of which"):
+    with pytest.raises(jx.MissingJetRule, match="a tensor of which"):
         jx.jvp(fn, (x,), (x,), differentiable=False)
 
 

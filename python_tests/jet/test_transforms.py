@@ -110,6 +110,13 @@ def test_gradients_of_functional_parameters(block: Block) -> None:
         assert_same(found, right)
 
 
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad, torch.func.jacrev])
+def test_a_transform_inside_a_pass_is_refused(transform: Callable) -> None:
+    x = randn(3, seed=1)
+    with pytest.raises(jx.MissingJetRule, match=r"take the pass inside and the transform outside"):
+        jx.jvp(lambda x: transform(lambda y: y.sin().sum())(x), (x,), (x,))
+
+
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_jvp_within_transforms(block: Block, differentiable: bool) -> None:
     """A tangent that is not differentiable is a constant to the transforms around."""

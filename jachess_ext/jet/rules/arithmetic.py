@@ -247,14 +247,19 @@ def float_power(input: Any, exponent: Any) -> JetTensor:
 @jet_rule("maximum")
 def maximum(input: Any, other: Any) -> Any:
     """Of a tie both have half the derivative, as in torch's autograd; NaN on either side stays."""
-    larger = torch.where((input > other) | torch.isnan(input), input, other)
-    return torch.where(input == other, 0.5 * input + 0.5 * other, larger)
+    return _both_of_a_tie(input, other, (input > other) | torch.isnan(input))
 
 
 @jet_rule("minimum")
 def minimum(input: Any, other: Any) -> Any:
-    smaller = torch.where((input < other) | torch.isnan(input), input, other)
-    return torch.where(input == other, 0.5 * input + 0.5 * other, smaller)
+    return _both_of_a_tie(input, other, (input < other) | torch.isnan(input))
+
+
+def _both_of_a_tie(input: Any, other: Any, first: Tensor) -> Any:
+    """``input`` where it comes ``first``, else ``other``; half of each where they are equal."""
+    chosen: Any = torch.where(first, input, other)
+    rest: Any = torch.where(first, other, input)
+    return torch.where(input == other, 0.5 * chosen + 0.5 * rest, chosen)
 
 
 @jet_rule("fmax")
