@@ -98,8 +98,8 @@ def model_of(family: str, kind: str) -> Any:
 
 def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
     """The trained model, or why it cannot be trained."""
-    collator = Collator(how.pop("side", "right"), how.pop("width", WIDTH), **how)
     options = how.pop("options", {})
+    collator = Collator(how.pop("side", "right"), how.pop("width", WIDTH), **how)
     try:
         made = method_trainer(
             *(folder, name),
