@@ -1,8 +1,8 @@
 """Refuses CUDA kernels whose registers go to memory (part of `make check`; needs nvcc, no GPU).
 
-    PYTHONPATH=build_backend python -m jachess_build.spills
+    PYTHONPATH=build_backend python -m jachess_build.spills [ARCHITECTURE ...]
 
-Every csrc/cuda/*.cu is compiled for each architecture of `ARCHS`.  Only kernels of three and four
+Every csrc/cuda/*.cu is compiled for each architecture that is named, or for all of `ARCHS`.  Only kernels of three and four
 directions (`MAY_SPILL`), which no default runs, may spill: they are told, the others fail.
 """
 
@@ -71,25 +71,25 @@ def spills(
     return sorted(readable.stdout.splitlines())
 
 
-def main() -> int:
-    """Compile and print; the exit status."""
+def main(archs: tuple[str, ...] = ARCHS) -> int:
+    """Compile for these architectures and print; the exit status."""
     toolkit = find_toolkit()
     if toolkit is None:
         print("spills: no nvcc was found, so the CUDA kernels were not compiled.")
         return 0
     sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-    found = spills(toolkit, sources)
+    found = spills(toolkit, sources, archs)
     # `__cuda_…` are the compiler's own helpers, which no kernel here can shrink.
     found = [line for line in found if ": __cuda_" not in line]
     faults = [line for line in found if not MAY_SPILL.search(line)]
     for line in faults:
         print(f"spills: {line}; take fewer elements a thread, or split the kernel", file=sys.stderr)
     print(
-        f"spills: {len(sources)} files on {len(ARCHS)} architectures, {len(faults)} faults, "
+        f"spills: {len(sources)} files on {', '.join(archs)}: {len(faults)} faults, "
         f"{len(found) - len(faults)} kernels of three or four directions spill."
     )
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(tuple(sys.argv[1:]) or ARCHS))
