@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...torch_floor import release
 from ..layout import JetLayout
 from ..registry import general_rule, jet_rule
 from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
@@ -262,15 +263,22 @@ def _both_of_a_tie(input: Any, other: Any, first: Tensor) -> Any:
     return torch.where(input == other, 0.5 * chosen + 0.5 * rest, chosen)
 
 
+_FMAX_SHARES_TIES = release(torch.__version__) >= (2, 14)
+
+
 @jet_rule("fmax")
 def fmax(input: Any, other: Any) -> Any:
-    """Ties follow ``input``, as in torch's autograd; a number goes before NaN."""
-    return torch.where((input >= other) | torch.isnan(other), input, other)
+    """A number goes before NaN.  Ties as in torch's autograd: shared, before 2.14 ``input``'s."""
+    if not _FMAX_SHARES_TIES:
+        return torch.where((input >= other) | torch.isnan(other), input, other)
+    return _both_of_a_tie(input, other, (input > other) | torch.isnan(other))
 
 
 @jet_rule("fmin")
 def fmin(input: Any, other: Any) -> Any:
-    return torch.where((input <= other) | torch.isnan(other), input, other)
+    if not _FMAX_SHARES_TIES:
+        return torch.where((input <= other) | torch.isnan(other), input, other)
+    return _both_of_a_tie(input, other, (input < other) | torch.isnan(other))
 
 
 @jet_rule("atan2", "arctan2")
