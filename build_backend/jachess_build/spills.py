@@ -2,8 +2,9 @@
 
     PYTHONPATH=build_backend python -m jachess_build.spills [ARCHITECTURE ...]
 
-Every csrc/cuda/*.cu is compiled for each architecture that is named, or for all of `ARCHS`.  Only kernels of three and four
-directions (`MAY_SPILL`), which no default runs, may spill: they are told, the others fail.
+Every csrc/cuda/*.cu is compiled for each architecture that is named, or for all of `ARCHS`.  Only
+kernels of three and four directions (`MAY_SPILL`), which no default runs, may spill: they are told,
+the others fail.
 """
 
 from __future__ import annotations
