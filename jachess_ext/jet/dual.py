@@ -380,14 +380,15 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
     jet_args, jet_named = _replaced((args, named), lambda dual: jets[id(dual)])
-    found = None
-    if func in _CHANGES_A_MODEL:
-        with torch.no_grad():
-            found = call_rule(func, rule, jet_args, jet_named)
+
+    @torch.no_grad()
+    def by_rule() -> Any:
+        return call_rule(func, rule, jet_args, jet_named)
+
+    found = by_rule() if func in _CHANGES_A_MODEL else None
     plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
+    found = found if func in _CHANGES_A_MODEL else by_rule()
     with torch.no_grad():
-        if func not in _CHANGES_A_MODEL:
-            found = call_rule(func, rule, jet_args, jet_named)
         for dual in duals:
             jet = jets[id(dual)]
             if jet.streams._version != versions[id(dual)]:

@@ -68,7 +68,10 @@ FAULTS = [
                 "    if True:\n",
             ),
         ),
-        tests=("python_tests/jet/test_input_strides.py -k reach", PROGRAMS),
+        tests=(
+            "python_tests/jet/test_input_strides.py -k reach",
+            "python_tests/programs/test_found.py -k 'transposed or gaps'",
+        ),
     ),
     Fault(
         name="writes: into an input that is expanded",

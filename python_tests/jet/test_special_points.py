@@ -774,3 +774,12 @@ def test_what_has_no_forward_mode_is_refused_in_its_own_words() -> None:
     x = torch.rand(6, dtype=torch.float64)
     with pytest.raises(MissingJetRule, match="prod"):
         jx.jet(VARIANTS["scatter_reduce prod True self"], x, torch.ones(2, 6).double())
+
+
+def test_logit_beyond_its_ends() -> None:
+    """Flat there, backward too; at 1/2 the slope is 4 and the third derivative 32."""
+    x = torch.tensor([0.0, 1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    jet = jx.jet(lambda x: x.logit(eps=0.1), x, torch.ones(2, 3, dtype=torch.float64))
+    assert jet.first[:, :2].eq(0).all() and jet.second[:, :2].eq(0).all()
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 36.0], dtype=torch.float64))

@@ -34,9 +34,9 @@ def batch_of(name: str, side: str = "right") -> dict[str, Tensor]:
     return with_positions(batch) if name in ("bert", "gpt2") else batch
 
 
-def numbers(model: Any, batch: dict, engine: str, **settings: Any) -> dict[str, Tensor]:
+def numbers(model: Any, batch: dict, engine: str) -> dict[str, Tensor]:
     """Loss, norms by layer, and the loss's gradients."""
-    given = {"weights": "uniform", "seed": 11, "engine": engine} | ENGINES[engine] | settings
+    given = {"weights": "uniform", "seed": 11, "engine": engine} | ENGINES[engine]
     exact_casts = Float64Casts() if model.dtype == torch.float64 else contextlib.nullcontext()
     with exact_casts:  # Llama's RMS norms and rotary embeddings cast to float32
         out = jx.JacHess(model, **given)(batch)
