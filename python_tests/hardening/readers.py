@@ -17,8 +17,8 @@ from jachess_ext import JacHess
 from jachess_ext.cli import main
 from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
 from jachess_ext.commands.ntk_data import class_numbers, read_samples
+from jachess_ext.compare.report import sections
 from jachess_ext.experiment.grid import Grid, make_grid, read_grid
-from jachess_ext.experiment.report import sections
 from jachess_ext.experiment.run_folder import RunFolder
 from jachess_ext.experiment.store import read_results
 from jachess_ext.live_selection import read_records, read_selection

@@ -1,0 +1,1 @@
+"""Comparisons of fine-tuning methods, and their reports."""
