@@ -5,19 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 
-from ..json_data import shown
-from .arrays import Array, Index, Mask
-from .input_checks import check_losses, check_sizes
+from .predictive import Array, Index, Mask
 
 NAME_COLUMNS = ("name", "model", "config name")
 SIZE_COLUMN = "size"
+_ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
 
 
 class TableError(ValueError):
@@ -26,7 +27,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class LossTable:
-    """One row a model.
+    """Losses, a row for each model.
 
     Attributes:
         names: the models, [n], all different.
@@ -41,11 +42,11 @@ class LossTable:
     parameters: Array | None
 
     def up_to(self, budget: float) -> LossTable:
-        """The columns of sizes up to the budget, every loss checked.
+        """Return the columns of sizes up to the budget, every loss checked.
 
         Raises:
-            TableError: a budget below the first size or above the last one, or a loss up to it
-                that is missing or not positive.
+            TableError: a budget below the first size or above the last, or a loss up to it that is
+                missing or not positive.
         """
         kept = self.sizes <= budget
         if not (kept & (self.sizes > 0)).any():
@@ -61,13 +62,13 @@ class LossTable:
         return LossTable(self.names, self.sizes[kept], self.losses[:, kept], self.parameters)
 
     def rows(self, places: Index) -> LossTable:
-        """The models at these rows."""
+        """Return the models at these rows."""
         names = tuple(self.names[place] for place in places)
         parameters = None if self.parameters is None else self.parameters[places]
         return LossTable(names, self.sizes, self.losses[places], parameters)
 
     def losses_at(self, size: float) -> Array:
-        """The losses of one size, [n].
+        """Return the losses at a size, [n].
 
         Raises:
             TableError: no such column, or a loss in it that is missing or not positive.
@@ -86,11 +87,11 @@ class LossTable:
 
     @property
     def trained_losses(self) -> Array:
-        """[n, number of sizes above 0]."""
+        """Losses at the sizes above 0, [n, number of them]."""
         return self.losses[:, self.sizes > 0]
 
     def known_parameters(self) -> Array:
-        """N of every model, [n].
+        """Return N of every model, [n].
 
         Raises:
             TableError: the column is missing, or a number in it.
@@ -115,8 +116,44 @@ class LossTable:
             raise TableError(str(error)) from None
 
 
+def check_sizes(sizes: Array) -> None:
+    """Raise ValueError for sizes that are negative, not finite or not strictly increasing."""
+    usable = np.isfinite(sizes) & (sizes >= 0)
+    if not usable.all():
+        raise ValueError(
+            f"sizes holds {sizes[~usable][0]:g}; expected numbers of training examples from 0 up"
+        )
+    falls = np.flatnonzero(np.diff(sizes) <= 0)
+    if len(falls):
+        first = falls[0]
+        raise ValueError(
+            f"sizes must increase strictly, but {sizes[first]:g} is followed by "
+            f"{sizes[first + 1]:g}; sort them and keep each once"
+        )
+
+
+def check_losses(
+    losses: Array,
+    sizes: Array,
+    counted: Mask | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Raise ValueError for a loss that is not a positive finite number, saying which."""
+    bad = ~(np.isfinite(losses) & (losses > 0))
+    if counted is not None:
+        bad &= counted
+    places = np.argwhere(bad)
+    if len(places):
+        row, column = places[0]
+        who = f"curve {row}" if names is None else f"{names[row]!r}"
+        raise ValueError(
+            f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
+            f"positive number{_ZERO if losses[row, column] == 0 else ''}"
+        )
+
+
 def read_table(source: Any, fewest: int = 2) -> LossTable:
-    """A table from a csv file, a DataFrame, or a LossTable as it is.
+    """Read a table from a csv file or a DataFrame; a LossTable is returned as it is.
 
     Columns whose name is a whole number are sizes; `size` holds numbers of parameters; others are
     ignored.  Models are named by the index of a DataFrame or by the first column of a csv file
@@ -127,8 +164,15 @@ def read_table(source: Any, fewest: int = 2) -> LossTable:
         fewest: models there must be.
 
     Raises:
-        TableError: not readable, no size column, sizes that do not increase, too few models,
-            one named twice, a cell that is no number, or a line cut short.
+        TableError: not readable, no size column, sizes that do not increase, too few models, a
+            model named twice, a cell that is no number, or a line cut short.
+
+    Example:
+        >>> import pandas as pd
+        >>> import jachess_ext as jx
+        >>> frame = pd.DataFrame({100: [2.0, 2.1], 200: [1.5, 1.7]}, index=["a", "b"])
+        >>> jx.scaling.read_table(frame).losses_at(200)
+        array([1.5, 1.7])
     """
     if isinstance(source, LossTable):
         return source
@@ -200,7 +244,7 @@ def _build(what: str, header: list[str], columns: list[Any], names: Any, fewest:
 
 
 def _numbers(cells: Any, column: str, names: tuple[str, ...]) -> Array:
-    """Cells as numbers; empty ones as NaN."""
+    """Return cells as numbers; empty ones as NaN."""
     values = []
     for cell, name in zip(cells, names, strict=True):
         text = cell.strip() if isinstance(cell, str) else cell
