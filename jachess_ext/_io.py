@@ -129,11 +129,12 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
-def parse_json(text: str, place: str) -> Any:
+def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
     """Return what a JSON text holds, stricter than `json.loads`, which takes NaN and equal names.
 
     Args:
         place: names the text in the message.
+        lenient: whether NaN is a number and strings may hold line breaks.
 
     Raises:
         DataError: it is not JSON, has a name twice in an object, or is nested too deeply.
@@ -143,7 +144,12 @@ def parse_json(text: str, place: str) -> Any:
         raise ValueError(f"{name} is no number there")
 
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=refused)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=None if lenient else refused,
+            strict=not lenient,
+        )
         json.dumps(value, ensure_ascii=False).encode()  # refuses half of a surrogate pair
         return value
     except RecursionError:

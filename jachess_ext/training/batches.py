@@ -1,31 +1,180 @@
-"""Batches padded on the left: what a model has to be told so that padding moves nothing.
+"""What decides the batches of a run: the order of rows, random numbers apart from the task's, and
+padding on the left.
 
-Many models count positions from the first column (GPT-2, BERT): they are given ``position_ids``
-counted from the mask.  Others need nothing (rotary or relative positions, OPT, RoBERTa).  A head
-that reads the first column (BERT's, RoBERTa's) reads padding there, whatever it is told.
+Two methods fine-tuned from one seed see the same order of rows and the same dropout masks in their
+steps of task loss, and differ by what they do, not by luck.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import find_labels
 
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.model_pass import unwrapped
+from ..smoothness.model_pass import unwrapped, without_labels
 from ..smoothness.modes import in_mode
 
+Batch = Mapping[str, Any]
+_WORD = 2**64
 _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 
 
+class RandomState:
+    """torch's generators (CPU and CUDA) as they are now, to draw the same dropout masks again."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+def mixed_seed(*words: int) -> int:
+    """Return one seed for torch made of several numbers; unlike for their sum, their order counts."""
+    sequence = np.random.SeedSequence([word % _WORD for word in words])
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def drawing_apart(*key: int) -> Iterator[None]:
+    """Within it torch's generators draw what the key decides; afterwards they are as before."""
+    seed = mixed_seed(*key)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
+class SeededOrder(Sampler[int]):
+    """`LengthGroupedSampler`'s order, decided by seed and epoch.
+
+    By itself it draws from torch's generator, so that what a method draws in its steps would
+    decide the next epoch's order; and a run resumed within an epoch would have another one.
+
+    Args:
+        sampler: its generator is replaced.
+        seed: from 0 up.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
+        self._sampler, self._seed, self._epoch = sampler, seed, 0
+        sampler.generator = torch.Generator()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take note of the epoch; the Trainer's loader calls it before each."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        self._sampler.generator.manual_seed(mixed_seed(self._seed, self._epoch))
+        return iter(self._sampler)
+
+
+class UnlabelledBatches:
+    """Rounds over unlabelled data; the seed and the round's number decide the order.
+
+    Each iterator goes from where the last one stopped to the end of its round; where nothing is
+    left of it, through the next round.
+
+    Args:
+        loader: made with ``generator``, and by it alone shuffled.
+        generator: seeded anew for every round.
+        seed: its words are mixed (`mixed_seed`); another one on every rank.
+        prepare: brings a batch to the model's device.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        generator: torch.Generator,
+        *,
+        seed: tuple[int, ...],
+        prepare: Callable[[Any], Batch],
+    ) -> None:
+        self._loader, self._generator = loader, generator
+        self._seed, self._prepare = seed, prepare
+        self._round = self._taken = 0
+        self._endless = endless(self)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        before = self._taken
+        self._generator.manual_seed(mixed_seed(*self._seed, self._round))
+        for number, batch in enumerate(self._loader):
+            if number >= before:
+                self._taken = number + 1
+                yield without_labels(self._prepare(batch))
+        over = before > 0 and self._taken == before
+        self._round, self._taken = self._round + 1, 0
+        if over:
+            yield from self
+
+    def next(self) -> Batch:
+        """Return the next batch, of the next round where one is over.
+
+        Raises:
+            ValueError: there is no data.
+        """
+        batch = next(self._endless, None)
+        if batch is None:
+            raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return whole rounds done, and batches taken of the one after them."""
+        return {"round": self._round, "taken": self._taken}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from there; the batches before are read once more, and left out.
+
+        Raises:
+            ValueError: it is not what `state_dict` returned.
+        """
+        counts = [state.get(name) for name in ("round", "taken")]
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError(
+                f"the place in the unlabelled data is {dict(state)}; expected 'round' and 'taken', "
+                "whole numbers from 0 up"
+            )
+        self._round, self._taken = counts
+        self._endless = endless(self)
+
+
+def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield round after round; end where a round has none."""
+    batch: Batch | None = {}
+    while batch is not None:
+        batch = None
+        for batch in batches:
+            yield batch
+
+
 class LeftPadding:
-    """Gives a Trainer's batches what its model needs; found out at the first one padded left."""
+    """Gives batches that are padded on the left what the model needs so that padding moves nothing.
+
+    Many models count positions from the first column (GPT-2, BERT): they are given
+    ``position_ids`` counted from the mask.  Others need nothing (rotary or relative positions, OPT,
+    RoBERTa).  A head that reads the first column (BERT's, RoBERTa's) reads padding there, whatever
+    it is told.  Which it is, the first batch that is padded on the left shows.
+    """
 
     def __init__(self) -> None:
         self._counts: bool | None = None
