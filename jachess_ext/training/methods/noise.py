@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...evaluation.robustness import chosen_tokens, embedding_scale, known_unknown_token
+from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import Kind, kl_divergence
 from ...smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
 from ...smoothness.modes import in_mode, trained

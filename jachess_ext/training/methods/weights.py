@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ...evaluation.extras import require
+from ..._io import require
 from ...smoothness.model_pass import backbone_of, unwrapped
 from ...smoothness.modes import trained
 from ..batches import RandomState, drawing_apart
