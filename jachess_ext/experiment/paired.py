@@ -13,7 +13,7 @@ import numpy as np
 
 from ..evaluation.report import Table
 from ..evaluation.statistics import cluster_flip_test, interval, sign_test
-from ..training.method_arguments import METHODS
+from ..training import METHODS
 from .jobs import Record
 from .tables import REFERENCE, Figure, Results, at, groups
 

@@ -21,7 +21,7 @@ from ..live_selection import (
 from ..live_selection.cost import paid
 from ..live_selection.predict import Curve, fit_measured, make_curve, predict
 from ..live_selection.scores import LOSS, title
-from ..scaling.arrays import Array
+from ..scaling.predictive import Array
 from .axes import NONE, cell_text
 from .heavy_tails import exponents
 from .history import FREE, Scores, over_budgets

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..scaling import LossTable, Selection, TableError, fit, select
-from ..scaling.arrays import Array
-from ..scaling.registry import REGISTRY
+from ..scaling.predictive import Array
+from ..scaling.selection import METHODS
 from . import history
 from .study import Band, CandidateView, Spending, Study, short_labels
 
@@ -89,7 +89,7 @@ def _candidates(
     known = table.up_to(found.budget)
     labels = short_labels(table.names)
     forecasts: Sequence[Band | None] = [None] * len(labels)
-    if walk is not None and REGISTRY[found.method].forecasts:
+    if walk is not None and METHODS[found.method].forecasts:
         forecasts = forecast_bands(known, found, level, walk)
     laws = law_bands(known, found.target)
     views = []

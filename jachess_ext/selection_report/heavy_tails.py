@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..evaluation.extras import require
-from ..scaling.heavy_tail import mean_exponent
+from ..scaling.baselines import mean_exponent
 
 LARGEST = 2**30
 """Bytes of weights; the spectra of larger models would take longer than the rest of the report."""

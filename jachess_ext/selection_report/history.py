@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..scaling import pear_corr, rel_acc, select
-from ..scaling.arrays import Array
-from ..scaling.registry import REGISTRY
-from ..scaling.table import LossTable, TableError
+from ..scaling.predictive import Array
+from ..scaling.selection import METHODS
+from ..scaling.runs import LossTable, TableError
 from .study import History, Step
 
-FREE = tuple(name for name, method in REGISTRY.items() if method.trains == "none")
+FREE = tuple(name for name, method in METHODS.items() if method.trains == "none")
 """Methods that train nothing."""
 
 Scores = tuple[Array, Array, float, float]
@@ -44,7 +44,7 @@ def over_budgets(
     if reference is None or len(reference) < 2 or np.ptp(reference) == 0:
         return None
     steps: dict[str, dict[float, Step]] = {}
-    for name in REGISTRY:
+    for name in METHODS:
         for budget in budgets:
             made = score(name, budget)
             if made is None or np.ptp(made[0]) == 0:

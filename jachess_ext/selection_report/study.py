@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..evaluation.report import Table
-from ..scaling.arrays import Array
+from ..scaling.predictive import Array
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from jachess_ext.evaluation.report import to_html
 from jachess_ext.live_selection.predict import fit_measured, predict
-from jachess_ext.scaling.heavy_tail import mean_exponent
+from jachess_ext.scaling.baselines import mean_exponent
 from jachess_ext.selection_report import heavy_tails
 from jachess_ext.selection_report.from_live import study_of_folder
 from jachess_ext.selection_report.page import scientific, sections, write_page
