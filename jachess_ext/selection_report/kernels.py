@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..live_selection.predict import Curve
-from ..ntk.drift import kernel_drift
+from ..ntk import kernel_drift
 from .study import KernelPoint
 
 
