@@ -66,7 +66,7 @@ from jachess_ext.live_selection.scores import to_forecast
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import LossTable, coverage, select
-from jachess_ext.scaling.heavy_tail import mean_exponent
+from jachess_ext.scaling.baselines import mean_exponent
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.examples import Examples
 from jachess_ext.tasks.files import file_task

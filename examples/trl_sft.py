@@ -17,11 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from jachess_ext.demo.data import docstring_task
-from jachess_ext.training import JacHessArguments, JacHessMixin
+from jachess_ext.training import JacHess, MethodMixin
 
 
-class JacHessSFTTrainer(JacHessMixin, SFTTrainer):
-    """SFTTrainer with two arguments more: ``jachess`` and ``unlabelled_dataset``."""
+class MethodSFTTrainer(MethodMixin, SFTTrainer):
+    """SFTTrainer with two arguments more: ``method`` and ``unlabelled_dataset``."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     )
     texts = docstring_task(48 if options.tiny else 600, 1, 6).train.texts
     with tempfile.TemporaryDirectory() as folder:
-        trainer = JacHessSFTTrainer(
+        trainer = MethodSFTTrainer(
             model=model,
             args=SFTConfig(
                 folder,
@@ -60,7 +60,7 @@ def main() -> None:
             ),
             processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"text": texts}),
-            jachess=JacHessArguments(strength=options.strength, scope="all", mode="train"),
+            method=JacHess(strength=options.strength),
         )
         trainer.train()
     entries = [e for e in trainer.state.log_history if "jachess/penalty" in e]

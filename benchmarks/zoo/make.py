@@ -17,7 +17,7 @@ from jachess_ext.evaluation.files import whole_folder
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
-from jachess_ext.training.tapt import is_masked
+from jachess_ext.training.methods.weights import is_masked
 
 from .members import DROPOUT, ENCODERS, Member, config_of
 from .pretrain import Recipe, blocks, held_out_loss, pretrain

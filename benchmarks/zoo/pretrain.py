@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import DataCollatorForLanguageModeling
 
 from jachess_ext.tasks.vocabulary import LONGEST
-from jachess_ext.training.tapt import is_masked
+from jachess_ext.training.methods.weights import is_masked
 
 _WARM_UP = 0.06
 _JUDGED = 64  # blocks of held-out text at most

@@ -1,1 +1,1 @@
-"""Comparisons of fine-tuning methods, and their reports."""
+"""Methods compared over tasks and seeds: data, runs that can be killed, judgement, report."""

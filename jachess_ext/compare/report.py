@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..evaluation.calibration import Reliability
-from ..evaluation.extras import require
-from ..evaluation.files import write_atomically
+from .._io import require, write_json, write_text
 from . import tables
+from .metrics import Reliability
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table
 
 if TYPE_CHECKING:
@@ -48,10 +47,10 @@ class Picture:
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
             self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        _, start, drawn = buffer.getvalue().partition("<svg ")
+        _, _, drawn = buffer.getvalue().partition("<svg")
         drawn = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", drawn, flags=re.S)
         label = markup.escape(self.caption)
-        return markup.Markup(f'{start}role="img" aria-label="{label}" {drawn}')
+        return markup.Markup(f'<svg role="img" aria-label="{label}"{drawn}')
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def to_html(title: str, sections: Iterable[Section]) -> str:
 
 def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
     """Write `to_html` to `path`, whole or not at all."""
-    write_atomically(path, to_html(title, sections))
+    write_text(path, to_html(title, sections))
 
 
 def filled(sections: Iterable[Section]) -> list[Section]:
@@ -257,7 +256,7 @@ def write_report(path: Path, records: Iterable[Record] | DataFrame) -> None:
         ]
         for section in shown
     }
-    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_json(path, content)
 
 
 def print_report(records: Iterable[Record] | DataFrame, width: int | None = None) -> None:

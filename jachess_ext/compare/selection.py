@@ -5,26 +5,36 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..evaluation.extras import require
-from ..scaling import LossTable, Selection, TableError, coverage, log_rmse, pear_corr, rel_acc
-from ..scaling import select as rank
-from ..scaling.arrays import Array
-from ..scaling.registry import REGISTRY
+from .._io import require
+from ..scaling import (
+    LossTable,
+    Selection,
+    TableError,
+    coverage,
+    log_rmse,
+    pear_corr,
+    rel_acc,
+    select,
+)
+from ..scaling.predictive import Array
+from ..scaling.selection import METHODS
 from .report import Picture, Section, filled, panels, styles_of, write_html
 from .tables import DASH, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from ..scaling.live import LiveSelection
+
 _CLEAR = 0.5  # probability of being the best
 _FORECAST, _TRUTH = "#0072b2", "#d55e00"
-_CANDIDATE = ("parameters", "score", "predicted", "low", "high", "prob_best", "truth", "stop")
 
 
 @dataclass(frozen=True)
@@ -54,11 +64,11 @@ class SelectionView:
     target: float
     level: float
     loss: str
-    unit: str
     candidates: DataFrame
     losses: DataFrame
     costs: DataFrame
     history: DataFrame
+    unit: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -92,10 +102,7 @@ def view_of_table(
     *,
     level: float = 0.9,
     references: Sequence[str] = (),
-    tokens: float = 1.0,
-    epochs: float = 1.0,
-    gamma: int = 3,
-    tau: float = 5.0,
+    **settings: Any,
 ) -> SelectionView:
     """Return what the page shows of a selection from a table.
 
@@ -104,207 +111,170 @@ def view_of_table(
             the loss at the target, where every model has one, as the truth.
         source: The table's name.
         level: Of the intervals.
-        references, tokens, epochs, gamma, tau: As they were given to `select`.
+        references, settings: As they were given to `select`: gamma, tau, tokens, epochs.
     """
-    pandas = require("pandas")
-    settings: dict[str, Any] = {"gamma": gamma, "tau": tau, "tokens": tokens, "epochs": epochs}
-    losses = pandas.DataFrame(table.losses, list(table.names), table.sizes).where(lambda x: x > 0)
-    candidates = pandas.DataFrame(selection.rows(level)).set_index("name")
-    candidates["score"] = pandas.Series(selection.scores, list(table.names))
-    truth = None
-    if selection.target in losses and losses[selection.target].notna().all():
-        truth = losses[selection.target].to_numpy()
-        candidates["truth"] = losses[selection.target]
-    if table.parameters is not None:
-        candidates["parameters"] = pandas.Series(table.parameters, list(table.names), dtype=float)
-    long = losses.rename_axis("name").rename_axis("size", axis=1).stack().dropna().rename("loss")
-    long = long.reset_index()
 
-    def ranked(method: str, size: float) -> _Ranked | None:
-        try:
-            of = rank(table, size, selection.target, method, **settings)
-        except (TableError, ValueError):
-            return None  # too few sizes, no size 0, or losses missing there
-        try:
-            return of.forecasts, of.scores, of.flops / of.full_flops
-        except TableError:  # the models' sizes are unknown
-            return of.forecasts, of.scores, math.nan
+    def again(method: str, budget: float) -> Selection:
+        return select(table, budget, selection.target, method, **settings)
 
-    costs: list[tuple[str, float, str]] = []
-    budget, target = f"{selection.budget:,.0f} examples", f"{selection.target:,.0f} examples"
-    try:
-        last = rank(table, selection.budget, selection.target, "subtuning", **settings)
+    truth, costs = None, []
+    with suppress(TableError):  # the loss at the target is not known of every model
+        truth = dict(zip(table.names, table.losses_at(selection.target), strict=True))
+    budget, target = (f"{size:,.0f} examples" for size in (selection.budget, selection.target))
+    last = again("subtuning", selection.budget)
+    with suppress(TableError):  # the models' sizes are unknown
         costs = [
             (f"this selection ({selection.method})", selection.flops, "all subsets it read"),
             ("SubTuning", last.flops, f"every model on {budget} alone"),
             ("FullTuning", selection.full_flops, f"every model on {target}"),
         ]
-    except TableError:  # the models' sizes are unknown
-        pass
-    end = selection.target if truth is not None else math.nextafter(selection.budget, math.inf)
-    budgets = [float(s) for s in table.trained if s < min(end, selection.target)]
-    return SelectionView(
+    names = ("method", "budget", "target")
+    return _view(
+        selection,
+        table,
+        again,
+        truth,
         title="Which model to fine-tune",
         data=[f"Losses of {len(table.names)} models in {source}, read up to {budget}."],
-        method=selection.method,
-        target=selection.target,
         level=level,
         loss="loss",
-        unit="",
-        candidates=candidates.reindex(columns=_CANDIDATE),
-        losses=long.assign(read=long["size"] <= selection.budget),
-        costs=pandas.DataFrame(costs, columns=["what", "flops", "remark"]),
-        history=_history(ranked, budgets, truth, selection.method),
-        settings={
-            "table": source,
-            **{name: getattr(selection, name) for name in ("method", "budget", "target")},
-            "references": list(references),
-            **settings,
-        },
+        costs=costs,
+        settings={"table": source, **{name: getattr(selection, name) for name in names}}
+        | {"references": list(references), **settings},
     )
 
 
 def view_of_live(
-    folder: Path, truth: Mapping[str, float] | None = None, *, gamma: int = 3, tau: float = 5.0
+    result: LiveSelection, truth: Mapping[str, float] | None = None, *, level: float = 0.9
 ) -> SelectionView:
-    """Return what the page shows of a finished live selection.
+    """Return what the page shows of a live selection that has ended.
 
     Args:
-        folder: Of ``jachess select --models … --out FOLDER``.
-        truth: Model → dev loss at the target, measured apart from the selection; None: of runs
-            at the target among the folder's runs, where there are some.
-        gamma, tau: Of ats, as they were given.
-
-    Raises:
-        DataError: the selection has not finished, or a file of it is not whole.
+        truth: Model → what is extrapolated of the score, measured at the target apart from the
+            selection.
+        level: Of the intervals.
     """
-    from ..live_selection import SelectionFolder, read_records, read_selection
-    from ..live_selection.cost import paid
-    from ..live_selection.predict import make_curve, predict
-    from ..live_selection.scores import LOSS, title
+    search, flops = result.search, result.flops
+    selection = search.selection()
 
-    pandas = require("pandas")
-    result, records, store = read_selection(folder), read_records(folder), SelectionFolder(folder)
-    runs_of = {candidate.model: candidate for candidate in result.candidates}
-    names = [prediction.model for prediction in result.ranking]
-    truth = _full_runs(store, result, records[0]) if truth is None else truth
-    curves = [
-        make_curve(
-            [r for r in records if r.model == name and r.size in runs_of[name].sizes],
-            store.kernel,
-            result.rank_by,
-        )
-        for name in names
-    ]
+    def again(method: str, budget: float) -> Selection:
+        return search.selection(method, rows=budget)
 
-    def ranked(method: str, budget: float) -> _Ranked | None:
-        known = [curve.up_to(budget) for curve in curves]
-        walk: dict[str, Any] = {"level": result.level, "gamma": gamma, "tau": tau}
-        try:
-            predictions = predict(known, float(result.target), method, **walk)
-        except ValueError:
-            return None  # too few sizes, or something that was not measured
-        of = pandas.DataFrame(map(vars, predictions)).set_index("model").loc[names]
-        predicted = of["predicted"].astype(float).fillna(of["score"]).to_numpy()
-        return predicted, of["score"].to_numpy(), paid(known, method) / result.flops.full_tuning
-
-    candidates = pandas.DataFrame(map(vars, result.ranking)).set_index("model").rename_axis("name")
-    candidates = candidates.assign(
-        parameters=[float(runs_of[name].parameters) for name in names],
-        truth=[truth.get(name, math.nan) for name in names],
-        stop=[runs_of[name].stop for name in names],
-    )
-    losses = [
-        {"name": r.model, "size": float(r.size), "loss": r.to_rank_by(result.rank_by)}
-        | {"read": r.size in runs_of[r.model].sizes}
-        for r in (record for curve in curves for record in curve.records)
-    ]
-    losses += [
-        {"name": name, "size": float(result.target), "loss": truth[name], "read": False}
-        for name in names
-        if name in truth
-    ]
-    flops, first = result.flops, records[0]
     costs = [
-        ("trainings of this selection", flops.training, "every subset that was run"),
-        ("judging", flops.judging, f"{result.dev_rows:,} dev rows after every run"),
-        ("kernels", flops.probe, "Θ of the probe rows after every run"),
-        ("frozen features", flops.features, "one pass over labelled rows a model"),
-        ("this selection", flops.spent, "all of these"),
-        ("SubTuning", flops.sub_tuning, f"every model on {max(result.sizes):,} examples alone"),
-        ("FullTuning", flops.full_tuning, f"every model on {result.target:,} examples"),
+        ("trainings of this selection", flops["training"], "every subset that was run"),
+        ("judging", flops["judging"], f"{result.dev_rows:,} dev rows after every run"),
+        ("kernels", flops["probe"], "Θ of the probe rows after every run"),
+        ("frozen features", flops["features"], "one pass over labelled rows a model"),
+        ("this selection", flops["spent"], "all of these"),
+        ("SubTuning", flops["sub_tuning"], "every model on the largest subset alone"),
+        ("FullTuning", flops["full_tuning"], f"every model on {search.target:,} examples"),
     ]
-    failed = [f"{r.model} on {r.size:,}: {r.error}" for r in records if r.error is not None]
-    failed += [f"the method {method}: {reason}" for method, reason in result.missing.items()]
-    nats = result.rank_by == LOSS and not any("mae" in (r.scores or {}) for r in records)
-    budgets = sorted({size for curve in curves for size in curve.sizes if size > 0})
-    measured = candidates["truth"].to_numpy() if set(names) <= set(truth) else None
-    shown = ("task", "method", "rank_by", "target", "level", "order", "budget", "sizes", "seconds")
-    return SelectionView(
+    errors = {ask: told.error for ask, told in search.results.items() if told.error}
+    failed = [f"{ask.model} on {ask.rows:,}: {error}" for ask, error in errors.items()]
+    failed += [f"{model}: {reason}" for model, reason in result.unloadable.items()]
+    regression = any("mae" in (record["scores"] or {}) for record in result.records)
+    higher = result.rank_by not in ("loss", "brier", "mae")  # of which 1 − score is extrapolated
+    return _view(
+        selection,
+        selection.table,
+        again,
+        truth,
         title=f"Which model to fine-tune: {result.task}",
         data=[
             f"{result.train_rows:,} training and {result.dev_rows:,} dev rows; the candidates "
             f"were fine-tuned on subsets of up to {100 * result.share:.3g} % of the target.",
-            f"Stopped: {result.stop}.",
+            f"Stopped: {search.stop}.",
             *([f"Failed: {'; '.join(failed)}."] if failed else []),
         ],
-        method=result.method,
-        target=float(result.target),
-        level=result.level,
-        loss=title(result.rank_by),
-        unit="nats" if nats else "",
-        candidates=candidates.reindex(columns=_CANDIDATE),
-        losses=pandas.DataFrame(losses),
-        costs=pandas.DataFrame([c for c in costs if c[1]], columns=["what", "flops", "remark"]),
-        history=_history(ranked, budgets, measured, result.method),
-        settings={
-            **{name: getattr(result, name) for name in shown},
-            "models": list(runs_of),
-            **{name: getattr(first, name) for name in ("epochs", "seed", "learning_rate")},
-        },
+        level=level,
+        loss=f"{'1 − ' * higher}dev {result.rank_by}",
+        unit="nats" if result.rank_by == "loss" and not regression else "",
+        costs=[row for row in costs if row[1]],
+        stops=result.stops,
+        settings={name: value for name, value in search.state().items() if name != "results"},
     )
 
 
-def _full_runs(store: Any, result: Any, first: Any) -> dict[str, float]:
-    """Return dev losses of runs at the target that were made the same way, not for the selection.
+def _view(
+    selection: Selection,
+    table: LossTable,
+    again: Callable[[str, float], Selection],
+    truth: Mapping[str, float] | None,
+    *,
+    level: float,
+    costs: Sequence[tuple[str, float, str]],
+    stops: Mapping[str, str | None] | None = None,
+    **facts: Any,
+) -> SelectionView:
+    """Return the view of a selection.
 
-    They lie among the folder's runs; a file that is not whole is none.
+    Args:
+        table: Of all known losses.
+        again: (method, budget) → what the method says from sizes up to the budget.
     """
-    rates = {candidate.model: candidate.rate for candidate in result.candidates}
-    losses = {}
-    for path in store.runs.glob(f"*-{result.target}-*.json"):
-        try:
-            record = type(first).from_dict(json.loads(path.read_text("utf-8"))["record"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        how = record.epochs, record.seed, record.learning_rate, record.size
-        same = how == (first.epochs, first.seed, rates.get(record.model), result.target)
-        if same and record.dev_loss is not None:
-            losses[record.model] = record.to_rank_by(result.rank_by)
-    return losses
-
-
-_Ranked = tuple[Array, Array, float]
-"""Predicted losses [n] (scores where there are none), scores [n], and FLOPs as a share."""
+    pandas = require("pandas")
+    names = list(selection.names)
+    parameters = np.nan if table.parameters is None else table.parameters
+    candidates = selection.to_frame(level).set_index("name")
+    candidates["parameters"] = pandas.Series(parameters, list(table.names), dtype=float)
+    candidates["truth"] = pandas.Series(truth or {}, names, dtype=float)
+    candidates["stop"] = pandas.Series(stops or {}, names, dtype=object)
+    losses = pandas.DataFrame(table.losses, list(table.names), table.sizes)
+    losses = losses.rename_axis("name").rename_axis("size", axis=1).stack().rename("loss")
+    losses = losses[losses > 0].reset_index()
+    losses = losses[losses["name"].isin(names)]
+    if truth:
+        at_target = candidates["truth"].dropna().rename("loss").reset_index()
+        losses = pandas.concat([losses, at_target.assign(size=selection.target)])
+        losses = losses.drop_duplicates(["name", "size"])
+    known = truth is not None and set(names) <= set(truth)
+    end = selection.target if known else np.nextafter(selection.budget, np.inf)
+    budgets = [float(size) for size in table.trained if size < min(end, selection.target)]
+    reference = candidates["truth"].to_numpy() if known else None
+    return SelectionView(
+        method=selection.method,
+        target=selection.target,
+        level=level,
+        candidates=candidates,
+        losses=losses.assign(read=losses["size"] <= selection.budget),
+        costs=pandas.DataFrame(costs, columns=["what", "flops", "remark"]),
+        history=_history(again, budgets, list(candidates.index), reference, selection.method),
+        **facts,
+    )
 
 
 def _history(
-    ranked: Callable[[str, float], _Ranked | None],
+    again: Callable[[str, float], Selection],
     budgets: Sequence[float],
+    names: list[str],
     truth: Array | None,
     method: str,
 ) -> DataFrame:
     """Return how every method ranks at every budget; no rows where nothing can be compared.
 
     Args:
-        ranked: (method, budget) → its ranking; None where it cannot rank from so little.
+        names: Of the candidates that are compared, [n].
         truth: Losses at the target, [n]; None: the last prediction of `method` takes their place.
     """
+    pandas = require("pandas")
+
+    def ranked(method: str, budget: float) -> tuple[Array, Array, float] | None:
+        try:
+            of = again(method, budget)
+            both = pandas.DataFrame({"loss": of.forecasts, "score": of.scores}, of.names).loc[names]
+        except (ValueError, KeyError):
+            return None  # too few sizes, no size 0, or losses missing there
+        try:
+            share = of.flops / of.full_flops
+        except TableError:  # the models' sizes are unknown
+            share = math.nan
+        return both["loss"].to_numpy(), both["score"].to_numpy(), share
+
     last = ranked(method, budgets[-1]) if budgets and truth is None else None
     reference = truth if last is None else last[0]
     rows = []
     if reference is not None and len(reference) > 1 and np.ptp(reference) > 0:
-        for name, entry in REGISTRY.items():
+        for name, entry in METHODS.items():
             for budget in budgets:
                 ranking = ranked(name, budget)
                 if ranking is not None and np.ptp(ranking[0]) > 0:
@@ -312,8 +282,9 @@ def _history(
                     quality = pear_corr(ranking[0], reference), rel_acc(ranking[1], reference)
                     rows.append((name, read, ranking[2], *quality))
     columns = ["method", "budget", "share", "pear_corr", "rel_acc"]
-    frame = require("pandas").DataFrame(rows, columns=columns)
-    return frame.drop_duplicates(["method", "budget"], keep="last")
+    return pandas.DataFrame(rows, columns=columns).drop_duplicates(
+        ["method", "budget"], keep="last"
+    )
 
 
 # --- the page
@@ -340,6 +311,8 @@ def selection_sections(view: SelectionView) -> list[Section]:
             f" Bars: where {view.method} expects a measured loss with probability {view.level:g}; "
             "models whose bars overlap widely are not told apart yet."
         )
+    if view.known:
+        forecast += " Crosses: the loss measured there, which the selection did not read."
     curves = "Losses read over training examples; at the end the prediction with its interval."
     if not view.losses["read"].all():
         curves += " Open: losses that are known and that the selection did not read."

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..evaluation.extras import require
-from ..evaluation.statistics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
-from ..training.method_arguments import METHODS
+from .._io import require
+from ..training import METHODS
+from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

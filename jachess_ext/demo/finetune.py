@@ -16,8 +16,8 @@ from ..smoothness.decision import kl_divergence
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
 from ..tasks.batches import Batch, Encoded
-from ..training.consistency import TokenSwaps
-from ..training.method_arguments import MethodArguments
+from ..training.methods import Recommended
+from ..training.methods.noise import TokenSwaps
 from .options import Method, Recipe
 
 _CALIBRATION_BATCHES = 4
@@ -48,7 +48,7 @@ class Trainer:
     _labelled: Iterator[Batch] = field(init=False)
     _free: Iterator[Batch] = field(init=False)
     _regulariser: JacHess | None = field(init=False, default=None)
-    _chosen: MethodArguments = field(init=False)
+    _chosen: Recommended = field(init=False)
     _swaps: TokenSwaps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Trainer:
         self._optimiser = self._adamw(self.recipe.lr)
         self._smoother = self._adamw(self.recipe.lr * self.recipe.strength)
         if self.method == "recommended":
-            self._chosen = MethodArguments(method="recommended")
+            self._chosen = Recommended()
             shares = self._chosen.swapped, self._chosen.unknown
             self._swaps = TokenSwaps(self.train.tokenizer, self.model, *shares)
             self._draws = torch.Generator().manual_seed(self.seed)
@@ -123,8 +123,7 @@ class Trainer:
 
     def _recommended_step(self, batch: Batch) -> dict[str, float]:
         logits = self.model(**batch).logits
-        smoothing = self._chosen.smoothing or 0.0
-        task = cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
+        task = cross_entropy(logits, batch["labels"], label_smoothing=self._chosen.smoothing)
         if (self.taken - 1) % self._chosen.every:
             self._descend(task, self._optimiser)
             return {"task": task.item()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compare.metrics import reliability
 from ..compare.report import (
     Picture,
     Section,
@@ -21,7 +22,6 @@ from ..compare.report import (
     write_html,
 )
 from ..compare.tables import Table, methods_of
-from ..evaluation.calibration import reliability
 from ..evaluation.files import write_atomically
 from ..evaluation.judge import figures_of
 from ..evaluation.report import write_json

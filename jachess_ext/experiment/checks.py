@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..smoothness.scope import layer_indices
 from ..tasks.examples import DataError
 from ..tasks.models import check_corruptible, load_config, load_tokenizer
-from ..training import MethodArguments
-from ..training.tapt import is_masked
+from ..training import JacHess, Method, parse_method
+from ..training.methods.weights import is_masked
 from .grid import Grid
 
 _NEED_MORE = {  # schedulers: a metric, or settings of their own
@@ -21,14 +21,14 @@ _NEED_MORE = {  # schedulers: a metric, or settings of their own
 }
 
 
-def check_methods(methods: Sequence[str]) -> list[MethodArguments]:
+def check_methods(methods: Sequence[str]) -> list[Method]:
     """The methods, parsed.
 
     Raises:
         DataError: one of them is unknown or has a bad setting.
     """
     try:
-        return [MethodArguments.parse(method) for method in methods]
+        return [parse_method(method) for method in methods]
     except ValueError as error:
         raise DataError(str(error)) from error
 
@@ -44,7 +44,7 @@ def check_scheduler(name: str) -> None:
         raise DataError(f"scheduler is {name!r}; expected one of {', '.join(known)}")
 
 
-def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> Any:
+def check_model(grid: Grid, methods: Sequence[Method]) -> Any:
     """Whether the model and its tokenizer serve all of the grid's methods and conditions.
 
     Returns:
@@ -65,13 +65,13 @@ def check_model(grid: Grid, methods: Sequence[MethodArguments]) -> Any:
     return tokenizer
 
 
-def _check(method: MethodArguments, tokenizer: Any, config: transformers.PretrainedConfig) -> None:
-    if method.method == "tapt" and is_masked(config) and tokenizer.mask_token is None:
+def _check(method: Method, tokenizer: Any, config: transformers.PretrainedConfig) -> None:
+    if method.name == "tapt" and is_masked(config) and tokenizer.mask_token is None:
         raise ValueError("method 'tapt' masks tokens, and the tokenizer has no mask token")
     count = getattr(config, "num_hidden_layers", None)
-    if not method.smooths or count is None:
+    if not isinstance(method, JacHess) or count is None:
         return
-    regulariser = method.regulariser(nn.Module())
+    regulariser = method.regulariser_of(nn.Module())
     layers = regulariser.settings.layers
     chosen = 1 if layers == "logits" else len(layer_indices(layers, count))
     if isinstance(regulariser.weights, Tensor) and len(regulariser.weights) != chosen:

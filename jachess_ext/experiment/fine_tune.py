@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from ..tasks.batches import Encoded
-from ..training import MethodArguments, MethodTrainer
+from ..training import Method, MethodTrainer
 from .grid import Recipe
 from .tracking import EVERY
 
@@ -22,7 +22,7 @@ def fine_tune(
     recipe: Recipe,
     *,
     seed: int,
-    method: MethodArguments | str = "none",
+    method: Method | str = "none",
     unlabelled: Encoded | None = None,
     callbacks: Sequence[transformers.TrainerCallback] = (),
     log_as: str | None = None,

@@ -54,7 +54,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a method's knob (`MethodArguments.knob`) is chosen, on training rows alone.
+    """How a method's knob (`Method.knob`) is chosen, on training rows alone.
 
     For each task and method, models trained on the rest of the training rows are judged on the
     `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
@@ -92,7 +92,7 @@ class Grid:
 
     `tasks` are specifications of `tasks.spec.load_task`; `shift` maps a task's name to those of
     tasks whose dev rows its models are judged on as well; `methods` are texts for
-    `MethodArguments.parse`. Sizes None: all rows; `shift_size` is of the dev rows of targets.
+    `parse_method`. Sizes None: all rows; `shift_size` is of the dev rows of targets.
     `fewer`: whether a task with fewer training rows than `train_size` is taken with all it has.
 
     `resample`: whether each seed draws training and unlabelled rows of its own; the dev rows are

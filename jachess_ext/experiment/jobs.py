@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,13 +25,13 @@ from ..tasks.spec import (
     with_validation,
     with_wrong_labels,
 )
-from ..training import MethodArguments
-from ..training.random_state import mixed_seed
+from ..training import JacHess, Method, parse_method
+from ..training.batches import mixed_seed
 from .checks import check_methods, check_model, check_scheduler
 from .grid import Grid, Recipe
 
 Record = dict[str, Any]
-_EDITION = 3
+_EDITION = 4
 """To be raised when a change of the code changes what a run gives: older runs are made anew."""
 
 
@@ -63,7 +63,7 @@ class Job:
     resampled: bool = False
 
     @property
-    def arguments(self) -> MethodArguments:
+    def arguments(self) -> Method:
         """The method with the knob at `value`."""
         return _arguments(self.method, self.value)
 
@@ -72,7 +72,7 @@ class Job:
         """Readable, and with a digest of all the run depends on; serves as a file name."""
         content = [
             *(_EDITION, self.kind, self.model, self.version, digest(self.task), self.seed),
-            *(self.method, self.value, _given(self.arguments)),
+            *(self.method, self.value, self.arguments.settings),
             *(asdict(self.recipe), asdict(self.conditions), [digest(t) for t in self.shift]),
             self.curve,
         ]
@@ -81,18 +81,11 @@ class Job:
         return f"{self.kind}-{words}-s{self.seed}-{key}"
 
 
-def _given(arguments: MethodArguments) -> dict[str, Any]:
-    """Settings that are not the defaults: a new setting leaves the names of older runs alone."""
-    values = asdict(arguments)
-    return {f.name: values[f.name] for f in fields(arguments) if values[f.name] != f.default}
-
-
-def _arguments(method: str, value: float | None) -> MethodArguments:
-    made = MethodArguments.parse(method)
+def _arguments(method: str, value: float | None) -> Method:
+    made = parse_method(method)
     if value is None or made.knob is None:
         return made
-    settings: dict[str, Any] = {made.knob: value}
-    return replace(made, **settings)
+    return made.replace(**{made.knob: value})
 
 
 @dataclass(frozen=True)
@@ -183,7 +176,7 @@ def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
 
 def tuned(method: str, grid: Grid) -> tuple[float, ...]:
     """The values to try for a method, see `Tuning`: none where its text sets the knob."""
-    made, tuning = MethodArguments.parse(method), grid.tuning
+    made, tuning = parse_method(method), grid.tuning
     names = _tuned_names(method)
     if not names:
         return ()
@@ -192,15 +185,14 @@ def tuned(method: str, grid: Grid) -> tuple[float, ...]:
         return tuple(sorted(own[0]))
     if made.knob == "unlab_lr_ratio":
         return tuple(sorted(tuning.unlab_lr_ratio))
-    if made.smooths or not tuning.strength:
+    if isinstance(made, JacHess) or not tuning.strength:
         return tuple(sorted(tuning.strength))
-    assert made.strength is not None  # __post_init__ has put the default there
     return tuple(sorted(factor * made.strength for factor in tuning.factors))
 
 
 def _tuned_names(method: str) -> tuple[str, ...]:
     """By what values for a method may be given; nothing if it has no knob left to choose."""
-    made = MethodArguments.parse(method)
+    made = parse_method(method)
     if made.knob is None or f"{made.knob}=" in method:
         return ()
     return method, made.label

@@ -88,7 +88,7 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
     if models is not None:
         with whole_folder(models / job.name) as folder:
             # TAPT changes the weights below LoRA's adapters, too
-            below = job.recipe.lora and job.arguments.method == "tapt"
+            below = job.recipe.lora and job.arguments.name == "tapt"
             whole = model.merge_and_unload() if below else model
             whole.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -168,7 +168,7 @@ def _head(job: Job) -> Record:
         "validation_rows": len(job.task.validation or ()),
         "label_noise": job.label_noise,
         "resampled": job.resampled,
-        "settings": asdict(job.arguments),
+        "settings": {"method": job.arguments.name, **job.arguments.settings},
         "recipe": asdict(job.recipe),
         "score": None,
         "brier": None,

@@ -9,7 +9,7 @@ from ..tasks.batches import encode
 from ..tasks.examples import Examples, Task
 from ..tasks.model_version import model_version
 from ..tasks.models import load_model, load_tokenizer
-from ..training.lora import with_lora
+from ..training import with_lora
 from .cost import FORWARD, training_flops
 from .measure import count_parameters
 

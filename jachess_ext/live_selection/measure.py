@@ -18,7 +18,7 @@ from ..experiment.fine_tune import fine_tune
 from ..ntk import Measurement, measure_ntk, ntk_loss
 from ..tasks.batches import Batch, Encoded, encode
 from ..tasks.models import load_model, load_tokenizer
-from ..training.lora import with_lora
+from ..training import with_lora
 from .cost import FORWARD, training_flops
 from .features import frozen_features
 from .jobs import SubsetJob

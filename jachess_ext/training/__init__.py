@@ -1,5 +1,5 @@
-"""JacHess in transformers' Trainer, the alternating schedule by itself (docs/how_it_works.md,
-How it is trained), and callbacks that look: a model's smoothness, the drift of its kernel."""
+"""Fine-tuning methods in transformers' Trainer, JacHess among them (docs/how_it_works.md, How it is
+trained), and callbacks that measure: a model's smoothness, the drift of its kernel."""
 
 try:
     import transformers  # noqa: F401
@@ -11,27 +11,21 @@ except ModuleNotFoundError as error:
         "pip install 'jachess-ext[hf]'"
     ) from None
 
-from .arguments import JacHessArguments
-from .dual import DualSchedule, PassSummary
-from .lora import with_lora
-from .method_arguments import METHODS, MethodArguments
-from .methods import MethodMixin, MethodTrainer
-from .mixin import JacHessMixin, JacHessTrainer
-from .monitor import SmoothnessMonitor
-from .ntk_drift import DriftPoint, NTKDrift
+from .callbacks import DriftPoint, NTKDrift, SmoothnessMonitor
+from .methods import METHODS, DualSchedule, JacHess, Method, PassSummary, parse_method, with_lora
+from .trainer import MethodMixin, MethodTrainer
 
 __all__ = [
     "METHODS",
     "DriftPoint",
     "DualSchedule",
-    "JacHessArguments",
-    "JacHessMixin",
-    "JacHessTrainer",
-    "MethodArguments",
+    "JacHess",
+    "Method",
     "MethodMixin",
     "MethodTrainer",
     "NTKDrift",
     "PassSummary",
     "SmoothnessMonitor",
+    "parse_method",
     "with_lora",
 ]

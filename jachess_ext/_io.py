@@ -1,0 +1,278 @@
+"""Atomic file writes, strict JSON, optional imports, and the errors that a user can mend."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import tempfile
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_LARGEST = 2**63  # what torch and numpy hold as an integer
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+class DataError(ValueError):
+    """The input cannot be used; the message is one sentence for the user."""
+
+
+class MissingExtra(ImportError):
+    """An optional library is needed and not installed; the message says how to install it."""
+
+
+def require(module: str, extra: str = "demo") -> Any:
+    """Import `module` and return it.
+
+    Raises:
+        MissingExtra: it is not installed; the message names `extra` of this package.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.split(".")[0]
+        if error.name is not None and error.name.split(".")[0] != package:
+            raise
+        raise MissingExtra(
+            f"{_DISTRIBUTIONS.get(package, package)} is needed for this and not installed: "
+            f"pip install 'jachess-ext[{extra}]'"
+        ) from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file beside `path` and move it into place.
+
+    On any error the old file, if there was one, stays as it was and nothing is left beside it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON as `write_bytes` does; see `finite`.
+
+    Raises:
+        TypeError: something JSON cannot hold; the file is not touched.
+    """
+    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Return plain JSON values: arrays as lists, NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, torch tensors
+        return finite(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder beside `path` to fill, and move it into place at the end.
+
+    A folder that stood there is replaced; on any error it stays, and nothing is left beside it.
+    What a killed process left is cleared away by the next that writes the same folder; there must
+    be one at a time.
+    """
+    partial = path.with_name(f".partial-{path.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if path.exists():
+            shutil.rmtree(path)
+        partial.replace(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file in UTF-8 holds, see `parse_json`.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or is not JSON.
+    """
+    try:
+        return parse_json(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
+
+
+def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
+    """Return what a JSON text holds, stricter than `json.loads`, which takes NaN and equal names.
+
+    Args:
+        place: names the text in the message.
+        lenient: whether NaN is a number and strings may hold line breaks.
+
+    Raises:
+        DataError: it is not JSON, has a name twice in an object, or is nested too deeply.
+    """
+
+    def refused(name: str) -> float:
+        raise ValueError(f"{name} is no number there")
+
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=None if lenient else refused,
+            strict=not lenient,
+        )
+        json.dumps(value, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+        return value
+    except RecursionError:
+        raise DataError(f"{place} is nested too deeply") from None
+    except ValueError as error:  # also of an integer with thousands of digits
+        raise DataError(f"{place} is not JSON ({error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the name {shown(twice[0])} stands twice in one object")
+    return dict(pairs)
+
+
+def from_json(value: Any, hint: Any, place: str) -> Any:
+    """Return plain data as the type that a hint says: lists as tuples, objects as dataclasses.
+
+    Args:
+        hint: int, float (finite; an int will do), str, bool, None, Any, a union or Literal of
+            them, tuple[X, ...], list[X], Mapping[str, X] or a dataclass.
+        place: names the value in the message.
+
+    Raises:
+        DataError: it is of another type, an object has an unknown name or lacks one, or the
+            dataclass refuses a value.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, hint)):  # type: ignore[arg-type]
+        return value
+    if dataclasses.is_dataclass(hint):
+        return _dataclass_from_json(value, hint, place)
+    if origin in (typing.Union, types.UnionType):
+        return _union_from_json(value, arguments, place)
+    if origin in (tuple, list):
+        _expect(isinstance(value, (list, tuple)), value, "a list", place)
+        items = [from_json(x, arguments[0], f"{place}[{i}]") for i, x in enumerate(value)]
+        return origin(items)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        _expect(isinstance(value, Mapping), value, "an object", place)
+        return {k: from_json(x, arguments[1], f"{place}[{k!r}]") for k, x in value.items()}
+    if origin is typing.Literal:
+        _expect(value in arguments, value, f"one of {', '.join(map(repr, arguments))}", place)
+    else:
+        _expect(_is_plain(value, hint), value, _WORDS[hint], place)
+    return value
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    type(None): "null",
+}
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint in (int, float) and type(value) is int:
+        return abs(value) < _LARGEST
+    if hint is int:
+        return False
+    return isinstance(value, hint) and (hint is not float or math.isfinite(value))
+
+
+def _union_from_json(value: Any, hints: tuple[Any, ...], place: str) -> Any:
+    faults = []
+    for hint in hints:
+        try:
+            return from_json(value, hint, place)
+        except DataError as error:
+            faults.append((hint is type(None), error))
+    _, fault = min(faults, key=lambda pair: pair[0])  # says more than "expected null"
+    raise DataError(f"{fault} or null" if type(None) in hints else str(fault))
+
+
+def _dataclass_from_json(value: Any, cls: Any, place: str) -> Any:
+    _expect(isinstance(value, Mapping), value, "an object", place)
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if unknown := sorted(set(map(str, value)) - set(fields)):
+        raise DataError(f"{place} has no setting {shown(unknown[0])}; it has {', '.join(fields)}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in value and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise DataError(f"{place} has no {missing[0]}; it needs {', '.join(missing)}")
+    given = {k: from_json(item, hints[k], f"{place}'s {k}") for k, item in value.items()}
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def _expect(right: bool, value: Any, words: str, place: str) -> None:
+    if not right:
+        raise DataError(f"{place} is {shown(value)}; expected {words}")
+
+
+def shown(value: object) -> str:
+    """Return a value as it stands in a sentence, at most 60 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Logger → what is left out of it, from the start of the message: words of torchao and bitsandbytes
+# about binaries that fit another GPU, Python or torch, about which a user can do nothing.
+_LEFT_OUT = {
+    "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
+    "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
+    "bitsandbytes.cextension": r"No prebuilt binary for |The installed version .* without GPU",
+}
+
+
+def quiet_libraries() -> None:
+    """Leave these sentences out of the log, and no others; imports nothing."""
+    for name in _LEFT_OUT:
+        logging.getLogger(name).addFilter(_left_out(name))
+
+
+@functools.cache  # a logger takes the same filter once
+def _left_out(name: str) -> Callable[[logging.LogRecord], bool]:
+    pattern = re.compile(_LEFT_OUT[name])
+    return lambda record: record.levelno > logging.WARNING or not pattern.match(record.getMessage())

@@ -1,0 +1,421 @@
+"""One fine-tuned model judged: score, calibration, robustness, smoothness, other tasks' rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..smoothness import decision_slopes, smoothness
+from ..smoothness.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
+from ..smoothness.model_pass import on_device_of, without_labels
+from ..smoothness.modes import in_mode
+from .metrics import (
+    Floats,
+    Metric,
+    Reliability,
+    at_temperature,
+    class_figures,
+    fitted_temperature,
+    reliability,
+)
+from .models import Batch, Encoded, encode
+from .tasks import Examples, Task
+
+_SMOOTHNESS_SEED = 20_000
+
+# Texts as people may write them
+
+_MARKS = ",.!?;:-"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+Change = Callable[[list[str], float, random.Random], list[str]]
+
+
+def _typo(word: str, draw: random.Random) -> str:
+    """Swap one letter with the next, drop, double or replace it; short words stay."""
+    if len(word) < 3:
+        return word
+    at = draw.randrange(len(word) - 1)
+    return draw.choice(
+        (
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+            word[:at] + word[at + 1 :],
+            word[: at + 1] + word[at:],
+            word[:at] + draw.choice(_LETTERS) + word[at + 1 :],
+        )
+    )
+
+
+def _punctuated(word: str, draw: random.Random) -> str:
+    """Take the marks at a word's ends away; a word without gets one."""
+    bare = word.strip(_MARKS)
+    if bare == word:
+        return word + draw.choice(_MARKS)
+    return bare or draw.choice(_MARKS)
+
+
+def _each(change: Callable[[str, random.Random], str]) -> Change:
+    def changed(words: list[str], share: float, draw: random.Random) -> list[str]:
+        return [change(word, draw) if draw.random() < share else word for word in words]
+
+    return changed
+
+
+def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
+    """Let words change places with their right neighbour; none moves twice."""
+    words, at = list(words), 0
+    while at + 1 < len(words):
+        if draw.random() < share:
+            words[at : at + 2] = words[at + 1], words[at]
+            at += 1
+        at += 1
+    return words
+
+
+TEXT_NOISE: dict[str, Change] = {
+    "typos": _each(_typo),
+    "case": _each(lambda word, draw: word.swapcase()),  # a tokenizer that lower-cases undoes it
+    "punctuation": _each(_punctuated),
+    "swaps": _swapped,
+}
+
+
+def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> list[str]:
+    """Return the texts with about `share` of their words changed; words are what blanks separate.
+
+    Args:
+        noise: one of `TEXT_NOISE`.
+        share: from 0 to 1.
+        seed: the same gives the same texts.
+
+    Raises:
+        ValueError: another noise, or a share out of range.
+
+    Example:
+        >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
+        ['A GOOD FILM']
+    """
+    if noise not in TEXT_NOISE:
+        raise ValueError(f"unknown noise {noise!r}; expected one of {', '.join(TEXT_NOISE)}")
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1]; got {share}")
+    draw = random.Random(f"{seed} {noise}")
+    return [" ".join(TEXT_NOISE[noise](text.split(), share, draw)) for text in texts]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a model is made to struggle; the same draws for every model.
+
+    Attributes:
+        corruption: shares of tokens replaced by the unknown token (the paper's); see
+            `corrupt_tokens` for tokenizers whose unknown token is the padding.
+        deltas: sizes of the embedding noise, in units of the entries' root mean square.
+        texts: changes of the texts: typos, case, punctuation, swaps.
+        text_share: share of the words these change.
+        draws: random corruptions and noises averaged (of `texts` there is one).
+        sequences: how many examples the norms are measured on; 0: no norms.
+        layers: whether norms of all layers are measured, beside the logits'.
+        batch: examples at a time.
+        bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
+
+    Raises:
+        ValueError: one of them is out of range; the message names it.
+    """
+
+    corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
+    deltas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    texts: tuple[str, ...] = ()
+    text_share: float = 0.2
+    draws: int = 1
+    sequences: int = 32
+    layers: bool = True
+    batch: int = 64
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        for share in self.corruption:
+            if not 0 <= share <= 1:
+                raise ValueError(f"corruption has {share}; expected shares from 0 to 1")
+        for delta in self.deltas:
+            if not 0 <= delta < float("inf"):
+                raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
+        for noise in self.texts:
+            if noise not in TEXT_NOISE:
+                raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
+        if not 0 <= self.text_share <= 1:
+            raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
+        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a number from {least} up"
+                )
+
+    @property
+    def bare(self) -> Conditions:
+        """The clean rows alone."""
+        return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Figures of one model on the dev data.
+
+    Attributes:
+        score: in the task's metric.
+        figures: those of `class_figures`; none of a regression.
+        scaled: the same at the ``temperature`` it has as well, fitted on validation rows; None
+            without any.
+        perturbed: the score by change of the texts.
+        accuracies: of all conditions by name ("corrupted 0.2"); none of a regression.
+        slopes: those of `decision_slopes`.
+        corrupted, noisy: the score by `Conditions.corruption` and `deltas`.
+        jacobian, hessian: [K], mean norms of each layer over the sequences measured.
+        reliability: the diagram; None of a regression.
+        probabilities: [N, C]; of a regression predictions [N, 1].
+        labels: [N], in the same order.
+    """
+
+    score: float
+    figures: Mapping[str, float | None]
+    scaled: Mapping[str, float | None] | None
+    perturbed: Mapping[str, float]
+    accuracies: Mapping[str, float]
+    slopes: Mapping[str, float | None]
+    corrupted: Mapping[str, float]
+    noisy: Mapping[str, float]
+    jacobian: list[float]
+    hessian: list[float]
+    reliability: Reliability | None
+    probabilities: Floats
+    labels: npt.NDArray[Any]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The figures by name; the bins of the reliability diagram stand for the outputs."""
+        own = {**vars(self)}
+        for name in ("figures", "probabilities", "labels"):
+            del own[name]
+        diagram = None if self.reliability is None else vars(self.reliability)
+        return {"brier": None, "ece": None, **self.figures, **own, "reliability": diagram}
+
+
+def judge_task(
+    model: Any,
+    tokenizer: Any,
+    scale: float,
+    task: Task,
+    shift: Sequence[Task],
+    conditions: Conditions,
+    max_length: int,
+) -> dict[str, Any]:
+    """Return the figures of a model on a task, and on the clean rows of other tasks, by name.
+
+    Args:
+        scale: what δ = 1 means, in the units of the embedding's entries.
+        shift: the other tasks; their score, Brier score and ECE stand under ``shift``.
+        max_length: tokens that texts are cut to.
+    """
+
+    def encoded(examples: Examples) -> Encoded:
+        return encode(examples, tokenizer, max_length)
+
+    def on(target: Task) -> dict[str, float | None]:
+        judged = judge(
+            model,
+            encoded(target.dev),
+            target.metric,
+            scale,
+            conditions.bare,
+            regression=target.regression,
+        )
+        figures = {name: judged.figures.get(name) for name in ("brier", "ece")}
+        return {"score": judged.score, **figures}
+
+    judged = judge(
+        model,
+        encoded(task.dev),
+        task.metric,
+        scale,
+        conditions,
+        regression=task.regression,
+        validation=None if task.validation is None else encoded(task.validation),
+        perturbed={
+            noise: encoded(_noisy_examples(task.dev, noise, conditions.text_share))
+            for noise in conditions.texts
+        },
+    )
+    return judged.record | {"shift": {target.name: on(target) for target in shift}}
+
+
+def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:
+    """Return the same rows with their texts changed, pairs apart from first texts."""
+    pairs = examples.pairs
+    return replace(
+        examples,
+        texts=noisy_texts(examples.texts, noise, share, 0),
+        pairs=None if pairs is None else noisy_texts(pairs, noise, share, 1),
+    )
+
+
+def judge(
+    model: Any,
+    dev: Encoded,
+    metric: Metric,
+    scale: float,
+    conditions: Conditions = Conditions(),
+    *,
+    regression: bool = False,
+    validation: Encoded | None = None,
+    perturbed: Mapping[str, Encoded] | None = None,
+) -> Judgement:
+    """Return all figures of `Judgement`.
+
+    Args:
+        model: a sequence classifier or regressor.
+        dev: data to judge on.
+        metric: the task's score.
+        scale: what δ = 1 means, in the units of the embedding's entries.
+        validation: rows neither trained nor judged on, for the temperature.
+        perturbed: the rows of `dev` with their texts changed, by what was changed.
+    """
+    dev = dev.by_length()
+    clean = list(dev.in_order(conditions.batch))
+    labels = np.asarray(dev.labels)
+    accuracies: dict[str, float] = {}
+
+    def score(drawn: list[Floats], condition: str = "", rows: npt.NDArray[Any] = labels) -> float:
+        """Return the mean over draws; the mean accuracy stands under a condition's name."""
+        classes = [p[:, 0] if regression else p.argmax(1) for p in drawn]
+        if condition and not regression:
+            accuracies[condition] = float(np.mean([(c == rows).mean() for c in classes]))
+        return float(np.mean([metric(c, rows) for c in classes]))
+
+    def outputs_of(batches: Iterable[Batch]) -> Floats:
+        with _autocast(model, conditions.bf16):
+            return model_outputs(model, batches, regression)
+
+    def corrupted(share: float) -> float:
+        drawn = (_corrupted(clean, dev.tokenizer, share, d) for d in range(conditions.draws))
+        return score([outputs_of(batches) for batches in drawn], f"corrupted {share}")
+
+    def noisy(delta: float) -> float:
+        drawn = []
+        for draw in range(conditions.draws):
+            generator = torch.Generator().manual_seed(2000 + draw)
+            with perturbed_embeddings(model, delta * scale, generator):
+                drawn.append(outputs_of(clean))
+        return score(drawn, f"noisy {delta}")
+
+    def changed(noise: str, rows: Encoded) -> float:
+        rows = rows.by_length()
+        outputs = outputs_of(rows.in_order(conditions.batch))
+        return score([outputs], noise, np.asarray(rows.labels))
+
+    outputs = model_outputs(model, clean, regression)
+    base = score([outputs])
+    scaled = None
+    if validation is not None and not regression:
+        scaled = _at_fitted_temperature(model, outputs, labels, validation, conditions.batch)
+    norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
+    return Judgement(
+        score=base,
+        figures={} if regression else class_figures(outputs, labels),
+        scaled=scaled,
+        corrupted={str(share): corrupted(share) for share in conditions.corruption},
+        noisy={str(delta): noisy(delta) if delta else base for delta in conditions.deltas},
+        perturbed={noise: changed(noise, rows) for noise, rows in (perturbed or {}).items()},
+        accuracies=accuracies,
+        jacobian=norms[0],
+        hessian=norms[1],
+        slopes=slopes(model, dev, 0 if regression else conditions.sequences),
+        probabilities=outputs,
+        labels=labels,
+        reliability=None if regression else reliability(outputs, labels),
+    )
+
+
+@torch.no_grad()
+def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Floats:
+    """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
+
+    The model's mode is put back afterwards.
+
+    Raises:
+        FloatingPointError: some output is not finite.
+    """
+    with in_mode(model, training=False):
+        logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
+    outputs = torch.cat([part.double() for part in logits])
+    if not torch.isfinite(outputs).all():
+        raise FloatingPointError(
+            "the model's outputs are not finite: training diverged; lower the learning rate"
+        )
+    return (outputs if regression else outputs.softmax(-1)).cpu().numpy()
+
+
+@contextmanager
+def _autocast(model: Any, bf16: bool) -> Iterator[None]:
+    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=bf16):
+        yield
+
+
+def _at_fitted_temperature(
+    model: Any, outputs: Floats, labels: npt.NDArray[Any], validation: Encoded, batch: int
+) -> dict[str, float | None]:
+    rows = validation.by_length()
+    known = model_outputs(model, rows.in_order(batch), False)
+    temperature = fitted_temperature(known, np.asarray(rows.labels))
+    scaled = at_temperature(outputs, temperature)
+    return {"temperature": temperature, **class_figures(scaled, labels)}
+
+
+def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1000 + draw)
+    special = torch.tensor(tokenizer.all_special_ids)
+    unknown = unknown_token_id(tokenizer)
+
+    def corrupted(batch: Batch) -> torch.Tensor:
+        return corrupt_tokens(
+            batch["input_ids"],
+            batch["attention_mask"],
+            share,
+            unknown=unknown,
+            special=special,
+            generator=generator,
+            padding=tokenizer.pad_token_id,
+        )
+
+    return [{**batch, "input_ids": corrupted(batch)} for batch in batches]
+
+
+def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float]:
+    """Return `decision_slopes` of the model on rows at even distances; none of no sequences."""
+    batch = _sample(model, data, sequences)
+    return {} if batch is None else decision_slopes(model, batch)
+
+
+@torch.no_grad()
+def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[float], list[float]]:
+    """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` examples; the same directions."""
+    batch = _sample(model, data, sequences)
+    if batch is None:
+        return [], []
+    with in_mode(model, training=False):
+        norms = smoothness(model, without_labels(batch), seed=_SMOOTHNESS_SEED)
+    assert norms.hessian is not None  # hessian=True is the default
+    return norms.jacobian.tolist(), norms.hessian.tolist()
+
+
+def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
+    """Return rows at even distances, so that sorted data gives all lengths, on the model's device."""
+    count = min(sequences, len(data))
+    if count == 0:
+        return None
+    return on_device_of(model, data.batch([i * len(data) // count for i in range(count)]))

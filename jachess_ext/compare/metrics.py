@@ -1,0 +1,345 @@
+"""Figures of predictions: task scores, calibration, and tests over the runs of several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._io import require
+
+Floats = npt.NDArray[np.float64]
+
+# Scores of a task
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score, the higher the better: its `name`, and a function of two arrays [N]."""
+
+    name: str
+    function: Callable[[npt.ArrayLike, npt.ArrayLike], float]
+
+    def __call__(self, predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+        """Return the score.
+
+        Raises:
+            ValueError: no example, shapes other than [N] and [N], or NaN among the predictions.
+        """
+        p, r = np.asarray(predictions), np.asarray(references)
+        if p.ndim != 1 or p.shape != r.shape or len(p) == 0:
+            raise ValueError(
+                f"expected predictions and references of one shape [N], N > 0; "
+                f"got {list(p.shape)} and {list(r.shape)}"
+            )
+        if np.issubdtype(p.dtype, np.floating) and not np.isfinite(p).all():
+            raise ValueError("predictions must be finite; some are NaN or infinite")
+        return self.function(p, r)
+
+
+def _accuracy(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+    return float(np.mean(np.asarray(predictions) == np.asarray(references)))
+
+
+def _matthews(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+    return float(require("sklearn.metrics").matthews_corrcoef(references, predictions))
+
+
+def _f1(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+    return float(require("sklearn.metrics").f1_score(references, predictions, zero_division=0.0))
+
+
+def _spearman(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+    """Return the rank correlation; 0 where one side is constant and has no ranks to correlate."""
+    if np.ptp(np.asarray(predictions)) == 0 or np.ptp(np.asarray(references)) == 0:
+        return 0.0
+    return float(require("scipy.stats").spearmanr(predictions, references).statistic)
+
+
+ACCURACY = Metric("accuracy", _accuracy)
+MATTHEWS = Metric("Matthews correlation", _matthews)
+F1 = Metric("F1", _f1)
+SPEARMAN = Metric("Spearman correlation", _spearman)
+
+GLUE = {
+    "cola": MATTHEWS,
+    "mrpc": F1,
+    "qqp": F1,
+    "stsb": SPEARMAN,
+    "sst2": ACCURACY,
+    "mnli": ACCURACY,
+    "qnli": ACCURACY,
+    "rte": ACCURACY,
+}
+"""The metric of each GLUE task, as the leaderboard and the JacHess paper have it."""
+
+# Calibration of class probabilities
+
+BINS = 8  # as in the JacHess paper
+_TEMPERATURES = (0.05, 20.0)  # a few rows that are all right would ask for 0
+_TINY = np.finfo(np.float64).tiny
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Reliability diagram: `edges` [bins + 1]; the others [bins], NaN in bins without examples."""
+
+    edges: Floats
+    confidence: Floats
+    accuracy: Floats
+    counts: npt.NDArray[np.int64]
+
+
+def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Return the mean over examples of Σ_c (p_c − 1[c = label])², from 0 to 2 (Brier 1950).
+
+    Args:
+        probabilities: [N, C], rows sum to 1.
+        labels: [N], integers in 0 … C − 1.
+
+    Raises:
+        ValueError: shapes that do not fit, no example, rows that are no distribution, or a label
+            out of range.
+
+    Example:
+        >>> round(brier_score([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
+        0.13
+    """
+    p, y = _checked(probabilities, labels)
+    return float(np.mean(np.sum((p - np.eye(p.shape[1])[y]) ** 2, axis=1)))
+
+
+def reliability(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
+) -> Reliability:
+    """Return mean confidence and accuracy of the predicted class in equal-width bins (lower, upper].
+
+    Args:
+        probabilities: [N, C], rows sum to 1.
+        labels: [N], integers in 0 … C − 1.
+        bins: number of bins on [0, 1].
+
+    Raises:
+        ValueError: fewer than one bin, or as `brier_score`.
+
+    Example:
+        >>> reliability([[0.7, 0.3], [0.2, 0.8]], [0, 1], bins=2).counts.tolist()
+        [0, 2]
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1; got {bins}")
+    p, y = _checked(probabilities, labels)
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        return Reliability(
+            edges,
+            np.bincount(index, weights=confidence, minlength=bins) / counts,
+            np.bincount(index, weights=right, minlength=bins) / counts,
+            counts,
+        )
+
+
+def expected_calibration_error(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
+) -> float:
+    """Return Σ_b (n_b / N) |accuracy_b − confidence_b| (Guo et al. 2017, Eq. 3).
+
+    Arguments and errors are those of `reliability`.
+
+    Example:
+        >>> round(expected_calibration_error([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
+        0.25
+    """
+    diagram = reliability(probabilities, labels, bins)
+    filled = diagram.counts > 0
+    gap = np.abs(diagram.accuracy[filled] - diagram.confidence[filled])
+    return float(np.sum(gap * diagram.counts[filled]) / diagram.counts.sum())
+
+
+def _checked(
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike
+) -> tuple[Floats, npt.NDArray[np.int64]]:
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    if p.ndim != 2 or y.shape != p.shape[:1] or len(y) == 0:
+        raise ValueError(
+            "expected probabilities [N, C] and labels [N] with N > 0; "
+            f"got shapes {list(p.shape)} and {list(y.shape)}"
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[1]:
+        raise ValueError(f"labels must be integers in 0 … {p.shape[1] - 1}; got {np.unique(y)[:9]}")
+    off = np.abs(p.sum(axis=1) - 1).max()
+    if not (np.isfinite(p).all() and p.min() >= 0 and off < 1e-3):
+        raise ValueError("each row of probabilities must be finite, non-negative and sum to 1")
+    return p, y.astype(np.int64)
+
+
+def class_figures(probabilities: Floats, labels: npt.NDArray[Any]) -> dict[str, float | None]:
+    """Return accuracy, AUC, NLL, both Brier scores and ECE by name.
+
+    `auc`: area under the ROC curve of class 1; of more classes, the mean of each against the rest;
+    None where a class is missing among the labels.  `nll`: mean −log p of the label, nats.
+    `brier_binary`: the JacHess paper's, mean (p₁ − y)², half of `brier`; None with more than two
+    classes.  `ece`: of the predicted class, 8 bins.
+
+    Args:
+        probabilities: [N, C], rows sum to 1.
+        labels: [N].
+
+    Raises:
+        ValueError: as `brier_score`.
+    """
+    brier = brier_score(probabilities, labels)
+    return {
+        "accuracy": float(np.mean(probabilities.argmax(1) == labels)),
+        "auc": _auc(probabilities, labels),
+        "nll": nll(probabilities, labels),
+        "brier": brier,
+        "brier_binary": brier / 2 if probabilities.shape[1] == 2 else None,
+        "ece": expected_calibration_error(probabilities, labels),
+    }
+
+
+def nll(probabilities: Floats, labels: npt.NDArray[Any]) -> float:
+    """Return the mean of −log p of the label, nats; p counts as a normal number at least."""
+    p = probabilities[np.arange(len(labels)), labels]
+    return float(-np.mean(np.log(np.maximum(p, _TINY))))
+
+
+def _auc(probabilities: Floats, labels: npt.NDArray[Any]) -> float | None:
+    count = probabilities.shape[1]
+    if len(np.unique(labels)) < count:
+        return None
+    area = require("sklearn.metrics").roc_auc_score
+    if count == 2:
+        return float(area(labels, probabilities[:, 1]))
+    return float(area(labels, probabilities, multi_class="ovr", average="macro"))
+
+
+def at_temperature(probabilities: Floats, temperature: float) -> Floats:
+    """Return softmax(z / T) of the logits z behind the probabilities [N, C]."""
+    logits = np.log(np.maximum(probabilities, _TINY)) / temperature
+    scaled = np.exp(logits - logits.max(1, keepdims=True))
+    return scaled / scaled.sum(1, keepdims=True)
+
+
+def fitted_temperature(probabilities: Floats, labels: npt.NDArray[Any]) -> float:
+    """Return the temperature of least NLL (Guo et al. 2017), between 0.05 and 20.
+
+    Args:
+        probabilities: [N, C] of rows that are neither trained nor judged on.
+        labels: [N].
+    """
+    least = require("scipy.optimize").minimize_scalar(
+        lambda log_t: nll(at_temperature(probabilities, np.exp(log_t)), labels),
+        bounds=tuple(np.log(_TEMPERATURES)),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    return float(np.exp(least.x))
+
+
+# Tests over runs
+
+_MOST_SPLITS = 20_000  # of two samples that are counted: C(16, 8) is 12,870
+_MOST_FLIPPED = 16  # clusters of which every flip of signs is counted
+
+
+def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the two-sided p-value of the Mann–Whitney U test: twice the smaller tail, at most 1.
+
+    Up to 20,000 splits of n + m runs into n and m (eight a side) are all counted, with midranks
+    where runs are equal: scipy on its own takes the normal approximation wherever there are ties,
+    and calls three equal runs against three others significant.  Beyond that p is scipy's.  In no
+    case is it below 2 / C(n + m, n): 0.1 for three seeds each.
+
+    Raises:
+        ValueError: a sample is empty or holds NaN.
+
+    Example:
+        >>> mann_whitney([0.81, 0.82, 0.83], [0.84, 0.85, 0.86])
+        0.1
+    """
+    if len(first) == 0 or len(second) == 0 or np.isnan([*first, *second]).any():
+        raise ValueError("Mann–Whitney needs at least one number, and no NaN, on both sides")
+    stats = require("scipy.stats")
+    splits = comb(len(first) + len(second), len(first))
+    if splits > _MOST_SPLITS:
+        p = float(stats.mannwhitneyu(first, second, alternative="two-sided").pvalue)
+        return max(p, 2 / splits)
+    # scipy.stats.permutation_test would count as well, but refuses a sample of one
+    ranks = 2 * stats.rankdata([*first, *second])  # doubled midranks are whole, so sums are exact
+    sums = np.array(list(combinations(ranks, len(first)))).sum(1)
+    observed = ranks[: len(first)].sum()
+    tail = min((sums <= observed).mean(), (sums >= observed).mean())
+    return min(1.0, 2 * float(tail))
+
+
+def interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> float:
+    """Return half the width of the mean's confidence interval by Student's t; NaN of one value."""
+    if len(values) < 2:
+        return float("nan")
+    t = require("scipy.stats").t.ppf((1 + level) / 2, len(values) - 1)
+    return float(t * np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def sign_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p of equally likely signs of the differences; zeros are left out."""
+    d = np.asarray(differences)
+    if np.isnan(d).any():
+        raise ValueError("the sign test takes no NaN")
+    count = int((d != 0).sum())
+    if not count:
+        return 1.0
+    return float(require("scipy.stats").binomtest(int((d > 0).sum()), count).pvalue)
+
+
+def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
+    """Return the two-sided p of the mean of all differences, signs of whole clusters flipped.
+
+    A permutation test: under the hypothesis of no effect each cluster's differences are as likely
+    as their negatives.  Differences within a cluster (all tasks of a seed, say) may depend on each
+    other.  All 2^n flips up to n = 16 clusters, beyond that 65,536 random ones.
+
+    Raises:
+        ValueError: no clusters, or NaN.
+    """
+    sums = np.array([np.sum(cluster) for cluster in clusters], dtype=np.float64)
+    if not len(sums) or np.isnan(sums).any():
+        raise ValueError("the test needs at least one cluster, and no NaN")
+    if len(sums) <= _MOST_FLIPPED:
+        signs = 1 - 2 * ((np.arange(2 ** len(sums))[:, None] >> np.arange(len(sums))) & 1)
+    else:
+        signs = np.random.default_rng(0).choice([-1, 1], (2**_MOST_FLIPPED, len(sums)))
+        signs[0] = 1
+    flipped = np.abs(signs @ sums)
+    return float(np.mean(flipped >= np.abs(sums.sum()) * (1 - 1e-12)))
+
+
+def holm_bonferroni(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values, in the order given: max over j ≤ i of min(1, (m−j+1) p_(j)).
+
+    scipy has Benjamini–Hochberg and –Yekutieli only (`false_discovery_control`).
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+
+    Example:
+        >>> holm_bonferroni([0.01, 0.5])
+        [0.02, 0.5]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.size and not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p-values lie in [0, 1]; got {list(p_values)}")
+    order = np.argsort(p, kind="stable")
+    stepped = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(stepped)
+    return [float(value) for value in adjusted]

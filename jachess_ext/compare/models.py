@@ -1,0 +1,262 @@
+"""Pretrained models and tokenizers, loaded without running their code; texts as padded batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._io import DataError, require
+from .tasks import Examples, Task
+
+Batch = dict[str, Tensor]
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """Load a model's tokenizer, with a padding token.
+
+    Raises:
+        DataError: it cannot be loaded.
+        MissingExtra: transformers is not installed.
+    """
+    tokenizer = _pretrained(require("transformers").AutoTokenizer, source, "tokenizer")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token_id is None:
+        raise DataError(f"the tokenizer of {source} has no token to pad with")
+    return tokenizer
+
+
+def load_config(source: str | Path) -> Any:
+    """Load a model's configuration; errors are those of `load_tokenizer`."""
+    return _pretrained(require("transformers").AutoConfig, source)
+
+
+def load_model(
+    source: str | Path, outputs: int, tokenizer: Any, seed: int, *, regression: bool = False
+) -> Any:
+    """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
+
+    Its attribute `drawn_modules` has the names of what was drawn.
+
+    Args:
+        outputs: classes, or numbers to predict.
+        regression: whether its loss is the squared error.
+
+    Raises:
+        DataError: it cannot be loaded (no such path, no network, no safetensors, …).
+        MissingExtra: transformers is not installed.
+    """
+    return _load(
+        "AutoModelForSequenceClassification",
+        source,
+        tokenizer,
+        seed,
+        num_labels=outputs,
+        problem_type="regression" if regression else "single_label_classification",
+        ignore_mismatched_sizes=True,
+    )
+
+
+def load_head_model(source: str | Path, head: str, tokenizer: Any, seed: int) -> Any:
+    """Load a language model in fp32; errors are those of `load_model`.
+
+    Args:
+        head: "causal", "masked" or "seq2seq".
+    """
+    heads = {"causal": "CausalLM", "masked": "MaskedLM", "seq2seq": "Seq2SeqLM"}
+    return _load(f"AutoModelFor{heads[head]}", source, tokenizer, seed)
+
+
+def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: Any) -> Any:
+    transformers = require("transformers")
+    torch.manual_seed(seed)
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, report = _pretrained(
+            getattr(transformers, auto),
+            source,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **settings,
+        )
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+        transformers.utils.logging.enable_progress_bar()
+    model.config.pad_token_id = tokenizer.pad_token_id
+    # whose weights the checkpoint lacks, or has in another shape
+    mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
+    model.drawn_modules = tuple(sorted(drawn))
+    return model
+
+
+def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
+    """Load a model as it was fine-tuned, head included; LoRA adapters are applied.
+
+    Raises:
+        DataError: it cannot be loaded, was saved without a head, or has another number of outputs.
+        MissingExtra: transformers (or, for adapters, peft) is not installed.
+    """
+    report: dict[str, Any] = {}
+    if (Path(source) / "adapter_config.json").is_file():
+        auto = require("peft").AutoPeftModelForSequenceClassification
+        model = _pretrained(auto, source, dtype=torch.float32, num_labels=outputs)
+    else:
+        model, report = _pretrained(
+            require("transformers").AutoModelForSequenceClassification,
+            source,
+            dtype=torch.float32,
+            output_loading_info=True,
+            use_safetensors=True,
+        )
+    if missing := sorted(report.get("missing_keys", ())):
+        raise DataError(
+            f"the model {str(source)!r} has no trained head (its checkpoint lacks {missing[0]}); "
+            "give a fine-tuned one"
+        )
+    if model.config.num_labels != outputs:
+        raise DataError(
+            f"the model {str(source)!r} has {model.config.num_labels} outputs, the task {outputs}"
+        )
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval()
+
+
+def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
+    try:
+        return auto.from_pretrained(source, trust_remote_code=False, **settings)
+    except Exception as error:  # the library raises many kinds; to the user they are one
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
+            reason = "there is no such folder"
+        raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error
+
+
+def model_version(model: str) -> str:
+    """Return a digest of a folder's configuration, tokenizer and weights, or the hub's commit.
+
+    Raises:
+        DataError: the model's configuration cannot be loaded.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return str(getattr(load_config(model), "_commit_hash", None))
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".txt", ".model", ".safetensors"):
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 22):
+                    digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised examples; batches are padded to their own longest, on the right."""
+
+    rows: list[dict[str, list[int]]]
+    labels: Sequence[float]
+    tokenizer: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return what the tokenizer made of one example, and its label."""
+        return {**self.rows[index], "labels": self.labels[index]}
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
+        """Return a batch of items as `__getitem__` gives them: [B, T]; labels [B] if there are any.
+
+        Labels that are whole numbers are classes; others are float32 targets of a regression.
+        """
+        rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
+        side = self.tokenizer.padding_side
+        self.tokenizer.padding_side = "right"  # encoders' heads read the first token
+        try:
+            batch = dict(self.tokenizer.pad(rows, return_tensors="pt"))
+        finally:
+            self.tokenizer.padding_side = side
+        if all("labels" in item for item in items):
+            batch["labels"] = torch.tensor([item["labels"] for item in items])
+        return batch
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return input_ids, attention_mask (and what else the tokenizer gives) [B, T]; labels [B]."""
+        return self.collate([self[i] for i in indices])
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """Yield batches of `size` examples in the order given; the last may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.batch(range(start, min(start + size, len(self))))
+
+    def by_length(self) -> Encoded:
+        """Return the same examples, shortest first: batches in order then hold little padding."""
+        order = sorted(range(len(self)), key=lambda i: len(self.rows[i]["input_ids"]))
+        return Encoded(
+            [self.rows[i] for i in order], [self.labels[i] for i in order], self.tokenizer
+        )
+
+    def shuffled(self, size: int, seed: int) -> Iterator[Batch]:
+        """Yield batches of `size` without end, each epoch in a new order that `seed` decides.
+
+        What does not fill a batch at the end of an epoch waits for the next one's order.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        size = min(size, len(self))
+        while True:
+            order = torch.randperm(len(self), generator=generator).tolist()
+            for start in range(0, len(order) - size + 1, size):
+                yield self.batch(order[start : start + size])
+
+
+def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
+    """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower."""
+    if not len(examples):
+        return Encoded([], examples.labels, tokenizer)  # tokenizers do not take nothing
+    columns = tokenizer(
+        *map(list, zip(*examples.rows, strict=True)),
+        truncation=True,
+        max_length=min(max_length, tokenizer.model_max_length),
+    )
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
+    return Encoded(rows, examples.labels, tokenizer)
+
+
+def check_tokens(
+    drawn: Task, whole: Task, tokenizer: Any, parts: Sequence[str] = ("train", "unlabelled", "dev")
+) -> None:
+    """Refuse rows in which a model has nothing to read.
+
+    Most tokenizers put a start or end round any text; of those that do not (many decoders') an
+    empty text has no token at all.
+
+    Args:
+        drawn: the task as it is used.
+        whole: as it was loaded; its numbers are the user's own.
+
+    Raises:
+        DataError: a row is without a token.
+    """
+    for part in parts:
+        rows = getattr(drawn, part).rows
+        if not rows or tokenizer.num_special_tokens_to_add(pair=len(rows[0]) == 2):
+            continue
+        ids = tokenizer(*map(list, zip(*rows, strict=True)))["input_ids"]
+        empty = next((row for row, tokens in zip(rows, ids, strict=True) if not tokens), None)
+        if empty is not None:
+            raise DataError(
+                f"{whole.name}: row {getattr(whole, part).rows.index(empty) + 1} of its {part} "
+                "rows is empty for the model, whose tokenizer makes no token of "
+                f"{' and '.join(map(repr, empty))}; expected some text in each: leave that row out"
+            )

@@ -1,0 +1,331 @@
+"""A folder of runs, one JSON file each, computed in processes here, by Dask or on a Ray cluster."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from .._io import DataError, finite, parse_json, read_json, require, write_json, write_text
+
+Record = dict[str, Any]
+_RAY_RETRIES = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=-]*")  # a file name, never a path
+
+
+class Job(Protocol):
+    """What a run depends on; its name is its file's."""
+
+    @property
+    def name(self) -> str: ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+def run_all(
+    jobs: Sequence[J],
+    run: Callable[[J], Record],
+    folder: Path,
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    backend: str = "loky",
+    usable: Callable[[J, Record], bool] = lambda job, record: True,
+    killed: Callable[[J], Record] | None = None,
+) -> Iterator[tuple[J, Record]]:
+    """Yield each job with its record: first those that `folder` has, then the others as they end.
+
+    A record is written to ``<folder>/<name>.json``, whole or not at all, before it is yielded: a
+    process that is killed loses the runs under way and no other.  A record does not depend on the
+    number of processes; its last digits may depend on `threads`.
+
+    Args:
+        run: computes a job's record, a dict of JSON values; with several processes it is pickled.
+        processes: how many at a time; 1 is this process.  A Ray cluster takes what it has room for.
+        threads: of each process.
+        backend: joblib's "loky" (processes here) or "dask" (the cluster of the `Client` that is
+            open), or "ray" (see `connect_ray`).
+        usable: whether a record from a file serves; a DataError says why it is broken.
+        killed: the record, not written, of a job whose process is killed twice; its neighbours are
+            run again.  None: that is an error.
+
+    Raises:
+        DataError: another process works in the folder, or it cannot be written to.
+        MissingExtra: joblib or the backend is not installed.
+
+    Warns:
+        RuntimeWarning: a file is broken; it is renamed, and its run repeated.
+    """
+    with locked(folder):
+        missing = []
+        for job in jobs:
+            record = _read_record(folder / f"{job.name}.json", functools.partial(usable, job))
+            if record is None:
+                missing.append(job)
+            else:
+                yield job, record
+        if backend == "ray":
+            computed = _on_ray(missing, run, threads, killed)
+        elif processes == 1 and backend == "loky":
+            computed = ((job, _run_prepared(run, job, threads), True) for job in missing)
+        else:
+            computed = _by_joblib(missing, run, processes, threads, backend, killed)
+        for job, record, whole in computed:
+            if whole:
+                write_json(folder / f"{job.name}.json", record)
+            yield job, record
+
+
+_locked_here: set[Path] = set()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in a folder; a killed process locks nothing.
+
+    Within the block `run_all` of this process may be called with the folder.
+
+    Raises:
+        DataError: another process works there, or the folder cannot be made or written to.
+    """
+    folder = folder.resolve()
+    if folder in _locked_here:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _locked_here.add(folder)
+        yield
+    except BlockingIOError:
+        raise DataError(
+            f"{folder} is in use by another process; wait for it, or choose another folder"
+        ) from None
+    finally:
+        _locked_here.discard(folder)
+        os.close(descriptor)
+
+
+def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
+    if not path.is_file():
+        return None
+    try:
+        record = read_json(path)
+        if not isinstance(record, dict):
+            raise DataError("it is no object")
+        return record if usable(record) else None
+    except DataError as error:
+        aside = path.with_suffix(".broken")
+        os.replace(path, aside)
+        warnings.warn(
+            f"{path} is not a whole record of a run ({error}); it was renamed to {aside.name}, "
+            "and only this run is repeated",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+
+
+def write_results(path: Path, records: Iterable[Record]) -> None:
+    """Write records to a file, one JSON object a line."""
+    write_text(path, "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records))
+
+
+def read_results(path: Path) -> list[Record]:
+    """Return the records that `write_results` wrote.
+
+    Raises:
+        DataError: there is no such file, it has no lines, or one is no JSON object.
+    """
+    records = []
+    for number, line in enumerate(_lines(path), start=1):
+        record = parse_json(line, f"{path}: line {number}")
+        if not isinstance(record, dict):
+            raise DataError(f"{path}: line {number} is no record of a run")
+        records.append(record)
+    if not records:
+        raise DataError(f"{path} is empty: no run has finished yet")
+    return records
+
+
+def adopt_results(path: Path, folder: Path) -> None:
+    """Write the records of a results file that `folder` lacks, so that they are not run again.
+
+    A record is known by its ``run``, the job's name; lines that are no such record are left out.
+    """
+    for line in _lines(path) if path.is_file() else ():
+        try:
+            record = parse_json(line, str(path))
+        except DataError:
+            continue
+        name = str(record.get("run")) if isinstance(record, dict) else ""
+        own = folder / f"{name}.json"
+        if _NAME.fullmatch(name) and not own.exists():
+            write_json(own, record)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+Computed = Iterator[tuple[J, Record, bool]]
+
+
+def _by_joblib(
+    jobs: Sequence[J],
+    run: Callable[[J], Record],
+    processes: int,
+    threads: int,
+    backend: str,
+    killed: Callable[[J], Record] | None,
+) -> Computed[J]:
+    """Yield (job, record, True) as they end; False where the record stands for a killed process."""
+    joblib = require("joblib")
+    settings: dict[str, Any] = {}
+    if backend == "loky":
+        settings = {"initializer": _end_with, "initargs": (os.getpid(),)}
+
+    def results(numbers: Iterable[int]) -> Iterator[tuple[int, Record]]:
+        parallel = joblib.Parallel(
+            n_jobs=processes,
+            backend=backend,
+            batch_size=1,
+            return_as="generator_unordered",
+            **settings,
+        )
+        call = joblib.delayed(_run_numbered)
+        return parallel(call(number, run, jobs[number], threads) for number in numbers)
+
+    waiting = list(range(len(jobs)))
+    terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
+    try:
+        for number, record in results(waiting):
+            waiting.remove(number)
+            yield jobs[number], record, True
+    except terminated:
+        if killed is None:
+            raise
+    processes = max(processes, 2)  # of which each job left gets one to itself
+    for number in waiting:
+        try:
+            ((_, record),) = results([number])
+            yield jobs[number], record, True
+        except terminated:
+            assert killed is not None
+            yield jobs[number], killed(jobs[number]), False
+
+
+def _run_numbered(
+    number: int, run: Callable[[J], Record], job: J, threads: int
+) -> tuple[int, Record]:
+    return number, _run_prepared(run, job, threads)
+
+
+def _run_prepared(run: Callable[[J], Record], job: J, threads: int) -> Record:
+    prepare(threads)
+    return run(job)
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent ends, however it does."""
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def prepare(threads: int) -> None:
+    """Give this process so many threads, and keep libraries from printing."""
+    import torch
+    import transformers
+
+    from .._io import quiet_libraries
+
+    quiet_libraries()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def connect_ray(address: str = "auto") -> None:
+    """Connect this process to a Ray cluster, for the backend "ray".
+
+    Workers load models and data by the same path or hub id: local paths must be on a file system
+    that all machines share.
+
+    Args:
+        address: "auto": the cluster this machine belongs to; "local": one started here that ends
+            with this process; or a cluster's address.
+
+    Raises:
+        MissingExtra: ray is not installed.
+        DataError: no cluster answers.
+    """
+    ray = require("ray", extra="ray")
+    if ray.is_initialized():
+        return
+    quiet = {"include_dashboard": False, "log_to_driver": False}
+    try:
+        ray.init(**({} if address == "local" else {"address": address}), **quiet)
+    except (ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start --head`, "
+            "or use --ray local"
+        ) from error
+
+
+def _on_ray(
+    jobs: Sequence[J],
+    run: Callable[[J], Record],
+    threads: int,
+    killed: Callable[[J], Record] | None,
+) -> Computed[J]:
+    """Yield as `_by_joblib`, whose own Ray backend gives no result before all have ended.
+
+    A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
+    has any.
+    """
+    connect_ray()
+    ray = require("ray", extra="ray")
+    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_prepared)
+    waiting = {task.remote(run, job, threads): job for job in jobs}
+    try:
+        while waiting:
+            (first,), _ = ray.wait(list(waiting), num_returns=1)
+            job = waiting.pop(first)
+            try:
+                yield job, ray.get(first), True
+            except ray.exceptions.RayTaskError:
+                raise  # what the run itself raised
+            except ray.exceptions.RayError:
+                if killed is None:
+                    raise
+                yield job, killed(job), False
+    finally:
+        for reference in waiting:
+            ray.cancel(reference, force=True)

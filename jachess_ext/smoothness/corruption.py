@@ -1,0 +1,164 @@
+"""Inputs made harder: Gaussian noise on token embeddings, tokens replaced by the unknown token."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .model_pass import hooked_embeddings
+
+
+def perturbed_embeddings(
+    model: nn.Module, delta: float, generator: torch.Generator
+) -> AbstractContextManager[Any]:
+    """Add noise δ v, v ~ N(0, I), to the model's token embeddings within the block.
+
+    The noise is added where token ids become vectors, so positions, masks and everything else of
+    the model stay as they are. A batch with `inputs_embeds` is not perturbed.
+
+    Args:
+        model: a transformers model (`get_input_embeddings` gives the module to hook).
+        delta: standard deviation of the noise, in the units of the embedding's entries.
+        generator: CPU generator of the noise; the same state gives the same noise on any device.
+
+    Raises:
+        ValueError: δ is negative or not finite.
+    """
+    if not (delta >= 0 and delta < float("inf")):
+        raise ValueError(f"delta must be a finite number of at least 0; got {delta}")
+
+    def add_noise(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        return x + delta * noise.to(x)
+
+    return hooked_embeddings(model, add_noise)
+
+
+def embedding_scale(model: nn.Module) -> float:
+    """Return the root mean square entry of the token embedding table, the natural unit of δ."""
+    table = model.get_input_embeddings().weight.detach()  # type: ignore[operator, union-attr]
+    return float(table.double().square().mean().sqrt())
+
+
+def corrupt_tokens(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    share: float,
+    *,
+    unknown: int,
+    special: Tensor,
+    generator: torch.Generator,
+    padding: int | None = None,
+) -> Tensor:
+    """Replace a share of each sequence's real, non-special tokens by the unknown token.
+
+    Decoders' heads in transformers read the rightmost token that is not the padding id.  Where the
+    unknown token is that id (GPT-2 has one token for unknown, end and padding), the token they
+    would read is left as it is and does not count: the head then reads the same place, and no other
+    sentence.
+
+    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: exactly share · n
+    where that is a whole number, and in the mean for short sequences as well.
+
+    Args:
+        input_ids: [B, T], integer.
+        attention_mask: [B, T], 1 on real tokens.
+        share: between 0 and 1.
+        unknown: id put in their place.
+        special: ids never replaced (`tokenizer.all_special_ids`), [k] or empty.
+        generator: CPU generator.
+        padding: the id the model takes for padding (`config.pad_token_id`), if any.
+
+    Returns:
+        New ids [B, T] on the device of `input_ids`, which stay as they are.
+
+    Raises:
+        ValueError: the share is outside [0, 1], or the shapes differ.
+
+    Example:
+        >>> ids = torch.tensor([[2, 7, 8, 3]])
+        >>> corrupt_tokens(
+        ...     ids, torch.ones_like(ids), 1.0,
+        ...     unknown=1, special=torch.tensor([2, 3]), generator=torch.Generator(),
+        ... ).tolist()
+        [[2, 1, 1, 3]]
+    """
+    chosen = chosen_tokens(
+        input_ids,
+        attention_mask,
+        share,
+        special=special,
+        generator=generator,
+        spared=padding if unknown == padding else None,
+    )
+    return torch.where(chosen, unknown, input_ids.cpu()).to(input_ids.device)
+
+
+def chosen_tokens(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    share: float,
+    *,
+    special: Tensor,
+    generator: torch.Generator,
+    spared: int | None = None,
+) -> Tensor:
+    """Return booleans [B, T] on the CPU, true at the tokens that `corrupt_tokens` replaces.
+
+    Args:
+        spared: the padding id, where it is what tokens will be replaced by; the last token that is
+            not that id is then not chosen.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1]; got {share}")
+    if input_ids.ndim != 2 or input_ids.shape != attention_mask.shape:
+        raise ValueError(
+            f"input_ids and attention_mask must be one shape [B, T]; "
+            f"got {list(input_ids.shape)} and {list(attention_mask.shape)}"
+        )
+    ids = input_ids.cpu()
+    shown = attention_mask.cpu().bool()
+    real = shown & ~torch.isin(ids, special.cpu().to(ids.dtype))
+    if spared is not None:
+        places = torch.arange(ids.shape[1])
+        read = torch.where(ids != spared, places, -1).amax(1, keepdim=True)
+        real = real & (places != read)
+    # One number a real token, so that padding does not change what is drawn.
+    keys = torch.full(ids.shape, 2.0)
+    keys[shown] = torch.rand(int(shown.sum()), generator=generator)
+    keys = keys.masked_fill(~real, 2.0)
+    rank = keys.argsort(dim=1).argsort(dim=1)
+    extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
+    # share · n in exact arithmetic may be whole and a rounding error below it
+    count = (share * real.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
+    return real & (rank < count.unsqueeze(1))
+
+
+def unknown_token_id(tokenizer: Any) -> int:
+    """Return the id that stands for an unknown token; see `known_unknown_token`.
+
+    Raises:
+        ValueError: the tokenizer has none.
+    """
+    unknown = known_unknown_token(tokenizer)
+    if unknown is None:
+        raise ValueError(
+            "the tokenizer has no unknown and no mask token to corrupt texts with; set "
+            "tokenizer.unk_token, or leave conditions.corruption empty"
+        )
+    return unknown
+
+
+def known_unknown_token(tokenizer: Any) -> int | None:
+    """Return the id of the tokenizer's unknown or mask token; None: it has neither.
+
+    The first of the two that is not the padding token as well, if one is; a padding token that is
+    nothing else serves never, for models look for it to find where a text ends.
+    """
+    names = ("unk_token_id", "mask_token_id")
+    ids = [int(i) for name in names if (i := getattr(tokenizer, name, None)) is not None]
+    padding = getattr(tokenizer, "pad_token_id", None)
+    return next((value for value in ids if value != padding), ids[0] if ids else None)

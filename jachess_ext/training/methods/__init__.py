@@ -1,0 +1,52 @@
+"""Every fine-tuning method, by name in `METHODS`; its constructor's arguments are its settings.
+
+A new one: a class ``class Mine(Method, name="mine")`` in a file of this folder that is imported
+here, and a line in docs/methods.md.
+"""
+
+from .base import METHODS, LabelSmoothing, Loss, Method, Plain, parse_method
+from .decision import Divergence, Fisher, Margin
+from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, PassSummary, Published
+from .noise import (
+    R3F,
+    SMART,
+    CorruptAugment,
+    CorruptConsistency,
+    FreeLB,
+    NEFTune,
+    RDrop,
+    Recommended,
+)
+from .weights import L2, L2SP, SAM, TAPT, WiSEFT, with_lora
+
+__all__ = [
+    "L2",
+    "L2SP",
+    "METHODS",
+    "R3F",
+    "SAM",
+    "SMART",
+    "TAPT",
+    "CorruptAugment",
+    "CorruptConsistency",
+    "CrossHolder",
+    "Divergence",
+    "DualSchedule",
+    "Fisher",
+    "FreeLB",
+    "JacHess",
+    "Jacobian",
+    "LabelSmoothing",
+    "Loss",
+    "Margin",
+    "Method",
+    "NEFTune",
+    "PassSummary",
+    "Plain",
+    "Published",
+    "RDrop",
+    "Recommended",
+    "WiSEFT",
+    "parse_method",
+    "with_lora",
+]

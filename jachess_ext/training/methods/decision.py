@@ -1,0 +1,136 @@
+"""Penalties on the decision's derivatives as methods: `jx.DecisionPenalty` in a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ...smoothness import DecisionPenalty, Isotropic, Substitution
+from ...smoothness.modes import in_mode
+from ...smoothness.perturbations import Perturbation
+from ..batches import drawing_apart
+from .base import (
+    Batch,
+    Loss,
+    Method,
+    Run,
+    check_choice,
+    check_count,
+    check_flag,
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    check_share,
+    check_smoothing,
+)
+from .jachess import OnePass, check_mode
+
+
+class Decision(Method):
+    """+ strength · a form of `jx.DecisionPenalty`, the one of the method's name.
+
+    Mode train: on the labelled rows, from the forward pass of the task loss.  Mode joint: on a
+    batch of unlabelled rows, in a pass of its own.
+
+    Args:
+        mode: "train" or "joint".
+        strength: factor of the penalty.
+        directions: how many directions u a step, 1 to 4.
+        along: what u is: "swaps" of tokens, or "noise".
+        swapped: swaps: share of the tokens swapped.
+        unknown: swaps: share of those for the unknown token, others for one of the batch.
+        size: noise: its deviation over the embeddings' root mean square entry.
+        path: at a random point on the way to x + u, where the task loss is too (mode train).
+        every: in every n-th optimiser step, with n-fold strength; the others are plain steps.
+        smoothing: ε of label smoothing.
+        dropout: mode joint: whether dropout acts in the penalty's own pass.
+        unlab_batch_size: mode joint; None: ``per_device_train_batch_size``.
+        placebo: each step's penalty gradient replaced by a random one of its norm.
+    """
+
+    modes = ("train", "joint")
+    control = False
+
+    def __init__(
+        self,
+        mode: str = "train",
+        *,
+        strength: float = 1.0,
+        directions: int = 2,
+        along: str = "swaps",
+        swapped: float = 0.15,
+        unknown: float = 0.5,
+        size: float = 1.0,
+        path: bool = False,
+        every: int = 1,
+        smoothing: float = 0.0,
+        dropout: bool = True,
+        unlab_batch_size: int | None = None,
+        placebo: bool = False,
+    ) -> None:
+        check_mode(self.modes, mode, dropout)
+        check_nonnegative(strength=strength)
+        check_choice(("swaps", "noise"), along=along)
+        check_share(swapped=swapped)
+        check_fraction(unknown=unknown)
+        check_positive(size=size)
+        check_flag(path=path, placebo=placebo)
+        check_count(directions=directions, every=every)
+        check_smoothing(smoothing=smoothing)
+        if unlab_batch_size is not None:
+            check_count(unlab_batch_size=unlab_batch_size)
+        self.mode, self.strength, self.directions = mode, strength, directions
+        self.along, self.swapped, self.unknown, self.size = along, swapped, unknown, size
+        self.path, self.every, self.smoothing = path, every, smoothing
+        self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
+        self.needs_unlabelled, self.needs_tokenizer = mode == "joint", along == "swaps"
+
+    def prepare(self) -> None:
+        """Make the penalty."""
+        super().prepare()
+        perturbation: Perturbation = Isotropic(self.size)
+        if self.along == "swaps":
+            tokenizer = self.trainer.processing_class
+            perturbation = Substitution.of(
+                tokenizer, share=self.swapped, unknown_share=self.unknown
+            )
+        self._penalty = DecisionPenalty(
+            self.trainer.model,
+            form=self.name,
+            perturbation=perturbation,
+            directions=self.directions,
+            path=self.path,
+            every=self.every,
+        )
+
+    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        """Return task loss and penalty, in mode train from one forward pass."""
+        self._penalty.model, self._penalty.seed = model, self.key()
+        self._penalty.step = self.trainer.state.global_step
+        if self.mode == "joint":
+            task, outputs = run(inputs)
+            if not self._penalty.due:
+                return Loss(task, outputs)
+            with drawing_apart(self.key()), in_mode(model, self.dropout):
+                penalty = self._penalty(self.trainer.next_unlabelled()).loss
+        else:
+            one_pass: Any = OnePass(model, self._penalty)
+            task, outputs = run(inputs, one_pass)
+            penalty = one_pass.result.loss
+        return Loss(task, outputs, self.strength * penalty)
+
+
+class Fisher(Decision, name="fisher"):
+    """+ strength · the second-order term of KL(p(x) ‖ p(x + u)), in nats; see `Decision`."""
+
+
+class Divergence(Decision, name="divergence"):
+    """+ strength · KL(p(z) ‖ p(z + D_u)), of the model made linear; see `Decision`."""
+
+
+class Margin(Decision, name="margin"):
+    """+ strength · (log slope − log margin) on rows that are right; see `Decision`."""
+
+    def __init__(self, mode: str = "train", *, strength: float = 0.01, **settings: Any) -> None:
+        super().__init__(mode, strength=strength, **settings)

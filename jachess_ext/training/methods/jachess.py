@@ -1,0 +1,535 @@
+"""JacHess as a method, in its three modes; and the alternating schedule, usable by itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
+from ...smoothness import JacHess as Regulariser
+from ...smoothness.model_pass import without_labels
+from ...smoothness.modes import in_mode
+from ...smoothness.parallel import ranks_of
+from ..batches import drawing_apart, endless
+from ..callbacks import flat, write_entry
+from .base import (
+    Batch,
+    Loss,
+    Method,
+    Run,
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive,
+)
+
+_OF_REGULARISER: dict[str, Any] = {
+    name: argument.default
+    for name, argument in inspect.signature(Regulariser).parameters.items()
+    if name not in ("model", "strength")
+} | {"normalize": True}
+_FUSED = ("cpu", "cuda")  # devices on which AdamW goes through all parameters at once
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class JacHess(Method, name="jachess"):
+    """+ strength · R, the penalty of `jx.JacHess` (docs/how_it_works.md).
+
+    Mode "train" adds R of the labelled batch to its task loss, from one forward; "joint" adds R of
+    an unlabelled batch to the task loss, in one step; "unlab" alternates an epoch (or
+    ``unlab_every`` steps) of task loss with a pass of R alone over the unlabelled data, under an
+    AdamW of its own (`DualSchedule`).
+
+    The base model's norms are measured when training begins, on ``calibration_batches`` shuffled
+    batches of the training data (of the unlabelled data in modes joint and unlab), unless
+    ``trainer.method.regulariser.base`` is set before.
+
+    Args:
+        mode: "train", "joint" or "unlab".
+        strength: factor of R; in mode unlab AdamW undoes it.
+        calibration_batches: how many batches the base norms are measured on.
+        dropout: modes joint and unlab: whether dropout acts in R's own pass.
+        unlab_every: mode unlab: optimiser steps between passes; None: an epoch.
+        unlab_steps: mode unlab: batches per pass; None: all unlabelled data.
+        unlab_lr_ratio: mode unlab: learning rate of R's own AdamW over the trainer's.
+        unlab_schedule: mode unlab: "constant", the ratio is to the trainer's highest learning
+            rate; or "follow", to its current one, with which a pass after a decay to 0 does nothing.
+        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
+        placebo: a control: each step's penalty gradient replaced by a random one of its norm.
+        regularisation: further arguments of `jx.JacHess`; ``normalize`` is True by default, and
+            ``seed`` that of the training arguments.
+
+    Attributes:
+        regulariser: the `jx.JacHess` of the run, once the method is bound.
+        dual: the schedule of mode unlab, once training began.
+
+    Raises:
+        ValueError: a setting is out of range; the message names it.
+        TypeError: there is no such setting.
+    """
+
+    modes = ("train", "joint", "unlab")
+    control = False
+    regulariser: Regulariser
+    dual: DualSchedule | None = None
+    _schedule_state: Mapping[str, Any] | None = None
+
+    def __init__(
+        self,
+        mode: str = "train",
+        *,
+        strength: float = 0.01,
+        calibration_batches: int = 8,
+        dropout: bool = True,
+        unlab_every: int | None = None,
+        unlab_steps: int | None = None,
+        unlab_lr_ratio: float = 0.01,
+        unlab_schedule: str = "constant",
+        unlab_batch_size: int | None = None,
+        placebo: bool = False,
+        **regularisation: Any,
+    ) -> None:
+        if unknown := sorted(regularisation.keys() - self.parameters().keys()):
+            raise TypeError(
+                f"method {self.name!r} has no setting {unknown[0]!r}; it has "
+                f"{', '.join(sorted(self.parameters()))}"
+            )
+        self.strength, self.mode = strength, mode
+        self.calibration_batches, self.dropout = calibration_batches, dropout
+        self.unlab_every, self.unlab_steps = unlab_every, unlab_steps
+        self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
+        self.unlab_batch_size, self.placebo = unlab_batch_size, placebo
+        self.regularisation = {**_OF_REGULARISER, **self.fixed, **regularisation}
+        check_mode(self.modes, mode, dropout)
+        self.needs_unlabelled = mode != "train"
+        check_count(calibration_batches=calibration_batches)
+        for name in ("unlab_every", "unlab_steps", "unlab_batch_size"):
+            if getattr(self, name) is not None:
+                check_count(**{name: getattr(self, name)})
+        check_choice(("constant", "follow"), unlab_schedule=unlab_schedule)
+        check_positive(unlab_lr_ratio=unlab_lr_ratio, temperature=self.regularisation["temperature"])
+        flags = ("hessian", "hessian_gradient", "normalize", "squared")
+        check_flag(placebo=placebo, **{name: self.regularisation[name] for name in flags})
+        _check_layers(self.regularisation["layers"])
+        if placebo and mode == "unlab":
+            raise ValueError(
+                "placebo acts on penalties added to the task loss, and mode unlab steps along its "
+                "own; use mode train or joint"
+            )
+        self.regulariser_of(nn.Module())  # checks what is left, before any training starts
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """Return the settings that can be given, each with its default."""
+        known = {**super().parameters(), **_OF_REGULARISER}
+        return {name: value for name, value in known.items() if name not in cls.fixed}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All arguments of the constructor, as given or by default."""
+        further = self.regularisation
+        return {n: further[n] if n in further else getattr(self, n) for n in self.parameters()}
+
+    @property
+    def knob(self) -> str:
+        """``strength``; in mode unlab AdamW undoes it, and the rate of the pass acts instead."""
+        return "unlab_lr_ratio" if self.mode == "unlab" else "strength"
+
+    def regulariser_of(self, model: nn.Module, seed: int | None = None) -> Regulariser:
+        """Return the `jx.JacHess` that the settings describe.
+
+        Args:
+            seed: used where the setting ``seed`` is None.
+        """
+        own = self.regularisation["seed"]
+        further = {**self.regularisation, "seed": seed if own is None else own}
+        return Regulariser(model, strength=self.strength, **further)
+
+    # A run --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Check the mode and make the regulariser."""
+        super().prepare()
+        args = self.trainer.args
+        if self.mode == "unlab" and args.fp16:
+            raise ValueError(
+                "mode='unlab' has an optimiser of its own, which fp16's loss scaling does not "
+                "reach; use bf16=True or mode='joint'"
+            )
+        if self.mode == "unlab" and args.world_size > 1:
+            raise ValueError(
+                f"mode='unlab' runs in one process, not in {args.world_size} "
+                "(DistributedDataParallel needs the head in every loss); use mode='joint'"
+            )
+        self.regulariser = self.regulariser_of(self.trainer.model, args.seed)
+
+    def begin(self, model: nn.Module) -> None:
+        """Measure the base norms, unless they are known; and start the schedule."""
+        super().begin(model)
+        if self.strength == 0:
+            return
+        trainer = self.trainer
+        self.regulariser.model = trainer.model_wrapped
+        if self.regulariser.base is None and self.regulariser.needs_base:
+            labelled = self.mode == "train"
+            loader = trainer.seeded_loader(
+                trainer.train_dataset if labelled else trainer.unlabelled_dataset
+            )
+            batches = (trainer._prepare_inputs(b) for b in islice(loader, self.calibration_batches))
+            self.regulariser.calibrate(map(without_labels, batches))
+        if self.mode == "unlab":
+            self.dual = DualSchedule(
+                self.regulariser,
+                trainer.unlabelled,
+                lr=self._pass_rate,
+                every=self.unlab_every,
+                steps=self.unlab_steps,
+                max_grad_norm=trainer.args.max_grad_norm or None,
+                dropout=self.dropout,
+            )
+            if self._schedule_state is not None:
+                self.dual.load_state_dict(self._schedule_state)
+                # a checkpoint after an epoch's last step is written before the pass that follows
+                if self.dual.every is None and self.dual.passes < int(trainer.state.epoch or 0):
+                    self._log_pass(self.dual.run())
+        self._schedule_state = None
+
+    def _pass_rate(self) -> float:
+        follows = self.unlab_schedule == "follow"
+        trainer = self.trainer
+        rate = trainer._get_learning_rate() if follows else trainer.args.learning_rate
+        return self.unlab_lr_ratio * rate
+
+    def _log_pass(self, summary: PassSummary | None) -> None:
+        if summary is not None:
+            figures = {name: getattr(summary, name) for name in ("penalty", "jacobian", "hessian")}
+            write_entry(flat(figures), self.trainer.control, self.trainer.log)
+
+    def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
+        """Return the task loss and, in modes train and joint, the penalty."""
+        if self.mode == "unlab" or self.strength == 0:
+            return Loss(*run(inputs))
+        self.regulariser.model = model
+        if self.mode == "train":
+            self._require_labels(inputs)
+            one_pass: Any = OnePass(model, self.regulariser)
+            task, outputs = run(inputs, one_pass)
+            out = one_pass.result
+        else:
+            task, outputs = run(inputs)
+            own_numbers = drawing_apart(*step_key(self.regulariser))
+            with own_numbers, in_mode(model, self.dropout):
+                out = self.regulariser(self.trainer.next_unlabelled())
+        self.trainer.step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
+        if out.skipped is not None:
+            # fp16's loss scaling wants gradients to look at, and skips the step at a NaN
+            skipped = task * float("nan") if self.trainer.args.fp16 else out.loss
+            return Loss(task, outputs, instead=skipped)
+        if out.empty:
+            return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
+        figures = {"jacobian": out.jacobian, "hessian": out.hessian}
+        return Loss(task, outputs, out.loss, figures)
+
+    def _require_labels(self, inputs: Batch) -> None:
+        names = self.trainer.label_names or ["labels"]
+        if not any(inputs.get(name) is not None for name in names):
+            raise ValueError(
+                f"mode='train' adds the penalty to a labelled batch's task loss, but the batch has "
+                f"none of {', '.join(names)}; it has {', '.join(inputs)}. Give labels, or use "
+                "mode='joint' or 'unlab' with unlabelled_dataset=..."
+            )
+
+    def zero_loss(self, task: Tensor) -> Tensor | None:
+        """Return a zero that reaches no parameter, where such steps are to be skipped."""
+        if self.regularisation["on_nonfinite"] == "raise":
+            return None
+        return self.regulariser.zero_loss(task, ranks_of(self.regulariser.model))
+
+    def after_step(self) -> None:
+        """Run a pass where one is due."""
+        if self.dual is not None:
+            self._log_pass(self.dual.after_step())
+
+    def after_epoch(self) -> None:
+        """Run a pass where one is due."""
+        if self.dual is not None:
+            self._log_pass(self.dual.after_epoch())
+
+    @property
+    def saved_parts(self) -> tuple[str, ...]:
+        """What a checkpoint should hold for the method to go on from it."""
+        own = ("regulariser",) if self.strength else ()
+        return (*own, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the regulariser's state and, in mode unlab, the schedule's."""
+        state = {"regulariser": self.regulariser.state_dict()}
+        return state if self.dual is None else {**state, "schedule": self.dual.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the regulariser, and keep the schedule's state for when training begins."""
+        self._schedule_state = state.get("schedule")
+        if "regulariser" in state:
+            self.regulariser.load_state_dict(state["regulariser"])
+        elif self.strength and self.regulariser.needs_base and self.regulariser.base is None:
+            raise FileNotFoundError(
+                "there is no regulariser, so the base model's norms are not known and the "
+                "fine-tuned model's would not do: resume from a checkpoint of a JacHess run, or "
+                "set trainer.method.regulariser.base (a BaseNorms) first"
+            )
+
+
+class Jacobian(JacHess, name="jacobian"):
+    """+ R of the logits, without the Hessian (Hoffman et al. 2019); settings as `JacHess`."""
+
+    fixed = {"layers": "logits", "weights": "uniform", "hessian": False}
+
+
+class CrossHolder(JacHess, name="cross-holder"):
+    """+ R of the logits, with the Hessian; settings as `JacHess`."""
+
+    fixed = {"layers": "logits", "weights": "uniform", "hessian": True}
+
+
+class Published(JacHess, name="published"):
+    """What the paper's code computes, whose Hessian term has no gradient; settings as `JacHess`."""
+
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "squared": True,
+        "scope": "first",
+        "weights": "raw_softmax",
+        "hessian_gradient": False,
+        "normalize": False,
+    }
+
+    def __init__(self, mode: str = "train", *, strength: float = 1.0, **settings: Any) -> None:
+        super().__init__(mode, strength=strength, **settings)
+
+
+def check_mode(modes: tuple[str, ...], mode: str, dropout: bool) -> None:
+    """Check a mode, and that a pass without dropout is one of the penalty alone.
+
+    Raises:
+        ValueError: it is not.
+    """
+    check_choice(modes, mode=mode)
+    check_flag(dropout=dropout)
+    if mode == "train" and not dropout:
+        raise ValueError(
+            "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
+            "losses; use a mode with unlabelled data: "
+            + " or ".join(repr(other) for other in modes if other != "train")
+        )
+
+
+def _check_layers(layers: Any) -> None:
+    numbers = not isinstance(layers, str) and all(type(k) is int for k in layers)
+    if layers not in ("all", "logits") and not (numbers and len(layers)):
+        raise ValueError(
+            f"layers is {layers!r}; expected 'all', 'logits' or a list of block numbers"
+        )
+
+
+class OnePass:
+    """Looks like ``model``; called, it runs the regulariser and returns the model's output.
+
+    Handing it to ``Trainer.compute_loss`` keeps label smoothing, ``compute_loss_func`` and the
+    scaling by ``num_items_in_batch`` what they are, with one forward for task loss and penalty.
+
+    Attributes:
+        result: of the last call; None before.
+    """
+
+    def __init__(self, model: nn.Module, regulariser: Regulariser | DecisionPenalty) -> None:
+        self._model = model
+        self._regulariser = regulariser
+        self.result: JacHessOutput | DecisionOutput | None = None
+
+    # isinstance() asks for it: the Trainer tells PEFT models and wrappers apart by it.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        self.result = self._regulariser(inputs)
+        return self.result.model_output
+
+
+def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
+    """Return a key of the regulariser's next step on this rank, for `drawing_apart`.
+
+    Without a seed of its own, the one torch was last given, so that `torch.manual_seed` makes it
+    repeatable.
+    """
+    seed = torch.initial_seed() if regulariser.seed is None else regulariser.seed
+    return seed, regulariser.step, ranks_of(regulariser.model).rank
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """Means over one pass.
+
+    Attributes:
+        penalty: strength · R.
+        jacobian, hessian: ``[K]``, on the CPU; ``hessian`` is None without a Hessian term.
+        steps: how many optimiser steps were taken.
+    """
+
+    penalty: float
+    jacobian: Tensor
+    hessian: Tensor | None
+    steps: int
+
+
+class DualSchedule:
+    """Runs a pass of R alone over unlabelled data after every epoch, or every n steps.
+
+    R has an AdamW of its own: an adaptive step undoes the size of its loss, so moments shared
+    with the task loss would mix two losses of very different size.  For the same reason the
+    regulariser's strength has no say here: the learning rate decides how much a pass moves.
+
+    Example:
+        >>> dual = DualSchedule(reg, unlabelled_loader, lr=2e-6)
+        >>> for epoch in range(3):
+        ...     for batch in loader:
+        ...         ...  # a step of task loss
+        ...         dual.after_step()
+        ...     dual.after_epoch()
+
+    Args:
+        regulariser: calibrated, where it needs to be.
+        batches: gives the unlabelled batches each time it is iterated; labels are dropped.
+        lr: learning rate, or a function called before each step for the current one.
+        every: labelled optimiser steps between passes; None: a pass per epoch.
+        steps: batches per pass, going on where the last pass ended; None: all of them.
+        weight_decay: of the own AdamW; the task's optimiser has its own already.
+        max_grad_norm: gradients are clipped to it; None: not at all.
+        dropout: False runs the passes in evaluation mode.
+
+    Raises:
+        ValueError: ``every`` or ``steps`` below 1, no trainable parameters, or no batches.
+    """
+
+    def __init__(
+        self,
+        regulariser: Regulariser,
+        batches: Iterable[Batch],
+        *,
+        lr: float | Callable[[], float],
+        every: int | None = None,
+        steps: int | None = None,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = 1.0,
+        dropout: bool = True,
+    ) -> None:
+        for name, value in (("every", every), ("steps", steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected a whole number from 1 up, or None")
+        parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("the model has no parameters that require gradients")
+        self.regulariser = regulariser
+        self.batches = batches
+        self.every, self.steps = every, steps
+        self.max_grad_norm, self.dropout = max_grad_norm, dropout
+        self.taken = self.passes = 0
+        self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
+        self._parameters = parameters
+        self._endless = endless(batches)
+        # By default AdamW goes through the parameters operation by operation on the CPU.
+        fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused
+        )
+
+    def after_step(self) -> PassSummary | None:
+        """Call after each optimiser step of the task; runs a pass where one is due."""
+        self.taken += 1
+        return self.run() if self.every is not None and self.taken % self.every == 0 else None
+
+    def after_epoch(self) -> PassSummary | None:
+        """Call after each epoch of the task; runs a pass unless ``every`` was given."""
+        return self.run() if self.every is None else None
+
+    def run(self) -> PassSummary:
+        """One pass of R alone; modes, the task's gradients and random numbers are kept."""
+        kept = [p.grad for p in self._parameters]
+        own_numbers = drawing_apart(*step_key(self.regulariser))
+        try:
+            with own_numbers, in_mode(self.regulariser.model, self.dropout):
+                summary = _summary([self._step(batch) for batch in self._pass()])
+        finally:
+            for parameter, gradient in zip(self._parameters, kept, strict=True):
+                parameter.grad = gradient
+        self.passes += 1
+        return summary
+
+    def _pass(self) -> Iterable[Batch]:
+        return iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
+
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Penalty and norms, without their graph."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr()
+        self.optimizer.zero_grad()
+        out = self.regulariser(without_labels(batch))
+        out.loss.backward()
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        hessian = None if out.hessian is None else out.hessian.detach()
+        return out.loss.detach(), out.jacobian.detach(), hessian
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and passes done, and the optimiser's moments by the parameter's number.
+
+        Where ``batches`` stands is not in it: that is the loader's to know.
+        """
+        moments = self.optimizer.state_dict()["state"]
+        return {"taken": self.taken, "passes": self.passes, "moments": moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: the moments are of other parameters, or not AdamW's; the schedule stays as
+                it was.
+        """
+        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+
+    def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One parameter's, laid out in memory as it is, which a fused AdamW takes for granted."""
+        count = len(self._parameters)
+        if not 0 <= number < count:
+            raise ValueError(f"there are moments of parameter {number}, but {count} are trained")
+        parameter = self._parameters[number]
+        shapes = {"step": [], "exp_avg": list(parameter.shape), "exp_avg_sq": list(parameter.shape)}
+        found = {name: list(tensor.shape) for name, tensor in given.items()}
+        if found != shapes:
+            raise ValueError(f"parameter {number} has moments {found}; expected {shapes}")
+        if not all(t.is_floating_point() and t.isfinite().all() for t in given.values()):
+            raise ValueError(f"parameter {number} has moments that are not finite numbers")
+        laid_out = {n: torch.empty_like(parameter).copy_(given[n]).detach() for n in _MOMENTS}
+        return {"step": given["step"].clone(), **laid_out}
+
+
+def _summary(figures: list[tuple[Tensor, Tensor, Tensor | None]]) -> PassSummary:
+    if not figures:
+        raise ValueError("there are no unlabelled batches; expected at least one per pass")
+    losses, jacobians, hessians = zip(*figures, strict=True)
+    hessian = None if hessians[0] is None else torch.stack(hessians).mean(0).cpu()
+    penalty = torch.stack(losses).mean().item()
+    return PassSummary(penalty, torch.stack(jacobians).mean(0).cpu(), hessian, len(figures))

@@ -1,0 +1,432 @@
+"""Methods that act on the weights: L2, L2-SP, WiSE-FT, SAM and TAPT; LoRA; a penalty's placebo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ..._io import require
+from ...smoothness.model_pass import backbone_of, unwrapped
+from ...smoothness.modes import trained
+from ..batches import RandomState, drawing_apart
+from .base import (
+    Batch,
+    Method,
+    check_flag,
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    check_share,
+)
+
+
+class L2(Method, name="l2"):
+    """+ strength · ½ Σ θ² over trained matrices; biases and norm weights are left free.
+
+    Args:
+        strength: factor of the penalty; Σ θ² of an encoder is in the ten thousands.
+        placebo: each step's penalty gradient replaced by a random one of its norm.
+    """
+
+    def __init__(self, strength: float = 1e-5, *, placebo: bool = False) -> None:
+        check_nonnegative(strength=strength)
+        check_flag(placebo=placebo)
+        self.strength, self.placebo = strength, placebo
+
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+        """Return it in float32 or wider.
+
+        Raises:
+            ValueError: no parameter with two or more dimensions requires a gradient.
+        """
+        matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+        if not matrices:
+            raise ValueError("L2 acts on trained matrices, and the model has none")
+        return _half_squares(matrices)
+
+
+def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
+    """Return ½ Σ t², in float32 or wider, on the first one's device."""
+    squares = [t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in tensors]
+    return torch.stack([s.to(squares[0].device) for s in squares]).sum() / 2
+
+
+class _Start(Method):
+    """Keeps a copy of the pretrained weights that are trained.
+
+    Those of modules the checkpoint lacked (the new head; `load_model` leaves their names in the
+    attribute ``drawn_modules``) are no knowledge to hold on to, and stay out of it.  A model
+    without that attribute counts as pretrained throughout.
+    """
+
+    def prepare(self) -> None:
+        """Copy the weights.
+
+        Raises:
+            ValueError: nothing that is trained is pretrained.
+        """
+        super().prepare()
+        # Now, not when training begins: by then a checkpoint may have been loaded.
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        drawn = getattr(model, "drawn_modules", ())
+        self.start = {
+            name: parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and name.rpartition(".")[0] not in drawn
+        }
+        if not self.start:
+            raise ValueError(
+                f"method={self.name!r} holds on to pretrained weights, and none of the model's "
+                "trained ones is; load it from a checkpoint, or use another method"
+            )
+
+    def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return each kept parameter as it is, and as it was."""
+        parameters = dict(self.trainer.accelerator.unwrap_model(model).named_parameters())
+        return [(parameters[name], value) for name, value in self.start.items()]
+
+
+class L2SP(_Start, name="l2-sp"):
+    """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
+
+    Their second term, weight decay of the new head, is left out.
+
+    Args:
+        strength: factor of the penalty.
+        placebo: each step's penalty gradient replaced by a random one of its norm.
+    """
+
+    def __init__(self, strength: float = 0.01, *, placebo: bool = False) -> None:
+        check_nonnegative(strength=strength)
+        check_flag(placebo=placebo)
+        self.strength, self.placebo = strength, placebo
+
+    def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
+        """Return it in float32 or wider."""
+        return _half_squares(now - start for now, start in self.moved(model))
+
+
+class WiSEFT(_Start, name="wise-ft"):
+    """After training, θ₀ + mix · (θ − θ₀) for pretrained weights (Wortsman et al. 2022, WiSE-FT).
+
+    The head is the fine-tuned one: theirs starts as a zero-shot classifier, which a pretrained
+    encoder has not.  Checkpoints within the run hold the weights before the interpolation.
+
+    Args:
+        mix: share of the fine-tuned weights.
+    """
+
+    def __init__(self, mix: float = 0.5) -> None:
+        check_fraction(mix=mix)
+        self.mix = mix
+
+    def prepare(self) -> None:
+        """Copy the weights; those under adapters are refused."""
+        super().prepare()
+        if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
+            raise ValueError(
+                "method='wise-ft' interpolates weights, and a product of adapters is not linear in "
+                "them; fine-tune without adapters"
+            )
+
+    @torch.no_grad()
+    def end(self, model: nn.Module) -> None:
+        """Put the interpolated weights into the model."""
+        for now, start in self.moved(model):
+            now.copy_(torch.lerp(start, now, self.mix))
+
+
+class SAM(Method, name="sam"):
+    """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
+
+    Once per optimiser step, g of all its micro-batches.  Both passes have the same dropout masks,
+    and later steps those of the plain run.  Written here: the implementations on the index are
+    optimisers that wrap another and want both passes from the caller, which the Trainer, with its
+    gradient accumulation and its clipping, does not offer.  This one leaves the optimiser alone.
+
+    Args:
+        rho: ρ, the radius of the ascent step.
+    """
+
+    one_process = True
+
+    def __init__(self, rho: float = 0.05) -> None:
+        check_positive(rho=rho)
+        self.rho = rho
+
+    def begin(self, model: nn.Module) -> None:
+        """Forget what a run that was broken off left."""
+        super().begin(model)
+        self._window: list[tuple[Batch, RandomState]] = []
+
+    def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
+        """Take the plain step; after an optimiser step's last micro-batch, climb and repeat all."""
+        self._window.append((inputs, RandomState()))
+        loss = run(inputs)
+        if self.trainer.accelerator.sync_gradients:
+            window, self._window = self._window, []
+            after = RandomState()
+
+            def again() -> None:
+                for batch, random in window:
+                    random.restore()
+                    run(batch)
+
+            sharpness_aware_gradient(self.trainer.model.parameters(), again, self.rho)
+            after.restore()
+        return loss
+
+
+def sharpness_aware_gradient(
+    parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
+) -> float:
+    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ stays exactly as it was.
+
+    The scale of g cancels, so clipping and loss scaling before it change nothing.  A gradient of
+    zero (or one that is not finite, which loss scaling will skip) is left alone.
+
+    Args:
+        parameters: with gradients g of the whole batch.
+        backward: computes the same batch's loss and adds its gradients to ``.grad``.
+
+    Returns:
+        ‖g‖.
+    """
+    moved = [p for p in parameters if p.grad is not None]
+    norm = _total_norm([p.grad for p in moved if p.grad is not None]).item()
+    if not 0 < norm < float("inf"):
+        return norm
+    kept = [p.detach().clone() for p in moved]
+    with torch.no_grad():
+        for p in moved:
+            assert p.grad is not None
+            p.add_(p.grad.to(p.dtype), alpha=rho / norm)
+            p.grad = None
+    try:
+        backward()
+    finally:
+        with torch.no_grad():
+            for p, before in zip(moved, kept, strict=True):
+                p.copy_(before)
+    return norm
+
+
+def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> Tensor:
+    """Return a scalar with the penalty's value, whose gradient is random and has its norm.
+
+    The direction is uniform over all directions of the trained parameters together.
+
+    Args:
+        penalty: attached to the graph, which is kept for the task loss's backward pass.
+        parameters: those that are trained.
+        seed: of the direction, from 0 up.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    gradients = torch.autograd.grad(penalty, trained, retain_graph=True, allow_unused=True)
+    norm = _total_norm([g for g in gradients if g is not None])
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
+    scale = norm / _total_norm(drawn)
+    # Its value is taken out again: the gradient alone is wanted.
+    along = torch.stack(
+        [(p * (scale.to(p) * z)).sum().to(penalty) for p, z in zip(trained, drawn, strict=True)]
+    ).sum()
+    return penalty.detach() + along - along.detach()
+
+
+def _total_norm(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of all of them together, float64 on the CPU."""
+    squares = [t.double().square().sum().cpu() for t in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+class TAPT(Method, name="tapt"):
+    """Language modelling on the unlabelled text, then the task loss (Gururangan et al. 2020).
+
+    The language model is built around the classifier's own backbone.
+
+    Args:
+        tapt_epochs: epochs over the unlabelled text.
+        tapt_lr: learning rate.
+        tapt_masked: share of tokens masked, of encoders.
+    """
+
+    needs_unlabelled = needs_tokenizer = True
+
+    def __init__(
+        self, *, tapt_epochs: float = 3.0, tapt_lr: float = 5e-5, tapt_masked: float = 0.15
+    ) -> None:
+        check_positive(tapt_epochs=tapt_epochs, tapt_lr=tapt_lr)
+        check_share(tapt_masked=tapt_masked)
+        self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
+
+    def begin(self, model: nn.Module) -> None:
+        """Train the language model; not where a checkpoint goes on."""
+        super().begin(model)
+        if self.trainer.state.global_step == 0:
+            self._adapt(model)
+        elif hasattr(model, "peft_config"):
+            raise ValueError(
+                "method='tapt' with adapters cannot go on from a checkpoint: it has the adapters "
+                "alone, not the backbone that TAPT changed; train from the start"
+            )
+
+    def _adapt(self, model: nn.Module) -> None:
+        from ..trainer import MethodTrainer  # which knows all methods, this one among them
+
+        random, trainer = RandomState(), self.trainer
+        language = language_model(model)
+        # all of the backbone, save LoRA's matrices (zero in effect)
+        named = dict(backbone_of(model).named_parameters())
+        with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
+            stage = MethodTrainer(
+                model=language,
+                args=self._training_arguments(),
+                data_collator=self._collator(is_masked(language.config)),
+                train_dataset=_TokensAlone(trainer.unlabelled_dataset),
+                processing_class=trainer.processing_class,
+            )
+            stage.train()
+        for parameter in named.values():
+            parameter.grad = None
+        trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
+        random.restore()
+
+    def _collator(self, masked: bool) -> Any:
+        """Return what pads, masks tokens (encoders; from torch's generator) and makes labels.
+
+        Raises:
+            ValueError: an encoder's tokenizer without a mask token.
+        """
+        tokenizer = self.trainer.processing_class
+        if masked and tokenizer.mask_token is None:
+            raise ValueError(
+                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
+                "tokenizer.mask_token"
+            )
+        return transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
+        )
+
+    def _training_arguments(self) -> transformers.TrainingArguments:
+        """Return those of the task, with TAPT's learning rate and length; nothing is saved."""
+        args = self.trainer.args
+        settings: dict[str, Any] = {
+            name: getattr(args, name)
+            for name in (
+                "per_device_train_batch_size",
+                "gradient_accumulation_steps",
+                "max_grad_norm",
+                "train_sampling_strategy",
+                "bf16",
+                "fp16",
+                "use_cpu",
+                "seed",
+            )
+        }
+        if args.gradient_checkpointing:
+            settings["gradient_checkpointing"] = True
+        return transformers.TrainingArguments(
+            output_dir=args.output_dir,
+            learning_rate=self.tapt_lr,
+            num_train_epochs=self.tapt_epochs,
+            warmup_steps=0.06,
+            weight_decay=0.01,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            **settings,
+        )
+
+
+class _TokensAlone(Dataset):
+    """Rows without their labels, so that the language model's are made from the tokens alone."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        kept = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
+        return {name: value for name, value in self._rows[index].items() if name in kept}
+
+
+def is_masked(config: Any) -> bool:
+    """Return whether a model family is trained on masked tokens (encoders), not on the next one.
+
+    Raises:
+        ValueError: transformers knows no language model of this family.
+    """
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        config, "is_decoder", False
+    ):
+        return True
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    raise ValueError(
+        f"method='tapt' needs a language model of the family {config.model_type!r}, and "
+        "transformers has none"
+    )
+
+
+def language_model(model: nn.Module) -> Any:
+    """Return a language model whose backbone *is* that of ``model``: both are trained together.
+
+    The head comes from the checkpoint that ``model`` was loaded from where it has one; else it is
+    new, but tied to the token embeddings in most families.
+    """
+    inner: Any = unwrapped(model)
+    config = inner.config
+    auto: Any = (
+        transformers.AutoModelForMaskedLM
+        if is_masked(config)
+        else transformers.AutoModelForCausalLM
+    )
+    source = getattr(config, "_name_or_path", "")
+    if source:  # said, since transformers would ask on the terminal
+        language = auto.from_pretrained(source, trust_remote_code=False)
+    else:
+        language = auto.from_config(config)
+    backbone = backbone_of(model)
+    parameter = next(backbone.parameters())
+    language.to(device=parameter.device, dtype=parameter.dtype)
+    setattr(language, language.base_model_prefix, backbone)
+    language.tie_weights()
+    return language
+
+
+def with_lora(model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0) -> Any:
+    """Return the model with low-rank adapters by peft; only these and the new head are trained.
+
+    The head is what peft takes for one (``classifier``, ``score``) and what `load_model` had to
+    draw, such as a pooler that a masked language model's checkpoint lacks.  Adapters go where peft
+    puts them for the model's family, or on every linear layer of a family that peft does not know.
+
+    Args:
+        rank: r of the adapters, as in the paper.
+        alpha: α of the adapters, as in the paper.
+        seed: of the adapters' first values.
+
+    Raises:
+        MissingExtra: peft is not installed.
+    """
+    peft = require("peft")
+    known = require("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS",
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=None if model.config.model_type in known else "all-linear",
+        lora_dropout=0.0,
+        modules_to_save=list(getattr(model, "drawn_modules", ())) or None,
+    )
+    with drawing_apart(seed):
+        return peft.get_peft_model(model, config)

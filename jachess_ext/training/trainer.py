@@ -1,0 +1,384 @@
+"""`MethodTrainer`: transformers' Trainer with one of the methods of `METHODS`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from ..smoothness.decision import NO_LABEL
+from ..smoothness.modes import in_mode
+from ..smoothness.parallel import ranks_of
+from .batches import LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
+from .callbacks import StepLog
+from .methods import Method, parse_method
+from .methods.base import Batch
+from .methods.weights import placebo
+
+STATE = "jachess.pt"
+"""File of a checkpoint with the method's own state, beside the Trainer's own files."""
+_WITHOUT = {
+    "regulariser": "the directions start at step 0",
+    "unlabelled": "unlabelled data starts anew",
+    "schedule": "the passes' AdamW starts anew",
+}
+_LOG = logging.getLogger("jachess_ext")
+
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object
+
+
+class MethodMixin(_Base):
+    """Puts any method of `METHODS` into a class derived from ``transformers.Trainer``.
+
+    Example:
+        >>> class MyTrainer(MethodMixin, Seq2SeqTrainer): ...
+
+    Evaluation and prediction are the Trainer's.  Label smoothing and ``compute_loss_func`` act on
+    the task loss alone.  Seed and epoch alone decide the order of rows, so that methods compared
+    from one seed see the same batches; what a method draws for itself leaves torch's generators
+    alone.  With gradient accumulation a penalty is the mean over the micro-batches, whether or not
+    the model scales its own loss (an epoch's last, smaller one counts as the others do, as in the
+    task loss of most heads), and SAM climbs once per optimiser step, along the gradient of all of
+    them; a model that ignores ``num_items_in_batch`` is found out, warned of, and its task loss
+    divided.  Padding is known by the mask, on either side.  Where batches are padded on the left, a
+    model that counts positions from the first column is given ``position_ids`` (`LeftPadding`), a
+    causal language model is not asked for a row's first token, and one whose head reads the first
+    column is warned of: it sees what it sees in the plain Trainer.  TAPT runs when training begins
+    (not on resuming) and trains all of the backbone also where LoRA follows (then save
+    ``model.merge_and_unload()``: the adapters alone are not the model).
+
+    Checkpoints hold the regulariser's state, the place in the unlabelled data and the schedule's
+    (``jachess.pt``), so that a resumed run goes on as it would have; a pass due after a checkpoint
+    at an epoch's end is made up for.
+
+    Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss`` and
+    ``jachess/penalty`` of methods with a penalty; of JacHess also ``jachess/jacobian_<k>`` and
+    ``jachess/hessian_<k>`` (batch means per chosen layer k), and ``jachess/skipped``, the share of
+    steps skipped, where there were any; in mode unlab without the task loss, as an entry after each
+    pass.
+
+    Args:
+        method: a `Method`, or what `parse_method` takes.
+        unlabelled_dataset: of TAPT and modes joint and unlab; labels in it are not looked at.
+            Methods that use none ignore it, so that one call serves them all.
+
+    Attributes:
+        method: the method, bound to this trainer.
+
+    Raises:
+        ValueError: a method without the unlabelled data or tokenizer it needs; mode unlab, SAM,
+            FreeLB or a placebo in fp16 or in several processes; several GPUs in one process.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        method: Method | str = "none",
+        unlabelled_dataset: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"{self.args.n_gpu} GPUs in one process (DataParallel) are not supported; launch "
+                "one process per GPU with torchrun or accelerate"
+            )
+        self.unlabelled_dataset = unlabelled_dataset
+        self.unlabelled: UnlabelledBatches | None = None
+        self.step_log = StepLog()
+        self._left_padding = LeftPadding()
+        self._place: Mapping[str, int] | None = None  # in the unlabelled data, of a checkpoint
+        method = parse_method(method) if isinstance(method, str) else method
+        self.method = method.bind(self)
+        self.add_callback(_Schedule(self))
+
+    # The loss -----------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the Trainer's task loss, plus the method's penalty in training."""
+
+        def run(batch: Batch, called: Any = model) -> tuple[Tensor, Any]:
+            return super(MethodMixin, self).compute_loss(
+                called, dict(batch), return_outputs=True, num_items_in_batch=num_items_in_batch
+            )
+
+        if not model.training:
+            total, outputs = run(inputs)
+            return (total, outputs) if return_outputs else total
+        self.method.check(inputs)
+        loss = self.method.loss(run, model, inputs)
+        if loss.instead is not None:
+            total = loss.instead
+        elif not self._is_finite(loss.task, model, inputs):
+            total = self._skipped(loss.task, model)
+        elif loss.penalty is None:
+            total = loss.task
+        else:
+            self.step_log.add(
+                task_loss=loss.task * self._share(num_items_in_batch, invert=True),
+                penalty=loss.penalty,
+                **loss.figures,
+            )
+            penalty = loss.penalty
+            if self.method.placebo:
+                assert self.model is not None
+                penalty = placebo(penalty, self.model.parameters(), self.method.key())
+            total = loss.task + penalty * self._share(num_items_in_batch)
+        return (total, loss.outputs) if return_outputs else total
+
+    def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
+        """Return whether the task loss is finite on every rank; a collective.
+
+        fp16's loss scaling skips a step by itself.  A batch without any label (masked tokens, of
+        which few rows may have none) has a mean over nothing, NaN, whose gradient is zero.
+        """
+        if self.args.fp16:
+            return True
+        bad = ~torch.isfinite(task.detach()).all()
+        labels = inputs.get("labels")
+        if isinstance(labels, Tensor):
+            bad = bad & (labels != NO_LABEL).any().to(bad.device)
+        return not int(ranks_of(model).max(bad.int()))
+
+    def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
+        """Return a zero that reaches no parameter.
+
+        Raises:
+            FloatingPointError: the method does not skip steps.
+        """
+        trouble = f"step {self.state.global_step}: the task loss is not finite ({task.item()})"
+        if ranks_of(model).size > 1:
+            trouble += " on a rank"
+        zero = self.method.zero_loss(task)
+        if zero is None:
+            raise FloatingPointError(
+                f"{trouble}: lower the learning rate, use a wider dtype, or set on_nonfinite='skip'"
+            )
+        _LOG.warning("%s; the step is skipped", trouble)
+        return zero
+
+    def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
+        """Return what a mean over the micro-batch is multiplied by, so that micro-batches add up.
+
+        The Trainer divides the loss by the number of micro-batches itself, unless the task loss
+        was divided by the items of all of them already.
+        """
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if scaled is None:
+            by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            scaled = by_model or self.compute_loss_func is not None
+        if not scaled:
+            return 1.0
+        steps = getattr(self, "current_gradient_accumulation_steps", 1)
+        return float(steps) if invert else 1.0 / steps
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Take the Trainer's step, as the method has it."""
+
+        def run(batch: Batch) -> Tensor:
+            return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
+
+        return self.method.step(run, inputs)
+
+    # Data ---------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if isinstance(sampler, LengthGroupedSampler):
+            return SeededOrder(sampler, self.args.seed)
+        return sampler
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        assert self.model is not None
+        inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
+        return self._left_padding(self.model, inputs)
+
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the Trainer's, whose count of targets is of those the model is asked for."""
+        assert self.model is not None
+        model = self.model
+        batches = (without_padding_targets(model, batch) for batch in epoch_iterator)
+        return super().get_batch_samples(batches, *args, **kwargs)
+
+    def next_unlabelled(self) -> dict[str, Any]:
+        """Return the next batch of the unlabelled data, without labels; while training runs."""
+        assert self.unlabelled is not None
+        return dict(self.unlabelled.next())
+
+    def seeded_loader(self, dataset: Any) -> DataLoader:
+        """Return shuffled batches outside the Trainer's own order, decided by the seed."""
+        return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
+
+    def _loader(self, dataset: Any, generator: torch.Generator) -> DataLoader:
+        streamed = isinstance(dataset, IterableDataset)
+        size = self.args.train_batch_size
+        if dataset is self.unlabelled_dataset:
+            size = self.method.unlab_batch_size or self.args.per_device_train_batch_size
+        grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
+        return DataLoader(
+            dataset,
+            batch_size=size,
+            sampler=LengthGroupedSampler(size, dataset, generator=generator) if grouped else None,
+            shuffle=not (streamed or grouped),
+            generator=generator,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
+        )
+
+    # Around training ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        model: Any = self.model_wrapped
+        if self.method.mode != "train" and self.unlabelled_dataset is not None:
+            generator = torch.Generator()
+            self.unlabelled = UnlabelledBatches(
+                self._loader(self.unlabelled_dataset, generator),
+                generator,
+                seed=(self.args.seed, 1 + self.args.process_index),
+                prepare=self._prepare_inputs,
+            )
+            if self._place is not None:
+                self.unlabelled.load_state_dict(self._place)
+            self._place = None
+        self._divide_where_the_model_does_not(model)
+        self.method.begin(self.accelerator.unwrap_model(model))
+
+    def _divide_where_the_model_does_not(self, model: nn.Module) -> None:
+        """Find out whether the model keeps the promise to divide by ``num_items_in_batch``.
+
+        The Trainer takes any ``**kwargs`` in ``forward`` for that promise and then leaves the loss
+        undivided under gradient accumulation.  Models that swallow the argument (in transformers
+        5.23 the sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama, measured) so get a
+        task loss as many times too large as there are micro-batches, beside which a penalty would
+        count that much less.
+        """
+        steps = self.args.gradient_accumulation_steps
+        own_loss = self.compute_loss_func is not None or self.label_smoother is not None
+        if steps == 1 or own_loss or not self.model_accepts_loss_kwargs:
+            return
+        batch = self._prepare_inputs(next(iter(self.seeded_loader(self.train_dataset))))
+        with torch.no_grad(), in_mode(model, training=False):
+            once, twice = (
+                model(**batch, num_items_in_batch=torch.tensor(count)).get("loss")
+                for count in (1, 2)
+            )
+        if once is None or not torch.equal(once, twice):
+            return
+        warnings.warn(
+            f"the model accepts num_items_in_batch but does not use it, so with {steps} "
+            f"accumulation steps transformers' Trainer would make the task loss {steps} times too "
+            "large; this trainer divides it. For a plain Trainer set model.accepts_loss_kwargs = "
+            "False first",
+            stacklevel=2,
+        )
+        self.model_accepts_loss_kwargs = False
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the means since the last entry to every entry that has the training loss."""
+        if "loss" in logs:
+            logs = {**logs, **self.step_log.take(self.args.world_size)}
+        super().log(logs, *args, **kwargs)
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        state = self.method.state_dict()
+        if self.unlabelled is not None:
+            state["unlabelled"] = self.unlabelled.state_dict()
+        if self.args.should_save and state:
+            folder = self._get_output_dir(trial=trial)
+            path = Path(folder, f"checkpoint-{self.state.global_step}", STATE)
+            partial = path.with_suffix(".partial")
+            torch.save(state, partial)
+            os.replace(partial, path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        path = Path(resume_from_checkpoint, STATE)
+        state = read_state(path)
+        try:
+            self.method.load_state_dict(state)
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(f"{path}: {error}; resume from another checkpoint") from error
+        for part in self.method.saved_parts:
+            if part not in state:
+                _LOG.warning("%s has no %s: %s", path, part, _WITHOUT[part])
+        self._place = state.get("unlabelled")
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds of a method, by part; nothing where there is no such file.
+
+    Raises:
+        ValueError: the file is damaged, or something else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
+            raise TypeError("it is no dict of dicts")
+    except Exception as error:  # torch.load has no error of its own
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{path} cannot be read ({reason}); resume from another checkpoint"
+        ) from error
+    return state
+
+
+class _Schedule(TrainerCallback):
+    """Tells the method when training begins and is over, and a step and an epoch."""
+
+    def __init__(self, trainer: MethodMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.method.after_step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.method.after_epoch()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self._trainer
+        trainer.method.end(trainer.accelerator.unwrap_model(trainer.model_wrapped))
+
+
+class MethodTrainer(MethodMixin, Trainer):
+    """``transformers.Trainer`` with any of the methods; see `MethodMixin`.
+
+    Example:
+        >>> trainer = MethodTrainer(
+        ...     model=model,
+        ...     args=training_arguments,
+        ...     train_dataset=train,
+        ...     processing_class=tokenizer,
+        ...     method=JacHess(strength=0.1),  # or "jachess,strength=0.1"
+        ... )
+        >>> trainer.train()
+    """
