@@ -94,7 +94,12 @@ def to_text(table: Table, width: int) -> str:
     )
     body.columns.name = first
     caption = table.caption.removesuffix(SCORE_NOTE).strip()
-    return f"{body.to_string(line_width=width)}\n{textwrap.fill(caption, width)}\n"
+    return f"{body.to_string(line_width=width)}\n{wrap(caption, width)}\n"
+
+
+def wrap(text: str, width: int) -> str:
+    """Return a paragraph in lines of `width` characters; names of methods keep their hyphens."""
+    return textwrap.fill(text, width, break_on_hyphens=False)
 
 
 # --- figures
@@ -270,11 +275,11 @@ def print_report(records: Iterable[Record] | DataFrame, width: int | None = None
         if section.tables or number == 0:
             print(f"\n{section.title}\n")
         for paragraph in section.paragraphs if number == 0 else ():
-            print(textwrap.fill(paragraph, width) + "\n")
+            print(wrap(paragraph, width) + "\n")
         for table in section.tables:
             print(to_text(table, width))
     for note in (SCORE_NOTE, PAIRED_NOTE, OVERALL_NOTE):
-        print(textwrap.fill(note, width) + "\n")
+        print(wrap(note, width) + "\n")
 
 
 def sections(records: Iterable[Record] | DataFrame) -> list[Section]:

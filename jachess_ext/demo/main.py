@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import textwrap
 
-from ..compare.report import to_text
+from ..compare.report import to_text, wrap
 from ..progress import BarProgress
 from .arguments import from_namespace
 from .results import Outcome, table
@@ -39,6 +38,6 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
     rows = table(outcome)
     print()
     for paragraph in paragraphs(outcome, rows):
-        print(textwrap.fill(paragraph, width))
+        print(wrap(paragraph, width))
     caption = "mean ± spread over seeds; ↑ higher is better, ↓ lower is better"
     print(to_text(main_table(outcome, rows, caption), width))
