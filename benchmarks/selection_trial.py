@@ -39,6 +39,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ from jachess_ext.live_selection.scores import to_forecast
 from jachess_ext.live_selection.settings import LiveSettings
 from jachess_ext.progress import BarProgress
 from jachess_ext.scaling import LossTable, coverage, select
-from jachess_ext.selection_report.heavy_tails import exponents
+from jachess_ext.scaling.baselines import mean_exponent
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.examples import Examples
 from jachess_ext.tasks.files import file_task
@@ -245,8 +246,13 @@ def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
             for row in content["record"]:
                 rows.append(Run(settings.train.parent.name, settings.seed, **row))
     _add_ranker(rows, scored, out)
-    found = exponents([candidate.model for candidate in plan.candidates])
-    tails = {Path(model).name: value for model, value in found.items()}
+    tails = {}
+    for candidate in plan.candidates:
+        path = Path(candidate.model) / "model.safetensors"
+        if path.is_file():
+            weights = require("safetensors.torch").load_file(path)
+            with suppress(ValueError):  # too small for a spectrum
+                tails[path.parent.name] = mean_exponent(weights)
     return [replace(row, exponent=None if row.rows else tails.get(row.model)) for row in rows]
 
 

@@ -7,9 +7,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from ..compare.selection import share
 from ..evaluation.extras import require
 from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
-from ..selection_report.axes import share_text
 from . import live_arguments
 from .option_types import out_path
 from .records import print_records, write_records
@@ -87,7 +87,7 @@ def _run_on_table(options: argparse.Namespace) -> None:
         f"{found.target:g})"
     )
     print_records(
-        [{k: share_text(v) if k == "prob_best" else v for k, v in one.items()} for one in records]
+        [{k: share(v) if k == "prob_best" else v for k, v in one.items()} for one in records]
     )
     if spent is not None and full is not None:
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
@@ -98,12 +98,11 @@ def _run_on_table(options: argparse.Namespace) -> None:
 def _write_report(
     options: argparse.Namespace, table: LossTable, found: Selection, settings: dict[str, Any]
 ) -> None:
-    from ..selection_report.from_table import study_of_table
-    from ..selection_report.page import write_page
+    from ..compare.selection import view_of_table, write_selection
 
-    study = study_of_table(table, found, options.table.name, level=options.level, **settings)
+    view = view_of_table(table, found, options.table.name, level=options.level, **settings)
     try:
-        write_page(options.report, study)
+        write_selection(options.report, view)
     except OSError as error:
         raise ValueError(f"{options.report} cannot be written: {error.strerror}") from error
 

@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> None:
 
 def _report(folder: Path, options: argparse.Namespace) -> None:
     """Writes the page; without the libraries for it, says so and how to have it later."""
-    from ..selection_report.from_live import study_of_folder
-    from ..selection_report.page import write_page
+    from ..compare.selection import view_of_live, write_selection
+    from ..scaling.live import read_selection
 
     path = options.report or folder / REPORT
     try:
-        write_page(path, study_of_folder(folder, gamma=options.gamma, tau=options.tau))
+        write_selection(path, view_of_live(read_selection(folder)))
     except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
         return

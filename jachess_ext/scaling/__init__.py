@@ -1,6 +1,6 @@
 """Scaling laws of fine-tuning, and choosing a model to fine-tune from small subsets.
 
-The names are imported at first use: the command line reads `registry` and needs no torch for it.
+The names are imported at first use: the command line reads `selection` and needs no torch for it.
 """
 
 from importlib import import_module
@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bound import Bound, pac_bayes
-    from .fitted import FittedLaw, Transition
-    from .fitting import fit
+    from .fitting import FittedLaw, Transition, fit
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
-    from .selecting import select, sufficient_budget
-    from .selection import Selection
-    from .table import LossTable, TableError, read_table
+    from .runs import LossTable, TableError, read_table
+    from .selection import Selection, select, sufficient_budget
 
 __all__ = [
     "Bound",
@@ -35,20 +33,20 @@ __all__ = [
 
 _MODULES = {
     "Bound": "bound",
-    "FittedLaw": "fitted",
-    "LossTable": "table",
+    "FittedLaw": "fitting",
+    "LossTable": "runs",
     "Selection": "selection",
-    "TableError": "table",
-    "Transition": "fitted",
+    "TableError": "runs",
+    "Transition": "fitting",
     "coverage": "metrics",
     "fit": "fitting",
     "log_rmse": "metrics",
     "pac_bayes": "bound",
     "pear_corr": "metrics",
-    "read_table": "table",
+    "read_table": "runs",
     "rel_acc": "metrics",
-    "select": "selecting",
-    "sufficient_budget": "selecting",
+    "select": "selection",
+    "sufficient_budget": "selection",
 }
 
 

@@ -19,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .lanczos import positive_quadratic
-
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class LayerCurvature:
-    """One layer.
+    """What was measured of a layer.
 
     Attributes:
         name: prefix of its parameters' names.
@@ -71,7 +69,7 @@ class Bound:
 
     @property
     def total(self) -> float:
-        """The sum of the three terms."""
+        """Sum of the three terms."""
         return self.empirical + self.curvature + self.remainder
 
     @property
@@ -105,8 +103,8 @@ def pac_bayes(
     Args:
         model: the fine-tuned model.
         pretrained: the model before, or its state dict.
-        batches: training batches. The theorem's maximum is over examples: give batches of one for
-            it; larger ones give the maximum over batch means, which is smaller.
+        batches: training batches. The theorem's maximum is over examples: give batches of a single
+            example for it; larger batches give the maximum over batch means, which is smaller.
         samples: n, the number of training examples of the fine-tuning.
         epsilon: ε > 0.
         loss_bound: C, which the loss never exceeds; None: the largest batch loss seen.
@@ -116,6 +114,17 @@ def pac_bayes(
     Raises:
         ValueError: no batch, nothing to compare, a shape that differs, a loss that is not finite,
             or a bad number.
+
+    Example:
+        >>> import torch
+        >>> import jachess_ext as jx
+        >>> tuned, before = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        >>> batches = [(torch.randn(1, 3), torch.tensor([0])) for _ in range(4)]
+        >>> def loss(model, batch):
+        ...     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> bound = jx.scaling.pac_bayes(tuned, before, batches, samples=4, loss=loss)
+        >>> bound.phase in ("pre-power", "power")
+        True
     """
     for name, value in (("samples", samples), ("epsilon", epsilon), ("steps", steps)):
         if not 0 < value < math.inf:
@@ -159,7 +168,7 @@ def pac_bayes(
 
 
 def layer_of(name: str) -> str:
-    """The layer a parameter belongs to: up to its first number, else its first two modules.
+    """Return the layer a parameter belongs to: up to its first number, else its first two modules.
 
     "bert.encoder.layer.3.output.dense.weight" -> "bert.encoder.layer.3";
     "bert.embeddings.LayerNorm.weight" -> "bert.embeddings"; "classifier.weight" -> "classifier".
@@ -174,7 +183,7 @@ def layer_of(name: str) -> str:
 def _differences(
     model: nn.Module, pretrained: nn.Module | Mapping[str, Tensor]
 ) -> tuple[dict[str, dict[str, Tensor]], tuple[str, ...]]:
-    """{layer: {parameter: fine-tuned − pretrained}}, and parameters without a pretrained value."""
+    """Return {layer: {parameter: fine-tuned − pretrained}}, and parameters that are new."""
     before = pretrained.state_dict() if isinstance(pretrained, nn.Module) else pretrained
     layers: dict[str, dict[str, Tensor]] = {}
     new = []
@@ -202,7 +211,7 @@ def _differences(
 
 
 def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor], Tensor]:
-    """u -> H u in these parameters; what the loss does not depend on twice gives 0."""
+    """Return u -> H u in these parameters; what the loss does not depend on twice gives 0."""
     gradients = torch.autograd.grad(
         loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
     )
@@ -215,9 +224,15 @@ def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor],
         cotangents = [
             c.view_as(g) for g, c in zip(gradients, pieces, strict=True) if g.requires_grad
         ]
-        known = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        found = torch.autograd.grad(curved, parameters, cotangents, **known)
-        return _flat([f.detach() for f in found])
+        products = torch.autograd.grad(
+            curved,
+            parameters,
+            cotangents,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return _flat([p.detach() for p in products])
 
     return product
 
@@ -227,9 +242,9 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _layer(
-    name: str, difference: dict[str, Tensor], found: list[tuple[float, float]]
+    name: str, difference: dict[str, Tensor], measured: list[tuple[float, float]]
 ) -> LayerCurvature:
-    values = [value for value, _ in found]
+    values = [value for value, _ in measured]
     v = _flat(list(difference.values()))
     return LayerCurvature(
         name,
@@ -237,5 +252,62 @@ def _layer(
         float(v.norm()),
         max(values),
         sum(values) / len(values),
-        max(uncertainty for _, uncertainty in found),
+        max(uncertainty for _, uncertainty in measured),
     )
+
+
+_INVARIANT = 1e-10  # of the largest entry of T: the Krylov space is exhausted
+
+
+def positive_quadratic(
+    product: Callable[[Tensor], Tensor], v: Tensor, steps: int
+) -> tuple[float, float]:
+    """Return vᵀ H⁺ v for a symmetric H known by its products, H⁺ without negative eigenvalues.
+
+    Lanczos quadrature (Golub & Meurant 2010): with the tridiagonal T_k started at v/‖v‖,
+    vᵀ f(H) v ≈ ‖v‖² (f(T_k))₁₁, here with f(λ) = max(λ, 0); exact once the Krylov space is
+    exhausted.  Full reorthogonalisation, twice.
+
+    Args:
+        product: u -> H u, [n] -> [n].
+        v: [n].
+        steps: products at most; as many vectors of v's size are kept.
+
+    Returns:
+        The value and its uncertainty: what it changes by if every Ritz value moves by its residual,
+        ‖v‖² Σ_i s_1i² β_k |s_ki|; 0 where the Krylov space is exhausted.
+    """
+    norm = v.norm()
+    if norm == 0:
+        return 0.0, 0.0
+    square = float(norm) ** 2
+    basis = [v / norm]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    last = min(steps, v.numel())
+    while True:
+        w = product(basis[-1])
+        diagonal.append(float(torch.dot(w, basis[-1])))
+        stacked = torch.stack(basis)
+        for _ in range(2):
+            w = w - stacked.T @ (stacked @ w)
+        size = float(w.norm())
+        largest = max(map(abs, [*diagonal, *beside]))
+        if size <= _INVARIANT * largest or len(basis) == v.numel():
+            return square * _first_entry(diagonal, beside)[0], 0.0
+        if len(basis) == last:
+            value, residual = _first_entry(diagonal, beside)
+            return square * value, square * size * residual
+        beside.append(size)
+        basis.append(w / size)
+
+
+def _first_entry(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
+    """Return (max(T, 0))₁₁ of the tridiagonal T, and Σ_i s_1i² |s_ki| of its eigenvectors s."""
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    if beside:
+        off = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
+        matrix = matrix + off + off.T
+    values, vectors = torch.linalg.eigh(matrix)
+    weights = vectors[0].square()
+    return float(weights @ values.clamp(min=0)), float(weights @ vectors[-1].abs())

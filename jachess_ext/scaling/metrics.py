@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array
+from .predictive import Array
 
 
 def pear_corr(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
-    """Pearson's correlation of scores (lower is better) and true losses, in per cent.
+    """Return Pearson's correlation of scores (lower is better) and true losses, in per cent.
 
     NaN where one side is constant.
 
     Raises:
         ValueError: shapes other than [n] and [n], fewer than two, or a number that is not finite.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> round(jx.scaling.pear_corr([1.0, 2.0, 3.0], [1.1, 2.1, 3.1]), 6)
+        100.0
     """
     x, y = _pair(scores, losses)
     x, y = x - x.mean(), y - y.mean()
@@ -23,10 +28,15 @@ def pear_corr(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
 
 
 def rel_acc(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
-    """(worst − chosen) / (worst − best) in per cent; the model chosen has the lowest score.
+    """Return (worst − chosen) / (worst − best) in per cent; the lowest score is chosen.
 
     Raises:
         ValueError: as `pear_corr`; or all losses equal, so that no choice is worse than another.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> jx.scaling.rel_acc([3.0, 1.0, 2.0], [1.0, 1.5, 3.0])
+        75.0
     """
     x, y = _pair(scores, losses)
     if np.ptp(y) == 0:
@@ -35,10 +45,15 @@ def rel_acc(scores: npt.ArrayLike, losses: npt.ArrayLike) -> float:
 
 
 def log_rmse(predicted: npt.ArrayLike, losses: npt.ArrayLike) -> float:
-    """Root mean square of ln(predicted / true).
+    """Return the root mean square of ln(predicted / true).
 
     Raises:
         ValueError: as `pear_corr`, or a value that is not positive.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> jx.scaling.log_rmse([1.0, 2.0], [1.0, 2.0])
+        0.0
     """
     x, y = _pair(predicted, losses)
     if (x <= 0).any() or (y <= 0).any():
@@ -47,12 +62,17 @@ def log_rmse(predicted: npt.ArrayLike, losses: npt.ArrayLike) -> float:
 
 
 def coverage(low: npt.ArrayLike, high: npt.ArrayLike, losses: npt.ArrayLike) -> float:
-    """Share of true losses inside their intervals, in per cent.
+    """Return the share of true losses inside their intervals, in per cent.
 
     Ends may be infinite: an interval of a few degrees of freedom may end beyond the largest double.
 
     Raises:
         ValueError: as `pear_corr` for the losses, or an end that is NaN.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> jx.scaling.coverage(low=[0.0, 2.0], high=[1.0, 3.0], losses=[0.5, 3.5])
+        50.0
     """
     a, y = _pair(low, losses, ends=True)
     b, _ = _pair(high, losses, ends=True)
@@ -60,7 +80,7 @@ def coverage(low: npt.ArrayLike, high: npt.ArrayLike, losses: npt.ArrayLike) -> 
 
 
 def _pair(first: npt.ArrayLike, second: npt.ArrayLike, ends: bool = False) -> tuple[Array, Array]:
-    """Two arrays of one shape, checked; `ends`: the first may be infinite."""
+    """Return two arrays of equal shape, checked; `ends`: the first may be infinite."""
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
         raise ValueError(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..evaluation.extras import require
-from .arrays import Array
+from .._io import require
+
+Array = npt.NDArray[np.floating[Any]]
+Index = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
@@ -25,17 +30,17 @@ class Student:
     dof: Array
 
     def cdf(self, values: Array) -> Array:
-        """P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
+        """Return P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
         standard = (values - self.location[:, None]) / self.scale[:, None]
         return require("scipy.stats").t.cdf(standard, self.dof[:, None])
 
     def quantile(self, probabilities: Array) -> Array:
-        """[k] -> [n, k]."""
+        """Return quantiles: [k] -> [n, k]."""
         standard = require("scipy.stats").t.ppf(probabilities, self.dof[:, None])
         return self.location[:, None] + self.scale[:, None] * standard
 
     def interval(self, level: float) -> tuple[Array, Array]:
-        """The central interval of a level, [n] and [n].
+        """Return the ends of the central interval of a level, [n] and [n].
 
         Raises:
             ValueError: a level outside (0, 1).
@@ -45,7 +50,7 @@ class Student:
         return low, high
 
     def prob_lowest(self) -> Array:
-        """P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
+        """Return P(quantity i is the lowest of all), [n]: Σ over cells of dF_i Π_{j≠i} (1 − F_j).
 
         The cells lie between quantiles of all the distributions, so that none has a large share of
         any, however different their widths and tails.
@@ -61,6 +66,6 @@ class Student:
 
 
 def check_level(level: float) -> None:
-    """Raises ValueError for a level outside (0, 1)."""
+    """Raise ValueError for a level outside (0, 1)."""
     if not 0 < level < 1:
         raise ValueError(f"level is {level}; expected a probability between 0 and 1, such as 0.9")

@@ -1,45 +1,450 @@
-"""What `select` returns: ranking, predictions, intervals, probabilities of being best, cost."""
+"""`select`: which model will be best at the target, from losses up to a budget; all its methods.
+
+Importing this imports no torch: the command line's choices come from `METHODS`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
-from ..evaluation.extras import require
-from .arrays import Array
-from .methods import Forecast
-from .predictive import Student, check_level
-from .registry import DEFAULT
-from .table import LossTable
+from .._io import require
+from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
+from .blend import FEWEST_SIZES, cautious
+from .blend import forecast as blend_forecast
+from .predictive import Array, Index, Student, check_level
+from .runs import LossTable, TableError, read_table
 
+DEFAULT = "blend"
+"""The method where none is named."""
 OPERATIONS = 6.0
 """Per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020)."""
+_REFERENCES = 3  # at least
+
+
+@dataclass(frozen=True)
+class Known:
+    """What methods read beside the losses.
+
+    Attributes:
+        gamma, tau: Algorithm 1's points accepted unseen and deviations that stop it.
+        weights: for nlpmetrics, each model's weight matrices (a state dict or an iterable).
+        features: for logme, hscore and knn, each model's scores of frozen features by name.
+        kernels: for lensllm, each model's theta, residual, t and lr at the table's sizes, as `fit`
+            takes them; a model without is fitted with F free.
+    """
+
+    gamma: int = 3
+    tau: float = 5.0
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a method says.
+
+    Attributes:
+        score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
+            any, but for blend, which chooses more cautiously than it predicts.
+        predicted: the loss at the target, [n], or None.
+        predictive: its distribution in ln L, or None.
+        trained: examples every model was trained on for this, over all its runs, [n].
+        cautious: the distribution in ln L that `score` is of, where it is not `predictive`.
+    """
+
+    score: Array
+    predicted: Array | None
+    predictive: Student | None
+    trained: Array
+    cautious: Student | None = None
+
+    @property
+    def choosing(self) -> Student | None:
+        """The distribution that P(best) is of."""
+        return self.predictive if self.cautious is None else self.cautious
+
+
+# Methods ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to choose among models.
+
+    Attributes:
+        forecast: (losses up to the budget, target, what else is known) -> what it says.
+        needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning),
+            "parameters" (numbers of them), "weights", or scores of frozen "features".
+        trains: the subsets every model is fine-tuned on for it: "all" up to the budget, the "last"
+            alone, those a "walk" down from the budget visits, or "none".
+        points: losses of a model it needs, the loss before fine-tuning counted where it
+            `reads_zero`.
+        points_for_width: the same for a distribution of its forecast; None: it gives none.
+        reads_zero: whether the loss before fine-tuning is read where it is known.
+    """
+
+    forecast: Callable[[LossTable, float, Known], Forecast]
+    needs: Literal["losses", "zero", "parameters", "weights", "features"]
+    trains: Literal["all", "last", "walk", "none"]
+    points: int = 0
+    points_for_width: int | None = None
+    reads_zero: bool = False
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether the score is a loss forecast at the target, with a distribution."""
+        return self.points_for_width is not None
+
+    def fewest_sizes(self, *, zero: bool, distribution: bool = False) -> int:
+        """Return how many subsets it needs.
+
+        Args:
+            zero: whether the loss before fine-tuning is known.
+            distribution: for the distribution of its forecast too.
+
+        Raises:
+            ValueError: a distribution of a method that has none.
+        """
+        points = self.points_for_width if distribution else self.points
+        if points is None:
+            raise ValueError("the method gives no distribution")
+        return points - (zero and self.reads_zero)
+
+
+def _blend(table: LossTable, target: float, known: Known) -> Forecast:
+    predictive = blend_forecast(table.trained, table.trained_losses, target)
+    choosing = cautious(predictive, table.trained_losses)
+    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
+    return Forecast(score, predicted, predictive, _all_sizes(table), choosing)
+
+
+def _rectified(table: LossTable, target: float, known: Known) -> Forecast:
+    return _of_law(table, target, "rectified", table.sizes, table.losses)
+
+
+def _power(table: LossTable, target: float, known: Known) -> Forecast:
+    return _of_law(table, target, "power", table.trained, table.trained_losses)
+
+
+def _lensllm(table: LossTable, target: float, known: Known) -> Forecast:
+    """Predict by Eq. 10, with F(Θ, t) as measured; where no kernel is known F is free."""
+    missing = [name for name in table.names if name not in known.kernels]
+    if len(missing) == len(table.names):
+        return _rectified(table, target, known)  # F is a free number, as D_l is
+    if missing:
+        raise ValueError(
+            f"lensllm reads the kernel Θ of every run, and {missing[0]} has runs without; measure "
+            "it after every run"
+        )
+    each = []
+    for name, losses in zip(table.names, table.losses, strict=True):
+        single = LossTable((name,), table.sizes, losses[None], None)
+        kernel = known.kernels[name]
+        each.append(_of_law(single, target, "lensllm", table.sizes, losses, **kernel))
+    return joined(each)
+
+
+def _of_law(
+    table: LossTable, target: float, law: str, sizes: Array, losses: Array, **kernel: Any
+) -> Forecast:
+    """Forecast by a fitted law; without a width where it has as many parameters as sizes."""
+    from .fitting import fit  # needs torch
+
+    fitted = fit(sizes, losses, law, **kernel)
+    predicted = np.atleast_1d(fitted.predict(target))
+    predictive = fitted.predictive(target) if fitted.has_width else None
+    return Forecast(predicted, predicted, predictive, _all_sizes(table))
+
+
+def _ats(table: LossTable, target: float, known: Known) -> Forecast:
+    """Halve the budget until a point leaves the line (Algorithm 1); continue the line."""
+    line = accept_then_stop(
+        np.log(table.trained), np.log(table.trained_losses), known.gamma, known.tau
+    )
+    x = np.log([target])
+    predicted = np.exp(line.predict(x)[:, 0])
+    predictive = None
+    if (line.count > 2).all():
+        scale = np.maximum(line.standard_error(x)[:, 0], 1e-12)
+        predictive = Student(np.log(predicted), scale, line.count - 2.0)
+    last = np.arange(len(table.trained)) >= len(table.trained) - line.visited[:, None]
+    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1))
+
+
+def _subtuning(table: LossTable, target: float, known: Known) -> Forecast:
+    loss = table.trained_losses[:, -1]
+    return Forecast(loss, loss, None, np.full(len(loss), table.trained[-1]))
+
+
+def _zeroshot(table: LossTable, target: float, known: Known) -> Forecast:
+    if table.sizes[0] != 0:
+        raise TableError("zeroshot needs a column 0, the losses before fine-tuning")
+    return Forecast(table.losses[:, 0], table.losses[:, 0], None, np.zeros(len(table.names)))
+
+
+def _modelsize(table: LossTable, target: float, known: Known) -> Forecast:
+    return Forecast(-np.log(table.known_parameters()), None, None, np.zeros(len(table.names)))
+
+
+def _nlpmetrics(table: LossTable, target: float, known: Known) -> Forecast:
+    missing = [name for name in table.names if name not in known.weights]
+    if missing:
+        raise TableError(
+            f"nlpmetrics reads the models' weights, and there are none for {missing[0]!r}; pass "
+            "weights={name: model.state_dict()} with one entry a model"
+        )
+    score = np.array([mean_exponent(known.weights[name]) for name in table.names])
+    return Forecast(score, None, None, np.zeros(len(table.names)))
+
+
+def _by_features(name: str) -> Method:
+    def forecast(table: LossTable, target: float, known: Known) -> Forecast:
+        missing = [model for model in table.names if name not in known.features.get(model, {})]
+        if missing:
+            raise TableError(
+                f"{name} reads scores of frozen features, and {missing[0]!r} has none; pass "
+                "features={name: {score: value}}, or let a live selection measure them"
+            )
+        score = np.array([-known.features[model][name] for model in table.names])
+        return Forecast(score, None, None, np.zeros(len(score)))
+
+    return Method(forecast, "features", "none")
+
+
+def _all_sizes(table: LossTable) -> Array:
+    return np.full(len(table.names), table.trained.sum())
+
+
+METHODS: dict[str, Method] = {
+    "blend": Method(_blend, "losses", "all", FEWEST_SIZES, FEWEST_SIZES),
+    "lensllm": Method(_lensllm, "losses", "all", 4, 5, reads_zero=True),
+    "rectified": Method(_rectified, "losses", "all", 4, 5, reads_zero=True),
+    "power": Method(_power, "losses", "all", 4, 5),
+    "ats": Method(_ats, "losses", "walk", 2, 3),
+    "subtuning": Method(_subtuning, "losses", "last", 1),
+    "zeroshot": Method(_zeroshot, "zero", "none", 1, reads_zero=True),
+    "modelsize": Method(_modelsize, "parameters", "none"),
+    "nlpmetrics": Method(_nlpmetrics, "weights", "none"),
+    **{name: _by_features(name) for name in FEATURE_SCORES},
+}
+
+
+def joined(each: Sequence[Forecast]) -> Forecast:
+    """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
+
+    def column(name: str) -> Any:
+        parts = [getattr(part, name) for part in each]
+        return None if any(part is None for part in parts) else np.concatenate(parts)
+
+    def student(name: str) -> Student | None:
+        parts = [getattr(part, name) for part in each]
+        if any(part is None for part in parts):
+            return None
+        return Student(
+            location=np.concatenate([part.location for part in parts]),
+            scale=np.concatenate([part.scale for part in parts]),
+            dof=np.concatenate([part.dof for part in parts]),
+        )
+
+    return Forecast(
+        score=column("score"),
+        predicted=column("predicted"),
+        predictive=student("predictive"),
+        trained=column("trained"),
+        cautious=student("cautious"),
+    )
+
+
+# The choice -------------------------------------------------------------------------------------
+
+
+def select(
+    table: Any,
+    budget: float,
+    target: float,
+    method: str = DEFAULT,
+    *,
+    references: Sequence[str] = (),
+    gamma: int = 3,
+    tau: float = 5.0,
+    weights: Mapping[str, Any] | None = None,
+    features: Mapping[str, Mapping[str, float]] | None = None,
+    tokens: float = 1.0,
+    epochs: float = 1.0,
+) -> Selection:
+    """Rank models by the loss they will have at the target.
+
+    Only losses at sizes up to the budget are read, and those of the references at the target.
+
+    Args:
+        table: csv path, pandas DataFrame or `LossTable`, one row a model; see `read_table`.
+        budget: training examples a model may be trained on; up to the table's largest size.
+        target: training examples to predict for, above the budget.
+        method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
+            zeroshot needs it; modelsize needs the column `size`.
+        references: names of models (three or more) whose loss at the target is in the table and may
+            be read: predictions, intervals and probabilities are calibrated on the errors made for
+            them.  They stay among the candidates.
+        gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
+        weights: for nlpmetrics, {name: state dict or weight matrices}.
+        features: for logme, hscore and knn, {name: {score: value}}.
+        tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
+
+    Raises:
+        TableError: the table, or what of it the method needs, cannot be used.
+        ValueError: an unknown method, a target not above the budget, or too few sizes.
+
+    Example:
+        >>> import pandas as pd
+        >>> import jachess_ext as jx
+        >>> sizes = [100, 200, 400, 800]
+        >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
+        >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=sizes)
+        >>> jx.scaling.select(frame, budget=800, target=12_800).ranking
+        ['a', 'b']
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    for name, value in (("budget", budget), ("target", target)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}; expected a positive number of training examples")
+    if target <= budget:
+        raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
+    for name, value in (("tokens", tokens), ("epochs", epochs)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} is {value}; expected a positive number")
+    whole = read_table(table)
+    read = whole.up_to(budget)
+    known = Known(gamma, tau, weights or {}, features or {})
+    forecast = METHODS[method].forecast(read, float(target), known)
+    if references:
+        forecast = _calibrated(forecast, whole, float(target), references, method)
+    n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
+    example = OPERATIONS * np.where(n > 0, n, np.nan)
+    return Selection(
+        method=method,
+        budget=float(read.sizes[-1]),
+        target=float(target),
+        table=read,
+        forecast=forecast,
+        costs=example * forecast.trained * tokens * epochs,
+        full_costs=example * target * tokens * epochs,
+    )
+
+
+def _calibrated(
+    forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
+) -> Forecast:
+    if forecast.predictive is None or forecast.choosing is None:
+        raise ValueError(f"{method} gives no distribution here that references could calibrate")
+    unknown = [name for name in references if name not in losses.names]
+    if unknown:
+        raise TableError(f"the reference {unknown[0]!r} is not in the table")
+    rows = np.array([place for place, name in enumerate(losses.names) if name in references])
+    truth = losses.rows(rows).losses_at(target)
+    if len(rows) < _REFERENCES:
+        raise ValueError(
+            f"{len(rows)} reference models are too few to calibrate intervals; expected "
+            f"{_REFERENCES} or more"
+        )
+    predictive = _moved(forecast.predictive, rows, truth)
+    choosing = _moved(forecast.choosing, rows, truth)
+    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
+    return Forecast(score, predicted, predictive, forecast.trained, choosing)
+
+
+def _moved(predictive: Student, references: Index, truth: Array) -> Student:
+    """Return the distribution whose bias and width are those the method had on the references.
+
+    Standardised errors z = (ln true − location) / scale of exchangeable models have a common mean
+    and deviation; with z̄ and s estimated from n references, a new model's z is
+    z̄ + s √(1 + 1/n) t_{n−1} (exact where z is Gaussian).
+    """
+    count = len(references)
+    z = (np.log(truth) - predictive.location[references]) / predictive.scale[references]
+    spread = max(float(z.std(ddof=1)), 1e-6) * np.sqrt(1 + 1 / count)
+    return Student(
+        predictive.location + predictive.scale * z.mean(),
+        predictive.scale * spread,
+        np.full(len(predictive.location), count - 1.0),
+    )
+
+
+def sufficient_budget(
+    table: Any, target: float, confidence: float, method: str = DEFAULT, **settings: Any
+) -> Selection | None:
+    """Return the selection at the smallest budget whose best model is best with a probability.
+
+    Args:
+        table, target, method, settings: as for `select`.
+        confidence: the probability, in (0, 1).
+
+    Returns:
+        None where no size of the table below the target suffices.
+
+    Raises:
+        TableError, ValueError: as `select`; a method without probabilities.
+
+    Example:
+        >>> import pandas as pd
+        >>> import jachess_ext as jx
+        >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.8, 1.75, 1.7]}
+        >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
+        >>> jx.scaling.sufficient_budget(frame, target=1600, confidence=0.6).budget
+        400.0
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
+    losses = read_table(table)
+    budgets = [float(size) for size in losses.trained if size < target]
+    if not budgets:
+        raise TableError(f"the table has no size below the target {target:g}")
+    largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
+    largest.best_probabilities  # noqa: B018 - raises where the method has none
+    for budget in budgets:
+        try:
+            selection = select(losses, budget, target, method, **settings)
+        except TableError:
+            raise
+        except ValueError:
+            continue  # too few sizes yet: the largest budget was fine
+        if selection.has_intervals and selection.best_probabilities.max() >= confidence:
+            return selection
+    return None
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Candidates as one method sees them from losses up to a budget.
+    """Candidates as a method sees them from losses up to a budget.
 
     Attributes:
         method: its name.
         budget: the largest size used.
         target: the size predicted for.
+        table: the losses that were read.
+        forecast: what the method says of them.
+        costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
+            number of parameters is not known.
+        full_costs: operations of training each on the target's data once (FullTuning), [n].
     """
 
     method: str
     budget: float
     target: float
-    _table: LossTable
-    _forecast: Forecast
-    _tokens: float
-    _epochs: float
+    table: LossTable
+    forecast: Forecast
+    costs: Array
+    full_costs: Array
 
     @property
     def names(self) -> tuple[str, ...]:
         """The models in the table's order, [n]."""
-        return self._table.names
+        return self.table.names
 
     @property
     def scores(self) -> Array:
@@ -48,7 +453,7 @@ class Selection:
         The predicted losses where it predicts any, but for blend: its choice is more cautious than
         its forecast, so that the first of its ranking need not have the lowest predicted loss.
         """
-        return self._forecast.score
+        return self.forecast.score
 
     @property
     def ranking(self) -> list[str]:
@@ -56,58 +461,45 @@ class Selection:
         return [self.names[place] for place in np.argsort(self.scores, kind="stable")]
 
     @property
-    def predicted(self) -> Any:
-        """Losses at the target: a pandas Series over names.
+    def predicted_losses(self) -> Array:
+        """Losses at the target, [n] in the table's order; see `to_frame`.
 
         subtuning and zeroshot predict that the loss stays what it is.
 
         Raises:
             ValueError: the method ranks without predicting a loss (modelsize, nlpmetrics).
-            MissingExtra: pandas is not installed; `predicted_losses` needs none.
         """
-        return require("pandas").Series(self.predicted_losses, list(self.names), name="predicted")
-
-    @property
-    def predicted_losses(self) -> Array:
-        """`predicted` as an array, [n] in the table's order."""
-        if self._forecast.predicted is None:
+        if self.forecast.predicted is None:
             raise ValueError(f"{self.method} ranks models and predicts no loss; see .scores")
-        return self._forecast.predicted
+        return self.forecast.predicted
 
     @property
     def forecasts(self) -> Array:
         """What PearCorr compares with the true losses, [n]: `predicted_losses`, else `scores`."""
-        return self.scores if self._forecast.predicted is None else self._forecast.predicted
+        return self.scores if self.forecast.predicted is None else self.forecast.predicted
 
-    def interval(self, level: float = 0.9) -> Any:
-        """Where the loss measured at the target lies with probability `level`.
+    def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
+        """Return where the loss measured at the target lies with probability `level`.
 
         Returns:
-            A pandas DataFrame over names with the columns low and high.
+            Lower and upper ends, [n] in the table's order; an upper end may be infinite.
 
         Raises:
             ValueError: a bad level, or a method without a distribution (see `has_intervals`).
-            MissingExtra: pandas is not installed; `interval_ends` needs none.
         """
-        low, high = self.interval_ends(level)
-        frame = {"low": low, "high": high}
-        return require("pandas").DataFrame(frame, index=list(self.names))
-
-    def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
-        """`interval` as two arrays, [n] in the table's order; an upper end may be infinite."""
         check_level(level)
-        low, high = self._known(self._forecast.predictive).interval(level)
+        low, high = self._distribution(self.forecast.predictive).interval(level)
         with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
             return np.exp(low), np.exp(high)
 
     @property
     def has_intervals(self) -> bool:
-        """Whether the method gives a distribution here; the others raise at interval, prob_best."""
-        return self._forecast.predictive is not None
+        """Whether the method gives a distribution here; if not, the two below raise."""
+        return self.forecast.predictive is not None
 
     @property
-    def prob_best(self) -> Any:
-        """Probability of having the lowest loss at the target: a pandas Series over names.
+    def best_probabilities(self) -> Array:
+        """Probability of having the lowest loss at the target, [n] in the table's order.
 
         It belongs to the ranking: for blend it is of the cautious distribution that ranks.
 
@@ -116,56 +508,100 @@ class Selection:
 
         Raises:
             ValueError: the method gives no distribution.
-            MissingExtra: pandas is not installed; `best_probabilities` needs none.
         """
-        return require("pandas").Series(self.best_probabilities, list(self.names), name="prob_best")
-
-    @property
-    def best_probabilities(self) -> Array:
-        """`prob_best` as an array, [n] in the table's order."""
-        return self._known(self._forecast.choosing).prob_lowest()
+        return self._distribution(self.forecast.choosing).prob_lowest()
 
     @property
     def flops(self) -> float:
-        """Operations spent on training all candidates for this, 6 N D an epoch.
+        """Operations spent on all candidates for this.
 
         Raises:
             TableError: the table does not tell the models' sizes.
         """
-        return self._flops(self._forecast.trained)
+        return self._sum(np.where(self.forecast.trained == 0, 0.0, self.costs))
 
     @property
     def full_flops(self) -> float:
-        """Operations of training every candidate on the target's data once (FullTuning)."""
-        return self._flops(np.full(len(self.names), self.target))
+        """Operations of training every candidate on the target's data once (FullTuning).
 
-    def _flops(self, examples: Array) -> float:
-        """C ≈ 6 N D an epoch, of models trained on so many examples, [n]."""
-        each = OPERATIONS * self._table.known_parameters() * examples
-        return float((each * self._tokens * self._epochs).sum())
+        Raises:
+            TableError: as `flops`.
+        """
+        return self._sum(self.full_costs)
+
+    def _sum(self, costs: Array) -> float:
+        if np.isnan(costs).any():
+            self.table.known_parameters()  # says what is missing
+        return float(costs.sum())
 
     @property
     def share(self) -> float:
         """Largest subset used, as a share of the target."""
         return self.budget / self.target
 
-    def rows(self, level: float = 0.9) -> list[dict[str, Any]]:
-        """A table as records, best first: rank, name, and what the method gives of score,
-        predicted, low, high, prob_best."""
-        columns: dict[str, Array] = {"score": self.scores}
-        if self._forecast.predicted is not None:
-            columns = {"predicted": self.predicted_losses}
-        if self.has_intervals:
-            columns["low"], columns["high"] = self.interval_ends(level)
-            columns["prob_best"] = self.best_probabilities
-        order = np.argsort(self.scores, kind="stable")
-        return [
-            {"rank": rank, "name": self.names[place]}
-            | {name: float(column[place]) for name, column in columns.items()}
-            for rank, place in enumerate(order, start=1)
-        ]
+    def to_frame(self, level: float = 0.9) -> Any:
+        """Return a pandas DataFrame with a row for each candidate, best first.
 
-    def _known(self, distribution: Student | None) -> Student:
+        Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
+        prob_best, cost, full_cost; NaN where the method has no such figure.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        missing = np.full(len(self.names), np.nan)
+        low, high = self.interval_ends(level) if self.has_intervals else (missing, missing)
+        frame = (
+            require("pandas")
+            .DataFrame(
+                {
+                    "name": self.names,
+                    "score": self.scores,
+                    "predicted": missing
+                    if self.forecast.predicted is None
+                    else self.predicted_losses,
+                    "low": low,
+                    "high": high,
+                    "prob_best": self.best_probabilities if self.has_intervals else missing,
+                    "cost": self.costs,
+                    "full_cost": self.full_costs,
+                }
+            )
+            .iloc[np.argsort(self.scores, kind="stable")]
+        )
+        frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+        return frame.reset_index(drop=True)
+
+    def plot(self, ax: Any = None, level: float = 0.9) -> Any:
+        """Draw every candidate's losses over sizes, and its predicted loss with its interval.
+
+        Args:
+            ax: matplotlib axes to draw on; None: new axes.
+            level: of the intervals.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: the method predicts no loss.
+            MissingExtra: matplotlib or pandas is not installed.
+        """
+        if ax is None:
+            ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
+        losses = dict(zip(self.names, self.table.trained_losses, strict=True))
+        self.predicted_losses  # noqa: B018 - raises where the method has none
+        for row in self.to_frame(level).itertuples():
+            (line,) = ax.plot(self.table.trained, losses[row.name], "o-", label=row.name)
+            ends = [[row.predicted - row.low], [row.high - row.predicted]]
+            drawn = ends if np.isfinite(ends).all() else None
+            ax.errorbar(self.target, row.predicted, drawn, fmt="D", color=line.get_color())
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlabel("training examples")
+        ax.set_ylabel("loss")
+        ax.legend(title=f"{self.method}, best first")
+        return ax
+
+    def _distribution(self, distribution: Student | None) -> Student:
         if distribution is None:
             raise ValueError(
                 f"{self.method} gives no distribution here, so there are no intervals and no "

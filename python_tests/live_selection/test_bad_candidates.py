@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import BertModel
 
+from jachess_ext.compare.selection import view_of_live, write_selection
 from jachess_ext.live_selection import LiveSelection, measure, read_records
 from jachess_ext.live_selection.engine import select_live
 from jachess_ext.live_selection.jobs import SubsetJob
-from jachess_ext.selection_report.from_live import study_of_folder
-from jachess_ext.selection_report.page import write_page
 from python_tests.live_selection.conftest import MakeSettings, save_model
 
 SIZES = (8, 16, 32)
@@ -62,6 +61,6 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     assert alone.ranking == found.ranking, "the others are as without them"
 
     page = tmp_path / "page.html"
-    write_page(page, study_of_folder(tmp_path / "out"))
+    write_selection(page, view_of_live(found))
     text = page.read_text("utf-8")
     assert "out of memory" in text and "/nowhere" in text

@@ -77,7 +77,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
 def test_a_report_is_beside_the_result(whole: Whole) -> None:
     out, found = whole
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 4 and found.stop in page
+    assert page.count("<svg") == 3 and found.stop in page
     assert all(Path(one.model).name in page for one in found.ranking)
 
 

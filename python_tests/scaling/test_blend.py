@@ -10,10 +10,17 @@ from scipy.integrate import quad
 from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
-from jachess_ext.scaling import LossTable, Selection, log_rmse, select
-from jachess_ext.scaling.blend import forecast, hierarchy
-from jachess_ext.scaling.blend.curves import PATTERNS, Kriging, Shapes
-from jachess_ext.scaling.blend.posterior import Posterior, mixture, posterior, residual_squares
+from jachess_ext.scaling import LossTable, Selection, blend, log_rmse, select
+from jachess_ext.scaling.blend import (
+    PATTERNS,
+    Kriging,
+    Posterior,
+    Shapes,
+    forecast,
+    mixture,
+    posterior,
+    residual_squares,
+)
 from python_tests.scaling import tables
 
 SIZES = 200.0 * 2.0 ** np.arange(6)
@@ -93,8 +100,8 @@ def test_marginal_against_an_integral_over_scales() -> None:
     shapes, kriging = few_shapes(), Kriging.at(SIZES, TARGET)
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * np.random.default_rng(0).standard_normal((2, 6))
     squares = residual_squares(y, shapes, kriging)
-    scale, a = 0.013, hierarchy.SHAPE
-    found = hierarchy.log_marginal(squares, kriging.log_weight, 6, scale)
+    scale, a = 0.013, blend.SHAPE
+    found = blend.log_marginal(squares, kriging.log_weight, 6, scale)
     prior = invgamma(a, scale=a * scale**2)
 
     def evidence(k: int, i: int, s: int) -> float:
@@ -120,7 +127,7 @@ def test_mixture_against_a_sum_over_every_component() -> None:
     generator = np.random.default_rng(0)
     y = np.log(3.0) - 0.05 * np.arange(6) + 0.01 * generator.standard_normal((2, 6))
     logs = generator.standard_normal((len(PATTERNS), 2, len(shapes.target)))
-    scale, a = 0.02, hierarchy.SHAPE
+    scale, a = 0.02, blend.SHAPE
     squares = residual_squares(y, shapes, kriging)
     found = mixture(y, shapes, kriging, squares, scale, logs)
     for row in range(2):
@@ -149,7 +156,7 @@ def test_shared_prior_finds_the_population() -> None:
     log_evidence[np.arange(200), chosen] = 0.0
     x = np.stack([np.ones(200), np.linspace(-1, 1, 200)], -1)
     shapes = np.repeat(theta[None], 200, axis=0)
-    logs = hierarchy.shared_prior(log_evidence, shapes, x)
+    logs = blend.shared_prior(log_evidence, shapes, x)
     np.testing.assert_allclose(np.exp(logs).sum(-1), 1.0)
     mean = np.exp(logs) @ theta
     assert mean[:, 1].mean() == pytest.approx(theta[chosen, 1].mean(), abs=0.15)
@@ -170,14 +177,14 @@ def test_the_scale_of_a_table_is_found(scale: float) -> None:
     shape = generator.integers(len(shapes.target), size=40)
     squares = residual_squares(y + shapes.measured[shape], shapes, kriging)
     known = squares[:, np.arange(40), shape][:, :, None]  # the shape of each is known
-    found = hierarchy.table_scale(known, kriging.log_weight, 6, np.zeros(1))
+    found = blend.table_scale(known, kriging.log_weight, 6, np.zeros(1))
     assert found == pytest.approx(scale, rel=0.33)
 
 
-def test_kinds_of_noise_are_learnt() -> None:
+def test_patterns_of_noise_are_learnt() -> None:
     logs = np.full((4, 30), -20.0)
     logs[2] = 0.0
-    share = hierarchy.kind_shares(logs)
+    share = blend.pattern_shares(logs)
     assert share.sum() == pytest.approx(1.0)
     assert share[2] == pytest.approx((30 + 1.25) / 35)
 
@@ -186,7 +193,7 @@ def test_floors_are_shared_as_losses() -> None:
     """Two models of one floor and other losses: equal third features, E / median L(D_n)."""
     theta = np.array([[1.0, 2.0, 0.6], [3.0, 4.0, 0.3]])
     y = np.log([[9.0, 2.0], [9.0, 4.0], [9.0, 3.0]])
-    found = hierarchy.features(theta, y)
+    found = blend.features(theta, y)
     assert found[0, 0, 2] == pytest.approx(0.6 * 2 / 3)
     assert found[1, 1, 2] == pytest.approx(found[0, 0, 2])
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(theta[None, :, :2], 3, axis=0))
@@ -216,9 +223,9 @@ def test_the_choice_can_differ_from_the_lowest_forecast() -> None:
     steep, flat = 2.0 * (d / d[-1]) ** -0.10, 1.96 * (d / d[-1]) ** -0.09
     table = LossTable(("steep", "flat", "far"), d, np.stack([steep, flat, 1.5 * flat]), None)
     found = select(table, d[-1], 102400.0)
-    assert found.predicted.idxmin() == "steep"
-    assert found.ranking == ["flat", "steep", "far"] == [row["name"] for row in found.rows()]
-    assert found.prob_best.idxmax() == "flat"
+    assert found.names[found.predicted_losses.argmin()] == "steep"
+    assert found.ranking == ["flat", "steep", "far"] == found.to_frame().name.tolist()
+    assert found.names[found.best_probabilities.argmax()] == "flat"
 
 
 def test_a_smaller_subset_that_fits_moves_little() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from jachess_ext.scaling import pac_bayes
-from jachess_ext.scaling.bound import layer_of
-from jachess_ext.scaling.lanczos import positive_quadratic
+from jachess_ext.scaling.bound import layer_of, positive_quadratic
 
 
 def symmetric(n: int, seed: int) -> Tensor:

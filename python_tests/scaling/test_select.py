@@ -11,6 +11,7 @@ import torch
 from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select, sufficient_budget
+from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
 TABLE, CLEAN = tables.population(0)
@@ -32,15 +33,14 @@ def test_methods_that_predict(method: str) -> None:
     assert found.ranking == [found.names[place] for place in found.scores.argsort()]
     if method != "blend":  # whose choice is more cautious than its forecast
         np.testing.assert_array_equal(found.scores, found.predicted_losses)
-    interval = found.interval(0.8)
-    assert (interval.low < found.predicted).all() and (found.predicted < interval.high).all()
-    wider = found.interval(0.95)
-    assert (wider.low < interval.low).all() and (interval.high < wider.high).all()
-    assert found.prob_best.sum() == pytest.approx(1.0)
-    assert found.prob_best.idxmax() in found.ranking[:5]
-    rows = found.rows()
-    assert [row["rank"] for row in rows] == list(range(1, 21))
-    assert {"name", "predicted", "low", "high", "prob_best"} < set(rows[0])
+    frame = found.to_frame(0.8)
+    assert (frame.low < frame.predicted).all() and (frame.predicted < frame.high).all()
+    wider = found.to_frame(0.95)
+    assert (wider.low < frame.low).all() and (frame.high < wider.high).all()
+    assert frame.prob_best.sum() == pytest.approx(1.0)
+    assert frame.prob_best.idxmax() < 5
+    assert frame["rank"].tolist() == list(range(1, 21)) and frame.name.tolist() == found.ranking
+    assert frame.cost.sum() == pytest.approx(found.flops)
 
 
 def test_methods_that_only_rank() -> None:
@@ -55,10 +55,13 @@ def test_methods_that_only_rank() -> None:
     assert size.ranking[0] == table.names[int(table.parameters.argmax())]
     for found in (zero, size):
         with pytest.raises(ValueError, match="gives no distribution"):
-            found.interval()
+            found.interval_ends()
     with pytest.raises(ValueError, match="predicts no loss"):
-        _ = size.predicted
-    assert "score" in size.rows()[0]
+        _ = size.predicted_losses
+    frame = size.to_frame()
+    assert frame.score.notna().all() and frame[["predicted", "low", "prob_best"]].isna().all(
+        axis=None
+    )
 
 
 def test_nlpmetrics_ranks_by_heavy_tails() -> None:
@@ -75,6 +78,24 @@ def test_nlpmetrics_ranks_by_heavy_tails() -> None:
     np.testing.assert_allclose(found.scores, 2 + np.arange(20) / 10, rtol=0.06)
     with pytest.raises(TableError, match="none for 'model-0'"):
         select(TABLE, BUDGET, TARGET, "nlpmetrics")
+
+
+def test_scores_of_frozen_features_rank() -> None:
+    features = {name: {"logme": float(place)} for place, name in enumerate(TABLE.names)}
+    found = select(TABLE, BUDGET, TARGET, "logme", features=features)
+    assert found.ranking == list(reversed(TABLE.names)) and found.flops == 0
+    with pytest.raises(TableError, match="knn reads scores of frozen features, and 'model-0'"):
+        select(TABLE, BUDGET, TARGET, "knn", features=features)
+
+
+def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
+    axes = select(TABLE, BUDGET, TARGET).plot()
+    drawn = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+    losses = TABLE.trained_losses[:, TABLE.trained <= BUDGET]
+    for name, row in zip(TABLE.names, losses, strict=True):
+        np.testing.assert_array_equal(drawn[name][:, 1], row)
+    with pytest.raises(ValueError, match="predicts no loss"):
+        select(TABLE, BUDGET, TARGET, "modelsize").plot()
 
 
 def test_only_the_budget_is_read() -> None:
@@ -116,6 +137,7 @@ def test_cost_of_every_method() -> None:
     bare = LossTable(TABLE.names, TABLE.sizes, TABLE.losses, None)
     with pytest.raises(TableError, match="no column 'size'"):
         _ = select(bare, BUDGET, TARGET, "ats").flops
+    assert select(bare, BUDGET, TARGET, "zeroshot").flops == 0
 
 
 def test_prob_best_against_drawing() -> None:
@@ -232,3 +254,147 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
         read_table(tmp_path / "none.csv")
     with pytest.raises(TableError, match="the table is list"):
         read_table([1, 2])
+
+
+# What the table of methods says -----------------------------------------------------------------
+
+SIX, _ = tables.population(0, models=6)
+READY = [name for name, m in METHODS.items() if m.needs not in ("features", "weights")]
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.trains != "none"])
+def test_fewest_sizes_are_the_fewest(name: str, zero: bool) -> None:
+    """One size less is refused; at the count of a width there is one, and below it none."""
+    table = SIX if zero else LossTable(SIX.names, SIX.trained, SIX.trained_losses, None)
+    method = METHODS[name]
+    fewest = method.fewest_sizes(zero=zero)
+    assert select(table, SIX.trained[fewest - 1], TARGET, name).ranking
+    if fewest > 1:
+        with pytest.raises(ValueError, match="size"):
+            select(table, SIX.trained[fewest - 2], TARGET, name)
+    if not method.forecasts:
+        assert not select(table, 51200, TARGET, name).has_intervals
+        with pytest.raises(ValueError, match="no distribution"):
+            method.fewest_sizes(zero=zero, distribution=True)
+        return
+    for count in range(fewest, fewest + 3):
+        selection = select(table, SIX.trained[count - 1], TARGET, name)
+        assert selection.has_intervals == (
+            count >= method.fewest_sizes(zero=zero, distribution=True)
+        )
+
+
+@pytest.mark.parametrize("name", READY)
+def test_what_is_trained(name: str) -> None:
+    n, sizes = SIX.parameters, SIX.trained[SIX.trained <= 51200]
+    assert n is not None
+    flops = select(SIX, 51200, TARGET, name).flops
+    everything, last = 6 * n.sum() * sizes.sum(), 6 * n.sum() * sizes[-1]
+    low, high = {
+        "all": (everything, everything),
+        "last": (last, last),
+        "walk": (last, everything),
+        "none": (0, 0),
+    }[METHODS[name].trains]
+    assert low * (1 - 1e-12) <= flops <= high * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("need", "table"),
+    [
+        ("zero", LossTable(SIX.names, SIX.trained, SIX.trained_losses, SIX.parameters)),
+        ("parameters", LossTable(SIX.names, SIX.sizes, SIX.losses, None)),
+    ],
+)
+def test_what_methods_need(need: str, table: LossTable) -> None:
+    for name in READY:
+        if METHODS[name].needs == need:
+            with pytest.raises(TableError, match="needs"):
+                select(table, 51200, TARGET, name)
+        else:
+            assert select(table, 51200, TARGET, name).ranking
+
+
+def test_without_a_kernel_lensllm_is_the_rectified_law() -> None:
+    one, other = (select(SIX, 51200, TARGET, name) for name in ("lensllm", "rectified"))
+    np.testing.assert_array_equal(one.predicted_losses, other.predicted_losses)
+
+
+# Tables out of the ordinary: a sensible answer or a sentence, never a crash ----------------------
+
+DOUBLED = 100.0 * 2.0 ** np.arange(6)
+
+FALL = -0.1 * np.arange(6)
+LEVELS = np.array([[1.0], [1.2], [1.5]])
+
+ODD = {
+    "rising": LEVELS * np.exp(-3 * FALL),
+    "constant": LEVELS * np.ones(6),
+    "alike": np.ones((3, 1)) * np.exp(FALL),
+    "all one": np.ones((3, 6)),
+    "one exact power law": LEVELS * DOUBLED**-0.2,
+    "a cliff": LEVELS * np.where(np.arange(6) < 4, 1.0, 1e-3),
+    "tiny": 1e-12 * LEVELS * np.exp(FALL),
+    "huge": 1e12 * LEVELS * np.exp(FALL),
+    "far apart": np.array([[1e-3], [1.0], [1e3]]) * np.exp(FALL),
+    "one model": LEVELS[:1] * np.exp(FALL),
+    "errors near 0": np.array([[0.001], [0.002], [0.0005]]) * np.exp(FALL),
+}
+FORECASTERS = [name for name, method in METHODS.items() if method.forecasts]
+
+
+def of(losses: np.ndarray) -> LossTable:
+    names = tuple(f"m{place}" for place in range(len(losses)))
+    return LossTable(names, DOUBLED, losses, None)
+
+
+@pytest.mark.parametrize("method", FORECASTERS)
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_losses_give_an_answer(kind: str, method: str) -> None:
+    found = select(of(ODD[kind]), 1600.0, 12800.0, method)
+    assert sorted(found.ranking) == sorted(found.names)
+    predicted = found.predicted_losses
+    assert np.isfinite(predicted).all() and (predicted > 0).all()
+    assert found.has_intervals
+    low, high = found.interval_ends(0.9)
+    assert not np.isnan(low).any() and (low <= predicted).all() and (predicted <= high).all()
+    probability = found.best_probabilities
+    assert probability.sum() == pytest.approx(1.0) and (probability >= 0).all()
+
+
+def test_rising_curves_are_not_forecast_to_fall() -> None:
+    """By `blend`: above the last loss less a tenth of what was gained, and in the same order."""
+    losses = ODD["rising"]
+    found = select(of(losses), 1600.0, 12800.0)
+    assert (found.predicted_losses > losses[:, 4] * 0.9).all()
+    assert found.ranking == ["m0", "m1", "m2"]
+
+
+def test_equal_models_are_equally_good() -> None:
+    np.testing.assert_allclose(
+        select(of(ODD["alike"]), 1600.0, 12800.0).best_probabilities, 1 / 3, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "is 0; expected a positive number .*half a test example"),
+        (np.nan, "size 400 is nan; expected a positive number$"),
+        (np.inf, "is inf"),
+        (-0.5, "is -0.5"),
+    ],
+)
+def test_losses_without_a_logarithm(value: float, words: str) -> None:
+    losses = LEVELS * np.exp(FALL)
+    losses[1, 2] = value
+    with pytest.raises(TableError, match=words):
+        select(of(losses), 1600.0, 12800.0)
+
+
+def test_two_sizes() -> None:
+    table = LossTable(("a", "b"), DOUBLED[:2], np.ones((2, 2)), None)
+    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more"):
+        select(table, 200, TARGET)
+    assert select(table, 200, TARGET, "ats").ranking == ["a", "b"]

@@ -1,0 +1,352 @@
+"""The method "blend" of `select`: a hierarchical model of rectified shapes, and today's losses.
+
+A loss curve is a rectified shape from a fixed grid of parameters and what that leaves over: noise
+with a drifting level and slope.  What the candidates share (noise, its patterns, a prior of shapes)
+is learnt from all their curves.  The prediction is a mixture over shapes and patterns; the choice
+draws its differences towards those of the last losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .predictive import Array, Student
+
+_LOG_TRANSITIONS = np.linspace(-9.0, 9.0, 13)
+_LOG_EXPONENTS = np.linspace(np.log(0.06), np.log(1.6), 8)
+_FLOORS = np.arange(6) * 0.18
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """ln L of every shape of the grid, up to a constant.
+
+    With D_n the largest size measured, h(D) = 1 / (1 + (D/D_c)^β), ε = E / L(D_n) and
+    q = ε / (1 − ε):  g(D) = ln(h(D) + q h(D_n)), which is ln L of the rectified law less its scale.
+
+    Attributes:
+        theta: (ln D_c/D_n, ln β, ε), [s, 3].  Relative to the largest size, neither the unit of
+            sizes nor a smaller subset more or less moves the grid or its prior.
+        measured: g at the sizes, [s, m].
+        target: g at the target, [s].
+    """
+
+    theta: Array
+    measured: Array
+    target: Array
+
+    @classmethod
+    def at(cls, sizes: Array, target: float) -> Shapes:
+        """Return the grid at sizes [m] (positive, the largest last) and at the target."""
+        axes = np.meshgrid(_LOG_TRANSITIONS, _LOG_EXPONENTS, _FLOORS, indexing="ij")
+        theta = np.stack([axis.ravel() for axis in axes], -1)
+        logs = np.log(np.append(sizes, target) / sizes[-1])
+        h = 1 / (1 + np.exp(np.exp(theta[:, 1:2]) * (logs - theta[:, :1])))
+        q = theta[:, 2] / (1 - theta[:, 2])
+        g = np.log(h + (q * h[:, -2])[:, None])
+        return cls(theta, g[:, :-1], g[:, -1])
+
+
+PATTERNS = (
+    (1.0, 0.0, 0.3),
+    (1.0, 0.3, 0.5),
+    (1.0, 1.0, 0.5),
+    (1.0, 0.0, 1.0),
+    (0.3, 1.0, 0.5),
+    (0.3, 0.0, 1.0),
+    (0.3, 1.0, 1.0),
+    (0.3, 0.3, 2.0),
+    (1.0, 1.0, 2.0),
+)
+"""White noise σ, level drift τ and slope drift κ in units of a curve's own scale.  The slope always
+drifts: that a curve follows the rectified law over all further doublings is not believed."""
+
+
+@dataclass(frozen=True)
+class Kriging:
+    """Gaussian prediction under k patterns at scale 1, with a free constant.
+
+    Attributes:
+        precision: P = K⁻¹ − K⁻¹ 1 1ᵀ K⁻¹ / (1ᵀ K⁻¹ 1), [k, m, m].
+        log_weight: − ½ ln det K − ½ ln 1ᵀ K⁻¹ 1, [k].
+        weights: best linear unbiased weights of the measured values for the target, [k, m].
+        variance: of the prediction at the target, [k].
+    """
+
+    precision: Array
+    log_weight: Array
+    weights: Array
+    variance: Array
+
+    @classmethod
+    def at(cls, sizes: Array, target: float) -> Kriging:
+        """Return the predictors for covariances over doublings, u = log₂(D / D_n).
+
+        Level and slope walk away from D_n in both directions, so that a smaller subset more changes
+        nothing for the others.  With a = min(|u|, |u'|), b = max(|u|, |u'|), for u and u' on one
+        side of 0:  K = σ² 1[u = u'] + τ² a + κ² (a² (3b − a) / 6 + u u');  on two sides κ² u u'.
+        The last term is the slope's deviation at D_n, worth one doubling's drift.  The target has
+        no white noise.
+        """
+        u = np.log2(np.append(sizes, target) / sizes[-1])
+        one_side = np.multiply.outer(u, u) > 0
+        away = np.abs(u)
+        a, b = np.minimum.outer(away, away), np.maximum.outer(away, away)
+        level = np.where(one_side, a, 0.0)
+        slope = np.where(one_side, a**2 * (3 * b - a) / 6, 0.0) + np.multiply.outer(u, u)
+        white = np.diag(np.append(np.ones(len(sizes)), 0.0))
+        return _solve(
+            np.stack([s**2 * white + t**2 * level + k**2 * slope for s, t, k in PATTERNS])
+        )
+
+
+def _solve(covariance: Array) -> Kriging:
+    measured, cross = covariance[:, :-1, :-1], covariance[:, :-1, -1]
+    inverse = np.linalg.inv(measured)
+    ones = inverse.sum(-1)
+    total = ones.sum(-1)
+    precision = inverse - ones[:, :, None] * ones[:, None, :] / total[:, None, None]
+    log_norm = 0.5 * (np.linalg.slogdet(measured)[1] + np.log(total))
+    simple = (inverse @ cross[..., None])[..., 0]
+    missing = 1 - simple.sum(-1)
+    weights = simple + missing[:, None] * ones / total[:, None]
+    variance = covariance[:, -1, -1] - (cross * simple).sum(-1) + missing**2 / total
+    return Kriging(precision, -log_norm, weights, variance)
+
+
+FEWEST_SIZES = 3
+MEAN = np.array([0.0, np.log(0.4), 0.4])
+SPREAD = np.diag([4.0, 0.5, 0.3]) ** 2
+WORTH = 10.0  # models
+STEPS = 12
+LEVEL_POINTS = 5
+PATTERNS_WORTH = 5.0  # models
+SCALES = np.geomspace(0.002, 0.3, 12)
+SHAPE = 2.0
+"""Of the inverse gamma distribution of a curve's squared scale around the table's."""
+
+
+def features(theta: Array, y: Array) -> Array:
+    """Return what curves share, [n, s, 3]: (ln D_c/D_n, ln β, E / median L(D_n)).
+
+    The floor E = ε L(D_n) is shared as a loss, not as a share of each model's own loss: the test
+    set is the same for all, and so is most of what cannot be learnt of it.
+
+    Args:
+        theta: (ln D_c/D_n, ln β, ε), [s, 3].
+        y: ln L, [n, m].
+    """
+    last = np.exp(y[:, -1])
+    result = np.repeat(theta[None], len(y), axis=0)
+    result[:, :, 2] *= (last / np.median(last))[:, None]
+    return result
+
+
+def covariates(y: Array) -> Array:
+    """Return X, [n, 2]: 1 and the centred mean of the last five ln L."""
+    level = y[:, -LEVEL_POINTS:].mean(-1)
+    return np.stack([np.ones(len(y)), level - level.mean()], -1)
+
+
+def log_marginal(squares: Array, log_weight: Array, points: int, scale: float) -> Array:
+    """Return ln p(y_i | shape, pattern) up to a constant, the curve's own scale integrated out.
+
+    A curve's squared scale is inverse gamma with shape a and mean-like value s²; the Gaussian
+    evidence then becomes b^a / (b + Q/2)^(a + (m−1)/2) with b = a s².
+
+    Args:
+        squares: Q = rᵀ P r of every residual r, [k, n, s].
+        log_weight: of the patterns, [k].
+        points: m.
+        scale: s, that of the table.
+    """
+    b = SHAPE * scale**2
+    power = SHAPE + (points - 1) / 2
+    return SHAPE * np.log(b) + log_weight[:, None, None] - power * np.log(b + squares / 2)
+
+
+def table_scale(squares: Array, log_weight: Array, points: int, log_prior: Array) -> float:
+    """Return the scale around which those of the curves lie: its posterior mean on a grid.
+
+    Args:
+        squares, log_weight, points: as in `log_marginal`.
+        log_prior: of the shapes, [s].
+    """
+    logs = []
+    for scale in SCALES:
+        each = log_marginal(squares, log_weight, points, scale) + log_prior
+        logs.append(log_sum(log_sum(each, 2), 0).sum())
+    share = normalised(np.array(logs))
+    return float(np.exp(share @ np.log(SCALES)))
+
+
+def pattern_shares(log_evidence: Array) -> Array:
+    """Return how often each pattern of noise occurs, [k]: EM from equal shares worth 5 models.
+
+    Args:
+        log_evidence: ln p(y_i | pattern), [k, n].
+    """
+    patterns, models = log_evidence.shape
+    share = np.full(patterns, 1 / patterns)
+    for _ in range(STEPS):
+        counts = normalised((log_evidence + np.log(share)[:, None]).T).sum(0)
+        share = (counts + PATTERNS_WORTH / patterns) / (models + PATTERNS_WORTH)
+    return share
+
+
+def shared_prior(log_evidence: Array, shapes: Array, x: Array) -> Array:
+    """Return ln p(shape) for every curve, [n, s]: N(X_i C, S) on the grid, by EM.
+
+    C and S start at, and are pulled to, vague values worth ten models:
+    C⁰ = (ln D_n, ln .4, .4; 0), S⁰ = diag(4², .5², .3²).
+
+    Args:
+        log_evidence: ln p(y_i | shape), [n, s].
+        shapes: [n, s, 3], see `features`.
+        x: [n, 2].
+    """
+    start = np.stack([MEAN, np.zeros(3)])
+    coefficients, spread = start, SPREAD
+    normal = x.T @ x + WORTH * np.eye(x.shape[1])
+    for _ in range(STEPS):
+        share = normalised(log_evidence + log_normal(shapes, x @ coefficients, spread))
+        mean = np.einsum("ns,nsp->np", share, shapes)
+        coefficients = np.linalg.solve(normal, x.T @ mean + WORTH * start)
+        away = shapes - (x @ coefficients)[:, None]
+        scatter = np.einsum("nsp,nsq->pq", share[..., None] * away, away)
+        spread = (WORTH * SPREAD + scatter) / (WORTH + len(x))
+    return log_normal(shapes, x @ coefficients, spread)
+
+
+def normalised(logs: Array) -> Array:
+    """Return exp of logs, scaled to sum 1 over the last axis."""
+    weights = np.exp(logs - logs.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def log_sum(logs: Array, axis: int) -> Array:
+    """Return ln Σ exp over an axis."""
+    top = logs.max(axis, keepdims=True)
+    return np.squeeze(top + np.log(np.exp(logs - top).sum(axis, keepdims=True)), axis)
+
+
+def log_normal(shapes: Array, mean: Array, spread: Array) -> Array:
+    """Return ln N(θ_is; mean_i, S), normalised over the grid, [n, s]."""
+    away = shapes - mean[:, None]
+    logs = -0.5 * ((away @ np.linalg.inv(spread)) * away).sum(-1)
+    return logs - log_sum(logs, 1)[:, None]
+
+
+_TODAY = 0.15
+"""How far the differences between candidates are drawn towards those of their last losses: of many
+candidates the one with the lowest forecast was forecast too low more often than too high."""
+
+_DOF, _SCALE = 3.0, 0.906
+"""Of Student's t, the scale in standard deviations: real curves leave their law more often by far
+than a Gaussian allows, and most stay nearer to it."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Mean and variance of ln L at the target for every curve, [n]."""
+
+    mean: Array
+    variance: Array
+
+
+def posterior(y: Array, sizes: Array, target: float) -> Posterior:
+    """Predict ln L at the target from ln L at the sizes.
+
+    y_i = c_i + g_shape + s_i r with a flat prior on c_i, r Gaussian (`Kriging`) and s_i around a
+    scale that the candidates share.  Shapes and patterns of noise are a priori as the candidates
+    share them, and summed over.
+
+    Args:
+        y: [n, m].
+        sizes: positive, ascending, [m].
+        target: above the last size.
+    """
+    shapes, kriging = Shapes.at(sizes, target), Kriging.at(sizes, target)
+    squares = residual_squares(y, shapes, kriging)
+    vague = log_normal(shapes.theta[None], MEAN[None], SPREAD)[0]
+    scale = table_scale(squares, kriging.log_weight, len(sizes), vague)
+    logs = log_marginal(squares, kriging.log_weight, len(sizes), scale)
+    logs += np.log(pattern_shares(log_sum(logs + vague, 2)))[:, None, None]
+    logs += shared_prior(log_sum(logs, 0), features(shapes.theta, y), covariates(y))
+    return mixture(y, shapes, kriging, squares, scale, logs)
+
+
+def residual_squares(y: Array, shapes: Shapes, kriging: Kriging) -> Array:
+    """Return Q = rᵀ P r for r = y_i − g_shape, [k, n, s].
+
+    Both are taken relative to the last size, which P does not see, so that the differences of large
+    numbers stay exact.
+    """
+    curve, shape = y - y[:, -1:], shapes.measured - shapes.measured[:, -1:]
+    precision = kriging.precision
+    of_curve = np.einsum("nm,kmp,np->kn", curve, precision, curve)
+    of_shape = np.einsum("sm,kmp,sp->ks", shape, precision, shape)
+    across = curve @ (precision @ shape.T)
+    return np.maximum(of_curve[:, :, None] + of_shape[:, None, :] - 2 * across, 0.0)
+
+
+def mixture(
+    y: Array, shapes: Shapes, kriging: Kriging, squares: Array, scale: float, logs: Array
+) -> Posterior:
+    """Return the first two moments of the mixture with log weights `logs` ([k, n, s]).
+
+    A component is Student's t around g(D) + the kriged residual; its variance is that of the
+    pattern times the mean of the curve's squared scale given the shape, (b + Q/2) / (A − 1).
+    """
+    weights = np.exp(logs - log_sum(log_sum(logs, 2), 0)[None, :, None])
+    last, base = y[:, -1], shapes.measured[:, -1:]
+    k = kriging.weights
+    data = k @ (y - last[:, None]).T
+    shape = shapes.target - base[:, 0] - k @ (shapes.measured - base).T
+    centre = data[:, :, None] + shape[:, None, :]
+    mean = (weights * centre).sum((0, 2))
+    b = SHAPE * scale**2
+    square = (b + squares / 2) / (SHAPE + (y.shape[1] - 1) / 2 - 1)
+    spread = square * kriging.variance[:, None, None] + (centre - mean[None, :, None]) ** 2
+    return Posterior(mean + last, (weights * spread).sum((0, 2)))
+
+
+def forecast(sizes: Array, losses: Array, target: float) -> Student:
+    """Predict ln L at the target.
+
+    Student's t around the posterior's mean (`_DOF`, `_SCALE`).
+
+    Args:
+        sizes: positive, ascending, [m].
+        losses: [n, m].
+        target: above the last size.
+
+    Raises:
+        ValueError: fewer than three sizes, or a target that is not above them.
+    """
+    if len(sizes) < FEWEST_SIZES:
+        raise ValueError(
+            f"blend needs {FEWEST_SIZES} sizes above 0 or more to see a curve bend; there are "
+            f"{len(sizes)}"
+        )
+    if not target > sizes[-1]:
+        raise ValueError(f"the target {target:g} is not above the largest size, {sizes[-1]:g}")
+    y = np.log(losses)
+    moments = posterior(y, sizes, target)
+    return Student(moments.mean, _SCALE * np.sqrt(moments.variance), np.full(len(y), _DOF))
+
+
+def cautious(predicted: Student, losses: Array) -> Student:
+    """Return what to choose by: the forecast, more cautious about how the candidates differ.
+
+    The differences between the locations (not their mean) are drawn by 0.15 towards the differences
+    of the last losses; widths stay.
+
+    Args:
+        predicted: by `forecast`, n candidates.
+        losses: as given to it, [n, m].
+    """
+    fall = np.log(losses[:, -1]) - predicted.location
+    return replace(predicted, location=predicted.location + _TODAY * (fall - fall.mean()))

@@ -1,0 +1,440 @@
+"""Scaling laws L(D): bounded parameters, ln L with its gradient, points to start a fit from.
+
+Curves are rows; everything is computed in double precision.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from ..ntk import Spectrum
+from .predictive import Array, Index
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a law and the interval it is kept in.
+
+    It is fitted as a coordinate: ln(value) where `log` is set (positive, of unknown order), else
+    the value itself.
+
+    Attributes:
+        name: as it appears in `FittedLaw.params`.
+        low, high: bounds of the value.
+        log: whether its coordinate is the logarithm.
+    """
+
+    name: str
+    low: float
+    high: float
+    log: bool = True
+
+    def coordinate(self, value: float) -> float:
+        """Return the coordinate of a value; −inf for ln 0."""
+        if not self.log:
+            return float(value)
+        return float(np.log(value)) if value > 0 else -np.inf
+
+    def value(self, coordinate: Array) -> Array:
+        """Return the value at a coordinate."""
+        return np.exp(coordinate) if self.log else coordinate
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where the losses of a batch of curves were measured.
+
+    Attributes:
+        sizes: training examples D ≥ 0, [n, m]; 0 is the model before fine-tuning.
+        parameters: parameters N of the model behind each loss, [n, m]; only Kaplan's law asks.
+    """
+
+    sizes: Array
+    parameters: Array | None = None
+
+    def rows(self, index: Index) -> Points:
+        """Return the curves `index`, one row each; repeats are allowed."""
+        chosen = None if self.parameters is None else self.parameters[index]
+        return replace(self, sizes=self.sizes[index], parameters=chosen)
+
+    @property
+    def log_sizes(self) -> Array:
+        """ln D, and 0 where D = 0 (where a law must not read it)."""
+        return np.log(np.where(self.sizes > 0, self.sizes, 1.0))
+
+    def powers(self, beta: Array) -> tuple[Array, Array]:
+        """Return D^β and its derivative in ln β, both [n, m]; β is [n]."""
+        logs = self.log_sizes
+        power = np.where(self.sizes > 0, np.exp(beta[:, None] * logs), 0.0)
+        return power, power * beta[:, None] * logs
+
+
+class Law(ABC):
+    """A law L(D) with its parameters."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    stages: tuple[tuple[str, ...], ...] = ((),)
+    """Parameters held at their starting value in each stage of the fit, one stage after another."""
+    reads_zero = False
+    """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
+
+    @abstractmethod
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        """Return ln L, [n, m], and its gradient in the coordinates, [n, m, p].
+
+        Args:
+            u: coordinates, [n, p].
+            points: n curves of m sizes.
+            gradient: False leaves the gradient out (an empty array).
+        """
+
+    @abstractmethod
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        """Return coordinates to start from, [n, k, p]: a grid whose scale is fitted to the losses.
+
+        Args:
+            points: n curves of m sizes.
+            log_losses: [n, m].
+            weights: 0 where a loss does not count, [n, m].
+        """
+
+    def log_transition(self, u: Array) -> tuple[Array, Array] | None:
+        """Return ln D* ([n]) with its gradient ([n, p]); None where the law has no transition."""
+        return None
+
+
+def weighted_mean(values: Array, weights: Array) -> Array:
+    """Return the mean over the last axis."""
+    return (values * weights).sum(-1) / weights.sum(-1)
+
+
+def lowest(log_losses: Array, weights: Array) -> Array:
+    """Return the smallest loss of each curve that counts, [n]."""
+    return np.exp(np.where(weights > 0, log_losses, np.inf).min(-1))
+
+
+def grid(*axes: tuple[float, ...]) -> Array:
+    """Return all combinations of the axes, [k, number of axes]."""
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], -1).astype(
+        np.float64
+    )
+
+
+_SCALE = Parameter("B", 1e-8, 1e16)
+_EXPONENT = Parameter("beta", 0.01, 3.0)
+_FLOOR = Parameter("E", 0.0, 1e6, log=False)
+_FLOORS = (0.0, 0.4, 0.8)
+_MARGIN = np.log(8.0)
+
+
+class Rectified(Law):
+    """L = B / (D_l + D^β) + E (Lin et al. 2024, Eq. 4).
+
+    Flat up to about D* = D_l^(1/β), where the two terms of the denominator balance, then a power
+    law, then E.  Coordinates: ln B, ln D_l, ln β, E.  With k = B / (D_l + D^β) and s = k / L,
+
+        ∂ln L/∂ln B = s,   ∂ln L/∂ln D_l = −s D_l / (D_l + D^β),
+        ∂ln L/∂ln β = −s D^β β ln D / (D_l + D^β),   ∂ln L/∂E = 1 / L.
+    """
+
+    name = "rectified"
+    reads_zero = True
+
+    def __init__(self, shift: Parameter | None = None) -> None:
+        """`shift` stands in for D_l: its name and bounds."""
+        self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _EXPONENT, _FLOOR)
+
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        power, slope = points.powers(np.exp(u[:, 2]))
+        shift, shift_slope = self._shift(u, points)
+        below = shift + power
+        part = np.exp(u[:, 0])[:, None] / below
+        loss = part + u[:, 3:]
+        if not gradient:
+            return np.log(loss), np.empty(0)
+        share = part / loss
+        columns = (share, -share * shift_slope / below, -share * slope / below, 1 / loss)
+        return np.log(loss), np.stack(columns, -1)
+
+    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+        """Return D_l and its derivative in its coordinate, [n, 1] or [n, m]."""
+        shift = np.exp(u[:, 1])[:, None]
+        return shift, shift
+
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        beta, place, share = grid(
+            (0.1, 0.2, 0.35, 0.6, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0), _FLOORS
+        ).T
+        counted = np.where((weights > 0) & (points.sizes > 0), points.log_sizes, np.nan)
+        first, last = np.nanmin(counted, -1) - _MARGIN, np.nanmax(counted, -1) + _MARGIN
+        transition = first[:, None] + place * (last - first)[:, None]
+        result = np.empty((*transition.shape, 4))
+        bounds = self.parameters[1]
+        result[..., 1] = np.clip(beta * transition, np.log(bounds.low), np.log(bounds.high))
+        result[..., 2] = np.log(beta)
+        result[..., 3] = share * lowest(log_losses, weights)[:, None]
+        result[..., 0] = _scale_for(result, points, log_losses, weights)
+        return result
+
+    def log_transition(self, u: Array) -> tuple[Array, Array]:
+        inverse = np.exp(-u[:, 2])
+        value = u[:, 1] * inverse
+        gradient = np.zeros_like(u)
+        gradient[:, 1] = inverse
+        gradient[:, 2] = -value
+        return value, gradient
+
+
+def _scale_for(u: Array, points: Points, log_losses: Array, weights: Array) -> Array:
+    """Return ln B as the mean of ln(L − E) + ln(D_l + D^β), [n, k]: exact where the rest is."""
+    size = points.sizes[:, None, :]
+    power = np.where(size > 0, np.exp(np.exp(u[..., 2:3]) * points.log_sizes[:, None, :]), 0.0)
+    excess = np.log(np.exp(log_losses)[:, None, :] - u[..., 3:4])
+    return weighted_mean(excess + np.log(np.exp(u[..., 1:2]) + power), weights[:, None, :])
+
+
+class FreeLens(Rectified):
+    """LensLLM's law L = B / (F(Θ, t) + D^β) + E (Eq. 10) with F a free number in [0, ‖r‖²].
+
+    For curves without a measured kernel: the rectified law, with F for D_l and an upper bound.
+    """
+
+    name = "lensllm"
+
+    def __init__(self, residual_square: float = 1e16) -> None:
+        """`residual_square`: ‖r‖², the upper bound of F."""
+        super().__init__(Parameter("F", min(1e-13, residual_square), residual_square))
+
+
+class MeasuredKernel:
+    """F(Θ, t) along one curve, from kernels and training times recorded at its sizes.
+
+    Between and beyond the recorded sizes the time is a straight line in ln t over ln D (its ends
+    continue), and Θ and r are those of the nearest recorded size.
+
+    Args:
+        sizes: D, ascending, [m].
+        theta, residual: Θ and r for all sizes, or a sequence with one a size.
+        times: t of every size, [m].
+        lr: η of Eq. 9.
+
+    Raises:
+        ValueError: a sequence of another length than `sizes`; a time that is not positive.
+    """
+
+    def __init__(
+        self,
+        sizes: Array,
+        theta: Tensor | Spectrum | Sequence[Tensor | Spectrum],
+        residual: Tensor | Sequence[Tensor],
+        times: Sequence[float] | Array,
+        lr: float,
+    ) -> None:
+        kernels = theta if isinstance(theta, Sequence) else [theta] * len(sizes)
+        residuals = residual if isinstance(residual, Sequence) else [residual] * len(sizes)
+        times = np.asarray(times, dtype=np.float64)
+        for name, given in (("theta", kernels), ("residual", residuals), ("t", times)):
+            if len(given) != len(sizes):
+                raise ValueError(
+                    f"{name} holds {len(given)} entries for {len(sizes)} sizes; expected one a size"
+                )
+        if not (np.isfinite(times) & ((times > 0) | (sizes == 0)) & (times >= 0)).all():
+            raise ValueError(
+                "t holds a time that is not positive; expected the training time of every size "
+                "(0 at size 0 only)"
+            )
+        spectra = {id(k): k if isinstance(k, Spectrum) else Spectrum.of(k) for k in kernels}
+        self._modes = [
+            tuple(part.cpu().numpy() for part in spectra[id(k)].modes(r.detach(), lr))
+            for k, r in zip(kernels, residuals, strict=True)
+        ]
+        self._sizes, self._times = sizes, times
+
+    def time(self, size: float) -> float:
+        """Return the training time at a size, recorded or continued; 0 at size 0."""
+        if size == 0:
+            return 0.0
+        trained = self._sizes > 0
+        x, y = np.log(self._sizes[trained]), np.log(self._times[trained])
+        at = float(np.log(size))
+        if len(x) == 1:
+            return float(np.exp(y[0] + at - x[0]))  # time in proportion to the data
+        piece = int(np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2))
+        slope = (y[piece + 1] - y[piece]) / (x[piece + 1] - x[piece])
+        return float(np.exp(y[piece] + slope * (at - x[piece])))
+
+    def loss(self, size: float, log_stretch: Array) -> tuple[Array, Array]:
+        """Return F at a size with its time multiplied by e^`log_stretch`, and ∂F/∂ln t, [n] each.
+
+        F = Σ_i e^{−2ηλ_i t} (q_iᵀ r)², so ∂F/∂ln t = −Σ_i 2ηλ_i t e^{−2ηλ_i t} (q_iᵀ r)².
+        """
+        nearest = int(np.argmin(np.abs(self._sizes - size)))
+        rates, energies = self._modes[nearest]
+        decay = rates * (self.time(size) * np.exp(log_stretch))[:, None]
+        left = np.exp(-decay) * energies
+        return left.sum(-1), -(decay * left).sum(-1)
+
+
+_LARGEST_STRETCH = 1e4  # of the measured training times
+_FARTHEST = 60.0  # ln D* is looked for up to here
+_HALVINGS = 50
+_SMALL = 1e-4  # step of the transition's gradient
+
+
+class MeasuredLens(Rectified):
+    """LensLLM's law with F(Θ, t) from a measured kernel; the times may be stretched by one factor.
+
+    Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
+    1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in `Rectified`.
+    """
+
+    name = "lensllm"
+    stages = (("t",), ())
+
+    def __init__(self, kernel: MeasuredKernel) -> None:
+        super().__init__(Parameter("t", 1 / _LARGEST_STRETCH, _LARGEST_STRETCH))
+        self.kernel = kernel
+
+    def _shift(self, u: Array, points: Points) -> tuple[Array, Array]:
+        """Return F and ∂F/∂ln t, [n, m]; every row of the sizes is the same curve."""
+        pairs = [self.kernel.loss(float(size), u[:, 1]) for size in points.sizes[0]]
+        return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
+
+    def log_transition(self, u: Array) -> tuple[Array, Array]:
+        """Return where F(Θ, t) = D^β: F falls with D and D^β grows, so that they meet once."""
+        gradient = np.zeros_like(u)
+        for place in (1, 2):
+            ends = []
+            for sign in (1, -1):
+                moved = u.copy()
+                moved[:, place] += sign * _SMALL
+                ends.append(self._log_meeting(moved))
+            gradient[:, place] = (ends[0] - ends[1]) / (2 * _SMALL)
+        return self._log_meeting(u), gradient
+
+    def _log_meeting(self, u: Array) -> Array:
+        """Return ln D* by bisection, [n]."""
+        low, high = np.full(len(u), -_FARTHEST), np.full(len(u), _FARTHEST)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            size = zip(np.exp(middle), u[:, 1:2], strict=True)
+            with np.errstate(over="ignore", divide="ignore"):
+                kernel = np.log([self.kernel.loss(float(d), stretch)[0][0] for d, stretch in size])
+            before = kernel > np.exp(u[:, 2]) * middle
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        return (low + high) / 2
+
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        free = FreeLens().candidates(points, log_losses, weights)
+        free[..., 1] = 0.0
+        shift = free.copy()
+        start = self._shift(np.zeros((1, 4)), points)[0].mean()
+        shift[..., 1] = np.log(max(float(start), 1e-13))
+        free[..., 0] = _scale_for(shift, points, log_losses, weights)
+        return np.unique(free, axis=1)
+
+
+class Power(Law):
+    """L = (B / D^β + E)^α for D > 0 (LensLLM, Eq. 2).
+
+    Coordinates: ln B, ln β, E, ln α.  With k = B / D^β and s = k / (k + E),
+
+        ∂ln L/∂ln B = α s,  ∂ln L/∂ln β = −α s β ln D,  ∂ln L/∂E = α / (k + E),
+        ∂ln L/∂ln α = ln L.
+    """
+
+    name = "power"
+    parameters = (_SCALE, _EXPONENT, _FLOOR, Parameter("alpha", 0.1, 10.0))
+
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        logs = points.log_sizes
+        beta, alpha = np.exp(u[:, 1:2]), np.exp(u[:, 3:4])
+        part = np.exp(u[:, :1] - beta * logs)
+        base = part + u[:, 2:3]
+        value = alpha * np.log(base)
+        if not gradient:
+            return value, np.empty(0)
+        share = alpha * part / base
+        return value, np.stack((share, -share * beta * logs, alpha / base, value), -1)
+
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        # α β is the slope in ln L: grids of both, so that every α meets every slope.
+        slope, share, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
+        beta = np.clip(slope / alpha, 0.01, 3.0)
+        floor = share * lowest(log_losses, weights)[:, None] ** (1 / alpha)
+        result = np.empty((*floor.shape, 4))
+        result[..., 1], result[..., 2], result[..., 3] = np.log(beta), floor, np.log(alpha)
+        base = np.exp(log_losses[:, None, :] / alpha[:, None]) - floor[..., None]
+        lifted = np.log(base) + beta[:, None] * points.log_sizes[:, None, :]
+        result[..., 0] = weighted_mean(lifted, weights[:, None, :])
+        return result
+
+
+class Kaplan(Law):
+    """L(N, D) = ((N_c / N)^(α_N/α_D) + D_c / D)^α_D (Kaplan et al. 2020, Eq. 1.5).
+
+    One law for models of different size N: all their losses are one curve.  LensLLM's Eq. 1 has one
+    more exponent β, which is left out here.  Coordinates: ln N_c, ln D_c, ln α_N, ln α_D.  With
+    a = (N_c/N)^(α_N/α_D), c = D_c/D and ρ = α_N/α_D,
+
+        ∂ln L/∂ln N_c = α_N a/(a+c),                    ∂ln L/∂ln D_c = α_D c/(a+c),
+        ∂ln L/∂ln α_N = α_N (ln N_c − ln N) a/(a+c),    ∂ln L/∂ln α_D = ln L − ∂ln L/∂ln α_N.
+    """
+
+    name = "kaplan"
+    parameters = (
+        Parameter("N_c", 1e-12, 1e40),
+        Parameter("D_c", 1e-12, 1e40),
+        Parameter("alpha_N", 1e-3, 3.0),
+        Parameter("alpha_D", 1e-3, 3.0),
+    )
+
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        models, sizes = _log_models(points), points.log_sizes
+        alpha_n, alpha_d = np.exp(u[:, 2:3]), np.exp(u[:, 3:4])
+        model_term = alpha_n / alpha_d * (u[:, :1] - models)
+        data_term = u[:, 1:2] - sizes
+        total = np.logaddexp(model_term, data_term)
+        value = alpha_d * total
+        if not gradient:
+            return value, np.empty(0)
+        share = np.exp(model_term - total)
+        by_alpha_n = alpha_d * model_term * share
+        columns = (alpha_n * share, alpha_d * (1 - share), by_alpha_n, value - by_alpha_n)
+        return value, np.stack(columns, -1)
+
+    def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
+        alphas = (0.03, 0.08, 0.2, 0.5)
+        alpha_n, alpha_d, share = grid(alphas, alphas, (0.2, 0.5, 0.8)).T
+        centre = weighted_mean(log_losses, weights)[:, None] / alpha_d
+        result = np.empty((*centre.shape, 4))
+        models = weighted_mean(_log_models(points), weights)[:, None]
+        sizes = weighted_mean(points.log_sizes, weights)[:, None]
+        result[..., 0] = models + alpha_d / alpha_n * (centre + np.log(share))
+        result[..., 1] = sizes + centre + np.log(1 - share)
+        result[..., 2], result[..., 3] = np.log(alpha_n), np.log(alpha_d)
+        return result
+
+
+def _log_models(points: Points) -> Array:
+    if points.parameters is None:
+        raise ValueError(
+            "Kaplan's law needs the models' sizes; pass parameters=, one number of parameters N "
+            "for each row of losses"
+        )
+    return np.log(points.parameters)
+
+
+LAWS: dict[str, type[Law]] = {
+    "lensllm": FreeLens,
+    "rectified": Rectified,
+    "power": Power,
+    "kaplan": Kaplan,
+}
+"""The laws that need nothing but a curve."""
