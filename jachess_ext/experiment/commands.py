@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ..evaluation.report import write_html, write_json
 from ..evaluation.robustness import embedding_scale
-from ..live_selection.devices import use_device
+from ..commands.select_live import use_device
 from ..progress import BarProgress
 from ..tasks.batches import check_tokens
 from ..tasks.examples import DataError, Task

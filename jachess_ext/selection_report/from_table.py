@@ -93,7 +93,8 @@ def _candidates(
         forecasts = forecast_bands(known, found, level, walk)
     laws = law_bands(known, found.target)
     views = []
-    for row in found.rows(level):
+    known_rows = found.to_frame(level).to_dict("records")
+    for row in known_rows:
         place = table.names.index(row["name"])
         parameters = np.nan if table.parameters is None else float(table.parameters[place])
         losses = table.losses[place]
@@ -109,7 +110,10 @@ def _candidates(
                 forecast=forecasts[place],
                 law=laws[place],
                 score=float(found.scores[place]),
-                **{key: row.get(key) for key in ("predicted", "low", "high", "prob_best")},
+                **{
+                    key: None if np.isnan(row[key]) else row[key]
+                    for key in ("predicted", "low", "high", "prob_best")
+                },
                 truth=None if truth is None else float(truth[place]),
             )
         )

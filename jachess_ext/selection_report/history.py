@@ -9,8 +9,8 @@ import numpy as np
 
 from ..scaling import pear_corr, rel_acc, select
 from ..scaling.predictive import Array
-from ..scaling.selection import METHODS
 from ..scaling.runs import LossTable, TableError
+from ..scaling.selection import METHODS
 from .study import History, Step
 
 FREE = tuple(name for name, method in METHODS.items() if method.trains == "none")
