@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from .jobs import Record
+from ..compare.runs import Record
 
 _FIGURES = {
     "accuracy": "accuracy",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..evaluation.figures import SCALE, norms_figure, reliability_figure, styles_of
 from ..evaluation.report import Picture, Section, Table
-from .jobs import Record
+from ..compare.runs import Record
 from .report import pooled
 
 

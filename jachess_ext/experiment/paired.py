@@ -14,7 +14,7 @@ import numpy as np
 from ..evaluation.report import Table
 from ..evaluation.statistics import cluster_flip_test, interval, sign_test
 from ..training import METHODS
-from .jobs import Record
+from ..compare.runs import Record
 from .tables import REFERENCE, Figure, Results, at, groups
 
 

@@ -15,7 +15,7 @@ from ..evaluation.figures import SCALE, Styles, reliability_figure, score_curves
 from ..evaluation.report import Picture, Section, Table, write_html
 from .answer import answer, forests
 from .association import association_table
-from .jobs import Record
+from ..compare.runs import Record
 from .paired import (
     OVERALL_NOTE,
     PAIRED_NOTE,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..evaluation.report import Table
 from ..evaluation.statistics import Summary, holm_bonferroni, mann_whitney, summarise
-from .jobs import Record
+from ..compare.runs import Record
 
 REFERENCE = "none"
 LEVEL = 0.05

@@ -1,0 +1,1020 @@
+"""Methods × tasks × seeds: what is run, one fine-tuning run, tuning, and the whole grid."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.integrations import get_reporting_integration_callbacks
+
+from .._io import DataError, finite, from_json, require, whole_folder, write_json, write_text
+from ..smoothness.corruption import embedding_scale, unknown_token_id
+from ..smoothness.scope import layer_indices
+from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
+from ..training.batches import mixed_seed
+from ..training.methods.weights import is_masked
+from .judge import Conditions, judge, judge_task
+from .models import (
+    Encoded,
+    check_tokens,
+    encode,
+    load_config,
+    load_fine_tuned,
+    load_model,
+    load_tokenizer,
+    model_version,
+)
+from .runs import Record, adopt_results, locked, read_results, run_all, write_results
+from .tasks import (
+    Columns,
+    Task,
+    check_shift,
+    digest,
+    held_out,
+    load_task,
+    selected,
+    with_validation,
+    with_wrong_labels,
+)
+
+RESULTS = "results.jsonl"
+_EDITION = 4  # raised when a change of the code changes what a run gives: older runs are repeated
+_LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every method fine-tunes, the same for all.
+
+    Attributes:
+        epochs: over the training rows; a fraction ends within one.
+        batch_size: rows of a step, on each device.
+        lr: highest learning rate; None: 2e-5, with LoRA 1e-4 (the paper's).
+        weight_decay: of AdamW.
+        warmup: share of the steps.
+        scheduler: transformers' name of the learning rate's course, which passes of mode unlab do
+            not take part in unless the method says ``unlab_schedule=follow``.
+        max_length: tokens that texts are cut to.
+        lora: whether adapters alone are trained (peft, r 8, alpha 16).
+        bf16: whether to train under autocast.
+        gradient_accumulation: batches a step.
+        gradient_checkpointing: whether activations are computed again to save memory.
+        torch_compile: whether the model is compiled.
+    """
+
+    epochs: float = 5.0
+    batch_size: int = 16
+    lr: float | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    scheduler: str = "linear"
+    max_length: int = 128
+    lora: bool = False
+    bf16: bool = False
+    gradient_accumulation: int = 1
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the paper's."""
+        return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "max_length", "gradient_accumulation"):
+            if not getattr(self, name) > 0:
+                raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise DataError(f"lr is {self.lr}; expected a number above 0")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise DataError(f"weight_decay is {self.weight_decay}; expected a number from 0 up")
+        if not 0 <= self.warmup < 1:
+            raise DataError(f"warmup is {self.warmup}; expected a share of the steps, below 1")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a method's knob (`Method.knob`) is chosen, on training rows alone.
+
+    For each task and method, models trained on the rest of the training rows are judged on the
+    `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
+    better calibrated, then the smaller).  Without values for a knob it stays as the method has it.
+
+    Attributes:
+        strength: values for methods that penalise derivatives (jacobian, cross-holder, jachess).
+        factors: of the default strength, tried for the other methods where `strength` has values:
+            those of l2 and r3f are on scales of their own.
+        unlab_lr_ratio: values for mode unlab.
+        validation: share of the training rows that is judged on.
+        seeds: of the tuning runs.
+        methods: values to try for one method in place of all these, by its text in the grid or its
+            name with the mode ("l2", "jachess-train").
+    """
+
+    strength: tuple[float, ...] = ()
+    factors: tuple[float, ...] = (0.1, 1.0, 10.0)
+    unlab_lr_ratio: tuple[float, ...] = ()
+    validation: float = 0.25
+    seeds: tuple[int, ...] = (1000,)
+    methods: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
+        named = {f"values for {method!r}": tried for method, tried in self.methods.items()}
+        needed = {"seeds": self.seeds, "factors": self.factors, **named}
+        for name, values in needed.items():
+            if not values:
+                raise DataError(f"tuning has no {name}; expected at least one")
+        optional = {"strength": self.strength, "unlab_lr_ratio": self.unlab_lr_ratio}
+        for name, values in {**needed, **optional}.items():
+            if len(set(values)) != len(values):
+                raise DataError(f"tuning's {name} are {list(values)}; expected each of them once")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Methods × tasks × seeds of one model; `from_json(read_json(path), Grid, ...)` reads a file.
+
+    Attributes:
+        model: path or hub id of the model.
+        tasks: as `load_task` takes them.
+        methods: as `parse_method` takes them.
+        seeds: of the runs that count.
+        shift: by a task's name, tasks whose dev rows its models are judged on as well.
+        train_size: training rows; None: all.
+        unlabelled_size: unlabelled rows; None: all.
+        dev_size: rows to judge on; None: all.
+        shift_size: rows of each task of `shift`; None: all.
+        fewer: whether a task with fewer training rows than `train_size` is taken with all it has.
+        data_seed: draws the rows.
+        resample: whether each seed draws training and unlabelled rows of its own; the dev rows are
+            the same for all.
+        label_noise: share of the training labels that are another class, drawn by the seed.
+        validation: share of the dev rows on which temperatures are fitted and epochs chosen, and
+            which are judged on in no way; 0: no temperatures.
+        curve: whole epochs after which the models of `curve_methods` are judged as well.
+        curve_methods: those methods.
+        columns: of the tasks' files.
+        recipe: how every method fine-tunes.
+        tuning: how strengths are chosen.
+        conditions: how models are judged.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    shift: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    train_size: int | None = None
+    unlabelled_size: int | None = 1000
+    dev_size: int | None = None
+    shift_size: int | None = None
+    fewer: bool = False
+    data_seed: int = 0
+    resample: bool = False
+    label_noise: float = 0.0
+    validation: float = 0.0
+    curve: tuple[int, ...] = ()
+    curve_methods: tuple[str, ...] = ("none",)
+    columns: Columns = field(default_factory=Columns)
+    recipe: Recipe = field(default_factory=Recipe)
+    tuning: Tuning = field(default_factory=Tuning)
+    conditions: Conditions = field(default_factory=Conditions)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise DataError("the grid has no model; it needs model, tasks and methods")
+        for name in ("tasks", "methods", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise DataError(f"{name} is {list(values)}; expected some, each of them once")
+        for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
+        for name in ("label_noise", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
+        if self.curve and (min(self.curve) < 1 or len(set(self.curve)) != len(self.curve)):
+            raise DataError(f"curve is {list(self.curve)}; expected whole epochs, each once")
+        if self.curve and not self.validation:
+            raise DataError("a curve needs validation rows to choose its epoch on; set validation")
+        own = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
+        for name, seeds in {**own, "tuning's seeds": self.tuning.seeds}.items():
+            if min(seeds) < 0 or max(seeds) >= 2**32:
+                raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
+
+
+def quick(grid: Grid) -> Grid:
+    """Return the grid at a size that shows that all of it runs: one seed, few rows, one epoch."""
+    tuning = grid.tuning
+    return replace(
+        grid,
+        fewer=True,
+        seeds=grid.seeds[:1],
+        train_size=min(grid.train_size or 64, 64),
+        unlabelled_size=min(grid.unlabelled_size or 32, 32),
+        dev_size=min(grid.dev_size or 64, 64),
+        shift_size=min(grid.shift_size or 64, 64),
+        curve=(1,) if grid.curve else (),
+        recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
+        tuning=replace(
+            tuning,
+            strength=tuning.strength[:1],
+            factors=tuning.factors[:1],
+            unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
+            seeds=tuning.seeds[:1],
+            methods={method: values[:1] for method, values in tuning.methods.items()},
+        ),
+    )
+
+
+# The grid's runs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fine-tuning and its judgement; everything its result depends on.
+
+    Attributes:
+        kind: tuning runs choose a strength, final ones count.
+        version: changes with the model's files.
+        method: as it stands in the grid, which is its name in tables.
+        value: of the method's knob; None: as the method has it.
+        shift: tasks on whose dev rows the model is judged as well.
+        curve: epochs after which it is judged as well.
+        label_noise, resampled: how `task` came about, for the record.
+    """
+
+    kind: Literal["tuning", "final"]
+    model: str
+    version: str
+    task: Task
+    method: str
+    value: float | None
+    seed: int
+    recipe: Recipe
+    conditions: Conditions
+    shift: tuple[Task, ...] = ()
+    curve: tuple[int, ...] = ()
+    label_noise: float = 0.0
+    resampled: bool = False
+
+    @property
+    def configured(self) -> Method:
+        """The method with the knob at `value`."""
+        return _configured(self.method, self.value)
+
+    @cached_property
+    def name(self) -> str:
+        """Readable, and with a digest of all the run depends on; serves as a file name."""
+        own = {
+            "edition": _EDITION,
+            "task": digest(self.task),
+            "shift": [digest(task) for task in self.shift],
+            "settings": self.configured.settings,
+            "recipe": asdict(self.recipe),
+            "conditions": asdict(self.conditions),
+        }
+        names = ("kind", "model", "version", "method", "value", "seed", "curve")
+        content = json.dumps(finite(own | {name: getattr(self, name) for name in names}))
+        key = hashlib.sha256(content.encode()).hexdigest()[:10]
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
+        return f"{self.kind}-{words}-s{self.seed}-{key}"
+
+
+def _configured(text: str, value: float | None) -> Method:
+    method = parse_method(text)
+    if value is None or method.knob is None:
+        return method
+    return method.replace(**{method.knob: value})
+
+
+@dataclass(frozen=True)
+class LoadedGrid:
+    """A grid and its tasks, checked: nothing that follows can fail for what the user gave.
+
+    `by_seed` has the tasks, in the order of `tasks`, as each seed sees them.
+    """
+
+    grid: Grid
+    version: str
+    tasks: tuple[Task, ...]
+    shift: Mapping[str, tuple[Task, ...]]
+    by_seed: Mapping[int, tuple[Task, ...]]
+
+
+def load(grid: Grid) -> LoadedGrid:
+    """Load all data and check methods, model and shifts, before any training starts.
+
+    Raises:
+        DataError: a task, method, size or shift that cannot be used.
+    """
+    try:
+        methods = [parse_method(method) for method in grid.methods]
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    _check_scheduler(grid.recipe.scheduler)
+    tokenizer = _check_model(grid, methods)
+    whole = [load_task(spec, grid.columns) for spec in grid.tasks]
+    tasks = tuple(_drawn(task, grid, tokenizer, grid.data_seed) for task in whole)
+    names = [task.name for task in tasks]
+    if len(set(names)) != len(names):
+        raise DataError(
+            f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
+        )
+    _check_tuning(grid)
+    shift = {
+        name: tuple(_judged_only(target, grid, tokenizer) for target in targets)
+        for name, targets in _shift_targets(grid, tasks).items()
+    }
+    if any(tuned(method, grid) for method in grid.methods):
+        for task in tasks:
+            held_out(task, grid.tuning.validation)
+    by_seed = {}
+    for seed in grid.seeds:
+        seen = tasks
+        if grid.resample:
+            drawn_by = mixed_seed(grid.data_seed, seed)
+            seen = tuple(_drawn(task, grid, tokenizer, drawn_by) for task in whole)
+        if grid.label_noise:
+            drawn_by = mixed_seed(grid.data_seed, seed, 1)
+            seen = tuple(with_wrong_labels(task, grid.label_noise, drawn_by) for task in seen)
+        by_seed[seed] = seen
+    return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
+
+
+_NEED_MORE = {  # schedulers: a metric, or settings of their own
+    "reduce_lr_on_plateau",
+    "greedy",
+    "warmup_stable_decay",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+}
+
+
+def _check_scheduler(name: str) -> None:
+    known = sorted({kind.value for kind in transformers.SchedulerType} - _NEED_MORE)
+    if name not in known:
+        raise DataError(f"scheduler is {name!r}; expected one of {', '.join(known)}")
+
+
+def _check_model(grid: Grid, methods: Sequence[Method]) -> Any:
+    """Return the tokenizer, where it and the model serve all methods and conditions."""
+    tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
+    try:
+        if grid.conditions.corruption:
+            unknown_token_id(tokenizer)
+        for method in methods:
+            _check_method(method, tokenizer, config)
+    except ValueError as error:
+        raise DataError(f"{grid.model}: {error}") from error
+    return tokenizer
+
+
+def _check_method(method: Method, tokenizer: Any, config: Any) -> None:
+    if method.name == "tapt" and is_masked(config) and tokenizer.mask_token is None:
+        raise ValueError("method 'tapt' masks tokens, and the tokenizer has no mask token")
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(method, JacHess) or count is None:
+        return
+    regulariser = method.regulariser_of(nn.Module())
+    layers = regulariser.settings.layers
+    chosen = 1 if layers == "logits" else len(layer_indices(layers, count))
+    if isinstance(regulariser.weights, Tensor) and len(regulariser.weights) != chosen:
+        raise ValueError(
+            f"method {method.label!r} has {len(regulariser.weights)} weights for {chosen} layers"
+        )
+
+
+def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """Return by each task's name the others it is judged on."""
+    names = [task.name for task in tasks]
+    if unknown := sorted(set(grid.shift) - set(names)):
+        raise DataError(f"shift names the task {unknown[0]!r}; the tasks are {', '.join(names)}")
+    targets = {}
+    for task in tasks:
+        specs = grid.shift.get(task.name, ())
+        targets[task.name] = [load_task(spec, grid.columns) for spec in specs]
+        for target in targets[task.name]:
+            check_shift(task, target)
+    return targets
+
+
+def _drawn(task: Task, grid: Grid, tokenizer: Any, seed: int) -> Task:
+    """Return the rows of a task that the grid uses, those to train on drawn by `seed`."""
+    size = grid.train_size
+    if size is not None and grid.fewer:
+        size = min(size, len(task.train))
+    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, seed, dev_seed=grid.data_seed)
+    check_tokens(drawn, task, tokenizer)
+    return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
+
+
+def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
+    """Return a task of which only the dev rows are needed: the others are not carried about."""
+    drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
+    check_tokens(drawn, target, tokenizer, ["dev"])
+    return replace(drawn, train=drawn.train.part(0, 1))
+
+
+def tuned(text: str, grid: Grid) -> tuple[float, ...]:
+    """Return the values to try for a method, see `Tuning`: none where its text sets the knob."""
+    method, tuning = parse_method(text), grid.tuning
+    names = _tuned_names(text)
+    if not names:
+        return ()
+    own = [tuning.methods[name] for name in names if name in tuning.methods]
+    if own:
+        return tuple(sorted(own[0]))
+    if method.knob == "unlab_lr_ratio":
+        return tuple(sorted(tuning.unlab_lr_ratio))
+    if isinstance(method, JacHess) or not tuning.strength:
+        return tuple(sorted(tuning.strength))
+    return tuple(sorted(factor * method.strength for factor in tuning.factors))
+
+
+def _tuned_names(text: str) -> tuple[str, ...]:
+    """Return by what values for a method may be given; nothing if it has no knob left to choose."""
+    method = parse_method(text)
+    if method.knob is None or f"{method.knob}=" in text:
+        return ()
+    return text, method.label
+
+
+def _check_tuning(grid: Grid) -> None:
+    """Refuse values to try for methods that the grid has not, and ones these do not take."""
+    names = list(dict.fromkeys(name for method in grid.methods for name in _tuned_names(method)))
+    if untried := sorted(set(grid.tuning.methods) - set(names)):
+        raise DataError(
+            f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
+            f"choose; expected one of: {'; '.join(names) or 'none'}"
+        )
+    for method in grid.methods:
+        for value in tuned(method, grid):
+            try:
+                _configured(method, value)
+            except ValueError as error:
+                raise DataError(f"tuning of {method!r}: {error}") from error
+
+
+def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
+    """Return the runs of every method with values to try, on every task; judged on clean rows."""
+    grid = loaded.grid
+    return [
+        Job(
+            kind="tuning",
+            model=grid.model,
+            version=loaded.version,
+            task=part,
+            method=method,
+            value=value,
+            seed=seed,
+            recipe=grid.recipe,
+            conditions=grid.conditions.bare,
+        )
+        for task in loaded.tasks
+        for method in grid.methods
+        if (values := tuned(method, grid))
+        for part in [held_out(task, grid.tuning.validation)]
+        for value in values
+        for seed in grid.tuning.seeds
+    ]
+
+
+def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> list[Job]:
+    """Return the runs of every method on every task from every seed, knobs as `chosen`.
+
+    A seed's runs come together: a grid that is cut short has whole pairs of runs to compare.
+    """
+    grid = loaded.grid
+    return [
+        Job(
+            kind="final",
+            model=grid.model,
+            version=loaded.version,
+            task=task,
+            method=method,
+            value=chosen.get((task.name, method)),
+            seed=seed,
+            recipe=grid.recipe,
+            conditions=grid.conditions,
+            shift=loaded.shift[task.name],
+            curve=grid.curve if method in grid.curve_methods else (),
+            label_noise=grid.label_noise,
+            resampled=grid.resample,
+        )
+        for seed in grid.seeds
+        for task in loaded.by_seed[seed]
+        for method in grid.methods
+    ]
+
+
+def choose(records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Return (task, method) → the value of the knob, from records of tuning runs; see `Tuning`."""
+    tried: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
+    for record in records:
+        by_value = tried.setdefault((record["task"], record["method"]), {})
+        score = -np.inf if record["score"] is None else record["score"]
+        brier = 0.0 if record["brier"] is None else record["brier"]
+        by_value.setdefault(record["value"], []).append((score, -brier))
+    return {
+        key: max(sorted(by_value), key=lambda value: tuple(np.mean(by_value[value], axis=0)))
+        for key, by_value in tried.items()
+    }
+
+
+# One run
+
+
+def fine_tune(
+    model: Any,
+    train: Encoded,
+    recipe: Recipe,
+    *,
+    seed: int,
+    method: Method | str = "none",
+    unlabelled: Encoded | None = None,
+    callbacks: Sequence[transformers.TrainerCallback] = (),
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
+) -> None:
+    """Train a model in place; the same on every call, whatever ran before.
+
+    Args:
+        model: a sequence classifier or regressor.
+        train: what to train on.
+        recipe: epochs, batches, learning rate and the rest; its `lora` is the caller's to apply.
+        seed: of the order of examples and of dropout.
+        method: one of docs/methods.md, or its text.
+        unlabelled: for the methods that use it.
+        callbacks: the Trainer's.
+        report_to: the Trainer's trackers, which get losses and penalties under `run_name`.
+
+    Raises:
+        FloatingPointError: a loss or penalty that is not finite.
+    """
+    settings: dict[str, Any] = {}
+    if recipe.gradient_checkpointing:
+        settings["gradient_checkpointing"] = True
+    if report_to:
+        settings |= {"run_name": run_name, "logging_steps": _LOG_EVERY}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = MethodTrainer(
+            model=model,
+            args=transformers.TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=recipe.batch_size,
+                gradient_accumulation_steps=recipe.gradient_accumulation,
+                num_train_epochs=recipe.epochs,
+                learning_rate=recipe.learning_rate,
+                weight_decay=recipe.weight_decay,
+                warmup_steps=recipe.warmup,
+                lr_scheduler_type=recipe.scheduler,
+                train_sampling_strategy="group_by_length",
+                bf16=recipe.bf16,
+                torch_compile=recipe.torch_compile,
+                use_cpu=not torch.cuda.is_available(),
+                seed=seed,
+                save_strategy="no",
+                logging_strategy="steps" if report_to else "no",
+                report_to=list(report_to) or "none",
+                disable_tqdm=True,
+                **settings,
+            ),
+            train_dataset=train,
+            unlabelled_dataset=unlabelled,
+            data_collator=train.collate,
+            processing_class=train.tokenizer,
+            method=method,
+            callbacks=list(callbacks),
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        # accelerate leaves the forward in autocast, in which the model would be judged, too
+        trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
+
+
+@contextmanager
+def _in_own_precision(model: Any) -> Iterator[Any]:
+    """Let the model compute without the autocast that accelerate wraps its forward in."""
+    wrapped = model.__dict__.pop("forward", None) if hasattr(model, "_original_forward") else None
+    try:
+        yield model
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped
+
+
+def run(
+    job: Job, *, models: Path | None = None, report_to: Sequence[str] = (), logs: Path | None = None
+) -> Record:
+    """Fine-tune and judge; return the record, the same on every call but for its ``seconds``.
+
+    A run whose loss is not finite is recorded with its ``error`` and without figures.  The seconds
+    are those of ``training`` and ``judging``, and ``processor`` seconds of training, which other
+    work on the machine prolongs less.
+
+    Args:
+        models: folder to save the fine-tuned model in, below the run's name; None: not saved.
+        report_to: trackers that transformers' Trainer knows.
+        logs: folder of TensorBoard's files, below the run's name; what is there is replaced.
+    """
+    if logs is not None and "tensorboard" in report_to:
+        shutil.rmtree(logs / job.name, ignore_errors=True)
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs / job.name)
+    tokenizer = load_tokenizer(job.model)
+    model = load_model(
+        job.model, job.task.outputs, tokenizer, job.seed, regression=job.task.regression
+    )
+    scale = embedding_scale(model)
+    if job.recipe.lora:
+        model = with_lora(model, seed=job.seed)
+    curve = Curve(job, tokenizer) if job.curve else None
+    record = _head(job)
+    start = _now()
+    try:
+        fine_tune(
+            model,
+            encode(job.task.train, tokenizer, job.recipe.max_length),
+            job.recipe,
+            seed=job.seed,
+            method=job.configured,
+            unlabelled=encode(job.task.unlabelled, tokenizer, job.recipe.max_length),
+            callbacks=[] if curve is None else [curve],
+            report_to=report_to,
+            run_name=job.name,
+        )
+        trained = _now()
+        figures = judge_task(
+            model,
+            tokenizer,
+            scale,
+            job.task,
+            job.shift,
+            job.conditions,
+            job.recipe.max_length,
+        )
+        record |= finite(figures | {"embedding_growth": embedding_scale(model) / scale})
+    except FloatingPointError as error:
+        return record | {"error": str(error)}
+    finally:
+        if "wandb" in report_to:  # whose callback leaves its run open for the next Trainer
+            importlib.import_module("wandb").finish()
+    if curve is not None:
+        record["curve"] = finite(curve.points)
+    aside = np.zeros(2) if curve is None else curve.seconds
+    training, processor = (trained - start - aside).tolist()
+    judging = float((_now() - trained + aside)[0])
+    record["seconds"] = {"training": training, "processor": processor, "judging": judging}
+    if models is not None:
+        _save(model, tokenizer, job, record, models / job.name)
+    return record
+
+
+def _save(model: Any, tokenizer: Any, job: Job, record: Record, path: Path) -> None:
+    from ..experiment.card import model_card
+
+    with whole_folder(path) as folder:
+        # TAPT changes the weights below LoRA's adapters, too
+        below = job.recipe.lora and job.configured.name == "tapt"
+        whole = model.merge_and_unload() if below else model
+        whole.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        card = model_card(job.name, record, adapters=job.recipe.lora and whole is model)
+        write_text(folder / "README.md", str(card))  # in place of peft's
+
+
+def _now() -> np.ndarray:
+    """Return seconds: on the wall, and of this process on all its processors."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+class Curve(transformers.TrainerCallback):
+    """Judges the model after the job's epochs, on validation rows as well, and changes nothing.
+
+    Attributes:
+        points: of each epoch: ``epoch``, the clean figures and ``scaled`` ones of the dev rows, and
+            the ``validation`` rows' score and NLL.
+        seconds: spent, on the wall and on processors.
+    """
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.points: list[Record] = []
+        self.seconds = np.zeros(2)
+        self._job = job
+        assert job.task.validation is not None  # the grid sees to it
+        self._dev = encode(job.task.dev, tokenizer, job.recipe.max_length)
+        self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Judge where the epoch is one of the job's."""
+        epoch = round(state.epoch)
+        if epoch not in self._job.curve:
+            return
+        start = _now()
+        with _in_own_precision(kwargs["model"]) as model:
+            dev = self._judged(model, self._dev, self._validation)
+            validation = self._judged(model, self._validation)
+        self.points.append(
+            {
+                "epoch": epoch,
+                "score": dev.score,
+                **dev.figures,
+                "scaled": dev.scaled,
+                "validation": {"score": validation.score, "nll": validation.figures.get("nll")},
+            }
+        )
+        self.seconds = self.seconds + _now() - start
+
+    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Any:
+        task, conditions = self._job.task, self._job.conditions.bare
+        return judge(
+            model,
+            rows,
+            task.metric,
+            1.0,
+            conditions,
+            regression=task.regression,
+            validation=validation,
+        )
+
+
+def _head(job: Job) -> Record:
+    """Return what the run is; figures that may be missing are None."""
+    return {
+        "run": job.name,
+        "kind": job.kind,
+        "task": job.task.name,
+        "method": job.method,
+        "value": job.value,
+        "seed": job.seed,
+        "model": job.model,
+        "metric": job.task.metric.name,
+        "rows": [len(job.task.train), len(job.task.unlabelled), len(job.task.dev)],
+        "validation_rows": len(job.task.validation or ()),
+        "label_noise": job.label_noise,
+        "resampled": job.resampled,
+        "settings": {"method": job.configured.name, **job.configured.settings},
+        "recipe": asdict(job.recipe),
+        "score": None,
+        "brier": None,
+        "ece": None,
+        "error": None,
+    }
+
+
+# The whole grid
+
+
+def run_grid(
+    grid: Grid,
+    out: Path,
+    *,
+    processes: int = 1,
+    threads: int = 1,
+    backend: str = "loky",
+    save_models: bool = False,
+    report_to: Sequence[str] = (),
+    progress: bool = False,
+) -> list[Record]:
+    """Make all runs that a folder does not have yet; return the records, in the grid's order.
+
+    ``<out>/grid.json`` has what was asked for last, ``runs`` a file a run, ``results.jsonl`` the
+    records of all finished runs.  Killed at any moment, the same call goes on, and ends with the
+    same records; of a folder with nothing but ``results.jsonl``, the runs in it are had.
+
+    Args:
+        processes, threads, backend: see `run_all`.
+        save_models: below ``<out>/models``; finished runs without a model are repeated.
+        report_to: trackers of transformers' Trainer, for the runs made now, each under its name
+            (TensorBoard's files below ``<out>/logs``).
+        progress: whether a bar on stderr shows the runs, and the time left.
+
+    Raises:
+        DataError: the grid cannot be run, or another process works in `out`.
+        MissingExtra: a library that is asked for is not installed.
+    """
+    _check_trackers(report_to)
+    loaded = load(grid)
+    tuning = tuning_jobs(loaded)
+    folder, records = out / "runs", dict[str, Record]()
+    bar = require("tqdm").tqdm(
+        total=len(tuning) + len(final_jobs(loaded, {})), unit="run", disable=not progress
+    )
+
+    def run_jobs(jobs: Sequence[Job], before: Sequence[Job], models: Path | None) -> list[Record]:
+        known = {path.stem for path in folder.glob("*.json")}
+        finished = run_all(
+            jobs,
+            partial(run, models=models, report_to=report_to, logs=out.resolve() / "logs"),
+            folder,
+            processes=processes,
+            threads=threads,
+            backend=backend,
+            usable=partial(_is_usable, models=models),
+        )
+        for job, record in finished:
+            records[job.name] = record
+            bar.update()
+            if job.name not in known:
+                assemble([*before, *jobs])
+        return assemble([*before, *jobs])
+
+    def assemble(jobs: Sequence[Job]) -> list[Record]:
+        ordered = [records[job.name] for job in jobs if job.name in records]
+        write_results(out / RESULTS, ordered)
+        return ordered
+
+    with locked(folder), bar:
+        write_json(out / "grid.json", asdict(grid))
+        adopt_results(out / RESULTS, folder)
+        bar.set_description("choosing strengths")
+        chosen = choose(run_jobs(tuning, [], None))
+        bar.set_description("fine-tuning")
+        models = out / "models" if save_models else None
+        return run_jobs(final_jobs(loaded, chosen), tuning, models)
+
+
+def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
+    """Return whether a run has its model, where models are kept; a failed run has none."""
+    check_record(record)
+    return models is None or bool(record["error"]) or (models / job.name).is_dir()
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise DataError(f"--report-to {name}: {error}") from error
+
+
+def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
+    """Yield the figures of a fine-tuned model on each task of a grid, and on the tasks' shifts.
+
+    Raises:
+        DataError: the model or a task cannot be used.
+    """
+    tokenizer = load_tokenizer(grid.model)
+    if grid.conditions.corruption:
+        _check_model(grid, [])
+    tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
+    targets = _shift_targets(grid, tasks)
+    for whole in tasks:
+        task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
+        check_tokens(task, whole, tokenizer, ["dev"])
+        model = load_fine_tuned(grid.model, task.outputs, tokenizer).to(device)
+        figures = judge_task(
+            model,
+            tokenizer,
+            embedding_scale(model),
+            task,
+            [selected(t, None, 1, grid.shift_size, grid.data_seed) for t in targets[task.name]],
+            grid.conditions,
+            grid.recipe.max_length,
+        )
+        yield {
+            "task": task.name,
+            "model": grid.model,
+            "metric": task.metric.name,
+            "device": str(next(model.parameters()).device),
+            "rows": len(task.dev),
+            "conditions": asdict(grid.conditions),
+            **figures,
+        }
+
+
+# Records from files
+
+Numbers = Mapping[str, float | None]
+
+
+@dataclass
+class _Diagram:
+    edges: list[float]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+    counts: list[int]
+
+    def __post_init__(self) -> None:
+        bins = len(self.edges) - 1
+        for values in (self.confidence, self.accuracy, self.counts):
+            if bins < 1 or len(values) != bins:
+                raise DataError(f"a reliability diagram has {len(values)} values for {bins} bins")
+        if min(self.counts) < 0:
+            raise DataError("a reliability diagram counts fewer than no example in a bin")
+
+
+@dataclass
+class _Shift:
+    score: float | None
+    brier: float | None
+    ece: float | None
+
+
+@dataclass
+class _Record:
+    """What a record of a run holds; without a default what every one has."""
+
+    kind: Literal["tuning", "final"]
+    task: str
+    method: str
+    value: float | None
+    seed: int
+    model: str
+    metric: str
+    rows: list[int]
+    settings: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    score: float | None
+    brier: float | None
+    ece: float | None
+    error: str | None
+    run: str = ""
+    seconds: Numbers | None = None
+    validation_rows: int = 0
+    label_noise: float = 0.0
+    resampled: bool = False
+    accuracy: float | None = None
+    auc: float | None = None
+    nll: float | None = None
+    brier_binary: float | None = None
+    scaled: Numbers | None = None
+    perturbed: Numbers | None = None
+    accuracies: Numbers | None = None
+    slopes: Numbers | None = None
+    corrupted: Numbers | None = None
+    noisy: Numbers | None = None
+    jacobian: list[float | None] | None = None
+    hessian: list[float | None] | None = None
+    reliability: _Diagram | None = None
+    embedding_growth: float | None = None
+    shift: Mapping[str, _Shift] | None = None
+    curve: list[Mapping[str, float | Numbers | None]] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != 3:
+            raise DataError(f"the record's rows has {len(self.rows)} numbers; expected three")
+        if not isinstance(self.settings.get("method"), str):
+            raise DataError("the record's settings have no text 'method'")
+        for key in [*(self.corrupted or ()), *(self.noisy or ())]:
+            if not re.fullmatch(r"[0-9.e+-]+", key) or not _is_number(key):
+                raise DataError(f"the record has the condition {key!r}; expected a number")
+        for point in self.curve or ():
+            if not {"epoch", "score", "validation"} <= point.keys():
+                raise DataError("a point of the record's curve lacks epoch, score or validation")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def check_record(record: Any) -> None:
+    """Refuse a record that lacks what tables and report read, or has it of another type.
+
+    Raises:
+        DataError: what is wrong.
+    """
+    from_json(record, _Record, "the record")
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a results file, or of the one in a folder.
+
+    Raises:
+        DataError: there is none, a line is not a record, or none is of a final run.
+    """
+    path = path / RESULTS if path.is_dir() else path
+    records = read_results(path)
+    for number, record in enumerate(records, start=1):
+        try:
+            check_record(record)
+        except DataError as error:
+            raise DataError(f"{path}: line {number}: {error}") from error
+    if not any(record["kind"] == "final" for record in records):
+        raise DataError(f"{path} has no finished run yet, only runs that choose strengths")
+    edges = [r["reliability"]["edges"] for r in records if r.get("reliability")]
+    if any(bins != edges[0] for bins in edges):
+        raise DataError(f"{path} has records with reliability diagrams of different bins")
+    return records
