@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._io import DataError, MissingExtra
+from .._io import DataError, MissingExtra, require
 from ..scaling.baselines import FEATURE_SCORES
 from ..scaling.search import STRATEGIES
 from ..scaling.selection import METHODS
@@ -146,9 +146,10 @@ def run(options: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     if "device" in given:
         use_device(given.pop("device"))
+    require("transformers")
+    from ..compare.finetune import Recipe
     from ..compare.runs import connect_ray
     from ..compare.tasks import Columns
-    from ..experiment.grid import Recipe
     from ..scaling.live import RECORDS, RESULT, WINNER, select_live
 
     names = ("text_column", "pair_column", "label_column", "regression")

@@ -6,6 +6,8 @@ The names are imported at first use: the command line reads `selection` and need
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._io import require
+
 if TYPE_CHECKING:
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
@@ -65,4 +67,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] == "live":
+        require("transformers")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -17,14 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainerCallback
 
 from .._io import DataError, finite, read_json, require, whole_folder, write_bytes, write_json
+from ..compare.finetune import Recipe, fine_tune
+from ..compare.judge import model_outputs
 from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer, model_version
 from ..compare.runs import locked, read_results, run_all, write_results
 from ..compare.tasks import Columns, Examples, Task, digest, load_task
-from ..experiment.grid import Recipe
 from ..ntk import Measurement, Spectrum, measure_ntk, ntk_loss
+from ..training import with_lora
 from .baselines import FEATURE_SCORES
 from .predictive import Array
 from .search import Ask, Search
@@ -225,8 +228,6 @@ def new_model(job: Job, tokenizer: Any) -> Any:
 
 
 def _loaded(name: str, task: Task, tokenizer: Any, seed: int, recipe: Recipe) -> Any:
-    from ..training import with_lora  # needs transformers
-
     model = load_model(name, task.outputs, tokenizer, seed, regression=task.regression)
     return with_lora(model, seed=seed) if recipe.lora else model
 
@@ -246,10 +247,14 @@ def _measured(job: Job, model: Any, rows: Mapping[str, Encoded], parameters: int
     residual = _residual(model, rows["probe"]) if len(job.probe) else None
     start = time.perf_counter()
     record = _features(job, model, rows["features"], parameters) if len(job.features) else {}
-    steps, rates = _trained(job, model, rows["train"]) if job.size else (0, 0.0)
+    steps = _Rates()
+    if job.size:
+        fine_tune(model, rows["train"], job.recipe, seed=job.seed, callbacks=[steps])
+        model.eval()
     trained = time.perf_counter()
-    t = rates / job.recipe.learning_rate
-    record |= {"steps": steps, "time": t, **_judged(job, model, rows["dev"], parameters)}
+    record |= _judged(job, model, rows["dev"], parameters)
+    t = sum(steps.rates) / job.recipe.learning_rate
+    record |= {"steps": len(steps.rates), "time": t}
     judged = time.perf_counter()
     if residual is not None:
         record |= _probed(job, model, rows["probe"], residual, t, parameters)
@@ -261,31 +266,17 @@ def _measured(job: Job, model: Any, rows: Mapping[str, Encoded], parameters: int
     return record
 
 
-def _trained(job: Job, model: Any, train: Encoded) -> tuple[int, float]:
-    """Train the model in place; return how many steps it took, and the sum of their rates."""
-    from transformers import TrainerCallback
+class _Rates(TrainerCallback):
+    """The learning rates of the optimiser's steps."""
 
-    rates: list[float] = []
+    def __init__(self) -> None:
+        self.rates: list[float] = []
 
-    class LearningRates(TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            rates.append(float(given["optimizer"].param_groups[0]["lr"]))
-
-    fine_tune(model, train, job.recipe, seed=job.seed, callbacks=[LearningRates()])
-    model.eval()
-    return len(rates), sum(rates)
-
-
-def fine_tune(model: Any, train: Encoded, recipe: Recipe, **settings: Any) -> None:
-    """Train in place with transformers' Trainer, by the recipe of all runs of the project."""
-    from ..experiment import fine_tune as by_trainer  # needs transformers
-
-    by_trainer.fine_tune(model, train, recipe, **settings)  # type: ignore[arg-type]
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.rates.append(float(given["optimizer"].param_groups[0]["lr"]))
 
 
 def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
-    from ..compare.judge import model_outputs
-
     dev = dev.by_length()
     outputs = model_outputs(model, dev.in_order(_BATCH), regression=job.task.regression)
     if job.task.regression:
