@@ -122,6 +122,8 @@ class Search:
 
     def __post_init__(self) -> None:
         self.models, self.sizes = tuple(self.models), tuple(self.sizes)
+        if self.costs is not None:
+            self.costs = {model: tuple(pair) for model, pair in self.costs.items()}
         self._check()
         self._next_round()
 
@@ -173,7 +175,7 @@ class Search:
         if error is None and not (loss is not None and 0 < loss < math.inf):
             error = f"the loss is {loss}; expected a positive number"
         self.results[ask] = Result(
-            loss=None if error else loss,
+            loss=None if error or loss is None else float(loss),
             cost=cost,
             features=dict(features or {}),
             features_cost=features_cost,
