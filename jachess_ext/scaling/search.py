@@ -262,7 +262,7 @@ class Search:
             target=at,
             table=table,
             forecast=forecast_each(table, at, name, known),
-            costs=np.array([self._paid(model, name, rows) for model in curves]),
+            costs=np.array([self.paid(model, name, rows) for model in curves]),
             full_costs=np.array([self._expected(model, at) for model in curves]),
         )
 
@@ -291,7 +291,7 @@ class Search:
             "lr": last,
         }
 
-    def _paid(self, model: str, method: str, rows: float) -> float:
+    def paid(self, model: str, method: str, rows: float = math.inf) -> float:
         """Return what choosing by a method costs of a model's runs: of those it reads.
 
         Losses before fine-tuning are charged to the methods that read them, kernels to lensllm
