@@ -36,12 +36,12 @@ import torch
 import transformers
 
 from benchmarks.common.report import RESULTS, commit, device_name
+from jachess_ext.compare.report import sections, write_report
+from jachess_ext.compare.tables import Table
 from jachess_ext.evaluation.files import write_atomically
-from jachess_ext.evaluation.report import Table
 from jachess_ext.experiment.estimate import estimate, print_estimate
 from jachess_ext.experiment.grid import Grid, make_grid, quick, read_grid
 from jachess_ext.experiment.jobs import Record
-from jachess_ext.experiment.report import sections, write_report
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS as STORED
 from jachess_ext.experiment.store import read_results

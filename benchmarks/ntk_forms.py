@@ -20,7 +20,7 @@ from benchmarks.common.options import Options, finish, parse, parser
 from benchmarks.common.report import Row
 from benchmarks.common.timing import Spread, Timings, interleaved
 from jachess_ext import ops
-from jachess_ext.ntk import cost
+from jachess_ext.ntk import contract as cost
 
 QUESTION = "ntk-forms"
 POSITIONS = (1, 8, 16, 24, 28, 32, 40, 48, 64)

@@ -3,7 +3,7 @@
     python -m benchmarks.ntk_methods --model FOLDER                # the encoder with a 2-class head
     python -m benchmarks.ntk_methods --model FOLDER --jax PYTHON   # also neural-tangents
 
-Interleaved in one process: `jx.ntk` (exact, and sketched), torch.func's Jacobian contraction,
+Interleaved in one process: `jx.ntk`, torch.func's Jacobian contraction,
 per-sample gradients by vmap(grad), and the pieces of a kernel by torch.func's NTK-vector products
 (a block of 2 × 2 samples, scaled by the number of pairs).  neural-tangents runs in a Python of its
 own (``--jax``), on a JAX encoder of the same sizes.  Then the peak memory of each, a process per
@@ -64,7 +64,6 @@ def time_rows(options: Options, samples: int, tokens: int) -> list[Row]:
     _require_agreement(methods, reference)
     steps = {name: method.step for name, method in methods.items()}
     steps[OURS] = lambda: jx.ntk(model, batch, progress=False)
-    steps["sketch"] = lambda: jx.ntk(model, batch, method="sketch", progress=False)
     times = interleaved(steps, repeats=options.repeats, device=options.device, warmup=1)
     found = {
         name: [seconds * getattr(methods.get(name), "scale", 1.0) for seconds in values]
@@ -75,14 +74,12 @@ def time_rows(options: Options, samples: int, tokens: int) -> list[Row]:
     ours = Spread.of([1e3 * value for value in found[OURS]])
     rows = []
     for name, values in found.items():
-        if name in (OURS, "sketch"):
+        if name == OURS:
             continue
         baseline = Spread.of([1e3 * value for value in values]).p50
         rows.append(
             _row(options, samples, tokens, OURS, ours, name, baseline, TARGETS.get(name, ""))
         )
-    sketch = Spread.of([1e3 * value for value in found["sketch"]])
-    rows.append(_row(options, samples, tokens, "jx.ntk sketch", sketch, OURS, ours.p50, ""))
     return rows
 
 

@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from jachess_ext.evaluation.figures import COLOURS, MARKERS, panels_in_a_row, to_png
+from jachess_ext.compare.report import COLOURS, MARKERS, panels
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -230,9 +231,9 @@ def renewed(text: str) -> str:
     return _BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
-def draw() -> bytes:
+def draw() -> Any:
     """Time and memory of a derivative through attention, over the tokens."""
-    figure, (time, memory) = panels_in_a_row(2, height=2.6, width=3.6)
+    figure, (time, memory) = panels(columns=2, width=7.2, height=2.6)
     for index, (name, label) in enumerate(
         (("forward", "forward"), ("forward + backward", "forward + backward"),
          ("target", "tangent as a target"))
@@ -257,7 +258,7 @@ def draw() -> bytes:
     memory.set_xticks(_TOKENS[3:], [str(t) for t in _TOKENS[3:]])
     memory.set_xlim(900, 2300)
     time.legend(frameon=False, fontsize="small")
-    return to_png(figure, 1.5)
+    return figure
 
 
 def main() -> int:
@@ -276,7 +277,7 @@ def main() -> int:
             if update:
                 path.write_text(after, encoding="utf-8")
     if update:
-        FIGURE.write_bytes(draw())
+        draw().savefig(FIGURE, dpi=150, metadata={"Software": None})
     return int(changed and not update)
 
 

@@ -39,6 +39,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
 from jachess_ext.compare.tasks import Examples, load_task
 from jachess_ext.scaling import Ask, LossTable, coverage, live, select, select_live
+from jachess_ext.scaling.baselines import mean_exponent
 from jachess_ext.scaling.live import Plan, make_plan, to_forecast
-from jachess_ext.selection_report.heavy_tails import exponents
 
 ROWS = 800
 TRUE_ROWS = 600
@@ -234,8 +235,13 @@ def make_runs(arguments: dict[str, Any], out: Path) -> list[Run]:
     rows = [_of_record(records[job.name], data) for job in jobs]
     rows += [Run(data, seed, **row) for job in full for row in truth[job.name]]
     _add_ranker(rows, scored, out)
-    alphas = exponents([candidate.model for candidate in plan.candidates])
-    tails = {Path(model).name: value for model, value in alphas.items()}
+    tails = {}
+    for candidate in plan.candidates:
+        path = Path(candidate.model) / "model.safetensors"
+        if path.is_file():
+            weights = require("safetensors.torch").load_file(path)
+            with suppress(ValueError):  # too small for a spectrum
+                tails[path.parent.name] = mean_exponent(weights)
     return [replace(row, exponent=None if row.rows else tails.get(row.model)) for row in rows]
 
 

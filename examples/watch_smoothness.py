@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 import jachess_ext as jx
-from jachess_ext.evaluation.figures import COLOURS, MARKERS, panels_in_a_row, to_png
+from jachess_ext.compare.report import COLOURS, MARKERS, panels
 from jachess_ext.training import MethodTrainer
 
 SHOWN = {
@@ -96,8 +96,8 @@ def main() -> None:
         changes = [f"{label} {first[key]:.3g} → {last[key]:.3g}" for key, label in SHOWN.items()]
         print(f"{name}: {', '.join(changes)}")
     if options.out is not None:
-        figure, panels = panels_in_a_row(len(SHOWN), height=2.8)
-        for panel, (key, label) in zip(panels, SHOWN.items(), strict=True):
+        figure, axes = panels(columns=len(SHOWN), width=3.0 * len(SHOWN), height=2.8)
+        for panel, (key, label) in zip(axes, SHOWN.items(), strict=True):
             for (name, history), colour, marker in zip(
                 runs.items(), COLOURS, MARKERS, strict=False
             ):
@@ -107,9 +107,9 @@ def main() -> None:
                     places, heights, color=colour, marker=marker, markersize=3, label=name
                 )  # fmt: skip
             panel.set(title=label, xlabel="step")
-        handles, names = panels[0].get_legend_handles_labels()
+        handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-        options.out.write_bytes(to_png(figure))
+        figure.savefig(options.out)
 
 
 if __name__ == "__main__":

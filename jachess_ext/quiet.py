@@ -14,6 +14,7 @@ _LEFT_OUT = {
     "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
     "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
     "bitsandbytes.cextension": r"No prebuilt binary for |The installed version .* without GPU",
+    "bitsandbytes.backends.cpu.ops": r"Failed to load CPU \w+ from kernels-community",
 }
 
 

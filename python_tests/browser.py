@@ -13,7 +13,7 @@ from python_tests import processes
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _SIZES = """<script>window.addEventListener('load', () => {
-  const sizes = [...document.images].map(i => i.naturalWidth);
+  const sizes = [...document.querySelectorAll('svg')].map(i => i.getBoundingClientRect().width);
   const wide = document.documentElement.scrollWidth > window.innerWidth;
   document.body.setAttribute('data-sizes', JSON.stringify([sizes, wide]));
 });</script>"""
@@ -41,7 +41,7 @@ def assert_shown(path: Path, scratch: Path) -> int:
     found = re.search(r'data-sizes="([^"]*)"', run.stdout)
     assert found is not None, run.stderr[-2000:]
     sizes, wide = json.loads(found[1].replace("&quot;", '"'))
-    assert len(sizes) == page.count("<img") > 0 and min(sizes) > 100
+    assert len(sizes) == page.count("<svg") > 0 and min(sizes) > 100
     assert not wide, "the page is wider than the screen"
     assert "CONSOLE" not in run.stderr
     return len(sizes)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from jachess_ext.ntk.contraction import Settings, contract, plan
-from jachess_ext.ntk.job import Job
+from jachess_ext.ntk.api import Job
+from jachess_ext.ntk.contract import Settings, contract, plan
 
 _SIZE = 2048
 
@@ -29,7 +29,7 @@ def contraction_rate(model: nn.Module, batch: dict[str, Any]) -> Work:
     What is not a linear layer (embeddings, norms, biases) takes its time too and counts nothing.
     """
     job = Job(model, batch, None)
-    captured = job._capture(0, list(range(len(batch["input_ids"]))))
+    captured = job.capture(0, list(range(len(batch["input_ids"]))))
     settings: Settings = job._settings
     operations = 0.0
     for choice in plan(captured, (len(batch["input_ids"]),) * 2, 2, True, settings):

@@ -54,7 +54,6 @@ def _settings(options: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
         "method": options.method,
         "memory_budget": options.memory,
         "seed": options.seed,
-        "sketch_size": options.sketch_size,
     }
     if options.parameters is not None:
         try:
@@ -94,8 +93,6 @@ def _save(
         "dtype": options.dtype,
         "max_length": str(options.max_length),
     }
-    if found.report.sketch_error is not None:
-        about["sketch_error"] = f"{found.report.sketch_error:.3e}"
     tensors = {"theta": found.theta.cpu().contiguous()}
     if labels is not None:
         tensors["labels"] = torch.tensor(labels)
@@ -132,8 +129,6 @@ def _summary(
         lines.append(
             f"alignment with the labels {label_alignment(theta.cpu(), torch.tensor(labels)):.3f}"
         )
-    if report.sketch_error is not None:
-        lines.append(f"sketched: relative error about {report.sketch_error:.1e}")
     lines.append(f"against a plain backward pass: relative difference {report.difference:.1e}")
     lines.append(f"saved in {options.out}")
     return "\n".join(lines)

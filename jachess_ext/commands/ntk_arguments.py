@@ -10,7 +10,7 @@ from typing import Any
 from .option_types import checked, ending_in, out_path, positive, whole
 
 HEADS = ("auto", "classifier", "causal", "masked", "seq2seq")
-METHODS = ("auto", "gram", "materialise", "sketch", "per_sample", "explain")
+METHODS = ("auto", "gram", "materialise", "per_sample", "explain")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -40,7 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--method", choices=METHODS, default="auto", help="explain: the plan, no kernel"
     )
-    how.add_argument("--sketch-size", type=whole, default=64, metavar="K")
     how.add_argument("--memory", type=_bytes, metavar="SIZE", help="budget, like 800M or 2G")
     how.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     how.add_argument("--seed", type=int, default=0, help="of new heads and of draws")

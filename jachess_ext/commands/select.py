@@ -80,6 +80,8 @@ def run(options: argparse.Namespace) -> None:
         ValueError: the table or the options cannot be used; no file is written.
         MissingExtra: an optional library is needed and missing.
     """
+    from ..compare.selection import share
+
     table = read_table(options.table)
     settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens", "epochs")}
     settings |= {"references": options.reference}
@@ -108,30 +110,21 @@ def run(options: argparse.Namespace) -> None:
         f"{selection.method}, losses up to {selection.budget:g} ({100 * selection.share:.3g} % of "
         f"the target {selection.target:g})"
     )
-    print_records(
-        [{k: v if k != "prob_best" else _share(v) for k, v in r.items()} for r in records]
-    )
+    print_records([{k: v if k != "prob_best" else share(v) for k, v in r.items()} for r in records])
     if spent is not None and full is not None:
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
     for path in filter(None, (options.out, options.report)):
         print(f"written to {path}")
 
 
-def _share(probability: float) -> str:
-    from ..selection_report.axes import share_text
-
-    return share_text(probability)
-
-
 def _write_report(
     options: argparse.Namespace, table: LossTable, selection: Selection, settings: dict[str, Any]
 ) -> None:
-    from ..selection_report.from_table import study_of_table
-    from ..selection_report.page import write_page
+    from ..compare.selection import view_of_table, write_selection
 
-    study = study_of_table(table, selection, options.table.name, level=options.level, **settings)
+    view = view_of_table(table, selection, options.table.name, level=options.level, **settings)
     try:
-        write_page(options.report, study)
+        write_selection(options.report, view)
     except OSError as error:
         raise ValueError(f"{options.report} cannot be written: {error.strerror}") from error
 

@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"Result: {out / RESULT}; the runs: {out / RECORDS}")
     if live.winner is not None and live.winner["error"] is None:
         print(f"Model: {out / WINNER}")
-    _report(out, report or out / REPORT)
+    _report(live, report or out / REPORT)
 
 
 def use_device(name: str) -> None:
@@ -204,16 +204,13 @@ def use_device(name: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = seen[place] if seen else str(place)
 
 
-def _report(folder: Path, path: Path) -> None:
+def _report(live: LiveSelection, path: Path) -> None:
     """Write the page; without the libraries for it, say so and how to have it later."""
-    from ..selection_report.from_live import study_of_folder
-    from ..selection_report.page import write_page
+    from ..compare.selection import view_of_live, write_selection
 
     try:
-        write_page(path, study_of_folder(folder))
-    except ImportError as error:
-        if not isinstance(error, MissingExtra) and "jachess-ext[" not in str(error):
-            raise
+        write_selection(path, view_of_live(live))
+    except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
         return
     print(f"Report: {path}")

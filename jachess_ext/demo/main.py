@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 
-from ..evaluation.extras import require
-from ..experiment.report import drawn
+from ..compare.report import to_text
 from ..progress import BarProgress
 from .arguments import from_namespace
 from .results import Outcome, table
@@ -34,10 +35,10 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
 
     `width` replaces the terminal's width; 80 columns suffice.
     """
-    console, text = require("rich.console").Console(width=width), require("rich.text").Text
+    width = width or shutil.get_terminal_size().columns
     rows = table(outcome)
-    console.print()
+    print()
     for paragraph in paragraphs(outcome, rows):
-        console.print(text(paragraph))
+        print(textwrap.fill(paragraph, width))
     caption = "mean ± spread over seeds; ↑ higher is better, ↓ lower is better"
-    console.print(drawn(main_table(outcome, rows, caption)))
+    print(to_text(main_table(outcome, rows, caption), width))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..compare.report import answer
+from ..compare.tables import REFERENCE, adjusted_p, to_frame
 from ..evaluation.judge import Judgement
 from ..evaluation.statistics import Summary, summarise
-from ..experiment.answer import answer
-from ..experiment.tables import REFERENCE, Column, Results
 from .finetune import Log
 from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
 from .options import TITLES, Method
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """Marks of which direction is better, for the titles of rows."""
@@ -57,19 +60,17 @@ class Outcome:
         return [method for method in TITLES if method in present]
 
     @property
-    def results(self) -> Results:
-        """Score and Brier score as a comparison's results, which know how to put them in words."""
-        return Results(
-            tuple(
-                {
-                    "task": self.setting.get("task", "the task"),
-                    "method": REFERENCE if run.method == "none" else TITLES[run.method],
-                    "seed": run.seed,
-                    "score": run.judgement.score,
-                    "brier": run.judgement.brier,
-                }
-                for run in self.runs
-            )
+    def results(self) -> DataFrame:
+        """Score and Brier score as a comparison's runs."""
+        return to_frame(
+            {
+                "task": self.setting.get("task", "the task"),
+                "method": REFERENCE if run.method == "none" else TITLES[run.method],
+                "seed": run.seed,
+                "score": run.judgement.score,
+                "brier": run.judgement.brier,
+            }
+            for run in self.runs
         )
 
     def of(self, method: Method) -> list[Run]:
@@ -154,7 +155,7 @@ def _row(
     values: dict[Any, list[float]] = {
         m: [get(run.judgement) for run in outcome.of(m)] for m in outcome.methods
     }
-    return Row(title, better, values, Column(title, values).p_values(), digits)
+    return Row(title, better, values, adjusted_p(values), digits)
 
 
 def _time_rows(outcome: Outcome) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.calibration import reliability
-from ..evaluation.figures import (
-    SCALE,
+from ..compare.metrics import reliability
+from ..compare.report import (
+    Picture,
+    Section,
+    forests,
     norms_figure,
     reliability_figure,
     score_curves_figure,
     styles_of,
+    write_html,
 )
+from ..compare.tables import Table, methods_of
 from ..evaluation.files import write_atomically
 from ..evaluation.judge import figures_of
-from ..evaluation.report import Picture, Section, Table, write_html, write_json
-from ..experiment.answer import forests
+from ..evaluation.report import write_json
 from ..tasks.examples import DataError
 from .judge import CONDITIONS, DELTAS
 from .options import TITLES, Method
@@ -57,15 +61,17 @@ def write_outcome(outcome: Outcome, out: Path) -> list[Path]:
     """Writes every file, each whole or not at all; returns their paths, the report first."""
     rows = table(outcome)
     pictures = draw(outcome)
-    for name, png in pictures.items():
-        write_atomically(out / name, png)
+    for name, figure in pictures.items():
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=200)
+        write_atomically(out / name, png.getvalue())
     write_json(out / "results.json", to_json(outcome, rows))
     write_html(out / "report.html", "JacHess demo", sections(outcome, rows, pictures))
     return [out / name for name in ("report.html", "results.json", *pictures)]
 
 
-def draw(outcome: Outcome) -> dict[str, bytes]:
-    """The three figures as PNG, by file name."""
+def draw(outcome: Outcome) -> dict[str, Any]:
+    """The three figures, by file name."""
     runs = {method: outcome.of(method) for method in outcome.methods}
     jacobian = {"before": outcome.before[0]} | _layer_means(runs, "jacobian")
     hessian = {"before": outcome.before[1]} | _layer_means(runs, "hessian")
@@ -100,7 +106,7 @@ def paragraphs(outcome: Outcome, rows: list[Row]) -> list[str]:
     return [*intro, *in_short(outcome, rows)]
 
 
-def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -> list[Section]:
+def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, Any]) -> list[Section]:
     """The report: what was found, the tables, the figures, the setting."""
     setting = [f"{key}: {value}" for key, value in outcome.setting.items()]
     found = outcome.results
@@ -109,13 +115,13 @@ def sections(outcome: Outcome, rows: list[Row], pictures: Mapping[str, bytes]) -
         Section(
             "In short",
             paragraphs(outcome, rows),
-            pictures=forests(found, styles_of(found.methods)),
+            pictures=forests(found, styles_of(methods_of(found))),
         ),
         Section("Means over seeds", [_NOTE], [main_table(outcome, rows)]),
         *([Section("Seed by seed", [_COMPARED_NOTE], compared)] if compared else []),
         Section(
             "Figures",
-            pictures=[Picture(_CAPTIONS[name], png, SCALE) for name, png in pictures.items()],
+            pictures=[Picture(_CAPTIONS[name], figure) for name, figure in pictures.items()],
         ),
         Section("What was run", literal=["\n".join(setting)]),
     ]

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..evaluation.report import write_html, write_json
+from ..compare.report import judged_sections, print_report, write_html, write_report
+from ..evaluation.report import write_json
 from ..evaluation.robustness import embedding_scale
 from ..commands.select_live import use_device
 from ..progress import BarProgress
@@ -18,9 +19,7 @@ from .arguments import grid_from
 from .estimate import estimate, print_estimate
 from .grid import Grid
 from .jobs import Record, shift_targets
-from .model_report import judged_sections
 from .one_run import task_figures
-from .report import print_report, write_report
 from .run import run_grid
 from .store import RESULTS, read_results
 from .workers import prepare

@@ -21,7 +21,6 @@ from ..tasks.batches import Encoded, encode
 from ..tasks.examples import Examples, Task
 from ..tasks.models import load_model, load_tokenizer
 from ..training import with_lora
-from .card import model_card
 from .fine_tune import fine_tune, in_own_precision
 from .jobs import Job, Record
 from .tracking import RunLog, Tracking
@@ -93,6 +92,8 @@ def _run(job: Job, models: Path | None, log: RunLog | None) -> tuple[Record, dic
             whole = model.merge_and_unload() if below else model
             whole.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            from ..compare.report import model_card  # needs pandas
+
             card = model_card(job.name, record, adapters=job.recipe.lora and whole is model)
             write_atomically(folder / "README.md", str(card))  # in place of peft's
     return record, seconds

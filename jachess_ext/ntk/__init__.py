@@ -1,9 +1,7 @@
 """The empirical neural tangent kernel and the loss it predicts (LensLLM, Eq. 8 and 9)."""
 
-from .api import Measurement, measure_ntk, ntk
-from .drift import kernel_drift, label_alignment
-from .loss import Spectrum, ntk_loss
-from .report import Report
+from .api import Measurement, Report, measure_ntk, ntk
+from .loss import Spectrum, kernel_drift, label_alignment, ntk_loss
 
 __all__ = [
     "Measurement",

@@ -2,18 +2,97 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, TypeVar, get_args
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from .job import Job
-from .outputs import Outputs
-from .report import Report
-from .samples import Batch
-from .selection import Chosen
+from ..smoothness.model_pass import unwrapped
+from .capture import Layout, Probe, Watched, capture, check_kernel, evaluating, learn_layout, probe
+from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
+from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters
 
-Method = Literal["auto", "gram", "materialise", "sketch", "per_sample", "explain"]
+Method = Literal["auto", "gram", "materialise", "per_sample", "explain"]
+T = TypeVar("T")
+
+_FORMS: dict[str, LinearForm] = {"gram": "A", "materialise": "B"}
+_ASKED = "method='per_sample'"
+_WORKSPACE = 128 * 2**20
+_SHARE = 0.5  # of the free memory, where no budget is given
+_MOST = 4 * 2**30  # by default; larger blocks gain little
+_UNKNOWN = 2 * 2**30  # where the system does not say how much is free
+_SAME_WEIGHTS = 1e-6
+
+
+@dataclass
+class Report:
+    """How a kernel was, or would be, computed.
+
+    Attributes:
+        samples, others, outputs: N, M and C.
+        symmetric: one side only; each pair computed once.
+        parameters: how many numbers the kernel sums over.
+        choices: how each parameter, or group of linear layers with the same inputs, is contracted
+            (those of the first pair of blocks).
+        fallback: parameter -> why it gets exact gradients, sample by sample.
+        local: parameters whose module alone is differentiated sample by sample.
+        block: samples a block; ``blocks``: pairs of blocks.
+        expected_bytes, budget_bytes: memory, as estimated, and the limit.
+        difference: of the completeness check, relative; None before the kernel is there.
+    """
+
+    samples: int
+    others: int
+    outputs: int
+    symmetric: bool
+    parameters: int
+    choices: list[Choice]
+    fallback: dict[str, str]
+    local: list[str]
+    block: int
+    blocks: int
+    expected_bytes: int
+    budget_bytes: int
+    difference: float | None = None
+
+    def form_of(self, name: str) -> str:
+        """Return the form of a parameter: "A", "B", "matches", "tied", "dense" or "per_sample";
+        "none" where no output depends on it."""
+        if name in self.fallback:
+            return "per_sample"
+        return next((choice.form for choice in self.choices if name in choice.names), "none")
+
+    def __str__(self) -> str:
+        sides = f"{self.samples} samples" + ("" if self.symmetric else f" × {self.others}")
+        lines = [
+            f"NTK of {sides}, {self.outputs} outputs, {self.parameters:,} parameters; "
+            f"{self.blocks} pairs of blocks of {self.block}; about "
+            f"{self.expected_bytes / 2**20:.0f} MiB of {self.budget_bytes / 2**20:.0f} MiB",
+            f"{'form':<8} {'T kept':>6} {'GFLOP A':>9} {'GFLOP B':>9}  parameters",
+        ]
+        for choice in self.choices:
+            if choice.names[0] in self.fallback:
+                continue
+            counts = f"{'':>6} {'':>9} {'':>9}"
+            if choice.cost is not None:
+                gram, dense = choice.cost.gram_flops / 1e9, choice.cost.materialise_flops / 1e9
+                counts = f"{choice.positions:>6} {gram:>9.3g} {dense:>9.3g}"
+            lines.append(f"{choice.form:<8} {counts}  {', '.join(choice.names)}")
+        lines += [f"{'per_sample':<36}{name}: {why}" for name, why in self.fallback.items()]
+        if self.local:
+            lines.append(f"module alone differentiated: {', '.join(self.local)}")
+        if self.difference is not None:
+            lines.append(
+                f"against a plain backward pass: relative difference {self.difference:.1e}"
+            )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -40,14 +119,14 @@ def ntk(
     memory_budget: int | None = None,
     progress: bool | None = None,
     seed: int | None = None,
-    sketch_size: int = 64,
     group: Any = None,
 ) -> Any:
-    """The empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m) (LensLLM, Eq. 8), exactly.
+    """Compute the empirical NTK, Θ[n, c, m, c'] = ∇_θ f_c(x_n) · ∇_θ f_c'(x_m), exactly.
 
-    One forward and C backward passes a block of samples give each layer's inputs and output
-    cotangents; these are contracted layer by layer (docs/ntk.md, Forms).  The model is put in
-    evaluation mode for the call (no dropout); its parameters and their ``.grad`` are untouched.
+    This is Eq. 8 of LensLLM.  One forward and C backward passes a block of samples give each
+    layer's inputs and output cotangents; these are contracted layer by layer (docs/ntk.md, Forms).
+    The model is put in evaluation mode for the call (no dropout); its parameters and their
+    ``.grad`` are untouched.
 
     Args:
         model: any torch model; logits are its ``.logits``, its "logits", or the tensor it returns.
@@ -61,16 +140,12 @@ def ntk(
             averages over the labelled tokens (shifted by one for causal language models).
         parameters: None: all that require gradients; names; or a predicate (name, p) -> bool.
         method: "auto" chooses form A or B per layer by counted cost; "gram" and "materialise" force
-            A or B; "sketch": form C, unbiased and not exact, where it saves work: layers' gradients
-            seen through ``sketch_size`` random columns (variance: `ntk.sketch`; the report has the
-            measured error); "per_sample": exact gradients one sample at a time, slow, for any
-            model;
+            A or B; "per_sample": exact gradients one sample at a time, slow, for any model;
             "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
             at most.
         progress: a progress bar over blocks (needs tqdm); None: where a terminal looks on.
-        seed: of the random projections and of the sketch.
-        sketch_size: k, an even number; the sketch's error falls with 1/√k.
+        seed: of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
             nccl): pairs of blocks are shared out among its ranks.  Every rank calls with the same
             model and batches; the group's first rank gets Θ, the others None.
@@ -86,15 +161,22 @@ def ntk(
 
     Warns:
         RuntimeWarning: parameters used outside covered calls, which get exact per-sample gradients.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> jx.ntk(model, torch.randn(5, 3)).shape
+        torch.Size([5, 2, 5, 2])
     """
     job = Job(
-        *(model, batch, other, group),
+        model,
+        batch,
+        other,
         outputs=outputs,
         parameters=parameters,
         method=method,
         memory_budget=memory_budget,
         seed=seed,
-        sketch_size=sketch_size,
+        group=group,
     )
     return job.report if method == "explain" else job.run(progress)
 
@@ -107,7 +189,365 @@ def measure_ntk(
     progress: bool | None = None,
     **request: Any,
 ) -> Measurement:
-    """As `ntk`, which has the other arguments, with the `Report` of how it was done."""
+    """Compute the kernel as `ntk` does, and return it with the `Report` of how it was done.
+
+    Args:
+        model, batch, other, progress: as `ntk`.
+        request: the other arguments of `ntk`.
+
+    Example:
+        >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
+        >>> measured.theta.shape, measured.report.form_of("bias")
+        (torch.Size([5, 2, 5, 2]), 'dense')
+    """
     job = Job(model, batch, other, **request)
     theta = job.run(progress)
     return Measurement(theta, job.report)
+
+
+class Job:
+    """A call of `ntk`, whose arguments it takes: planned when made, computed when run."""
+
+    _block: int
+
+    def __init__(
+        self, model: nn.Module, batch: Batch, other: Batch | None, *, group: Any = None, **how: Any
+    ) -> None:
+        self._ranks = KernelRanks.of(group)
+        with self._ranks.failing_together():
+            self._prepare(model, batch, other, **how)
+        self._ranks.require_same(self._watched.model, self._sides)
+        if self._ranks.count > 1:  # blocks that all ranks agree on and that give each its share
+            longest = max(side.count for side in self._sides)
+            # As many pairs for every rank: 2R − 1 blocks a side (R (2R − 1) pairs), or R.
+            count = self._ranks.count
+            most = -(-longest // (2 * count - 1 if self._symmetric else count))
+            self._block = min(*self._ranks.exchange(self._block), most)
+        self.report = self._make_report()
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        other: Batch | None,
+        outputs: Outputs = "logits",
+        parameters: Chosen = None,
+        method: str = "auto",
+        memory_budget: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if method not in get_args(Method):
+            raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
+        inner = unwrapped(model)
+        self._symmetric = other is None
+        left = Samples.of(batch)
+        self._sides = [left] if other is None else [left, Samples.of(other, "other")]
+        self._outputs = OutputMap(inner, outputs, seed)
+        for side in self._sides:
+            self._outputs.check(side)
+        chosen = choose_parameters(inner, parameters)
+        self._device = next(iter(chosen.values())).device
+        self._watched = Watched(inner, chosen)
+        if method == "per_sample":
+            self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
+        dtypes = {parameter.dtype for parameter in chosen.values()}
+        self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+        self._layouts: list[Layout] = []
+        self._probes: list[Probe] = []
+        with torch.compiler.set_stance("force_eager"):
+            with evaluating(inner):
+                self._outputs = self._outputs.narrowed(self._sides)
+            for side in self._sides:
+                self._layouts.append(learn_layout(self._watched, self._outputs, side))
+                self._probes.append(probe(self._watched, self._outputs, self._layouts[-1], side))
+        self._warn_of_fallback()
+        workspace = self._plan_blocks(memory_budget)
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        self._settings = Settings(_FORMS.get(method, "auto"), workspace, wide)
+
+    def run(self, progress: bool | None) -> Tensor | None:
+        """Compute Θ, [N, C, M, C]; None on all but the first rank."""
+        left, right = self._sides[0], self._sides[-1]
+        outputs = self._probes[0].outputs
+        # The sum over parameters is kept in double: as many terms as parameters, little memory.
+        theta = torch.zeros(
+            outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
+        )
+        with self._ranks.failing_together():
+            self._sum_pairs(theta, progress)
+        self._ranks.total(theta)
+        if not self._ranks.is_first:
+            return None
+        theta = theta.permute(1, 0, 3, 2)
+        if self._symmetric:
+            theta = (theta + theta.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
+        left_probe, right_probe = self._probes[0], self._probes[-1]
+        self.report.difference = check_kernel(theta, left_probe, right_probe, self._dtype)
+        return theta.to(self._settings.dtype).contiguous()
+
+    def _sum_pairs(self, theta: Tensor, progress: bool | None) -> None:
+        """Add this rank's pairs of blocks to Θ [C, N, C, M]."""
+        first, row = True, -1
+        mine: dict[str, Contribution] = {}
+        theirs: dict[str, Contribution] = {}
+        lefts, rights = (self._blocks(self._sides[side]) for side in (0, -1))
+        # Of a symmetric kernel the upper triangle.
+        every = product(range(len(lefts)), range(len(rights)))
+        pairs = self._ranks.share([(i, j) for i, j in every if j >= i or not self._symmetric])
+        shown = progress if self._ranks.is_first else False
+        with (
+            _bar(shown, len(pairs)) as advance,
+            torch.compiler.set_stance("force_eager"),
+            torch.no_grad(),
+        ):
+            for i, j in pairs:
+                theirs = {}  # let go of a block before the next is there
+                if i != row:
+                    mine, row = {}, i
+                    mine = self.capture(0, lefts[i])
+                same = self._symmetric and j == i
+                theirs = mine if same else self.capture(-1, rights[j])
+                choices: list[Choice] = []
+                for choice, kernel in contract(mine, theirs, same, self._settings):
+                    if not torch.isfinite(kernel).all():
+                        raise ValueError(
+                            f"the kernel of parameter {choice.names[0]!r} is NaN or infinite; "
+                            "expected finite gradients (look for a division by zero or an overflow "
+                            "in the model, or use a wider dtype)"
+                        )
+                    _add(theta, kernel, lefts[i], rights[j], self._symmetric and not same)
+                    choices.append(choice)
+                if first:
+                    self.report.choices, first = choices, False
+                advance()
+
+    def _blocks(self, samples: Samples) -> list[list[int]]:
+        rows = list(range(samples.count))
+        return [rows[start : start + self._block] for start in range(0, len(rows), self._block)]
+
+    def capture(self, side: int, rows: list[int]) -> dict[str, Contribution]:
+        """Return what every parameter contributes for these samples of the left (0) or right (-1)
+        side."""
+        layout, samples = self._layouts[side], self._sides[side]
+        with torch.enable_grad():
+            return capture(self._watched, self._outputs, layout, samples, rows)
+
+    def _warn_of_fallback(self) -> None:
+        reasons = self._watched.fallback.items()
+        lines = "; ".join(f"{name} ({why})" for name, why in reasons if why != _ASKED)
+        if lines:
+            warnings.warn(
+                f"jachess_ext.ntk: exact per-sample gradients, one sample at a time, for {lines}. "
+                "The kernel is exact, only slower.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _plan_blocks(self, limit: int | None) -> int:
+        """Set the largest blocks that fit ``limit`` bytes; returns the bytes of the workspace.
+
+        Raises:
+            TypeError, ValueError: not a number of bytes; too few for one sample a block.
+        """
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise TypeError(f"memory_budget is {limit!r}; expected a number of bytes, or None")
+        budget = min(_MOST, int(_SHARE * free_memory(self._device))) if limit is None else limit
+        workspace = min(_WORKSPACE, max(1, budget // 8))
+        samples, others = self._sides[0].count, self._sides[-1].count
+        outputs = self._probes[0].outputs
+        fallback = sum(self._watched.parameters[name].numel() for name in self._watched.fallback)
+        size = torch.finfo(self._dtype).bits // 8
+        one_capture = max(p.capture_bytes() for p in self._probes) + fallback * size * outputs
+        activations = max(p.activation_bytes for p in self._probes)
+        # In double: the sum, what is added to it, and the copy that is returned.
+        result = samples * others * outputs**2 * 24
+        at_once = samples * (one_capture + activations)
+        at_once += 0 if self._symmetric else others * one_capture
+        self._block, most = max(samples, others), max(samples, others)
+        self._budget, self._expected = budget, at_once + result + workspace
+        left = budget - result - workspace
+        if at_once > left:
+            pair = 2 * one_capture + activations
+            self._block = min(left // pair, most) if left > 0 else 0
+            if self._block < 1:
+                raise ValueError(
+                    f"memory_budget is {budget} bytes, too few for one sample: the kernel takes "
+                    f"{result} and a pair of samples {pair} bytes; pass at least "
+                    f"{int((result + pair) * 8 / 7) + 8}, fewer samples, or shorter ones"
+                )
+            self._expected = self._block * pair + result + workspace
+        return workspace
+
+    def _make_report(self) -> Report:
+        left, right = self._sides[0], self._sides[-1]
+        block, first = self._block, self._probes[0]
+        down, across = -(-left.count // block), -(-right.count // block)
+        local = [name for roles in self._watched.active_local().values() for name in roles.values()]
+        return Report(
+            samples=left.count,
+            others=right.count,
+            outputs=first.outputs,
+            symmetric=self._symmetric,
+            parameters=sum(p.numel() for p in self._watched.parameters.values()),
+            choices=plan(
+                first.contributions,
+                (min(block, left.count), min(block, right.count)),
+                first.outputs,
+                self._symmetric,
+                self._settings,
+            ),
+            fallback=dict(self._watched.fallback),
+            local=local,
+            block=block,
+            blocks=down * (down + 1) // 2 if self._symmetric else down * across,
+            expected_bytes=self._expected,
+            budget_bytes=self._budget,
+        )
+
+
+def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twice: bool) -> None:
+    """Add a block to Θ [C, N, C, M]; ``twice``: its mirror image too."""
+    here, there = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    theta[:, here, :, there] += kernel
+    if twice:
+        theta[:, there, :, here] += kernel.permute(2, 3, 0, 1)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes free on the device, as far as it says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return _UNKNOWN
+
+
+@contextmanager
+def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
+    """Yield a progress bar's step, which does nothing where none is wanted or tqdm is missing.
+
+    Args:
+        progress: None: where a terminal looks on and there is more than one step.
+    """
+    if progress is False or (progress is None and total == 1):
+        yield lambda: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        if progress:
+            raise ImportError("progress=True needs tqdm: pip install tqdm") from None
+        yield lambda: None
+        return
+    # disable=None: silent where standard error is no terminal.
+    with tqdm(
+        total=total, desc="NTK", unit="block", disable=None if progress is None else False
+    ) as shown:
+        yield shown.update
+
+
+# ---- several processes ------------------------------------------------------------------------
+#
+# Every rank holds the model and both batches; pairs of blocks are shared out, and the sum arrives
+# at the group's first rank.  A pair is computed by one rank alone, so that the numbers are those of
+# one process with the same blocks.
+
+
+@dataclass(frozen=True)
+class KernelRanks:
+    """The processes at work.
+
+    Attributes:
+        group: of torch.distributed; None: this process alone.
+        rank, count: of this process in the group, and how many there are.
+    """
+
+    group: Any
+    rank: int
+    count: int
+
+    @classmethod
+    def of(cls, group: Any) -> KernelRanks:
+        """Read this process's place in ``group``.
+
+        Raises:
+            RuntimeError: torch.distributed is not there or not initialised.
+            ValueError: this process is not in the group.
+        """
+        if group is None:
+            return cls(None, 0, 1)
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "group was given, but torch.distributed is not initialised; call "
+                "torch.distributed.init_process_group first (torchrun starts the processes)"
+            )
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("this process is not in the group; call ntk on the group's ranks only")
+        return cls(group, rank, dist.get_world_size(group))
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, work: Sequence[T]) -> Sequence[T]:
+        """Return this rank's part, contiguous: neighbouring pairs have a block in common."""
+        size, rest = divmod(len(work), self.count)
+        start = self.rank * size + min(self.rank, rest)
+        return work[start : start + size + (self.rank < rest)]
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Raise on all ranks what is raised on one, so that none waits for it forever."""
+        try:
+            yield
+        except Exception as error:
+            self.exchange(f"{type(error).__name__}: {error}")
+            raise
+        for rank, message in enumerate(self.exchange(None)):
+            if message is not None:
+                raise RuntimeError(f"rank {rank} failed: {message}")
+
+    def require_same(self, model: nn.Module, sides: Sequence[Samples]) -> None:
+        """Raise ValueError where the ranks' batches or weights differ."""
+        if self.count == 1:
+            return
+        total = sum(float(p.detach().abs().sum(dtype=torch.float64)) for p in model.parameters())
+        batches, weights = zip(*self.exchange((_checksum(sides), total)), strict=True)
+        if len(set(batches)) > 1:
+            raise ValueError(
+                "the ranks have different batches; expected the same batch and other on every "
+                "rank (ntk itself shares out the work)"
+            )
+        if max(weights) - min(weights) > _SAME_WEIGHTS * max(map(abs, weights)):
+            raise ValueError("the ranks have different weights; expected the same model on all")
+
+    def total(self, values: Tensor) -> None:
+        """Sum over ranks in place; right on the first rank only."""
+        if self.count > 1:
+            dist.reduce(values, group=self.group, group_dst=0)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return every rank's value."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+
+def _checksum(sides: Sequence[Samples]) -> int:
+    """Checksum of every tensor of the batches."""
+    sums = 0
+    for side in sides:
+        values = {"": side.batch} if isinstance(side.batch, Tensor) else side.batch
+        for name in sorted(values):
+            value = values[name]
+            if isinstance(value, Tensor):
+                plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                sums = zlib.crc32(plain.numpy().tobytes(), zlib.crc32(name.encode(), sums))
+                sums = zlib.crc32(str(list(value.shape)).encode(), sums)
+    return sums

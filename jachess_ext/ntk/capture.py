@@ -1,25 +1,622 @@
-"""Capturing a block of samples: one forward pass, one backward pass an output, and from these what
-every parameter contributes."""
+"""What a model's parameters contribute to per-sample gradients, and whether that is all.
+
+A block of samples takes one forward pass, watched call by call (`Recorder`), and one backward pass
+an output, to the calls' outputs.  Calls are seen as torch functions, not as modules, so that tied
+weights, weights that another module reads and functional heads are seen too.  What is not
+understood is noted, and its parameters get exact per-sample gradients instead: `probe` holds what
+was recorded against a plain backward pass, and `check_kernel` the finished kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+from torch.overrides import TorchFunctionMode
 
+from ..ops.gemm import onednn_serves, rows_times
 from ..smoothness.modes import in_mode
-from .calls import contributions
-from .chains import unchained
-from .contributions import Contribution, Dense, add_up
-from .outputs import OutputMap
-from .recorder import Layout, Recorded, Recorder, owners_of
-from .samples import Batch, Samples
-from .separation import Separation, require_same_values
+from .contract import (
+    Contribution,
+    Dense,
+    Matches,
+    Tied,
+    add_up,
+    make_factors,
+    make_matches,
+)
+from .outputs import Batch, OutputMap, Samples
 
+Given = Mapping[str, Any]
+Names = Mapping[int, str]  # id of a chosen parameter -> its name
 Owners = Mapping[nn.Module, Mapping[str, str]]
+Shapes = Mapping[str, torch.Size]
+Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these in the pass
+
+_NO_SAMPLES = "an output it makes has no dimension of samples"
+_NOT_WHOLE = "the recorded calls do not give its whole gradient"
+_PROBED = 2  # samples; one would not tell samples and outputs without samples apart
+_PROBE_SEED, _SEPARATION_SEED = 0x50524F, 0x534550
+# Relative error of values computed another way, far above round-off (that of float32 even in
+# float64 models: transformers' softmax and norms often compute in float32) and below what a
+# missing call would leave.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+_TOLERANCE_16 = 0.1
+_SMALL = 0.3  # times √eps
+
+
+# ---- calls that use a parameter ---------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """A call of a torch function or of a module.
+
+    Attributes:
+        kind: of the function, a key of ``_CONTRIBUTE``.
+        roles: role ("weight", "bias") -> the parameter's name.
+        inputs: the data the parameter meets: [n·s, ...] like the output; None where there is none.
+        options: what else the contribution needs.
+        edge: where the output is in the graph, once it is recorded.
+    """
+
+    kind: str
+    roles: dict[str, str]
+    inputs: Tensor | None
+    options: dict[str, Any] = field(default_factory=dict)
+    edge: GradientEdge = field(init=False)
+
+
+def recognise(
+    function: Any, args: tuple[Any, ...], kwargs: Given, names: Names
+) -> tuple[Call | None, set[str]]:
+    """Return (the call, parameters in it that play no known role)."""
+    touched = {names[id(value)] for value in _flat(args, kwargs) if id(value) in names}
+    if not touched:
+        return None, touched
+    call = None
+    if function in _READERS:
+        order, read = _READERS[function]
+        if len(args) <= len(order) and set(kwargs) <= set(order):
+            call = read(dict(zip(order, args, strict=False)) | dict(kwargs), names)
+    return call, touched - (set(call.roles.values()) if call is not None else set())
+
+
+def _flat(args: tuple[Any, ...], kwargs: Given) -> list[Any]:
+    flat: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        flat.extend(value) if isinstance(value, (list, tuple)) else flat.append(value)
+    return flat
+
+
+def _linear(given: Given, names: Names) -> Call | None:
+    if not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach())
+
+
+def _addmm(given: Given, names: Names) -> Call | None:
+    """bias + x W, W [d_in, d_out]: transformers' Conv1D."""
+    given = {"bias": given["input"], "input": given["mat1"], "weight": given["mat2"]}
+    if given["bias"].dim() != 1 or not _plain_weight(given, names):
+        return None
+    return Call("linear", _roles(given, names), given["input"].detach(), {"transposed": True})
+
+
+def _embedding(given: Given, names: Names) -> Call | None:
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        return None
+    padding = given.get("padding_idx")
+    rows = given["weight"].shape[0]
+    if padding is not None and padding < 0:
+        padding += rows
+    options = {"padding": padding, "rows": rows}
+    return Call("embedding", _roles(given, names), given["input"].detach(), options)
+
+
+def _take(given: Given, names: Names) -> Call | None:
+    """bias[ids]: an embedding of numbers."""
+    if id(given["input"]) not in names or given["input"].dim() != 1:
+        return None
+    if bool((given["index"] < 0).any()):
+        return None
+    options = {"padding": None, "rows": given["input"].shape[0]}
+    return Call("take", {"bias": names[id(given["input"])]}, given["index"], options)
+
+
+def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | None:
+    """`eps`: the function's default."""
+    if id(given["input"]) in names:
+        return None
+    options = {"shape": list(given["normalized_shape"]), "eps": given.get("eps", eps)}
+    return Call(kind, _roles(given, names), given["input"].detach(), options)
+
+
+def _product(given: Given, names: Names) -> Call | None:
+    """weight * x, elementwise."""
+    values = list(given.values())
+    weights = [i for i, value in enumerate(values) if id(value) in names]
+    if len(values) != 2 or len(weights) != 1:
+        return None
+    weight, other = values[weights[0]], values[1 - weights[0]]
+    if not isinstance(other, Tensor) or other.dim() < max(1, weight.dim()):
+        return None
+    if other.dim() == weight.dim() and weight.shape[0] != 1:
+        return None  # the parameter has a number for every row: no sample owns one
+    return Call("product", {"weight": names[id(weight)]}, other.detach())
+
+
+def _sum(given: Given, names: Names) -> Call | None:
+    """bias + x, elementwise."""
+    call = _product(given, names)
+    return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
+
+
+def _plain_weight(given: Given, names: Names) -> bool:
+    """Whether the data input is no parameter, and weight and data are matrices."""
+    return id(given["input"]) not in names and given["weight"].dim() == 2
+
+
+def _roles(given: Given, names: Names) -> dict[str, str]:
+    roles = {role: names.get(id(given.get(role))) for role in ("weight", "bias")}
+    return {role: name for role, name in roles.items() if name is not None}
+
+
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+_PAIR = ("input", "other")
+
+# The order of a function's arguments, and what makes a call of them.
+_READERS: dict[Any, tuple[tuple[str, ...], Callable[[Given, Names], Call | None]]] = {
+    F.linear: (("input", "weight", "bias"), _linear),
+    torch.addmm: (("input", "mat1", "mat2"), _addmm),
+    F.embedding: ((*_EMBEDDING, "sparse"), _embedding),
+    torch.take: (("input", "index"), _take),
+    F.layer_norm: (
+        ("input", "normalized_shape", "weight", "bias", "eps"),
+        partial(_norm, "layer_norm", 1e-5),
+    ),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), partial(_norm, "rms_norm", None)),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), (_PAIR, _product)),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), (_PAIR, _sum)),
+}
+
+
+# What a call contributes, from the cotangents [C, n·s, ...] of its output; n: samples.
+
+
+def _from_linear(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    a = _rows(call, samples, delta.shape[1])
+    parts: dict[str, Contribution] = {}
+    delta = delta.reshape(delta.shape[0], samples, -1, delta.shape[-1])
+    if "bias" in call.roles:
+        parts[call.roles["bias"]] = Dense(delta.sum(2))
+    if "weight" in call.roles:
+        a = a.reshape(samples, -1, a.shape[-1])
+        assert call.inputs is not None
+        source = (call.inputs.data_ptr(), call.inputs._version, *call.inputs.shape)
+        transposed = call.options.get("transposed", False)
+        parts[call.roles["weight"]] = make_factors(a, delta, transposed=transposed, source=source)
+    return parts
+
+
+def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
+    """Of an embedding; `take` is one of numbers."""
+    ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
+    padding = call.options["padding"]
+    keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
+    width = 1 if call.kind == "take" else delta.shape[-1]
+    delta = delta.reshape(delta.shape[0], samples, -1, width)
+    (name,) = call.roles.values()
+    return {name: make_matches(ids, delta, keep, call.options["rows"])}
+
+
+def _from_elementwise(
+    call: Call, delta: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Of weight * x and bias + x, and of norms, where x is normalised first."""
+    parts: dict[str, Contribution] = {}
+    for role, name in call.roles.items():
+        values = delta
+        if role == "weight":
+            x: Any = call.inputs
+            if call.kind != "product":
+                x = getattr(F, call.kind)(x, call.options["shape"], eps=call.options["eps"])
+            values = delta * x
+        parts[name] = _summed(values, shapes[name], samples)
+    return parts
+
+
+def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
+    """[C, n·s, ...] summed over every dimension the parameter was broadcast along."""
+    outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
+    if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
+        shape = shape[1:]
+    summed = values.reshape(outputs, samples, -1, *rest).sum(2)
+    if len(rest) > len(shape):
+        summed = summed.sum(tuple(range(2, 2 + len(rest) - len(shape))))
+    single = tuple(2 + i for i, size in enumerate(shape) if size == 1)
+    if single:
+        summed = summed.sum(single, keepdim=True)
+    return Dense(summed.reshape(outputs, samples, -1))
+
+
+def _rows(call: Call, samples: int, rows: int) -> Tensor:
+    """The inputs with as many rows as the output; a batch-less input serves every sample."""
+    values = call.inputs
+    assert values is not None
+    if values.shape[0] == rows:
+        return values
+    return values.expand(samples, *values.shape).flatten(0, 1)
+
+
+# Childless modules of any other type (a norm with weight 1 + w, a convolution): their own forward
+# is differentiated, sample by sample, from recorded inputs; the rest of the model is not run again.
+
+
+def _local_call(
+    module: nn.Module, roles: Mapping[str, str], args: Any, kwargs: Any, output: Any
+) -> Call | None:
+    """Return a module's call; None unless it maps tensors of some rows to one of as many."""
+    values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not isinstance(output, Tensor) or not output.dim() or not tensors:
+        return None
+    if any(not tensor.dim() or tensor.shape[0] != output.shape[0] for tensor in tensors):
+        return None
+    options = {"module": module, "values": values, "keywords": tuple(kwargs)}
+    return Call("local", dict(roles), None, options)
+
+
+def _from_local(
+    call: Call, cotangents: Tensor, shapes: Shapes, samples: int
+) -> dict[str, Contribution]:
+    """Per-sample vector-Jacobian products of the module, [C, n, numel] for each parameter."""
+    module, keywords = call.options["module"], call.options["keywords"]
+    parameters = {key: module._parameters[key].detach() for key in call.roles}
+    values = tuple(_split(value, samples) for value in call.options["values"])
+    dims = tuple(0 if isinstance(value, Tensor) else None for value in values)
+    plain = len(values) - len(keywords)
+
+    def of_sample(values: tuple[Any, ...], delta: Tensor) -> dict[str, Tensor]:
+        named = dict(zip(keywords, values[plain:], strict=True))
+
+        def forward(parameters: dict[str, Tensor]) -> Tensor:
+            return functional_call(module, parameters, values[:plain], named)
+
+        pull = vjp(forward, parameters)[1]
+        return vmap(lambda d: pull(d)[0])(delta)
+
+    delta = cotangents.unflatten(1, (samples, -1))
+    with torch.enable_grad():
+        gradients = vmap(of_sample, in_dims=(dims, 1), out_dims=1)(values, delta)
+    # [C, n, numel]; a parameter may have no dimension.
+    return {
+        name: Dense(gradients[key].unsqueeze(-1).flatten(2)) for key, name in call.roles.items()
+    }
+
+
+def _split(value: Any, samples: int) -> Any:
+    """A tensor as [n, rows a sample, ...]; a batch-less one's only row serves every sample."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape[0] == 1 and samples > 1:
+        value = value.expand(samples, *value.shape[1:])
+    return value.unflatten(0, (samples, -1))
+
+
+_CONTRIBUTE: dict[str, Callable[[Call, Tensor, Shapes, int], dict[str, Contribution]]] = {
+    "linear": _from_linear,
+    "embedding": _from_rows,
+    "take": _from_rows,
+    **dict.fromkeys(("layer_norm", "rms_norm", "product", "sum"), _from_elementwise),
+    "local": _from_local,
+}
+
+
+# ---- outputs without a dimension of samples that are given one later --------------------------
+#
+# T5's relative position bias is an embedding [T, T, heads], permuted, then put in front of every
+# sample by ``unsqueeze(0)``.  The call's output is followed through operations that only move
+# numbers.  Where a first dimension of size 1 appears, it is expanded to one row a sample, so that
+# cotangents stay apart; they are carried back to the call's output through the same operations' own
+# backward.
+
+_FOLLOWED = ("linear", "embedding")  # kinds of calls
+_MOVES = {
+    Tensor.permute,
+    Tensor.transpose,
+    Tensor.contiguous,
+    Tensor.view,
+    Tensor.reshape,
+    torch.permute,
+    torch.transpose,
+}
+_INSERTS = {Tensor.unsqueeze, torch.unsqueeze}
+
+
+def _unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
+    """Return the call at the start of a chain and its output's cotangents, [C, n·s, ...].
+
+    Args:
+        cotangents: [C, n, ...], of the chain's end.
+    """
+    end, start = call.options["end"], call.options["call"]
+    outputs, samples = cotangents.shape[:2]
+    flat = cotangents.flatten(0, 1)[:, None]  # [C n, 1, ...]: one cotangent of the end each
+    (moved,) = torch.autograd.grad(
+        end, [start.edge], flat, retain_graph=True, is_grads_batched=True
+    )
+    return start, moved.unflatten(0, (outputs, samples)).flatten(1, 2)
+
+
+# ---- one forward pass watched -------------------------------------------------------------------
+
+
+@dataclass
+class Layout:
+    """How calls lay out samples, learned from a pass over one sample.
+
+    Attributes:
+        rows: rows of each call's output for one sample: 1 where the first dimension numbers
+            samples; T where samples and tokens are one dimension; also the length of an output
+            without a dimension of samples, which does not grow with them.
+        unknown: parameter -> childless modules in which it was used in a way that is not
+            understood (None: elsewhere).
+    """
+
+    rows: dict[Key, int] = field(default_factory=dict)
+    unknown: dict[str, set[nn.Module | None]] = field(default_factory=lambda: defaultdict(set))
+
+
+class Recorder(TorchFunctionMode):
+    """Watch one forward pass over n samples; a context manager.
+
+    Args:
+        names: of the chosen parameters.
+        samples: n.
+        layout: filled when ``learn``, else obeyed.
+        local: childless modules that are differentiated as a whole, with their chosen parameters
+            (name within the module -> full name).
+        learn: a first pass, over one sample.
+        inputs_only: nobody will ask for gradients of the model's weights.
+
+    Attributes:
+        calls: in order.
+        unbatched: parameter -> why its samples cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        samples: int,
+        layout: Layout,
+        local: Owners,
+        *,
+        owners: Owners | None = None,
+        learn: bool = False,
+        inputs_only: bool = False,
+    ) -> None:
+        super().__init__()
+        whole = {name for roles in local.values() for name in roles.values()}
+        self._names = {key: name for key, name in names.items() if name not in whole}
+        self._samples = samples
+        self._layout = layout
+        self._local = local
+        self._owners = owners or {}
+        self._learn = learn
+        self._inputs_only = inputs_only
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._inside: list[nn.Module] = []
+        self._hooks = ExitStack()
+        # Chains: by the id of the last tensor (held, so that its id stays its own), and calls whose
+        # output has no dimension of samples yet.
+        self._chains: dict[int, tuple[Tensor, Call]] = {}
+        self._waiting: dict[int, Call] = {}
+        self.calls: list[Call] = []
+        self.unbatched: dict[str, str] = {}
+
+    def __enter__(self) -> Recorder:
+        for module, roles in self._local.items():
+            hook = partial(self._record_module, roles)
+            self._keep(module.register_forward_hook(hook, with_kwargs=True))
+        for module in self._owners if self._learn else ():
+            self._keep(module.register_forward_pre_hook(lambda m, args: self._inside.append(m)))
+            self._keep(module.register_forward_hook(self._leave))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+        for call in self._waiting.values():
+            self._reject(call, _NO_SAMPLES)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = fast_linear(func, args, kwargs) if self._inputs_only else None
+        if output is None:
+            output = func(*args, **kwargs)
+        call, unknown = recognise(func, args, kwargs, self._names)
+        if unknown and _passes_gradients(output, args):
+            self._note_unknown(unknown, func)
+        if call is not None:
+            return self._record(call, output)
+        return self._follow(func, args, kwargs, output) if self._chains else output
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: Given, output: Any) -> Any:
+        """Follow the output of a call without a dimension of samples to where it gets one."""
+        values = [*args, *kwargs.values()]
+        start = next((self._chains[id(v)][1] for v in values if id(v) in self._chains), None)
+        if start is None or not isinstance(output, Tensor) or not output.requires_grad:
+            return output
+        if func in _INSERTS and kwargs.get("dim", args[1] if len(args) > 1 else None) == 0:
+            self._waiting.pop(id(start), None)
+            chain = Call("chain", start.roles, None, {"call": start, "end": output})
+            return self._one_row_each(chain, output)
+        if func in _MOVES or func in _INSERTS:
+            self._chains[id(output)] = (output, start)
+        else:
+            self._reject(start, _NO_SAMPLES)
+        return output
+
+    def _record(self, call: Call, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return output
+        rows = output.shape[0] if output.dim() else 0
+        keys = [self._key(call.kind, name) for name in call.roles.values()]
+        if self._learn:
+            self._layout.rows.update(dict.fromkeys(keys, rows))
+            return output
+        expected = self._layout.rows.get(keys[0])
+        if expected is None:
+            self._reject(call, "it is used in other calls from one pass to the next")
+            return output
+        if not output.requires_grad:
+            return output
+        if rows == expected * self._samples:
+            call.edge = get_gradient_edge(output)
+            self.calls.append(call)
+        elif rows == expected == 1:  # for all samples (position embeddings)
+            output = self._one_row_each(call, output)
+        elif call.kind in _FOLLOWED:
+            call.edge = get_gradient_edge(output)
+            self._chains[id(output)] = (output, call)
+            self._waiting[id(call)] = call
+        else:
+            self._reject(call, _NO_SAMPLES)
+        return output
+
+    def _one_row_each(self, call: Call, output: Tensor) -> Tensor:
+        """[1, ...] as a row a sample, so that cotangents stay apart."""
+        output = output.expand(self._samples, *output.shape[1:])
+        call.edge = get_gradient_edge(output)
+        self.calls.append(call)
+        return output
+
+    def _key(self, kind: str, name: str) -> Key:
+        """Of the next call; by parameter, since others of the call may fall back between passes."""
+        key = (kind, name, self._seen[kind, name])
+        self._seen[kind, name] += 1
+        return key
+
+    def _reject(self, call: Call, reason: str) -> None:
+        for name in call.roles.values():
+            self.unbatched.setdefault(name, reason)
+
+    def _note_unknown(self, names: set[str], func: Any) -> None:
+        if self._learn:
+            for name in names:
+                inside = self._inside[-1] if self._inside else None
+                self._layout.unknown[name].add(inside)
+        else:
+            called = getattr(func, "__name__", str(func))
+            for name in names:
+                reason = f"it is used by {called}, in a way that is not covered"
+                self.unbatched.setdefault(name, reason)
+
+    def _record_module(
+        self, roles: Mapping[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> Any:
+        call = _local_call(module, roles, args, kwargs, output)
+        if call is not None:
+            return self._record(call, output)
+        for name in roles.values():
+            self.unbatched.setdefault(name, f"{type(module).__name__} is not covered")
+        return output
+
+    def _leave(self, *hook_arguments: Any) -> None:
+        self._inside.pop()
+
+    def _keep(self, handle: Any) -> None:
+        self._hooks.callback(handle.remove)
+
+
+def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call's result may carry gradients; not sizes, dtypes or the tensor itself."""
+    values = output if isinstance(output, (list, tuple)) else (output,)
+    return any(
+        isinstance(value, Tensor)
+        and value.is_floating_point()
+        and not any(value is argument for argument in args)
+        for value in values
+    )
+
+
+def _owners_of(model: nn.Module, names: Names) -> Owners:
+    """Childless modules that hold chosen parameters: name within -> full name."""
+    owners: dict[nn.Module, dict[str, str]] = {}
+    for module in model.modules():
+        own = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
+        if own and next(module.children(), None) is None:
+            owners[module] = own
+    return owners
+
+
+# ---- linear layers of a recorded pass --------------------------------------------------------
+#
+# A capture asks for gradients of calls' outputs, never of weights, so that a linear layer's
+# backward is one product, g W.  On processors where oneDNN beats torch's own choice (`ops.gemm`)
+# both passes take it.  Calls that this does not serve stay as they are.
+
+
+class _InputLinear(torch.autograd.Function):
+    """x Wᵀ + b with a derivative by x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return rows_times(x, weight, bias=bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (weight,), (grad,) = ctx.saved_tensors, grads
+        if torch.is_grad_enabled() or not onednn_serves(grad, weight):
+            return grad @ weight, None, None
+        return rows_times(grad.contiguous(), weight.mT), None, None
+
+
+def fast_linear(func: Any, args: tuple[Any, ...], kwargs: Given) -> Tensor | None:
+    """Return ``func(*args, **kwargs)`` where it is a linear layer that this serves, else None.
+
+    Served are leaf weights, which nothing but a parameter's own gradient depends on, and inputs
+    through which gradients pass.
+    """
+    if func is not F.linear or not 2 <= len(args) + len(kwargs) <= 3:
+        return None
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    leaves = [weight] if bias is None else [weight, bias]
+    if (
+        not all(type(value) in (Tensor, nn.Parameter) and value.is_leaf for value in leaves)
+        or type(x) is not Tensor
+        or not x.requires_grad
+        or weight.dim() != 2
+        or torch.is_autocast_enabled("cpu")
+        or (bias is not None and bias.dtype != torch.float32)
+        or not onednn_serves(x, weight)
+    ):
+        return None
+    detached = [value.detach() for value in leaves]
+    result = _InputLinear.apply(x, detached[0], None if bias is None else detached[1])
+    assert isinstance(result, Tensor)
+    return result
+
+
+# ---- capturing a block of samples -------------------------------------------------------------
 
 
 @dataclass
@@ -58,61 +655,47 @@ class Watched:
 
 
 def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Layout:
-    """A pass over one sample: how calls lay out samples, and which parameters need other means.
+    """Learn from a pass over one sample how calls lay out samples, and which parameters need other
+    means.
 
     ``watched.local`` and ``watched.fallback`` are filled.
     """
-    owners = owners_of(watched.model, watched.covered)
-    layout = _learning_pass(watched, outputs, samples, owners)
-    if _sort_unknown(watched, layout, owners):
-        layout = _learning_pass(watched, outputs, samples, owners)
-        _sort_unknown(watched, layout, {})
+    owners = _owners_of(watched.model, watched.covered)
+    for known in (owners, {}):
+        layout, added = Layout(), False
+        recorder = Recorder(
+            watched.covered, 1, layout, watched.active_local(), owners=owners, learn=True
+        )
+        with evaluating(watched.model), torch.no_grad(), recorder:
+            outputs(samples.rows([0]))
+        watched.fallback.update(recorder.unbatched)
+        for name, places in layout.unknown.items():
+            place = next(iter(places)) if len(places) == 1 else None
+            if place is not None and name in known.get(place, {}).values():
+                watched.local[place] = known[place]
+                added = True
+            else:
+                watched.fallback[name] = "it is used in a call that is not covered"
+        if not added:
+            break
     return layout
-
-
-def _learning_pass(
-    watched: Watched, outputs: OutputMap, samples: Samples, owners: Owners
-) -> Layout:
-    layout = Layout()
-    local = watched.active_local()
-    recorder = Recorder(watched.covered, 1, layout, local, owners=owners, learn=True)
-    with evaluating(watched.model), torch.no_grad(), recorder:
-        outputs(samples.rows([0]))
-    watched.fallback.update(recorder.unbatched)
-    return layout
-
-
-def _sort_unknown(watched: Watched, layout: Layout, owners: Owners) -> bool:
-    """Give parameters of unknown calls to their childless module, or to the fallback.
-
-    Returns whether a module was added.
-    """
-    added = False
-    for name, places in layout.unknown.items():
-        place = next(iter(places)) if len(places) == 1 else None
-        if place is not None and name in owners.get(place, {}).values():
-            watched.local[place] = owners[place]
-            added = True
-        else:
-            watched.fallback[name] = "it is used in a call that is not covered"
-    return added
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout, running batch statistics) and gradients, for a while."""
+    """Hold the model in evaluation mode (no dropout, running statistics), gradients enabled."""
     with in_mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-def watched_forward(
+def _watched_forward(
     watched: Watched,
     outputs: OutputMap,
     layout: Layout,
     batch: Batch,
     count: int,
     inputs_only: bool = False,
-) -> tuple[Tensor, list[Recorded], dict[str, str]]:
+) -> tuple[Tensor, list[Call], dict[str, str]]:
     """Run f over ``count`` samples: f, [n, C] with its graph, the calls, and `Recorder.unbatched`.
 
     ``inputs_only``: the backward passes will ask for the calls' cotangents, not for gradients of
@@ -141,14 +724,14 @@ def watched_forward(
 def capture(
     watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
-    """What every chosen parameter contributes for these samples.
+    """Return what every chosen parameter contributes for these samples.
 
     Raises:
         RuntimeError: samples depend on one another; a parameter is used in a new way.
     """
     with evaluating(watched.model):
         batch = samples.rows(rows)
-        f, calls, unbatched = watched_forward(
+        f, calls, unbatched = _watched_forward(
             watched, outputs, layout, batch, len(rows), inputs_only=True
         )
         if unbatched:
@@ -159,18 +742,18 @@ def capture(
             )
         first = samples.name not in watched.separate and len(rows) > 1
         if first:
-            require_same_values(outputs, samples, rows, f.detach())
-        found = collect(watched, f, calls, check=first)
+            _require_same_values(outputs, samples, rows, f.detach())
+        parts = _collect(watched, f, calls, check=first)
         if first:
             watched.separate.add(samples.name)
         del f, calls
-        return found | per_sample(watched, outputs, samples, rows)
+        return parts | _per_sample(watched, outputs, samples, rows)
 
 
-def collect(
-    watched: Watched, f: Tensor, calls: list[Recorded], *, check: bool
+def _collect(
+    watched: Watched, f: Tensor, calls: list[Call], *, check: bool
 ) -> dict[str, Contribution]:
-    """One backward pass an output, to the recorded calls; then their contributions.
+    """Take one backward pass an output, to the recorded calls; then their contributions.
 
     Args:
         check: one more pass shows whether samples depend on one another.
@@ -180,11 +763,11 @@ def collect(
     """
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
-    edges = [recorded.edge for recorded in calls]
+    edges = [call.edge for call in calls]
     separation = Separation(f, edges) if check and calls else None
     if separation is not None:
-        one = torch.ones_like(f[:, 0])
-        separation.add(-one, separation.differentiate(one))
+        ones = torch.ones_like(f[:, 0])
+        separation.add(-ones, separation.differentiate(ones))
     for c in range(outputs if calls else 0):
         cotangents = torch.autograd.grad(
             f[:, c].sum(),
@@ -198,11 +781,11 @@ def collect(
             kept.append(cotangent)
     if separation is not None:
         separation.require()
-    return contributions_of(watched, calls, store, count)
+    return _contributions(watched, calls, store, count)
 
 
-def contributions_of(
-    watched: Watched, calls: list[Recorded], store: list[list[Tensor | None]], count: int
+def _contributions(
+    watched: Watched, calls: list[Call], store: list[list[Tensor | None]], count: int
 ) -> dict[str, Contribution]:
     """Contribution of every covered parameter, from the calls and their outputs' cotangents.
 
@@ -212,30 +795,22 @@ def contributions_of(
     """
     parts: dict[str, list[Contribution]] = {}
     shapes = watched.shapes
-    for recorded, kept in zip(calls, store, strict=True):
-        stacked = _stacked(kept)
-        kept.clear()
-        if stacked is None:
+    for call, kept in zip(calls, store, strict=True):
+        some = next((c for c in kept if c is not None), None)
+        if some is None:
             continue
-        call = recorded.call
+        stacked = some[None]
+        if len(kept) > 1:
+            stacked = torch.stack([torch.zeros_like(some) if c is None else c for c in kept])
+        kept.clear()
         if call.kind == "chain":
-            call, stacked = unchained(call, stacked)
-        for name, part in contributions(call, stacked, shapes, count).items():
+            call, stacked = _unchained(call, stacked)
+        for name, part in _CONTRIBUTE[call.kind](call, stacked, shapes, count).items():
             parts.setdefault(name, []).append(part)
-    return {name: add_up(found, shapes[name]) for name, found in parts.items()}
+    return {name: add_up(several, shapes[name]) for name, several in parts.items()}
 
 
-def _stacked(cotangents: list[Tensor | None]) -> Tensor | None:
-    """[C, ...]; None where no output depends on the call."""
-    some = next((c for c in cotangents if c is not None), None)
-    if some is None:
-        return None
-    if len(cotangents) == 1:
-        return some[None]
-    return torch.stack([torch.zeros_like(some) if c is None else c for c in cotangents])
-
-
-def per_sample(
+def _per_sample(
     watched: Watched, outputs: OutputMap, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
     """Exact gradients of the parameters that are not covered, one sample and output at a time."""
@@ -249,10 +824,324 @@ def per_sample(
         for kept in gradients:
             kept.append([])
         for c, value in enumerate(f):
-            found = torch.autograd.grad(
+            whole = torch.autograd.grad(
                 value, parameters, retain_graph=c + 1 < len(f), materialize_grads=True
             )
-            for kept, gradient in zip(gradients, found, strict=True):
+            for kept, gradient in zip(gradients, whole, strict=True):
                 kept[-1].append(gradient.flatten())
     stacked = (torch.stack([torch.stack(sample) for sample in kept], 1) for kept in gradients)
     return {name: Dense(gradient) for name, gradient in zip(names, stacked, strict=True)}
+
+
+# ---- whether each sample has outputs of its own -------------------------------------------------
+#
+# Where samples are mixed (a mean over the batch taken away, a contrast, batch statistics) there is
+# no kernel to speak of.  With random weights w_{n,c}, one more backward pass over a block gives the
+# cotangents
+#
+#     Σ_{m,c} w_{m,c} ∂f_{m,c}/∂h_n
+#
+# of what every recorded call makes of sample n.  Where no other sample contributes, these are
+# Σ_c w_{n,c} ∂f_{n,c}/∂h_n, the weighted sum of the passes over single outputs; where another does,
+# they are not, with probability 1, however few samples are mixed and however far apart they are.
+# What looks different may be round-off (of gradients that are zero in exact arithmetic); so it is
+# held against a pass with w_n = 0, which gives sample n exact zeros unless another contributes.
+#
+# What is detached, or mixed before the first parameter, shows in the values: the block is run again
+# in other batches, so that any two of its samples are apart once.
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Relative error that is round-off at most."""
+    return _TOLERANCE.get(dtype, _TOLERANCE_16)
+
+
+def _round_off(dtype: torch.dtype) -> float:
+    """Share of a whole gradient below which a part may be round-off: it changes the kernel by less
+    than eps."""
+    return _SMALL * torch.finfo(dtype).eps ** 0.5
+
+
+def _mixed_samples(evidence: str) -> RuntimeError:
+    return RuntimeError(
+        f"the outputs of a sample depend on the other samples of the batch ({evidence}), so that "
+        "they have no kernel; expected a function that treats each sample alone: take what is "
+        "computed over the batch (a mean, a contrast, batch statistics) out of it"
+    )
+
+
+def _require_same_values(
+    outputs: OutputMap, samples: Samples, rows: Sequence[int], together: Tensor
+) -> None:
+    """Hold the outputs of a block, f [n, C], against those of the same samples in other batches.
+
+    Two passes over the block, in √n parts each: n = g² samples as a square, by rows and by columns,
+    so that any two samples are apart in one of them; in reverse order.
+
+    Raises:
+        RuntimeError: the outputs of a sample depend on the others.
+    """
+    count = len(rows)
+    size = math.ceil(math.sqrt(count))
+    places = list(range(count))[::-1]
+    parts = [places[start::size] for start in range(size)]
+    parts += [places[start : start + size] for start in range(0, count, size)]
+    limit = _tolerance(together.dtype) * float(together.abs().max())
+    for part in parts if count > 1 else []:
+        with torch.no_grad():
+            apart = outputs(samples.rows([rows[place] for place in part]))
+        differences = (apart - together[part]).abs().amax(1)
+        worst = int(differences.argmax())
+        if not float(differences[worst]) <= limit:
+            raise _mixed_samples(
+                f"those of sample {rows[part[worst]]} are {float(differences[worst]):.1e} apart "
+                "in a batch of others"
+            )
+
+
+class Separation:
+    """Compare backward passes over the same graph, of which Σ_k a_{k,n} δ_{k,n} should be 0 for
+    every sample n and recorded call: cotangents δ_k of pass k, its weights a_k.
+
+    Only a random product of each sample's cotangents is kept.
+
+    Args:
+        f: the outputs, [n, C], with their graph.
+        edges: of the calls' outputs, [n·s, ...] each.
+    """
+
+    def __init__(self, f: Tensor, edges: Sequence[GradientEdge]) -> None:
+        self._f, self._edges = f, edges
+        self._vectors: list[Tensor | None] = [None] * len(edges)
+        self._rests: list[Tensor | None] = [None] * len(edges)
+        self._sizes = [0.0] * len(edges)
+        self._generator = torch.Generator().manual_seed(_SEPARATION_SEED)
+        normal = torch.randn(f.shape, generator=self._generator, dtype=torch.float64)
+        self.weights = normal.to(f)
+
+    def differentiate(self, factors: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of Σ_{n,c} factors_n w_{n,c} f_{n,c}; factors [n]."""
+        total = (self._f * self.weights * factors[:, None]).sum()
+        return torch.autograd.grad(total, self._edges, retain_graph=True, allow_unused=True)
+
+    def add(self, times: Tensor, cotangents: Sequence[Tensor | None]) -> None:
+        """Add a pass.
+
+        Args:
+            times: a, [n].
+            cotangents: of each call; None: zero.
+        """
+        for call, cotangent in enumerate(cotangents):
+            if cotangent is None or not cotangent.numel():
+                continue
+            rows = cotangent.reshape(len(times), -1)
+            wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+            vector = self._vectors[call]
+            if vector is None:
+                vector = torch.randn(rows.shape[1], generator=self._generator).to(rows)
+                self._vectors[call] = vector
+            product = (rows @ vector).to(wide) * times.to(wide)
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * times.to(wide).abs()
+            rest = self._rests[call]
+            self._rests[call] = product if rest is None else rest + product
+            self._sizes[call] = max(self._sizes[call], float(norms.max()))
+
+    def require(self) -> None:
+        """Raise RuntimeError where samples contribute to one another."""
+        dtype, suspects = self._f.dtype, set()
+        least = _round_off(dtype) * max(self._sizes)
+        for rest, size in zip(self._rests, self._sizes, strict=True):
+            # NaN has an error of its own.
+            if rest is not None and float(rest.abs().max()) > max(_tolerance(dtype) * size, least):
+                suspects.add(int(rest.abs().argmax()))
+        for sample in suspects:
+            factors = torch.ones_like(self._f[:, 0])
+            factors[sample] = 0.0
+            for cotangent in self.differentiate(factors):
+                if cotangent is None or not cotangent.numel():
+                    continue
+                rows = cotangent.reshape(len(factors), -1).double()
+                if bool((rows[sample].abs() > 0).any()):
+                    share = float(rows[sample].norm() / rows.norm())
+                    raise _mixed_samples(f"{share:.1%} of a gradient are another sample's")
+
+
+# ---- the completeness check -------------------------------------------------------------------
+#
+# Nothing that a plain backward pass sees may be missing from the kernel.  With random signs w_{n,c}
+# for a few samples, one ordinary backward pass gives, of every parameter,
+#
+#     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
+#
+# which (1) must equal the same sum over what the recorded calls contribute, parameter by parameter:
+# where it does not, the parameter gets exact per-sample gradients; and (2) gives afterwards a test
+# of the finished kernel that shares none of its steps:
+#
+#     wᵀ Θ w' = Σ_θ g_θ · g'_θ.
+
+
+@dataclass
+class Probe:
+    """What the check of one side left.
+
+    Attributes:
+        rows: the samples probed.
+        signs: w, [rows, C].
+        gradients: g, by parameter.
+        contributions: of the probed samples, for w in place of C outputs.
+        activation_bytes: memory the forward pass keeps for one sample's backward.
+        noise: norm of a gradient below which it may be round-off alone (a bias of attention keys,
+            whose gradient is zero in exact arithmetic).
+    """
+
+    rows: list[int]
+    signs: Tensor
+    gradients: dict[str, Tensor]
+    contributions: dict[str, Contribution]
+    activation_bytes: int
+    noise: float
+
+    @property
+    def outputs(self) -> int:
+        return self.signs.shape[1]
+
+    def capture_bytes(self) -> int:
+        """Return the memory of one sample's contributions, all outputs."""
+        return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
+
+
+def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples) -> Probe:
+    """Check the first and a middle sample; parameters that fail are added to the fallback."""
+    rows = [0, samples.count // 2]  # the same one twice where there is only one
+    meter = _Meter(watched)
+    with evaluating(watched.model):
+        with torch.autograd.graph.saved_tensors_hooks(meter.saved, lambda saved: saved):
+            f, calls, unbatched = _watched_forward(
+                watched, outputs, layout, samples.rows(rows), _PROBED
+            )
+        generator = torch.Generator().manual_seed(_PROBE_SEED)
+        signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
+        edges = [call.edge for call in calls]
+        inputs: list[Any] = [*edges, *watched.parameters.values()]
+        if rows[0] != rows[1]:
+            _require_same_values(outputs, samples, rows, f.detach())
+            if edges:
+                # With random weights, and with another multiple of these for each sample.
+                ones, multiples = torch.ones_like(f[:, 0]), torch.tensor([-1.0, 2.0]).to(f)
+                separation = Separation(f, edges)
+                separation.add(multiples, separation.differentiate(ones))
+                separation.add(-ones, separation.differentiate(multiples))
+                separation.require()
+        both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
+        cotangents, whole = both[: len(edges)], both[len(edges) :]
+        noise = max(
+            (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None), default=0.0
+        )
+        parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
+    gradients = {
+        name: torch.zeros_like(parameter) if g is None else g
+        for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
+    }
+    watched.fallback.update(unbatched)
+    _compare(watched, gradients, parts, noise)
+    parts = {name: part for name, part in parts.items() if name not in watched.fallback}
+    return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+
+
+def _compare(
+    watched: Watched,
+    gradients: Mapping[str, Tensor],
+    parts: Mapping[str, Contribution],
+    noise: float,
+) -> None:
+    norms = {name: _norm_of(g) for name, g in gradients.items()}
+    bad = [name for name, norm in norms.items() if not norm < float("inf")]
+    if bad:
+        raise ValueError(
+            f"the gradient of parameter {bad[0]!r} is NaN or infinite; expected finite gradients "
+            "(look for a division by zero or an overflow in the model, or use a wider dtype)"
+        )
+    whole = sum(norm**2 for norm in norms.values()) ** 0.5
+    for name, gradient in gradients.items():
+        if name in watched.fallback:
+            continue
+        part = parts.get(name)
+        missing = norms[name] if part is None else _norm_of(_left_over(gradient, part))
+        # What is below √eps of the whole gradient changes the kernel by less than eps.
+        negligible = _round_off(gradient.dtype) * whole
+        if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, noise):
+            watched.fallback[name] = _NOT_WHOLE
+
+
+def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
+    """gradient − Σ_n G_n, n over the samples, for contributions of one output."""
+    if isinstance(part, Tied):
+        return _left_over(_left_over(gradient, part.factors), part.matches)
+    if isinstance(part, Dense):
+        return gradient - part.gradients[0].sum(0).view(gradient.shape)
+    if isinstance(part, Matches):
+        rest = gradient.clone()
+        rows = rest.view(rest.shape[0], -1)
+        rows.index_add_(0, part.ids, part.gradients[0].to(rows), alpha=-1)
+        return rest
+    delta, a = part.cotangents[0].flatten(0, 1), part.inputs.flatten(0, 1)
+    left, right = (a, delta) if part.transposed else (delta, a)
+    return torch.addmm(gradient, left.T.to(gradient), right.to(gradient), alpha=-1)
+
+
+def _norm_of(values: Tensor) -> float:
+    """‖values‖, in double only where it is needed: gradients are as many as parameters."""
+    if values.dtype in (torch.float32, torch.float64):
+        norm = float(torch.linalg.vector_norm(values))
+        if norm < float("inf"):
+            return norm
+    return float(values.double().norm())  # squares beyond float32 are no infinite gradient
+
+
+def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -> float:
+    """Compare wᵀ Θ w' with the product of the plain gradients; return the relative difference.
+
+    Args:
+        theta: [N, C, M, C].
+        left, right: of the two sides; the same one for a symmetric kernel.
+        dtype: the model's.
+
+    Raises:
+        RuntimeError: they differ by more than round-off.
+    """
+    block = theta[left.rows][:, :, right.rows].double()
+    value = torch.einsum("nc,ncmd,md->", left.signs.double(), block, right.signs.double())
+    expected = sum(_dot(left.gradients[name], right.gradients[name]) for name in left.gradients)
+    sizes = [
+        sum(_norm_of(g) ** 2 for g in side.gradients.values()) ** 0.5 for side in (left, right)
+    ]
+    scale = max(sizes[0] * sizes[1], float(block.abs().max()), left.noise * right.noise)
+    difference = abs(float(value) - expected) / scale if scale else 0.0
+    if not difference <= _tolerance(dtype):
+        raise RuntimeError(
+            f"the kernel disagrees with a plain backward pass (relative difference "
+            f"{difference:.1e}): do samples of a batch depend on one another in this model?"
+        )
+    return difference
+
+
+def _dot(x: Tensor, y: Tensor) -> float:
+    """g_θ · g'_θ, of one parameter."""
+    if x.dtype in (torch.float32, torch.float64):
+        return float(torch.dot(x.flatten(), y.flatten()))
+    return float((x.double() * y.double()).sum())
+
+
+class _Meter:
+    """Counts what a forward pass keeps for the backward: every storage once, parameters not."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._seen = {p.untyped_storage().data_ptr() for p in watched.model.parameters()}
+        self.total = 0
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor

@@ -1,9 +1,16 @@
-"""The NTK loss F(Θ, t) = ‖exp(−η Θ t) r‖² (LensLLM, Eq. 9), the matrix exponential.
+"""The NTK loss F(Θ, t) = ‖exp(−η Θ t) r‖² (LensLLM, Eq. 9, the matrix exponential), and how a
+kernel moves during training.
 
 Gradient flow on ½‖f − y‖² with the kernel fixed gives f_t − y = exp(−η Θ t) (f_0 − y).  With
 Θ = Q diag(λ) Qᵀ,
 
     F(t) = Σ_i e^{−2 η λ_i t} (q_iᵀ r)²,    F'(t) = −2 η Σ_i λ_i e^{−2 η λ_i t} (q_iᵀ r)².
+
+    drift      ‖Θ_t − Θ_0‖ / ‖Θ_0‖                                       (Frobenius norms)
+    alignment  ⟨K_c, L_c⟩ / (‖K_c‖ ‖L_c‖),  K[n, m] = Σ_c Θ[n, c, m, c],  L = Y Yᵀ,  X_c = H X H
+
+with H = I − 1 1ᵀ/N: centred kernel alignment (Cortes, Mohri & Rostamizadeh 2012).  It is 1 where
+the kernel is the labels' own, and 0 where it is unrelated to them.
 """
 
 from __future__ import annotations
@@ -84,12 +91,12 @@ class Spectrum:
         return cls(values.clamp(min=0), vectors, clipped, min(0.0, lowest), asymmetry)
 
     def loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
-        """F(t), of t's shape; arguments and errors as in `ntk_loss`."""
+        """Return F(t), of t's shape; arguments and errors as in `ntk_loss`."""
         t, rates, energies = self._terms(residual, t, lr)
         return (torch.exp(-rates * t[..., None]) * energies).sum(-1)
 
     def log_loss(self, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
-        """log F(t) in log space: finite, with its gradient, where F(t) itself underflows to 0.
+        """Return log F(t), finite, with its gradient, where F(t) itself underflows to 0.
 
         −inf where the residual has no component in any eigenvector (r = 0).
         """
@@ -100,7 +107,7 @@ class Spectrum:
         return torch.logsumexp(energies[kept].log() - rates[kept] * t[..., None], -1)
 
     def modes(self, residual: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """The terms of F(t) = Σ_i e^{−rate_i t} energy_i.
+        """Return the terms of F(t) = Σ_i e^{−rate_i t} energy_i.
 
         Returns:
             2 η λ_i and (q_iᵀ r)², [n] each; the energies are differentiable in the residual.
@@ -135,7 +142,7 @@ class Spectrum:
 
 
 def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: float) -> Tensor:
-    """F(Θ, t) = ‖exp(−η Θ t) r‖², the squared training residual under a fixed kernel (Eq. 9).
+    """Return F(Θ, t) = ‖exp(−η Θ t) r‖², the squared training residual under a fixed kernel.
 
     Args:
         theta: Θ, [N, C, N, C] as `jx.ntk` gives it or [n, n]; decomposed once, O(n³).  For many
@@ -154,6 +161,10 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
 
     Warns:
         RuntimeWarning: round-off-negative eigenvalues were set to zero (how many, how large).
+
+    Example:
+        >>> ntk_loss(torch.eye(2), torch.tensor([3.0, 4.0]), t=0.0, lr=0.1)
+        tensor(25., dtype=torch.float64)
     """
     spectrum = theta if isinstance(theta, Spectrum) else Spectrum.of(theta)
     return spectrum.loss(residual, t, lr)
@@ -171,3 +182,78 @@ def _as_square(theta: Tensor) -> Tensor:
     if not torch.isfinite(matrix).all():
         raise ValueError("theta is NaN or infinite; expected finite numbers")
     return matrix.double()
+
+
+def kernel_drift(theta: Tensor, start: Tensor) -> float:
+    """Return ‖Θ − Θ_0‖ / ‖Θ_0‖.
+
+    Args:
+        theta, start: two kernels of one shape, floating point.
+
+    Raises:
+        ValueError: shapes differ; Θ_0 is zero.
+
+    Example:
+        >>> kernel_drift(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
+        0.5
+    """
+    if theta.shape != start.shape:
+        raise ValueError(
+            f"theta has shape {list(theta.shape)}, but the kernel it is compared with "
+            f"{list(start.shape)}; expected the same samples and outputs"
+        )
+    before = start.double()
+    norm = float(before.norm())
+    if not norm > 0:
+        raise ValueError("the kernel to compare with is zero or NaN, so that drift has no scale")
+    return float((theta.to(before) - before).norm()) / norm
+
+
+def label_alignment(theta: Tensor, labels: Tensor) -> float:
+    """Return the centred alignment of a kernel with labels; NaN where all labels are equal.
+
+    Args:
+        theta: [N, C, N, C].
+        labels: [N] class numbers (integers) or targets (floating point), or targets [N, D].
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> kernel = (labels[:, None] == labels[None]).float()[:, None, :, None]
+        >>> round(label_alignment(kernel, labels), 6)
+        1.0
+    """
+    if theta.dim() != 4 or theta.shape[:2] != theta.shape[2:]:
+        raise ValueError(f"theta has shape {list(theta.shape)}; expected [N, C, N, C]")
+    targets = _targets(labels)
+    if targets.dim() != 2 or targets.shape[0] != theta.shape[0]:
+        raise ValueError(
+            f"labels have shape {list(labels.shape)}; expected one label for each of "
+            f"{theta.shape[0]} samples"
+        )
+    kernel = _centred(torch.einsum("ncmc->nm", theta.double()))
+    targets = targets.to(kernel)
+    own = _centred(targets @ targets.T)
+    size = float(kernel.norm() * own.norm())
+    return float((kernel * own).sum()) / size if size > 0 else float("nan")
+
+
+def has_one_label_each(labels: Tensor) -> bool:
+    """Tell whether `label_alignment` takes these labels: one a sample, not one a token."""
+    return labels.dim() == 1 or (labels.dim() == 2 and labels.is_floating_point())
+
+
+def _targets(labels: Tensor) -> Tensor:
+    """[N, D]: one-hot for class numbers."""
+    if labels.is_floating_point():
+        return labels[:, None] if labels.dim() == 1 else labels
+    if labels.dim() != 1:
+        return labels
+    return (labels[:, None] == torch.unique(labels)[None]).double()
+
+
+def _centred(kernel: Tensor) -> Tensor:
+    kernel = kernel - kernel.mean(0, keepdim=True)
+    return kernel - kernel.mean(1, keepdim=True)

@@ -1,8 +1,8 @@
-"""What the kernel is the kernel of: a model's outputs f(x), [n, C], from one forward pass.
+"""The samples, parameters and outputs that a kernel is the kernel of.
 
-Classifiers give logits [n, L].  Token-level models give [n, T, L]; there f is taken at the last
-real token (a language model's next-token logits), or, for "label", averaged over the labelled
-tokens.
+f(x), [n, C], comes from one forward pass.  Classifiers give logits [n, L].  Token-level models give
+[n, T, L]; there f is taken at the last real token (a language model's next-token logits), or, for
+"label", averaged over the labelled tokens.
 
 Random projections: with v_j ∈ {±1}^L and f_j = v_jᵀ f / √k, j = 1..k,
 
@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .samples import Batch, Samples
-
+Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]
-NAMES = ("logits", "sum", "label")
+Chosen = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+
+_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
+_NAMES = ("logits", "sum", "label")
 _IGNORED = -100  # transformers' label of a token that does not count
 _PROJECTION_SEED = 0x4E544B
 # Relative difference of f from a narrowed head to f from whole logits that is round-off.
@@ -38,8 +41,124 @@ _CONSTANT = "final_logits_bias"  # transformers' buffer [1, V] of BART and its r
 
 
 @dataclass(frozen=True)
+class Samples:
+    """The samples of one batch.
+
+    Attributes:
+        batch: a dict as a collator yields it, or one tensor that is handed to the model as it is.
+        count: the number of samples N.
+        name: "batch" or "other", for messages.
+    """
+
+    batch: Batch
+    count: int
+    name: str = "batch"
+
+    @classmethod
+    def of(cls, batch: Any, name: str = "batch") -> Samples:
+        """Read N, the length of the inputs' first dimension.
+
+        Raises:
+            TypeError: neither a dict nor a tensor.
+            ValueError: no inputs, no samples, or tensors that disagree on how many there are.
+        """
+        if isinstance(batch, Tensor):
+            return cls(batch, _at_least_one(batch, name), name)
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"{name} must be a dict of tensors as a collator yields it, or one tensor, not "
+                f"{type(batch).__name__}"
+            )
+        tensors = {key: v for key, v in batch.items() if isinstance(v, Tensor) and v.dim()}
+        first = next((key for key in _INPUTS if key in tensors), next(iter(tensors), None))
+        if first is None:
+            raise ValueError(
+                f"{name} holds no tensor of inputs; expected input_ids or inputs_embeds (or "
+                "another tensor with one row a sample)"
+            )
+        count = _at_least_one(tensors[first], name)
+        for key, value in tensors.items():
+            if value.shape[0] not in (count, 1):
+                raise ValueError(
+                    f"{name}[{key!r}] has {value.shape[0]} rows, but {first!r} has {count}; "
+                    "expected one row a sample"
+                )
+        return cls(batch, count, name)
+
+    def rows(self, rows: Sequence[int]) -> Batch:
+        """Return the batch of these samples, in this order; what has no rows stays as it is."""
+        if list(rows) == list(range(self.count)):
+            return self.batch
+        if isinstance(self.batch, Tensor):
+            return self._take(self.batch, rows)
+        return {key: self._take(value, rows) for key, value in self.batch.items()}
+
+    def _take(self, value: Any, rows: Sequence[int]) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != self.count:
+            return value
+        return value.index_select(0, torch.tensor(list(rows), device=value.device))
+
+
+def _at_least_one(inputs: Tensor, name: str) -> int:
+    if not inputs.dim() or not inputs.shape[0]:
+        raise ValueError(
+            f"{name} is empty (its inputs have shape {list(inputs.shape)}); "
+            "expected at least one sample"
+        )
+    return inputs.shape[0]
+
+
+def choose_parameters(model: nn.Module, parameters: Chosen) -> dict[str, nn.Parameter]:
+    """Return the chosen parameters by name, once each, even where tied under several names.
+
+    Args:
+        parameters: None: all that require gradients; names (any name of a tied parameter); or a
+            predicate (name, parameter) -> bool over those that require gradients.
+
+    Raises:
+        TypeError: one string, or something that is neither names nor a predicate.
+        ValueError: an unknown or frozen name; nothing left.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if parameters is None:
+        chosen = trainable
+    elif callable(parameters):
+        chosen = {name: p for name, p in trainable.items() if parameters(name, p)}
+    elif isinstance(parameters, Iterable) and not isinstance(parameters, str):
+        chosen = _named(model, parameters)
+    else:
+        raise TypeError(
+            f"parameters is {parameters!r}; expected None, a list of names, or a predicate "
+            "(name, parameter) -> bool"
+        )
+    if not chosen:
+        raise ValueError(
+            "there is no parameter to take the kernel over: none that requires gradients"
+            + (" was chosen" if parameters is not None else "; call requires_grad_(True) on some")
+        )
+    return chosen
+
+
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    every = dict(model.named_parameters(remove_duplicate=False))
+    first_name = {id(p): name for name, p in model.named_parameters()}
+    chosen = {}
+    for name in names:
+        if name not in every:
+            near = get_close_matches(str(name), every, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"the model has no parameter named {name!r}{hint}")
+        if not every[name].requires_grad:
+            raise ValueError(
+                f"parameter {name!r} is frozen; call requires_grad_(True) on it or leave it out"
+            )
+        chosen[first_name[id(every[name])]] = every[name]
+    return chosen
+
+
+@dataclass(frozen=True)
 class OutputMap:
-    """Runs the model and reads f from its output.
+    """Run the model and read f from its output.
 
     Attributes:
         model: the model inside its wrappers.
@@ -57,17 +176,16 @@ class OutputMap:
     narrow: bool = False
 
     def __post_init__(self) -> None:
-        what = self.outputs
-        is_count = isinstance(what, int) and not isinstance(what, bool) and what >= 1
-        if is_count or callable(what) or what in NAMES:
-            return
-        raise ValueError(
-            f"outputs is {what!r}; expected 'logits', 'sum', 'label', a number of random "
-            "projections from 1 up, or a callable (model output, batch) -> [n, C]"
-        )
+        f = self.outputs
+        is_count = isinstance(f, int) and not isinstance(f, bool) and f >= 1
+        if not (is_count or callable(f) or f in _NAMES):
+            raise ValueError(
+                f"outputs is {f!r}; expected 'logits', 'sum', 'label', a number of random "
+                "projections from 1 up, or a callable (model output, batch) -> [n, C]"
+            )
 
     def check(self, samples: Samples) -> None:
-        """Raises ValueError where ``outputs`` needs labels the batch does not have."""
+        """Raise ValueError where ``outputs`` needs labels the batch does not have."""
         if self.outputs == "label" and _labels(samples.batch) is None:
             raise ValueError(
                 f"outputs='label' needs labels, and {samples.name} has none; add 'labels' to it "
@@ -75,7 +193,7 @@ class OutputMap:
             )
 
     def narrowed(self, sides: list[Samples]) -> OutputMap:
-        """This map with a narrow head where that gives the same f, for a sample of each side."""
+        """Return this map with a narrow head where that gives the same f, tried on each side."""
         if output_head(self._base) is None or callable(self.outputs):
             return self
         narrow = replace(self, narrow=True)
@@ -83,7 +201,7 @@ class OutputMap:
         return narrow if same else self
 
     def __call__(self, batch: Batch) -> Tensor:
-        """f, [n, C], with its graph."""
+        """Return f, [n, C], with its graph."""
         with self._head(batch):
             output = self._run(batch)
         if callable(self.outputs):
@@ -106,10 +224,10 @@ class OutputMap:
         arguments = dict(batch)
         if self._encoder_decoder and "decoder_input_ids" not in arguments:
             # the decoder's inputs are made of the labels, where the model says how
-            make: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
+            prepare: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
             labels = _labels(arguments)
-            if make is not None and labels is not None and labels.dim() == 2:
-                arguments["decoder_input_ids"] = make(labels=labels)
+            if prepare is not None and labels is not None and labels.dim() == 2:
+                arguments["decoder_input_ids"] = prepare(labels=labels)
         if "decoder_input_ids" in arguments or not self._encoder_decoder:
             arguments.pop("labels", None)  # a loss over a vocabulary costs, and is not needed
         if "use_cache" in inspect.signature(self.model.forward).parameters:
@@ -121,7 +239,7 @@ class OutputMap:
         if not self.narrow:
             return nullcontext()
         if self.outputs != "label":
-            return on_token(self._base, lambda count, length: self._last(count, length, batch))
+            return _on_token(self._base, lambda count, length: self._last(count, length, batch))
         labels = _labels(batch)
         if labels is None or labels.dim() != 2:
             return nullcontext()
@@ -131,7 +249,7 @@ class OutputMap:
         words = labels.clamp(min=0)
         if self._next_token:
             words = torch.cat([words[:, 1:], words[:, :1]], 1)  # the last token predicts none
-        return on_words(self._base, words)
+        return _on_words(self._base, words)
 
     @property
     def _base(self) -> nn.Module:
@@ -213,11 +331,11 @@ def _agree(whole: OutputMap, narrow: OutputMap, batch: Batch) -> bool:
     with torch.no_grad():
         expected = whole(batch)
         try:
-            found = narrow(batch)
+            f = narrow(batch)
         except (RuntimeError, IndexError, ValueError):
             return False  # the model needs its logits whole
     tolerance = _SAME.get(expected.dtype, _SAME_16) * float(expected.abs().max())
-    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
+    return f.shape == expected.shape and bool(((f - expected).abs() <= tolerance).all())
 
 
 def _labels(batch: Batch) -> Tensor | None:
@@ -251,21 +369,20 @@ def _as_matrix(values: Any, name: str) -> Tensor:
 # limits a kernel of a language model; yet "label" reads one word of each token, and the next-token
 # outputs read one token of each sample.  Within one of these contexts the head computes
 #
-#     on_words    z[n, t, 0] = h_{n,t} · W[y_{n,t}] + b[y_{n,t}]      [n, T, 1]
-#     on_token    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
+#     _on_words    z[n, t, 0] = h_{n,t} · W[y_{n,t}] + b[y_{n,t}]      [n, T, 1]
+#     _on_token    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
 #
 # What the model does to its logits afterwards (a scale, a soft-cap) must act on each of them alone;
 # `OutputMap.narrowed` finds out by comparing f with that of whole logits.
 
 
 def output_head(model: nn.Module) -> nn.Linear | None:
-    """The linear layer that makes logits over a vocabulary; None where there is no plain one."""
-    found = getattr(model, "get_output_embeddings", lambda: None)()
-    plain = type(found) is nn.Linear and "forward" not in vars(found)
-    return found if plain else None
+    """Return the linear layer that makes logits over a vocabulary; None without a plain one."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head if type(head) is nn.Linear and "forward" not in vars(head) else None
 
 
-def on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
+def _on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
     """The head gives each token the logit of its word alone.
 
     Args:
@@ -285,7 +402,7 @@ def on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
     return _head_replaced(model, forward)
 
 
-def on_token(
+def _on_token(
     model: nn.Module, places: Callable[[int, int], Tensor]
 ) -> AbstractContextManager[None]:
     """The head sees one token of each sample.
@@ -308,7 +425,7 @@ def on_token(
 def _head_replaced(
     model: nn.Module, forward: Callable[[nn.Linear, Tensor], Tensor]
 ) -> Iterator[None]:
-    """The head's forward; and a zero buffer [1, V] that is added to the logits, as [1, 1]: it would
+    """Replace the head's forward, and a zero buffer [1, V] added to the logits by [1, 1]: it would
     widen them again."""
     head = output_head(model)
     assert head is not None

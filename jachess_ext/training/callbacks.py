@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ..ntk import measure_ntk
-from ..ntk.drift import has_one_label_each, kernel_drift, label_alignment
+from ..ntk import kernel_drift, label_alignment, measure_ntk
+from ..ntk.loss import has_one_label_each
 from ..smoothness.model_pass import on_device_of
 from ..smoothness.probe import SmoothnessProbe, check_every
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import finetune_quality
-from jachess_ext.evaluation.report import Table
+from jachess_ext.compare.tables import Table
 from jachess_ext.experiment.checks import check_methods
 from jachess_ext.experiment.grid import make_grid
 from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture

@@ -127,7 +127,6 @@ def test_a_language_model_as_safetensors(
 
 @pytest.mark.parametrize("options, words", [
     (["--method", "explain", "--parameters", "attention"], "GFLOP A"),
-    (["--method", "sketch", "--sketch-size", "4"], "sketched: relative error about"),
     (["--memory", "32K", "--outputs", "sum"], "6 pairs of blocks"),
     (["--outputs", "3", "--classes", "4", "--seed", "2"], "5 samples, 3 outputs"),
 ])  # fmt: skip
@@ -180,7 +179,6 @@ BAD_OPTIONS = [
     (["--parameters", "nothing"], "matches no parameter"),
     (["--parameters", "("], "is no regular expression"),
     (["--label-column", "none", "--outputs", "label"], "outputs='label' needs labels"),
-    (["--sketch-size", "3", "--method", "sketch"], "sketch_size is 3; expected an even number"),
     (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
     (["--file-missing"], None),
     (["--outputs", "all"], None),

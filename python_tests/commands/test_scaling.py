@@ -50,7 +50,7 @@ def test_select_writes_a_report(path: Path, tmp_path: Path, capsys: Capture) -> 
     text = page.read_text(encoding="utf-8")
     expected = select(read_table(path), 51200, 1638400)
     assert f"{expected.ranking[0]} is the model to fine-tune" in text
-    assert "80 % interval" in text and "losses.csv" in text and text.count("<img") == 3
+    assert "80 % interval" in text and "losses.csv" in text and text.count("<svg") == 3
     assert str(page) in capsys.readouterr().out
 
 

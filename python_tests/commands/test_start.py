@@ -56,6 +56,8 @@ def test_other_warnings_stay(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         torchao.warning("Failed to load /a/_C_x.so: Could not load this library: /a/_C_x.so")
         pytree.warning("<enum 'A'> is an Enum subclass and is now natively supported by torch.")
+        processor = logging.getLogger("bitsandbytes.backends.cpu.ops")  # says so with AVX512-BF16
+        processor.warning("Failed to load CPU gemm_4bit_forward from kernels-community: no kernels")
         torchao.warning("this weight is wrong")
         torchao.error("Failed to load /a/_C_x.so: the disk is broken")
         logging.getLogger("bitsandbytes.cextension").warning("BNB_CUDA_VERSION=1 is set")

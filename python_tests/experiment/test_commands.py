@@ -14,12 +14,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
+from jachess_ext.compare.report import write_report
 from jachess_ext.experiment import one_run
 from jachess_ext.experiment.arguments import add_finetune_options, grid_from
-from jachess_ext.experiment.report import write_report
 from python_tests.browser import assert_shown
-
-from .records import record
+from python_tests.compare.records import record
 
 SMALL = ("--epochs", "1", "--batch-size", "8", "--lr", "5e-3", "--max-length", "16")
 

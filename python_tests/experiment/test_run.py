@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from jachess_ext.compare.tables import methods_of, to_frame
 from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
 from jachess_ext.experiment.fine_tune import fine_tune
@@ -23,7 +24,6 @@ from jachess_ext.experiment.grid import Grid, make_grid, quick
 from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jobs
 from jachess_ext.experiment.run import run_grid
 from jachess_ext.experiment.store import RESULTS, Store, read_results
-from jachess_ext.experiment.tables import Results
 from jachess_ext.tasks.batches import encode
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.models import load_model, load_tokenizer
@@ -360,7 +360,7 @@ def test_a_curve_over_epochs_changes_nothing_else(grid: MakeGrid, tmp_path: Path
     assert 0.9 < record["embedding_growth"] < 1.1 and record["embedding_growth"] != 1
     assert set(record["seconds"]) == {"training", "processor", "judging"}
     found = read_results(tmp_path / "2")
-    assert "none, best epoch by NLL" in Results.of(found).methods
+    assert "none, best epoch by NLL" in methods_of(to_frame(found))
 
 
 BAD_GRIDS = [

@@ -8,8 +8,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/ntk/capture.py",
-                "            require_same_values(outputs, samples, rows, f.detach())\n",
-                "            pass\n",
+                "            _require_same_values(outputs, samples, rows, f.detach())\n        parts",
+                "            pass\n        parts",
             ),
         ),
         tests=("python_tests/ntk/test_mixing.py -k 'anywhere and (detached or inputs)'",),
@@ -29,7 +29,7 @@ FAULTS = [
         name="ntk: gradients that are round-off are taken for another sample's",
         edits=(
             Edit(
-                "jachess_ext/ntk/separation.py",
+                "jachess_ext/ntk/capture.py",
                 "            factors[sample] = 0.0\n",
                 "            factors[sample] = 0.5\n",
             ),
@@ -40,7 +40,7 @@ FAULTS = [
         name="ntk: samples are run again in the order in which they came",
         edits=(
             Edit(
-                "jachess_ext/ntk/separation.py",
+                "jachess_ext/ntk/capture.py",
                 "places = list(range(count))[::-1]",
                 "places = list(range(count))",
             ),
@@ -51,9 +51,9 @@ FAULTS = [
         name="ntk: a parameter without a dimension",
         edits=(
             Edit(
-                "jachess_ext/ntk/calls.py",
-                "found[key].unsqueeze(-1).flatten(2)",
-                "found[key].flatten(2)",
+                "jachess_ext/ntk/capture.py",
+                "gradients[key].unsqueeze(-1).flatten(2)",
+                "gradients[key].flatten(2)",
             ),
         ),
         tests=("python_tests/ntk/test_mixing.py -k any_shape",),

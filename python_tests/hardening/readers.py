@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from jachess_ext.training.dual import DualSchedule
 
 from jachess_ext import JacHess
 from jachess_ext.cli import main
 from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
 from jachess_ext.commands.ntk_data import class_numbers, read_samples
+from jachess_ext.compare.report import sections
 from jachess_ext.experiment.grid import Grid, make_grid, read_grid
-from jachess_ext.experiment.report import sections
 from jachess_ext.experiment.run_folder import RunFolder
 from jachess_ext.experiment.store import read_results
 from jachess_ext.live_selection import read_records, read_selection
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
-from jachess_ext.training.dual import DualSchedule
-from python_tests.experiment.records import record
+from python_tests.compare.records import record
 from python_tests.live_selection.test_records import RECORD, selection
 
 ROWS = [("a good film", "ein guter Film", 1), ('a, "bad" one', "ein schlechter", 0)] * 3

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.ntk import measure_ntk
-from jachess_ext.ntk.ranks import KernelRanks
+from jachess_ext.ntk.api import KernelRanks
 
 WORLD = 2
-SKETCH: dict[str, Any] = {"method": "sketch", "sketch_size": 4, "seed": 1}
 
 
 class Encoder(nn.Module):
@@ -66,7 +65,6 @@ def work(rank: int, folder: str) -> None:
     )
     group = dist.group.WORLD
     measured = measure_ntk(encoder(), batch(5), group=group)
-    sketched = measure_ntk(encoder(), batch(5), group=group, **SKETCH)
     found = {
         "symmetric": measured.theta,
         "blocks": measured.report.blocks,
@@ -74,8 +72,6 @@ def work(rank: int, folder: str) -> None:
         "pairs here": len(KernelRanks.of(group).share(range(measured.report.blocks))),
         "unequal": jx.ntk(encoder(), batch(5), batch(3, seed=1), group=group),
         "single": jx.ntk(encoder(), batch(1), group=group),
-        "sketch": sketched.theta,
-        "sketch error": sketched.report.sketch_error,
         "errors": [_sentence(call) for call in _bad_calls(rank, group)],
     }
     torch.save(found, f"{folder}/{rank}.pt")

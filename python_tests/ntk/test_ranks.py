@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 import torch.multiprocessing as mp
 
 import jachess_ext as jx
-from jachess_ext.ntk import measure_ntk
-from jachess_ext.ntk.job import Job
-from jachess_ext.ntk.ranks import KernelRanks
+from jachess_ext.ntk.api import Job, KernelRanks
 
-from .rank_worker import SKETCH, WORLD, batch, encoder, work
+from .rank_worker import WORLD, batch, encoder, work
 
 pytestmark = pytest.mark.xdist_group("ranks")
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
@@ -32,7 +29,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def _one_process(block: int) -> torch.Tensor:
     """The same blocks in this process."""
     job = Job(encoder(), batch(5), None)
-    job._budget = replace(job._budget, block=block)
+    job._block = block
     theta = job.run(False)
     assert theta is not None
     return theta
@@ -47,13 +44,6 @@ def test_the_first_rank_has_the_numbers_of_one_process(ranks: list[dict[str, Any
     cross = jx.ntk(model, batch(5), batch(3, seed=1))
     torch.testing.assert_close(first["unequal"], cross, **CLOSE)
     torch.testing.assert_close(first["single"], jx.ntk(model, batch(1)), **CLOSE)
-
-
-def test_sketches_agree_too(ranks: list[dict[str, Any]]) -> None:
-    alone = measure_ntk(encoder(), batch(5), **SKETCH)
-    assert "C" in {choice.form for choice in alone.report.choices}
-    torch.testing.assert_close(ranks[0]["sketch"], alone.theta, **CLOSE)
-    assert ranks[0]["sketch error"] == pytest.approx(alone.report.sketch_error, rel=1e-9)
 
 
 def test_the_work_is_shared(ranks: list[dict[str, Any]]) -> None:

@@ -13,8 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 import jachess_ext as jx
 from jachess_ext.ntk import measure_ntk
 from jachess_ext.ntk import outputs as outputs_module
-from jachess_ext.ntk.outputs import OutputMap
-from jachess_ext.ntk.samples import Samples
+from jachess_ext.ntk.outputs import OutputMap, Samples
 from python_tests import processes
 
 from ..smoothness.tiny_models import randomise

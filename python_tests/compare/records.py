@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from jachess_ext.experiment.grid import Recipe
-from jachess_ext.training import MethodArguments
+from jachess_ext.training import parse_method
 
 BINS = 8
 
 
-def record(method: str, task: str, seed: int, score: float | None, **settings: Any) -> dict:
-    counts = [0] * 4 + [2, 2, 4, 2]
+def record(name: str, task: str, seed: int, score: float | None, **settings: Any) -> dict[str, Any]:
+    """Return the record of a final run; where the score is None, of one that failed."""
+    method = parse_method(name.partition("<")[0].partition(", best")[0])
     base: dict[str, Any] = {
         "kind": "final",
         "task": task,
-        "method": method,
+        "method": name,
         "value": None,
         "seed": seed,
         "model": "tiny",
         "metric": "accuracy",
         "rows": [10, 10, 10],
-        "settings": asdict(MethodArguments.parse(method.partition("<")[0])),
-        "recipe": asdict(Recipe()),
+        "settings": {"method": method.name, **method.settings},
+        "recipe": {"epochs": 3, "lr": 1e-4},
         "score": score,
         "brier": 0.2,
         "ece": 0.1,
@@ -39,8 +38,18 @@ def record(method: str, task: str, seed: int, score: float | None, **settings: A
                 "edges": [i / BINS for i in range(BINS + 1)],
                 "confidence": [None] * 4 + [0.55, 0.7, 0.8, 0.9],
                 "accuracy": [None] * 4 + [0.5, 0.5, 0.75, 1.0],
-                "counts": counts,
+                "counts": [0] * 4 + [2, 2, 4, 2],
             },
             "shift": {},
         }
     return base | settings
+
+
+def by_method(scores: dict[str, Any], tasks: str = "a", **more: Any) -> list[dict[str, Any]]:
+    """Return records of method → score by seed, alike on every task, with more settings each."""
+    return [
+        record(method, task, seed, score, **more.get(method, {}))
+        for task in tasks
+        for method, values in scores.items()
+        for seed, score in enumerate(values)
+    ]

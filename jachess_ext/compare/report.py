@@ -1,0 +1,611 @@
+"""The pages and figures of comparisons: of a grid of runs, and of one judged model."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._io import require, write_json, write_text
+from . import tables
+from .metrics import Reliability
+from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+    from pandas import DataFrame
+
+COLOURS = (
+    *("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#7b3294", "#a6d854", "#e7298a", "#8c510a", "#1a1a80"),
+)
+MARKERS = "osD^vPX*<>ph"
+Styles = Mapping[str, Mapping[str, Any]]
+
+
+# --- any page
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A matplotlib figure with a caption, which is its alternative text as well."""
+
+    caption: str
+    figure: Any
+
+    def svg(self) -> Any:
+        """Return the figure as an ``<svg>`` element: without a background, date or link."""
+        markup, buffer = require("markupsafe"), io.StringIO()
+        with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
+            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        _, _, drawn = buffer.getvalue().partition("<svg")
+        drawn = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", drawn, flags=re.S)
+        label = markup.escape(self.caption)
+        return markup.Markup(f'<svg role="img" aria-label="{label}"{drawn}')
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, tables, pictures and literal text, shown in that order."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    literal: Sequence[str] = ()
+
+
+def to_html(title: str, sections: Iterable[Section]) -> str:
+    """Return one page that needs nothing else: styles and pictures inside, no script.
+
+    Sections without tables, pictures or literal text are left out.
+    """
+    template = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
+    environment = require("jinja2").Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(title=title, sections=filled(sections))
+
+
+def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
+    """Write `to_html` to `path`, whole or not at all."""
+    write_text(path, to_html(title, sections))
+
+
+def filled(sections: Iterable[Section]) -> list[Section]:
+    """Return the sections that have a table, picture or literal text."""
+    return [s for s in sections if s.tables or s.pictures or s.literal]
+
+
+def to_text(table: Table, width: int) -> str:
+    """Return a table for a terminal; where it is wider, the first column stands in each part."""
+    first, *header = table.header
+    body = require("pandas").DataFrame(
+        [row[1:] for row in table.rows], [row[0] for row in table.rows], header
+    )
+    body.columns.name = first
+    caption = table.caption.removesuffix(SCORE_NOTE).strip()
+    return f"{body.to_string(line_width=width)}\n{textwrap.fill(caption, width)}\n"
+
+
+# --- figures
+
+
+def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return colour and marker of each name by its place; up to 144 names differ in one of them.
+
+    Taken once for a report, so that a method looks the same in each of its figures.
+    """
+    count = len(COLOURS)
+    return {
+        name: {"color": COLOURS[i % count], "marker": MARKERS[(i + i // count) % count]}
+        for i, name in enumerate(names)
+    }
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, width: float, height: float, **shared: Any
+) -> tuple[Any, list[Any]]:
+    """Return a figure of `width` × `height` inches and its axes, row by row.
+
+    Args:
+        shared: ``sharex``, ``sharey``.
+    """
+    drawing = require("matplotlib.figure")
+    figure = drawing.Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def wrapped(name: str, width: int = 26) -> str:
+    """Return a long name in lines of about `width` characters, broken after commas and spaces."""
+    lines = [""]
+    for part in re.findall(r"[^ ,]*[ ,]*", name.replace("$", r"\$")):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
+    """Draw differences from a reference: a row each method, a line at zero.
+
+    Args:
+        apart: By method "mean" and "±", as `tables.differences` has them.
+        across: Label of the horizontal axis.
+        styles: Of all methods, which stand below one another in this order.
+    """
+    names = [name for name in styles if name in apart.index]
+    labels = [wrapped(name) for name in names]
+    lines = 1 + max(label.count("\n") for label in labels)
+    figure, (panel,) = panels(width=4.6, height=0.8 + (0.12 + 0.16 * lines) * len(names))
+    panel.axvline(0, color="#999999", linewidth=1, linestyle="--")
+    for row, name in enumerate(names):
+        mean, half = apart.loc[name, ["mean", "±"]]
+        width = None if np.isnan(half) else [half]
+        panel.errorbar([mean], [row], xerr=width, capsize=3, markersize=6, **styles[name])
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.set_yticks(range(len(names)), labels)
+    panel.locator_params(axis="x", nbins=4)
+    figure.supxlabel(across, fontsize="medium")  # the panel alone may be narrower than its label
+    return figure
+
+
+def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | None = None) -> Any:
+    """Draw a panel a method: accuracy of the predicted class over its mean confidence, per bin.
+
+    Bars show how many examples each bin holds, as a share of all.
+    """
+    columns = min(2, len(diagrams))  # more could not be read on a phone
+    rows = -(-len(diagrams) // columns)
+    figure, axes = panels(rows, columns, width=3.0 * columns, height=3.1 * rows)
+    styles = styles or styles_of(list(diagrams))
+    for panel in axes[len(diagrams) :]:
+        panel.set_visible(False)
+    for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
+        colour = styles[name]["color"]
+        share, full = diagram.counts / diagram.counts.sum(), diagram.counts > 0
+        edges, widths = diagram.edges[:-1], np.diff(diagram.edges)
+        panel.bar(edges, share, widths, align="edge", color=colour, alpha=0.2)
+        panel.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+        line = diagram.confidence[full], diagram.accuracy[full]
+        panel.plot(*line, "o-", color=colour, markersize=4)
+        panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
+        panel.set_title(wrapped(name), fontsize="medium")
+    for panel in axes[::columns]:
+        panel.set_ylabel("accuracy (line), share (bars)")
+    return figure
+
+
+def score_curves_figure(
+    places: Sequence[float],
+    scores: Mapping[str, npt.ArrayLike],
+    across: str,
+    up: str,
+    styles: Styles | None = None,
+) -> Any:
+    """Draw every method's scores [seeds, D] over `places` [D]: mean and spread over seeds."""
+    figure, (panel,) = panels(width=5.2, height=3.4)
+    styles = styles or styles_of(list(scores))
+    for name, values in scores.items():
+        runs = np.asarray(values, dtype=np.float64)
+        spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
+        look = {"markersize": 4, "capsize": 2, "linewidth": 1.5, **styles[name]}
+        panel.errorbar(places, runs.mean(axis=0), yerr=spread, label=wrapped(name), **look)
+    panel.set(xlabel=across, ylabel=up)
+    if len(scores) > 5:  # below the curves, which it would cover
+        lines = sum(1 + wrapped(name).count("\n") for name in scores)
+        figure.set_size_inches(5.2, 3.6 + 0.1 * lines)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    else:
+        panel.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def norms_figure(
+    jacobian: Mapping[str, npt.ArrayLike],
+    hessian: Mapping[str, npt.ArrayLike],
+    reference: str | None = None,
+    styles: Styles | None = None,
+) -> Any:
+    """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1.
+
+    The entry named `reference` is drawn dashed and takes no method's colour.
+    """
+    figure, axes = panels(2, width=4.6, height=6.2)
+    styles = styles or styles_of([name for name in jacobian if name != reference])
+    dashed = {"color": "#999999", "marker": "x", "linestyle": "--"}
+    for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
+        for name, heights in norms.items():
+            look = dashed if name == reference else styles[name]
+            layers = np.arange(1, len(np.asarray(heights)) + 1)
+            panel.plot(layers, heights, label=wrapped(name), markersize=4, **look)
+        panel.set(title=title, xlabel="layer", yscale="log")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].legend(frameon=False, fontsize="small")
+    return figure
+
+
+# --- a grid of runs
+
+
+def write_report(path: Path, records: Iterable[Record] | DataFrame) -> None:
+    """Write the page of a comparison, whole or not at all; for ``.json`` its tables alone.
+
+    Args:
+        records: As in ``results.jsonl``, see `tables.to_frame`.
+    """
+    shown = sections(records)
+    if path.suffix != ".json":
+        write_html(path, "Comparison of regularisation methods", shown)
+        return
+    content = {
+        section.title: [
+            {"caption": t.caption, "header": t.header, "rows": t.rows} for t in section.tables
+        ]
+        for section in shown
+    }
+    write_json(path, content)
+
+
+def print_report(records: Iterable[Record] | DataFrame, width: int | None = None) -> None:
+    """Print the answer and every table; nothing is cut where the terminal is narrow.
+
+    Args:
+        width: In characters; None: the terminal's.
+    """
+    width = width or shutil.get_terminal_size().columns
+    for number, section in enumerate(sections(records)):
+        if section.tables or number == 0:
+            print(f"\n{section.title}\n")
+        for paragraph in section.paragraphs if number == 0 else ():
+            print(textwrap.fill(paragraph, width) + "\n")
+        for table in section.tables:
+            print(to_text(table, width))
+    for note in (SCORE_NOTE, PAIRED_NOTE, OVERALL_NOTE):
+        print(textwrap.fill(note, width) + "\n")
+
+
+def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
+    """Return what the page of a comparison holds, the answer first."""
+    runs = tables.to_frame(records)
+    styles = styles_of(tables.methods_of(runs))
+    settings = {
+        "recipe": runs["recipe"].iloc[0],
+        "methods": dict(zip(runs["method"], runs["settings"], strict=True)),
+    }
+    overall = [*tables.overall_tables(runs), *tables.best_control_tables(runs)]
+    of_noise = "δ (rms embedding entry of the base model)"
+    return filled(
+        [
+            Section("In short", answer(runs), tables.cost_tables(runs), forests(runs, styles)),
+            Section("Scores", _what_was_run(runs), tables.score_tables(runs)),
+            Section(
+                "Token corruption",
+                tables=tables.condition_tables(runs, "corruption"),
+                pictures=_curves(runs, "corrupted", "share of tokens replaced", styles),
+            ),
+            Section("Domain shift", tables=tables.shift_tables(runs)),
+            Section(
+                "Calibration",
+                tables=tables.task_tables(runs, tables.CALIBRATION),
+                pictures=_reliability_pictures(runs, styles),
+            ),
+            Section("Seed by seed", [PAIRED_NOTE], tables.paired_tables(runs)),
+            Section("Over all tasks and seeds", [OVERALL_NOTE], overall),
+            Section("Changed texts", tables=tables.condition_tables(runs, "texts")),
+            Section(
+                "Embedding noise",
+                tables=tables.condition_tables(runs, "noise"),
+                pictures=_curves(runs, "noisy", of_noise, styles),
+            ),
+            Section(
+                "Smoothness",
+                tables=[
+                    *tables.task_tables(runs, tables.SMOOTHNESS),
+                    *tables.association_tables(runs),
+                ],
+            ),
+            Section("Ablations", tables=tables.ablation_tables(runs)),
+            Section("Chosen strengths", tables=tables.chosen_tables(runs)),
+            Section("Failures", tables=tables.failed_tables(runs)),
+            Section("Settings", literal=[json.dumps(settings, indent=1, ensure_ascii=False)]),
+        ]
+    )
+
+
+def _what_was_run(runs: DataFrame) -> list[str]:
+    first = runs.iloc[0]
+    seeds = ", ".join(map(str, sorted(runs["seed"].unique())))
+    rows = []
+    for task, of in runs.groupby("task", sort=False):
+        last = of.iloc[-1]
+        text = "{}: {} training, {} unlabelled, {} judged".format(task, *last["rows"])
+        validation = last.get("validation_rows", 0)
+        more = f", {validation:.0f} for temperature and epoch" if validation > 0 else ""
+        rows.append(text + more)
+    noise = first.get("label_noise", 0)
+    return [
+        f"Model: {first['model']}. Seeds: {seeds}. {'; '.join(rows)}.",
+        "All methods start from the same weights and see the same labelled rows in the same order; "
+        "epochs and learning rate are the same for all.",
+        *(["Each seed draws training rows of its own."] * (first.get("resampled") in (True,))),
+        *([f"{noise:.0%} of the training labels are wrong."] if noise > 0 else []),
+    ]
+
+
+_ASKED = (SCORE._replace(digits=1), BRIER._replace(digits=3))
+_NAMED = 4  # of methods without a difference; of more the largest
+
+
+def answer(runs: DataFrame) -> list[str]:
+    """Return paragraphs: each figure's better and worse methods, and what they cost.
+
+    Nothing without a pair of runs to compare.
+    """
+    if not tables.compared(runs):
+        return []
+    texts = [text for figure in _ASKED if (text := _answer_of(runs, figure))]
+    cost = {m: ratio for m, ratio in tables.costs(runs).items() if m != tables.REFERENCE}
+    if texts and cost:
+        low, high = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
+        texts.append(
+            f"Training took {cost[low]:.1f} ({low}) to {cost[high]:.1f} ({high}) times the plain "
+            "one's processor time."
+            if len(cost) > 1
+            else f"Training took {cost[low]:.1f} times the plain one's processor time ({low})."
+        )
+    return texts
+
+
+def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
+    """Return one paragraph: which methods' intervals lie on one side of zero."""
+    tasks = tables.tasks_with(runs, figure.column)
+    apart = tables.differences(runs, figure.column) if tasks else runs.iloc[:0]
+    apart = apart[apart["seeds"] > 0] if tasks else apart
+    if not len(apart):
+        return None
+    seeds = int(apart["seeds"].max())
+    groups: dict[str, list[tuple[float, str]]] = {"better": [], "worse": [], "open": []}
+    for method, row in apart.iterrows():
+        mean, half = figure.scale * row["mean"], figure.scale * row["±"]
+        place = "open"
+        if abs(mean) > half:  # not of NaN
+            place = "better" if mean * figure.better > 0 else "worse"
+        signed = f"{round(mean, figure.digits) + 0.0:+.{figure.digits}f}"  # no minus before a zero
+        text = f"{method} ({signed.replace('-', '−')}"
+        text += "" if np.isnan(half) else f" ± {half:.{figure.digits}f}"
+        text += f", {_count(int(row['seeds']), 'seed')}" if row["seeds"] < seeds else ""
+        groups[place].append((abs(mean), text + ")"))
+    over = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
+    where = f"{figure.title[0].upper()}{figure.title[1:]}, {over}, {_count(seeds, 'seed')}: "
+    parts = [
+        f"{name} than the plain model: {', '.join(text for _, text in groups[name])}"
+        for name in ("better", "worse")
+        if groups[name]
+    ]
+    if few := groups["open"]:
+        listed = ", ".join(text for _, text in few)
+        if len(few) > _NAMED:
+            listed = f"{len(few)} methods, the largest difference {max(few)[1]}"
+        parts.append(f"not told apart from {'it' if parts else 'the plain model'}: {listed}")
+    note = (
+        " One seed cannot tell a difference from chance."
+        if seeds < 2
+        else " ± is half of a 95 % interval over seeds, not adjusted for the number of methods."
+    )
+    return where + "; ".join(parts) + "." + note * (figure is _ASKED[0])
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" + "s" * (number != 1)
+
+
+def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
+    """Draw differences from the plain model, a picture each task: score, then Brier score."""
+    pictures = []
+    for figure in _ASKED if tables.compared(runs) else ():
+        side = "right" if figure.better > 0 else "left"
+        for task in tables.tasks_with(runs, figure.column):
+            apart = tables.differences(runs, figure.column, tasks=[task])
+            apart = figure.scale * apart[apart["seeds"] > 0]
+            if len(apart):
+                across = f"{figure.title}, difference from the plain model"
+                several = apart["±"].notna().any()
+                shown = (
+                    "mean and 95 % interval over seeds" if several else "the one seed's difference"
+                )
+                caption = f"{task}, {figure.title}: {shown}; better to the {side}."
+                pictures.append(Picture(caption, forest_figure(apart, across, styles)))
+    return pictures
+
+
+def _curves(runs: DataFrame, name: str, across: str, styles: Styles) -> list[Picture]:
+    """Draw one picture a task: scores over the places of `name`, clean ones first."""
+    columns = {float(c.partition(".")[2]): c for c in runs if c.startswith(f"{name}.")}
+    pictures = []
+    for task, of in runs[runs["score"].notna()].groupby("task", sort=False):
+        scores = of[["method"]].assign(**{"0.0": of["score"]})
+        for place, column in columns.items():
+            scores[str(place)] = of[column].fillna(of["score"]) if place == 0 else of[column]
+        scores = scores.dropna(axis=1, how="all")
+        places = sorted(scores.columns.drop("method"), key=float)
+        if len(places) > 1:
+            by_method = scores.dropna().groupby("method", sort=False)
+            heights = {method: each[places].to_numpy() for method, each in by_method}
+            metric = str(of["metric"].iloc[0])
+            drawn = score_curves_figure([*map(float, places)], heights, across, metric, styles)
+            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", drawn))
+    return pictures
+
+
+_RELIABILITY = (
+    "accuracy of the predicted class over its confidence in 8 bins; on the dashed line a model is "
+    "as sure as it is right. Bars: share of examples."
+)
+
+
+def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
+    """Draw the diagrams of the methods, four in a picture."""
+    judged = runs[runs["reliability"].notna()].groupby("method", sort=False)["reliability"]
+    diagrams = {method: pooled(list(of)) for method, of in judged}
+    names = list(diagrams)
+    return [
+        Picture(
+            f"Reliability, all tasks and seeds together: {_RELIABILITY}",
+            reliability_figure({name: diagrams[name] for name in names[i : i + 4]}, styles),
+        )
+        for i in range(0, len(names), 4)
+    ]
+
+
+def pooled(diagrams: Sequence[Record]) -> Reliability:
+    """Return one diagram of the examples of several, all with the same bins."""
+    counts = np.array([diagram["counts"] for diagram in diagrams])
+
+    def mean(name: str) -> np.ndarray:
+        values = np.array([diagram[name] for diagram in diagrams], dtype=np.float64)
+        total = np.where(counts > 0, counts * values, 0.0).sum(0)
+        with np.errstate(invalid="ignore"):
+            return total / counts.sum(0)
+
+    edges = np.array(diagrams[0]["edges"], dtype=np.float64)
+    return Reliability(edges, mean("confidence"), mean("accuracy"), counts.sum(0))
+
+
+# --- one model
+
+
+def judged_sections(judged: Iterable[Record]) -> list[Section]:
+    """Return what the page of a judged model holds: a section for each task's figures."""
+    return [_judged_section(figures) for figures in judged]
+
+
+def _judged_section(figures: Record) -> Section:
+    conditions = {
+        **{f"{float(s):.0%} of the tokens unknown": v for s, v in figures["corrupted"].items()},
+        **{
+            f"noise of δ = {delta} on the embeddings": v
+            for delta, v in figures["noisy"].items()
+            if float(delta)
+        },
+        **{f"texts changed: {change}": v for change, v in figures["perturbed"].items()},
+    }
+    judged = {"as they are": figures}
+    judged |= {name: {"score": score} for name, score in conditions.items()}
+    judged |= {f"rows of {target}": of for target, of in figures["shift"].items()}
+    rows = [
+        [name, *(tables.DASH if (v := of.get(c)) is None else f"{v:.3f}"
+                 for c in ("score", "brier", "ece"))]
+        for name, of in judged.items()
+    ]  # fmt: skip
+    text = f"{figures['metric'].capitalize()} {figures['score']:.3f} on {figures['rows']} rows"
+    if figures["brier"] is not None:
+        text += f", Brier score {figures['brier']:.3f}, calibration error {figures['ece']:.3f}"
+    slopes, task = figures["slopes"], figures["task"]
+    if slopes.get("margin_over_slope") is not None:
+        text += (
+            f"; the logits' Jacobian is {slopes['logit_jacobian']:.3g}, and the decision's border "
+            f"about {slopes['margin_over_slope']:.3g} away in the embeddings' units (negative: "
+            "wrong on average)"
+        )
+    pictures = []
+    if figures["reliability"] is not None:
+        diagram = {task: pooled([figures["reliability"]])}
+        pictures.append(Picture(f"Reliability: {_RELIABILITY}", reliability_figure(diagram)))
+    if figures["jacobian"]:
+        caption = (
+            "Norms of the first and second derivatives of each layer with respect to the token "
+            "embeddings."
+        )
+        norms = norms_figure({task: figures["jacobian"]}, {task: figures["hessian"]})
+        pictures.append(Picture(caption, norms))
+    scores = Table("Under each condition", ["rows", figures["metric"], "Brier", "ECE"], rows)
+    return Section(task, [f"{text}. Judged on {figures['device']}."], [scores], pictures)
+
+
+_CARD_FIGURES = {
+    "accuracy": "accuracy",
+    "auc": "area under the ROC curve",
+    "nll": "negative log-likelihood, nats",
+    "brier": "Brier score, summed over classes",
+    "ece": "expected calibration error, 8 bins",
+}
+
+
+def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
+    """Return what the model of a run is, how it was trained, and its figures, for the hub.
+
+    Args:
+        run: The run's name, which is the model's.
+        record: As in the results file.
+        adapters: Whether the folder has LoRA's adapters alone.
+    """
+    hub = require("huggingface_hub")
+    local = Path(record["model"]).exists()
+    base = Path(record["model"]).name if local else record["model"]
+    rows = _card_rows(record)
+    results = [
+        hub.EvalResult(
+            task_type="text-classification",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            dataset_split="dev",
+            metric_type=metric,
+            metric_name=name,
+            metric_value=value,
+        )
+        for dataset, metric, name, value in rows
+    ]
+    data = hub.ModelCardData(
+        model_name=run,
+        base_model=None if local else base,  # the hub takes no path
+        library_name="peft" if adapters else "transformers",
+        pipeline_tag="text-classification",
+        tags=["jachess_ext", record["settings"]["method"]],
+        metrics=list(dict.fromkeys(metric for _, metric, _, _ in rows)) or None,
+        eval_results=results or None,
+    )
+    train, unlabelled, judged = record["rows"]
+    noise = record.get("label_noise")
+    sentences = [
+        f"`{base}`, fine-tuned on {train} rows of {record['task']} by the method "
+        f"`{record['method']}` from seed {record['seed']}.",
+        f"The method also saw {unlabelled} rows without their labels." * bool(unlabelled),
+        f"{noise:.0%} of the training labels were wrong on purpose." if noise else "",
+        f"Judged on {judged} rows that were not trained on. One run: what lies within the scatter "
+        "over seeds says nothing about the method.",
+    ]
+    lines = "".join(f"| {dataset} | {name} | {value:.4f} |\n" for dataset, _, name, value in rows)
+    settings = json.dumps({"recipe": record["recipe"], "method": record["settings"]}, indent=1)
+    return hub.ModelCard(
+        f"---\n{data.to_yaml()}\n---\n\n# {run}\n\n{' '.join(filter(None, sentences))}\n\n"
+        f"| rows of | figure | value |\n|---|---|---|\n{lines}\n"
+        f"## Settings\n\n```json\n{settings}\n```\n"
+    )
+
+
+def _card_rows(record: Record) -> list[tuple[str, str, str, float]]:
+    """Return (rows of, metric, its name, value): the task's own rows, then those of other tasks."""
+    task, metric = record["task"], record["metric"]
+    key = metric.lower().replace(" ", "_")
+    rows = [(task, key, metric, record["score"])]
+    rows += [(task, k, name, record.get(k)) for k, name in _CARD_FIGURES.items() if k != key]
+    for share, score in record.get("corrupted", {}).items():
+        name = f"{metric}, {float(share):.0%} of the tokens unknown"
+        rows.append((task, f"{key}_corrupted_{share}", name, score))
+    for target, of in record.get("shift", {}).items():
+        rows.append((target, "score", "score, in the target's own metric", of["score"]))
+        rows += [(target, name, _CARD_FIGURES[name], of[name]) for name in ("brier", "ece")]
+    return [row for row in rows if row[-1] is not None]

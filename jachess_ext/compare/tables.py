@@ -1,0 +1,588 @@
+"""Tables of a comparison, from the records of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._io import require
+from ..training import METHODS
+from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+REFERENCE = "none"
+SIGNIFICANT = 0.05
+MARK, DASH = "†", "–"
+Record = Mapping[str, Any]
+
+SCORE_NOTE = (
+    f"Mean ± sample standard deviation over seeds. {MARK}: differs from the unregularised model "
+    f"(two-sided Mann–Whitney U, p < {SIGNIFICANT} after Holm–Bonferroni over the methods of a "
+    "column; all permutations counted, also of equal scores). "
+    "With n seeds a side no p is below 2 / C(2n, n): 0.008 for five, 0.1 for three."
+)
+PAIRED_NOTE = (
+    "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
+    "by Student's t (seeds on which it is better / seeds). Brier: summed over classes. Scaled: at "
+    "a temperature fitted on validation rows. Corrupted: accuracy at the largest share of unknown "
+    "tokens."
+)
+OVERALL_NOTE = (
+    "Differences from the unregularised model over all pairs of task and seed. p, two-sided, not "
+    "adjusted for the number of methods: sign test over pairs; permutation of the mean's sign, all "
+    "tasks of a seed together (n seeds give no p below 2/2^n), and all seeds of a task together "
+    "(tasks as the sample)."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, for a page, a terminal or Markdown.
+
+    Attributes:
+        prose: Indices of the columns that are set as running text.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    prose: frozenset[int] = frozenset()
+
+
+class Figure(NamedTuple):
+    """A column of the runs, how it is printed, and whether more (1) or less (-1) is better."""
+
+    title: str
+    column: str
+    scale: float
+    digits: int
+    better: int
+
+
+SCORE = Figure("score × 100", "score", 100, 2, 1)
+BRIER = Figure("Brier score", "brier", 1, 4, -1)
+BRIER_SCALED = Figure("Brier, scaled", "scaled.brier", 1, 4, -1)
+CORRUPTED = Figure("corrupted × 100", "most corrupted", 100, 2, 1)
+PAIRED = (
+    SCORE,
+    Figure("accuracy × 100", "accuracy", 100, 2, 1),
+    Figure("AUC × 100", "auc", 100, 2, 1),
+    BRIER,
+    BRIER_SCALED,
+    Figure("NLL", "nll", 1, 3, -1),
+    Figure("NLL, scaled", "scaled.nll", 1, 4, -1),
+    Figure("ECE", "ece", 1, 4, -1),
+    Figure("ECE, scaled", "scaled.ece", 1, 4, -1),
+    CORRUPTED,
+)
+TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED)
+
+_WHOLE = ("settings", "recipe", "reliability", "rows")
+_OF_THE_LAST_EPOCH = (
+    *("corrupted", "noisy", "perturbed", "accuracies", "jacobian", "hessian", "slopes"),
+    *("reliability", "shift", "embedding_growth", "curve"),
+)
+
+
+def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
+    """Return the runs that count as a table: one row a run, one column a figure.
+
+    Tuning runs are left out. Figures in a record's mappings become columns such as
+    "scaled.brier" or "shift.imdb.score". Of a run with a curve over epochs, the best epoch by the
+    validation rows' score and the one by their NLL are methods of their own.
+
+    Args:
+        records: As in ``results.jsonl``: dicts, or a DataFrame with a column for each key.
+
+    Example:
+        >>> scores = {"none": (0.5, 0.6, 0.7), "sam": (0.55, 0.65, 0.75)}
+        >>> runs = to_frame(
+        ...     {"method": method, "task": "cola", "seed": seed, "score": score}
+        ...     for method, of in scores.items() for seed, score in enumerate(of)
+        ... )
+        >>> float(differences(runs, "score")["mean"]["sam"].round(3))
+        0.05
+    """
+    pandas = require("pandas")
+    if isinstance(records, pandas.DataFrame):
+        records = [row.dropna().to_dict() for _, row in records.iterrows()]
+    final = [record for record in records if record.get("kind", "final") == "final"]
+    final += [stopped for record in final for stopped in _early_stopped(record)]
+    runs = pandas.json_normalize(
+        [{k: v for k, v in _with_sums(r).items() if k not in _WHOLE} for r in final]
+    )
+    for name in _WHOLE:
+        runs[name] = [record.get(name) for record in final]
+    for name in ("score", "value", "error", "metric"):
+        runs[name] = runs.get(name)
+    return runs
+
+
+def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
+    """Yield the record as of its best epochs, without what the last epoch alone was judged by."""
+    orders = {
+        "score": lambda judged: (judged["score"], -(judged["nll"] or 0.0)),
+        "NLL": lambda judged: (-(judged["nll"] or 0.0),),
+    }
+    for name, order in orders.items() if record.get("curve") else ():
+        best = max(record["curve"], key=lambda of: (*order(of["validation"]), -of["epoch"]))
+        yield {
+            **{k: v for k, v in record.items() if k not in _OF_THE_LAST_EPOCH},
+            **{k: v for k, v in best.items() if k not in ("epoch", "validation")},
+            "method": f"{record['method']}, best epoch by {name}",
+            "recipe": {**record["recipe"], "epochs": best["epoch"]},
+        }
+
+
+def _with_sums(record: Record) -> dict[str, Any]:
+    """Return a record with the sums of its norms, and its figures under each condition by title.
+
+    Accuracies stand under noise and on changed texts; of old records, which have none, scores.
+    """
+    accuracies = record.get("accuracies") or {}
+    row = dict(record) | {"corruption": {"clean": record.get("score")}}
+    if corrupted := record.get("corrupted"):
+        *_, last = shares = sorted(corrupted, key=float)
+        row["corruption"] |= {f"{float(share):.0%}": corrupted[share] for share in shares}
+        row["corruption"][f"drop at {float(last):.0%}"] = record["score"] - corrupted[last]
+        row["most corrupted"] = accuracies.get(f"corrupted {last}", corrupted[last])
+    row["noise"] = {
+        f"δ = {delta}": accuracies.get(f"noisy {delta}", score)
+        for delta, score in (record.get("noisy") or {}).items()
+    }
+    row["texts"] = {k: accuracies.get(k, v) for k, v in (record.get("perturbed") or {}).items()}
+    for title, name in (("Σ‖J‖", "jacobian"), ("Σ‖H‖", "hessian")):
+        norms = record.get(name)
+        row[title] = sum(norms) if norms and None not in norms else None
+    row["other accuracy"] = None if row.get("metric") == "accuracy" else row.get("accuracy")
+    return row
+
+
+def methods_of(runs: DataFrame) -> list[str]:
+    """Return the methods, in the order of the runs."""
+    return list(runs["method"].unique())
+
+
+def compared(runs: DataFrame) -> list[str]:
+    """Return the methods that stand against the unregularised model; none where it was not run."""
+    methods = methods_of(runs)
+    return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
+
+
+def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
+    """Return the tasks of which some run has one of the figures, in the order of the runs."""
+    having = runs.reindex(columns=figures).notna().any(axis=1)
+    return list(runs.loc[having, "task"].unique())
+
+
+def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
+    """Return each task by itself; where there are several, all of them last."""
+    each = [(task, [task]) for task in tasks]
+    return [*each, ("average", tasks)] if len(each) > 1 else each
+
+
+def by_pair(runs: DataFrame, figure: str) -> DataFrame:
+    """Return a figure with a row for each task and seed and a column for each method."""
+    finished = runs[runs["score"].notna()].astype({figure: float})
+    wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
+    return wide.reindex(columns=methods_of(runs))
+
+
+def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) -> DataFrame:
+    """Return a figure's mean over the tasks with a row for each seed and a column for each method.
+
+    A seed's mean is missing (NaN) unless the method has the figure on all of the tasks.
+
+    Args:
+        tasks: Those that count; None: all that have the figure.
+    """
+    tasks = tasks_with(runs, figure) if tasks is None else tasks
+    pairs = by_pair(runs, figure)
+    each = pairs[pairs.index.isin(tasks, level="task")].groupby("seed")
+    return each.mean().where(each.count() == len(tasks))
+
+
+def differences(
+    runs: DataFrame,
+    figure: str,
+    reference: str = REFERENCE,
+    tasks: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return every method's paired differences from `reference` on the same tasks and seeds.
+
+    Args:
+        runs: From `to_frame`.
+        figure: One of its columns.
+        tasks: Those whose mean counts; None: all that have the figure.
+
+    Returns:
+        By method: the mean, half of its 95 % interval by Student's t ("±", NaN for one seed), how
+        many seeds both have ("seeds"), and on how many the method has more ("more") or less
+        ("less").
+    """
+    pandas, stats = require("pandas"), require("scipy.stats")
+    means = by_seed(runs, figure, tasks)
+    apart = means.drop(columns=reference).sub(means[reference], axis=0)
+    return pandas.DataFrame(
+        {
+            "mean": apart.mean(),
+            "±": stats.t.ppf(0.975, apart.count() - 1) * apart.sem(),
+            "more": (apart > 0).sum(),
+            "less": (apart < 0).sum(),
+            "seeds": apart.count(),
+        }
+    )
+
+
+def costs(runs: DataFrame) -> dict[str, float]:
+    """Return training's processor seconds over the plain run's of the same task and seed.
+
+    The mean ratio over the pairs, by method; methods without any are left out.
+    """
+    if "seconds.processor" not in runs or REFERENCE not in methods_of(runs):
+        return {}
+    seconds = by_pair(runs, "seconds.processor")
+    ratios = seconds.div(seconds[REFERENCE].replace(0, np.nan), axis=0)
+    return ratios.mean().dropna().to_dict()
+
+
+def is_control(runs: DataFrame, method: str) -> bool:
+    """Return whether a method is one that others have to beat; placebos are."""
+    settings = runs.loc[runs["method"] == method, "settings"].iloc[0]
+    entry = METHODS.get(settings["method"])
+    return bool(settings.get("placebo")) or (entry is not None and entry.control)
+
+
+# --- means over seeds
+
+
+def adjusted_p(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return Holm-adjusted p-values of the Mann–Whitney test against the unregularised model.
+
+    Args:
+        values: By method, a figure of each seed; methods without any are left out.
+    """
+    plain = list(values.get(REFERENCE, []))
+    against = [m for m in values if m != REFERENCE and len(values[m]) and plain]
+    raw = [mann_whitney(values[m], plain) for m in against]
+    return dict(zip(against, holm_bonferroni(raw), strict=True))
+
+
+def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
+    """Return the mean ± the sample standard deviation of what is there, or a dash."""
+    mean, spread = scale * values.mean(), scale * values.std()
+    if np.isnan(mean):
+        return DASH
+    return f"{mean:.{digits}f}" + ("" if np.isnan(spread) else f" ± {spread:.{digits}f}")
+
+
+def mean_table(
+    caption: str, columns: Sequence[tuple[str, DataFrame]], *, scale: float, digits: int
+) -> Table:
+    """Return a table of methods: mean ± spread times `scale`, marked where significant.
+
+    Args:
+        columns: A title, and a figure as `by_seed` has it.
+    """
+    cells = {method: [method] for method in columns[0][1]}
+    for _, values in columns:
+        p = adjusted_p({method: values[method].dropna() for method in values})
+        for method, row in cells.items():
+            mark = MARK * (p.get(method, 1.0) < SIGNIFICANT)
+            row.append(mean_cell(values[method], scale, digits) + mark)
+    return Table(caption, ["method", *(title for title, _ in columns)], list(cells.values()))
+
+
+def task_tables(runs: DataFrame, wanted: Iterable[tuple[str, str, float, int]]) -> list[Table]:
+    """Return a table for each (caption, figure, scale, digits) that some task has.
+
+    A column for each of these tasks, then their average where there are several.
+    """
+    tables = []
+    for caption, figure, scale, digits in wanted:
+        columns = [
+            (name, by_seed(runs, figure, tasks)) for name, tasks in groups(tasks_with(runs, figure))
+        ]
+        if columns:
+            tables.append(mean_table(caption, columns, scale=scale, digits=digits))
+    return tables
+
+
+def score_tables(runs: DataFrame) -> list[Table]:
+    """Return scores × 100, and accuracy and AUC where some task has them beside its score."""
+    tasks = list(runs["task"].unique())
+    metrics = dict(zip(runs["task"], runs["metric"], strict=True))
+    columns = [
+        (f"{name} ({metrics[name]})" if name in metrics else name, by_seed(runs, "score", group))
+        for name, group in groups(tasks)
+    ]
+    others = [
+        ("Accuracy × 100.", "other accuracy", 100, 1),
+        ("AUC × 100 (more than two classes: mean one-vs-rest).", "auc", 100, 1),
+    ]
+    scores = mean_table(f"Scores × 100. {SCORE_NOTE}", columns, scale=100, digits=1)
+    return [scores, *task_tables(runs, others)]
+
+
+CALIBRATION = (
+    *(
+        (f"{title}{where}: lower is better.", prefix + name, 1, 3)
+        for where, prefix in (("", ""), (", at the fitted temperature", "scaled."))
+        for name, title in (
+            ("brier", "Brier score, summed over classes (of two: twice the paper's)"),
+            ("brier_binary", "Brier score as the paper has it, mean (p₁ − y)²"),
+            ("ece", "Expected calibration error, 8 bins"),
+            ("nll", "Negative log-likelihood, nats"),
+        )
+    ),
+    ("Temperature fitted on validation rows.", "scaled.temperature", 1, 3),
+)
+SMOOTHNESS = (
+    (
+        "‖∂logits/∂embeddings‖ after fine-tuning, mean over rows.",
+        *("slopes.logit_jacobian", 1, 2),
+    ),
+    (
+        "Margin over its slope, mean over rows: about how far, in the embeddings' units, "
+        "the decision's border is.",
+        *("slopes.margin_over_slope", 1, 3),
+    ),
+    (
+        "Root mean square entry of the embedding table, after over before training: where "
+        "it has grown, noise of a given δ is smaller to the model.",
+        *("embedding_growth", 1, 4),
+    ),
+    ("Σ‖J‖ after fine-tuning, all layers.", "Σ‖J‖", 1, 0),
+    ("Σ‖H‖ after fine-tuning, all layers.", "Σ‖H‖", 1, 0),
+)
+CONDITIONS = {
+    "corruption": "score × 100 with that share of tokens replaced by the unknown token.",
+    "noise": (
+        "accuracy × 100 with Gaussian noise on the token embeddings, δ in root mean square "
+        "entries of the table before training."
+    ),
+    "texts": "accuracy × 100 on texts with a share of their words changed.",
+}
+
+
+def condition_tables(runs: DataFrame, name: str) -> list[Table]:
+    """Return a table × 100 for each task, their average last, with a column for each condition.
+
+    Args:
+        name: One of `CONDITIONS`.
+    """
+    figures = [column for column in runs if column.startswith(f"{name}.")]
+    tasks = tasks_with(runs, *(figure for figure in figures if figure != "corruption.clean"))
+    return [
+        mean_table(
+            f"{'average over tasks' if len(group) > 1 else title}: {CONDITIONS[name]}",
+            [(f.removeprefix(f"{name}."), by_seed(runs, f, group)) for f in figures],
+            scale=100,
+            digits=1,
+        )
+        for title, group in groups(tasks)
+    ]
+
+
+def shift_tables(runs: DataFrame) -> list[Table]:
+    """Return the score on other domains; labelled and unlabelled data are of the task only."""
+    targets = [c[6:-6] for c in runs if c.startswith("shift.") and c.endswith(".score")]
+    columns = [
+        (f"{task} → {target}", by_seed(runs, f"shift.{target}.score", [task]))
+        for task in runs["task"].unique()
+        for target in targets
+        if task in tasks_with(runs, f"shift.{target}.score")
+    ]
+    caption = "Domain shift: score × 100 on the target's dev rows; nothing of the target is used."
+    return [mean_table(caption, columns, scale=100, digits=1)] if columns else []
+
+
+_FEWEST = 10
+"""Runs of a task below which no correlation is shown: of fewer, chance alone makes ± 0.6."""
+
+
+def association_tables(runs: DataFrame) -> list[Table]:
+    """Return rank correlations of the norms with quality over runs, the seeds' luck taken out."""
+    qualities = {"score": "score", "Brier score": "brier", "ECE": "ece"}
+    rows = []
+    for task in runs["task"].unique():
+        for norm in ("Σ‖J‖", "Σ‖H‖"):
+            pairs = [
+                _apart_from_seed(runs[runs["task"] == task], [norm, quality])
+                for quality in qualities.values()
+            ]
+            if len(pairs[0]) >= _FEWEST:
+                rows.append([task, norm, str(len(pairs[0])), *map(_correlation, pairs)])
+    caption = (
+        "Smoothness and quality over runs: Spearman's rank correlation, both taken from the mean "
+        "of their seed's runs. Where smoother models are better ones, the score's is negative and "
+        "the other two positive."
+    )
+    return [Table(caption, ["task", "norm", "runs", *qualities], rows)] if rows else []
+
+
+def _apart_from_seed(runs: DataFrame, figures: list[str]) -> DataFrame:
+    """Return the figures less their seed's mean, of seeds with several runs that have them."""
+    both = runs.reindex(columns=["seed", *figures]).dropna().set_index("seed").astype(float)
+    several = [of - of.to_numpy().mean(0) for _, of in both.groupby("seed") if len(of) > 1]
+    return require("pandas").concat([both[:0], *several])
+
+
+def _correlation(pairs: DataFrame) -> str:
+    """Return Spearman's ρ; a dash of too few runs, or where one side differs by rounding alone."""
+    if len(pairs) < _FEWEST or np.ptp(pairs, axis=0).min() < 1e-9:
+        return DASH
+    return f"{require('scipy.stats').spearmanr(pairs).statistic:+.2f}"
+
+
+def ablation_tables(runs: DataFrame) -> list[Table]:
+    """Return the score over a setting of JacHess, for methods that differ in nothing else."""
+    tasks = list(runs["task"].unique())
+    columns = [by_seed(runs, "score", group) for group in (*([task] for task in tasks), tasks)]
+    first = runs.drop_duplicates("method").set_index("method")
+    tables = []
+    for field, title in (
+        ("weights", "layer weighting (strategy)"),
+        ("dimensions", "output dimensions |D|"),
+    ):
+        alike: dict[tuple[str, str], list[list[str]]] = {}
+        for method, settings in first["settings"].items():
+            if settings["method"] == "jachess":
+                # a strength chosen on validation rows is the method's own; one given is a setting
+                given = () if first["value"].isna()[method] else ("strength", "unlab_lr_ratio")
+                rest = sorted((k, v) for k, v in settings.items() if k not in (field, *given))
+                row = [str(settings[field]), *(mean_cell(c[method], 100, 1) for c in columns)]
+                alike.setdefault((f"jachess-{settings['mode']}", str(rest)), []).append(row)
+        tables += [
+            Table(f"{mode}: score × 100 over the {title}.", [title, *tasks, "average"], rows)
+            for (mode, _), rows in alike.items()
+            if len(rows) > 1
+        ]
+    return tables
+
+
+def chosen_tables(runs: DataFrame) -> list[Table]:
+    """Return which value of its knob each method was given on each task."""
+    if runs["value"].isna().all():
+        return []
+    tasks = list(runs["task"].unique())
+    shown = ["as given" if v != v else f"{v:g}" for v in runs["value"].astype(float)]
+    chosen = runs.assign(value=shown).pivot_table(
+        "value", "method", "task", aggfunc=lambda given: " ".join(sorted(set(given)))
+    )
+    chosen = chosen.reindex(index=methods_of(runs), columns=tasks).fillna("")
+    caption = (
+        "Strength (mode unlab: learning-rate ratio of the pass) chosen on a validation share of "
+        "the training rows."
+    )
+    return [Table(caption, ["method", *tasks], list(map(list, chosen.itertuples(name=None))))]
+
+
+def failed_tables(runs: DataFrame) -> list[Table]:
+    """Return the runs without figures, and why."""
+    failed = runs.loc[runs["error"].notna(), ["method", "task", "seed", "error"]].astype(str)
+    header, rows = ["method", "task", "seed", "why"], failed.to_numpy().tolist()
+    return [Table("Runs that failed", header, rows, frozenset({3}))] if rows else []
+
+
+# --- against the unregularised model, pair by pair
+
+
+def difference_cell(apart: DataFrame, method: str, figure: Figure) -> str:
+    """Return mean ± half of the interval, and on how many seeds the method is to the better."""
+    row = apart.loc[method]
+    if not row["seeds"]:
+        return DASH
+    half = "" if row["seeds"] < 2 else f" ± {figure.scale * row['±']:.{figure.digits}f}"
+    wins = row["more" if figure.better > 0 else "less"]
+    return f"{figure.scale * row['mean']:+.{figure.digits}f}{half} ({wins:.0f}/{row['seeds']:.0f})"
+
+
+def paired_tables(runs: DataFrame) -> list[Table]:
+    """Return each method's differences from the plain model on the same seeds.
+
+    On average over the tasks where there are several, then on each task.
+    """
+    methods = compared(runs)
+    figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED if methods}
+    *each, average = groups(list(runs["task"].unique()))
+    tables = []
+    for title, tasks in (average, *each) if methods else ():
+        columns = {}
+        for figure, having in figures.items():
+            shared = [task for task in having if task in tasks]
+            if shared:
+                apart = differences(runs, figure.column, tasks=shared)
+                columns[figure.title] = [difference_cell(apart, m, figure) for m in methods]
+            elif having:
+                columns[figure.title] = [DASH] * len(methods)
+        tables.append(
+            Table(
+                f"{title if tasks == [title] else 'average over tasks'}: differences from the "
+                "plain model",
+                ["method", *columns],
+                [list(row) for row in zip(methods, *columns.values(), strict=True)],
+            )
+        )
+    return tables
+
+
+def overall_tables(runs: DataFrame) -> list[Table]:
+    """Return one test for each method and figure over all pairs of task and seed."""
+    tables = []
+    for figure in TESTED:
+        if figure.column not in runs or not compared(runs):
+            continue
+        pairs, rows = by_pair(runs, figure.column), []
+        for method in compared(runs):
+            apart = (pairs[method] - pairs[REFERENCE]).dropna()
+            if len(apart) > 1:
+                tests = [sign_test(apart)]
+                for level in ("seed", "task"):
+                    tests.append(cluster_flip_test([list(of) for _, of in apart.groupby(level)]))
+                mean = f"{figure.scale * apart.mean():+.{figure.digits}f}"
+                wins = f"{(figure.better * apart > 0).sum()}/{len(apart)}"
+                rows.append([method, mean, wins, *(f"{p:.3g}" for p in tests)])
+        if rows:
+            caption = f"{figure.title}: difference from the plain model"
+            header = ["method", "mean", "better", "p, sign", "p, seeds", "p, tasks"]
+            tables.append(Table(caption, header, rows))
+    return tables
+
+
+def cost_tables(runs: DataFrame) -> list[Table]:
+    """Return what training costs."""
+    rows = [[method, f"{cost:.2f}"] for method, cost in costs(runs).items()]
+    caption = (
+        "Training: processor seconds over the plain run's of the same task and seed, mean ratio."
+    )
+    return [Table(caption, ["method", "times plain"], rows)] if len(rows) > 1 else []
+
+
+def best_control_tables(runs: DataFrame) -> list[Table]:
+    """Return each method that is no control against the best control of its cost or less."""
+    cost = costs(runs)
+    controls = [method for method in compared(runs) if is_control(runs, method)]
+    apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
+    rows = []
+    for method in (m for m in compared(runs) if m not in controls):
+        limit = 1.05 * cost.get(method, np.inf)
+        cheap = [control for control in controls if cost.get(control, 0.0) <= limit]
+        for figure, from_plain in apart.items():
+            means = figure.better * from_plain.loc[cheap, "mean"].dropna()
+            if len(means):
+                best = means.idxmax()
+                cell = difference_cell(differences(runs, figure.column, best), method, figure)
+                rows.append([method, figure.title, best, cell])
+    caption = (
+        "Against the control with the best mean of that figure among those whose training costs "
+        "no more (up to 5 %): difference, mean ± half of the 95 % interval over seeds (better / "
+        "seeds). The best of several is chosen after the fact, which favours the controls."
+    )
+    header = ["method", "figure", "best control", "difference"]
+    return [Table(caption, header, rows)] if rows else []

@@ -1,0 +1,550 @@
+"""What each parameter contributes to per-sample gradients, and the kernel of these contributions.
+
+G_{n,c} = ∂f_{n,c}/∂θ of one parameter θ is not kept whole, but as
+
+    Factors   G_{n,c} = Σ_t δ_{n,c,t} a_{n,t}ᵀ            linear layers
+    Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings, heads read at labels
+    Dense     G_{n,c} itself                                 biases, norm weights, the rest
+    Tied      Factors + Matches                              output head tied to the embedding
+
+``materialise`` gives G, [C, n, numel]; ``nbytes(C)`` the memory it would take with C outputs.
+Here n numbers samples, c outputs, t positions (tokens, in every call of the layer).
+`contract` sums the kernel parameter by parameter, each in its cheapest exact form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..ops.ntk_gram import ntk_gram
+from ..ops.ntk_materialised import ntk_materialised
+
+Form = Literal["A", "B"]
+LinearForm = Literal["auto", "A", "B"]
+Contributions = Mapping[str, "Contribution"]
+
+_WORTH_GATHERING = 0.9  # fewer positions kept than this share are gathered
+_TILE = (256, 128)  # positions of form A's tiles (csrc/cpu/ntk_gram_plan.h)
+# Operations that take as long as moving one byte. On 144 layers (N 8 and 48, T 1 to 64; two idle
+# cores, fp32) they choose forms that take 0.3 % longer than always the faster one (geometric mean).
+# Blocks of gradients go through the cache, so their bytes weigh more. Nothing on a GPU was fitted.
+_GRAM_BYTE, _MATERIALISED_BYTE = 8.0, 96.0
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Inputs and output cotangents of a linear layer.
+
+    Attributes:
+        inputs: a, [n, t, d_in].
+        cotangents: δ, [C, n, t, d_out].
+        transposed: the parameter is [d_in, d_out] (GPT-2's Conv1D), not [d_out, d_in].
+        source: identifies the input tensor; layers that share it share its Gram matrix.
+    """
+
+    inputs: Tensor
+    cotangents: Tensor
+    transposed: bool = False
+    source: tuple[int, ...] = ()
+
+    def materialise(self, shape: torch.Size) -> Tensor:
+        if self.transposed:
+            return torch.einsum("ntk,cntr->cnkr", self.inputs, self.cotangents).flatten(2)
+        return torch.einsum("cntr,ntk->cnrk", self.cotangents, self.inputs).flatten(2)
+
+    def nbytes(self, outputs: int) -> int:
+        return _nbytes(self.inputs) + _nbytes(self.cotangents[0]) * outputs
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Gradients of an embedding's rows, one entry for every (sample, id) that occurs.
+
+    Attributes:
+        samples, ids: [U], which row of θ in which sample; pairs are unique and sorted.
+        gradients: g, [C, U, d].
+        count: the number of samples n.
+    """
+
+    samples: Tensor
+    ids: Tensor
+    gradients: Tensor
+    count: int
+
+    def materialise(self, shape: torch.Size) -> Tensor:
+        outputs = self.gradients.shape[0]
+        width = self.gradients.shape[-1]  # 1 for a parameter that is a vector
+        full = self.gradients.new_zeros(outputs, self.count, shape[0], width)
+        full[:, self.samples, self.ids] = self.gradients
+        return full.flatten(2)
+
+    def nbytes(self, outputs: int) -> int:
+        return _nbytes(self.samples, self.ids) + _nbytes(self.gradients[0]) * outputs
+
+
+@dataclass(frozen=True)
+class Dense:
+    """G itself, flattened: [C, n, numel]."""
+
+    gradients: Tensor
+
+    def materialise(self, shape: torch.Size) -> Tensor:
+        return self.gradients
+
+    def nbytes(self, outputs: int) -> int:
+        return _nbytes(self.gradients[0]) * outputs
+
+
+@dataclass(frozen=True)
+class Tied:
+    """One parameter used as a linear layer's weight and as an embedding."""
+
+    factors: Factors
+    matches: Matches
+
+    def materialise(self, shape: torch.Size) -> Tensor:
+        return self.factors.materialise(shape) + self.matches.materialise(shape)
+
+    def nbytes(self, outputs: int) -> int:
+        return self.factors.nbytes(outputs) + self.matches.nbytes(outputs)
+
+
+Contribution = Factors | Matches | Dense | Tied
+
+
+def make_factors(
+    inputs: Tensor, cotangents: Tensor, *, transposed: bool = False, source: tuple[int, ...] = ()
+) -> Factors:
+    """Build the factors of a call, positions with a zero cotangent left out.
+
+    Padding and everything a classifier does not read (all but the first token of the last block)
+    has δ = 0 exactly; each sample keeps its own positions, filled up with zeros to the longest.
+    """
+    # One feature tells where some sample has no position of zeros alone: nothing can be left out.
+    first = cotangents[..., 0].ne(0).any(0)  # [n, t]
+    if first.numel() and bool(first.all(1).any()):
+        return Factors(inputs, cotangents, transposed, source)
+    used = cotangents.ne(0).any(-1).any(0)  # [n, t]
+    longest = int(used.sum(1).max()) if used.numel() else 0
+    if longest > _WORTH_GATHERING * used.shape[1]:
+        return Factors(inputs, cotangents, transposed, source)
+    kept = used.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # used ones first
+    place = kept[..., None].expand(-1, -1, inputs.shape[-1])
+    inputs = inputs.gather(1, place)
+    place = kept[None, ..., None].expand(cotangents.shape[0], -1, -1, cotangents.shape[-1])
+    where = tuple(kept.flatten().tolist()) if source else ()
+    return Factors(inputs, cotangents.gather(2, place), transposed, (*source, *where))
+
+
+def make_matches(ids: Tensor, cotangents: Tensor, keep: Tensor, rows: int) -> Matches:
+    """Build the matches of a call: cotangents of equal ids within a sample are summed.
+
+    Args:
+        ids: [n, t].
+        cotangents: [C, n, t, d].
+        keep: [n, t]; false where the embedding passes no gradient (its padding_idx).
+        rows: of the embedding's weight.
+    """
+    keep = keep & cotangents.ne(0).any(-1).any(0)
+    sample = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
+    return _summed_matches(sample[keep], ids[keep], cotangents[:, keep], ids.shape[0], rows)
+
+
+def _summed_matches(
+    samples: Tensor, ids: Tensor, gradients: Tensor, count: int, rows: int
+) -> Matches:
+    keys, place = torch.unique(samples * rows + ids, return_inverse=True)
+    summed = gradients.new_zeros(gradients.shape[0], len(keys), gradients.shape[-1])
+    summed.index_add_(1, place, gradients)
+    return Matches(keys // rows, keys % rows, summed, count)
+
+
+def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
+    """Add up the contributions of several calls to one parameter (G is their sum).
+
+    Args:
+        parts: at least one.
+        shape: the parameter's.
+    """
+    factors = [part for part in parts if isinstance(part, Factors)]
+    matches = [part for part in parts if isinstance(part, Matches)]
+    one_way = len({part.transposed for part in factors}) <= 1
+    if len(parts) == 1:
+        return parts[0]
+    if len(factors) == len(parts) and one_way:
+        return _chain(factors)
+    if len(matches) == len(parts):
+        return _merge(matches, shape[0])
+    plain = one_way and not (factors and factors[0].transposed)
+    if plain and len(factors) + len(matches) == len(parts):
+        return Tied(_chain(factors), _merge(matches, shape[0]))
+    return Dense(reduce(torch.add, (part.materialise(shape) for part in parts)))
+
+
+def _chain(parts: list[Factors]) -> Factors:
+    """Several calls of one layer are one call over all their positions."""
+    if len(parts) == 1:
+        return parts[0]
+    return Factors(
+        torch.cat([part.inputs for part in parts], 1),
+        torch.cat([part.cotangents for part in parts], 2),
+        parts[0].transposed,
+    )
+
+
+def _merge(parts: list[Matches], rows: int) -> Matches:
+    if len(parts) == 1:
+        return parts[0]
+    return _summed_matches(
+        torch.cat([part.samples for part in parts]),
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.gradients for part in parts], 1),
+        parts[0].count,
+        rows,
+    )
+
+
+def _nbytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# ---- the forms of a linear layer's kernel -----------------------------------------------------
+#
+# With NT positions on the left and MT' on the right, inputs of size d, cotangents of total size e
+# (layers that share their inputs), C outputs:
+#
+#   A   2 NT·MT' (d + C² e) operations; operands are packed anew for every tile of 256 × 128
+#       positions, (1/256 + 1/128) NT·MT' (d + C² e) numbers
+#   B   2 (NT + MT') C d e to materialise, 2 NC·MC d e to multiply; [NC + MC, d e] written and read
+#
+# A symmetric block needs half the pairs in A and in B's product, and one side's materialising.
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of one contraction; `positions` are those kept, per sample."""
+
+    samples: int
+    positions: int
+    other_samples: int
+    other_positions: int
+    outputs: int
+    inputs: int
+    cotangents: int
+    symmetric: bool
+    bytes_per_number: int = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations and bytes moved, of both forms."""
+
+    gram_flops: float
+    gram_bytes: float
+    materialise_flops: float
+    materialise_bytes: float
+
+    @property
+    def form(self) -> Form:
+        """The form that should take less time."""
+        gram = self.gram_flops + _GRAM_BYTE * self.gram_bytes
+        dense = self.materialise_flops + _MATERIALISED_BYTE * self.materialise_bytes
+        return "A" if gram <= dense else "B"
+
+
+def count_cost(size: Size) -> Cost:
+    """Count operations and bytes of forms A and B."""
+    rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
+    pairs = size.samples * size.other_samples * size.outputs**2
+    features = size.inputs + size.outputs**2 * size.cotangents
+    weights = size.inputs * size.cotangents
+    share = 0.5 if size.symmetric else 1.0
+    sides = rows if size.symmetric else rows + columns
+    vectors = size.samples if size.symmetric else size.samples + size.other_samples
+    packed = sum(1 / side for side in _TILE)
+    return Cost(
+        gram_flops=share * 2 * rows * columns * features,
+        gram_bytes=share * rows * columns * packed * features * size.bytes_per_number,
+        materialise_flops=2 * sides * size.outputs * weights + 2 * pairs * weights * share,
+        materialise_bytes=2 * vectors * size.outputs * weights * size.bytes_per_number,
+    )
+
+
+# ---- contraction ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one parameter, or several linear layers that share their inputs, were contracted.
+
+    Attributes:
+        names: the parameters.
+        form: "A" Gram, "B" materialised, "matches" (embeddings), "tied" (embedding and head
+            together), "dense" (per-sample gradients at hand).
+        cost: counted operations and bytes of A and B; None for the other forms.
+        positions: per sample, left, that had a non-zero cotangent; None where there are none.
+    """
+
+    names: tuple[str, ...]
+    form: str
+    cost: Cost | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a contraction.
+
+    Attributes:
+        form: of linear layers; "auto" counts operations and bytes.
+        workspace: bytes for blocks of materialised gradients.
+        dtype: of the arithmetic: float64 or float32.
+    """
+
+    form: LinearForm
+    workspace: int
+    dtype: torch.dtype
+
+
+def contract(
+    left: Contributions, right: Contributions, symmetric: bool, settings: Settings
+) -> Iterator[tuple[Choice, Tensor]]:
+    """Yield (how, K [C, N, C, M]) piece by piece; their sum is the kernel.
+
+    A parameter that one side lacks has no gradient there, and adds nothing.
+    """
+    for names in _groups(left, right):
+        lefts, rights = _factors(left, names), _factors(right, names)
+        if lefts and rights:
+            choice = _choose(names, lefts, rights, symmetric, settings)
+            yield choice, _linear(choice.form, lefts, rights, symmetric, settings)
+        else:
+            (name,) = names
+            choice = Choice(names, _FORMS[type(left[name])])
+            yield choice, _single(left[name], right[name], symmetric, settings)
+
+
+def plan(
+    sample: Contributions,
+    counts: tuple[int, int],
+    outputs: int,
+    symmetric: bool,
+    settings: Settings,
+) -> list[Choice]:
+    """Return what `contract` would choose for ``counts`` samples left and right."""
+    choices = []
+    for names in _groups(sample, sample):
+        parts = _factors(sample, names)
+        choices.append(
+            _choose(names, parts, parts, symmetric, settings, counts, outputs)
+            if parts
+            else Choice(names, _FORMS[type(sample[names[0]])])
+        )
+    return choices
+
+
+_FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}  # of a single one
+
+
+def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
+    """Linear layers with the same inputs on both sides together; everything else alone."""
+    groups: dict[object, list[str]] = {}
+    for name, mine in left.items():
+        theirs = right.get(name)
+        if theirs is None:
+            continue
+        key: object = name
+        if isinstance(mine, Factors) and isinstance(theirs, Factors):
+            key = (mine.source, theirs.source) if mine.source and theirs.source else name
+        groups.setdefault(key, []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def _factors(side: Contributions, names: tuple[str, ...]) -> list[Factors]:
+    return [part for name in names if isinstance(part := side[name], Factors)]
+
+
+def _choose(
+    names: tuple[str, ...],
+    lefts: list[Factors],
+    rights: list[Factors],
+    symmetric: bool,
+    settings: Settings,
+    counts: tuple[int, int] | None = None,
+    outputs: int | None = None,
+) -> Choice:
+    first, other = lefts[0], rights[0]
+    samples, others = counts or (first.inputs.shape[0], other.inputs.shape[0])
+    size = Size(
+        samples=samples,
+        positions=first.inputs.shape[1],
+        other_samples=others,
+        other_positions=other.inputs.shape[1],
+        outputs=outputs or first.cotangents.shape[0],
+        inputs=first.inputs.shape[2],
+        cotangents=sum(part.cotangents.shape[-1] for part in lefts),
+        symmetric=symmetric,
+        bytes_per_number=settings.dtype.itemsize,
+    )
+    cost = count_cost(size)
+    form = cost.form if settings.form == "auto" else settings.form
+    return Choice(names, form, cost, size.positions)
+
+
+def _linear(
+    form: str,
+    lefts: list[Factors],
+    rights: list[Factors],
+    symmetric: bool,
+    settings: Settings,
+) -> Tensor:
+    """K of layers that share their inputs.
+
+    Operands of several dtypes, or narrower than a float64 result's, are converted.
+    """
+    sides = [
+        [parts[0].inputs, *(part.cotangents for part in parts)]
+        for parts in ([lefts] if symmetric else [lefts, rights])
+    ]
+    dtypes = {operand.dtype for side in sides for operand in side}
+    if len(dtypes) > 1 or (settings.dtype == torch.float64 and dtypes != {torch.float64}):
+        sides = [[operand.to(settings.dtype) for operand in side] for side in sides]
+    inputs, *cotangents = sides[0]
+    other_inputs, other_cotangents = (None, None) if symmetric else (sides[1][0], sides[1][1:])
+    if form == "A":
+        return ntk_gram(inputs, cotangents, other_inputs, other_cotangents)
+    return ntk_materialised(
+        inputs, cotangents, other_inputs, other_cotangents, workspace=settings.workspace
+    )
+
+
+def _single(left: Contribution, right: Contribution, symmetric: bool, settings: Settings) -> Tensor:
+    if isinstance(left, Dense) and isinstance(right, Dense):
+        x, y = (part.gradients.to(settings.dtype) for part in (left, right))
+        return torch.tensordot(x, y, dims=([2], [2]))
+    pieces = (
+        _pair(mine, theirs, symmetric and mine is theirs, settings)
+        for mine in _parts(left)
+        for theirs in _parts(right)
+    )
+    return reduce(torch.add, pieces)
+
+
+def _parts(contribution: Contribution) -> list[Factors | Matches]:
+    if isinstance(contribution, Tied):
+        return [contribution.factors, contribution.matches]
+    if isinstance(contribution, Dense):
+        raise RuntimeError(
+            "a parameter is used in different ways on the two sides; method='per_sample' takes "
+            "exact gradients sample by sample"
+        )
+    return [contribution]
+
+
+def _pair(
+    left: Factors | Matches, right: Factors | Matches, symmetric: bool, settings: Settings
+) -> Tensor:
+    if isinstance(left, Matches):
+        if isinstance(right, Matches):
+            return _contract_matches(left, right, settings)
+        return _contract_tied(left, right, settings)
+    if isinstance(right, Matches):
+        return _contract_tied(right, left, settings).permute(2, 3, 0, 1)
+    form = _choose((), [left], [right], symmetric, settings).form
+    return _linear(form, [left], [right], symmetric, settings)
+
+
+# ---- embeddings ------------------------------------------------------------------------------
+#
+# Only equal ids meet, so that the kernel is a sum of small products over shared ids,
+#
+#     K[c, n, c', m] = Σ_v g_{n,c,v} · g_{m,c',v}
+#
+# Ids that occur in equally many samples are done together, in one batched product.
+
+
+def _contract_matches(left: Matches, right: Matches, settings: Settings) -> Tensor:
+    """[C, N, C, M] of one embedding."""
+    dtype, outputs = settings.dtype, left.gradients.shape[0]
+    shape = (outputs, left.count, outputs, right.count)
+    kernel = left.gradients.new_zeros(shape, dtype=dtype)
+    for rows, columns in _shared_ids(left.ids, right.ids):
+        per_id = (rows.shape[1] + columns.shape[1]) * outputs * left.gradients.shape[-1]
+        step = max(1, settings.workspace // max(1, per_id * dtype.itemsize))
+        for x, y in zip(rows.split(step), columns.split(step), strict=True):
+            _add_group(kernel, left, right, x, y)
+    return kernel
+
+
+def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Index pairs ([g, k], [g, k']): entries of g shared ids that have k on the left, k' right."""
+    order, ids, counts = _sorted(left_ids)
+    other_order, other_ids, other_counts = _sorted(right_ids)
+    starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
+    if not len(other_ids):
+        return []
+    place = torch.searchsorted(other_ids, ids).clamp(max=len(other_ids) - 1)
+    shared = other_ids[place] == ids
+    here, there = shared.nonzero()[:, 0], place[shared]
+    if not len(here):
+        return []
+    sizes, size_of = torch.unique(
+        torch.stack([counts[here], other_counts[there]], 1), dim=0, return_inverse=True
+    )
+    groups = []
+    for number, (k, other_k) in enumerate(sizes.tolist()):
+        mine = size_of == number
+        rows = starts[here[mine]][:, None] + torch.arange(k, device=ids.device)
+        columns = other_starts[there[mine]][:, None] + torch.arange(other_k, device=ids.device)
+        groups.append((order[rows], other_order[columns]))
+    return groups
+
+
+def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    order = ids.argsort(stable=True)
+    unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
+    return order, unique, counts
+
+
+def _add_group(
+    kernel: Tensor, left: Matches, right: Matches, rows: Tensor, columns: Tensor
+) -> None:
+    """Add Σ over g ids; rows [g, k] and columns [g, k'] index the entries of both sides."""
+    x, y = (  # [g, C k, d]
+        side.gradients[:, entries].to(kernel.dtype).transpose(0, 1).flatten(1, 2)
+        for side, entries in ((left, rows), (right, columns))
+    )
+    products = torch.bmm(x, y.transpose(1, 2))  # [g, C k, C k']
+    outputs, count, _, other_count = kernel.shape
+    output = torch.arange(outputs, device=rows.device)[:, None]
+    i = (output * count + left.samples[rows][:, None]).flatten(1)  # [g, C k]
+    j = (output * other_count + right.samples[columns][:, None]).flatten(1)
+    place = i[:, :, None] * (outputs * other_count) + j[:, None, :]
+    kernel.view(-1).index_add_(0, place.flatten(), products.flatten())
+
+
+def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Tensor:
+    """[C, N, C, M]: an embedding on the left, a linear layer with the same weight on the right.
+
+    K[c, n, c', m] = Σ_{v, t} (g_{n,c,v} · a_{m,t}) δ_{m,c',t,v}
+    """
+    dtype = settings.dtype
+    outputs, entries, _ = matches.gradients.shape
+    other_count, positions = factors.inputs.shape[:2]
+    kernel = matches.gradients.new_zeros(outputs, matches.count, outputs, other_count, dtype=dtype)
+    per_entry = 2 * outputs * other_count * positions * dtype.itemsize
+    step = max(1, settings.workspace // max(1, per_entry))
+    for start in range(0, entries, step):
+        part = slice(start, start + step)
+        g = matches.gradients[:, part].to(dtype)
+        picked = factors.cotangents[..., matches.ids[part]].to(dtype)
+        inner = torch.einsum("cud,mtd->umct", g, factors.inputs.to(dtype))
+        products = torch.einsum("umct,emtu->cuem", inner, picked)
+        kernel.index_add_(1, matches.samples[part], products)
+    return kernel

@@ -1,0 +1,32 @@
+"""The examples in the docstrings of public functions, run as they stand."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import jachess_ext as jx
+
+PACKAGES = ("jachess_ext.ntk",)
+
+
+def _public() -> list[Any]:
+    """Each package's functions, and those of its classes that have an example."""
+    modules = [importlib.import_module(package) for package in PACKAGES]
+    values = [getattr(module, name) for module in modules for name in module.__all__]
+    return [v for v in values if inspect.isfunction(v) or ">>>" in (inspect.getdoc(v) or "")]
+
+
+@pytest.mark.parametrize("value", _public(), ids=lambda value: value.__name__)
+def test_example(value: Any) -> None:
+    torch.manual_seed(0)
+    module = importlib.import_module(value.__module__)
+    names = {**vars(module), "torch": torch, "jx": jx}
+    (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
+    assert example.examples, f"{value.__name__} has no example"
+    assert doctest.DocTestRunner().run(example).failed == 0
