@@ -6,19 +6,30 @@ import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..scaling.runs import LossTable, TableError, read_table
-from ..scaling.selection import DEFAULT, METHODS, Selection, select, sufficient_budget
 from .option_types import ending_in, out_path, positive, probability
 from .records import print_records, write_records
 
+if TYPE_CHECKING:
+    from ..scaling import LossTable, Selection
+
+# named here and not read from `scaling.selection`, since help imports no numpy
+OF_TABLES = (
+    "blend",
+    "lensllm",
+    "rectified",
+    "power",
+    "ats",
+    "subtuning",
+    "zeroshot",
+    "modelsize",
+)
 _DEFAULT = "default %(default)s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `jachess select`."""
-    methods = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
     parser.add_argument(
         "table",
         type=Path,
@@ -28,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", type=positive, required=True, metavar="D", help="size of the full data"
     )
-    parser.add_argument("--method", choices=methods, default=DEFAULT, help=_DEFAULT)
+    parser.add_argument("--method", choices=OF_TABLES, default="blend", help=_DEFAULT)
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument(
         "--budget",
@@ -81,6 +92,7 @@ def run(options: argparse.Namespace) -> None:
         MissingExtra: an optional library is needed and missing.
     """
     from ..compare.selection import share
+    from ..scaling import TableError, read_table
 
     table = read_table(options.table)
     settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens", "epochs")}
@@ -130,6 +142,8 @@ def _write_report(
 
 
 def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, Any]) -> Selection:
+    from ..scaling import TableError, select, sufficient_budget
+
     settings = {"method": options.method, **settings}
     if options.confidence is not None:
         selection = sufficient_budget(table, options.target, options.confidence, **settings)

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io import DataError, MissingExtra, require
-from ..scaling.baselines import FEATURE_SCORES
-from ..scaling.search import STRATEGIES
-from ..scaling.selection import METHODS
 from .option_types import ending_in, whole
 from .records import print_records
+from .select import OF_TABLES
 
 if TYPE_CHECKING:
     from ..scaling import LiveSelection
@@ -62,8 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman",
     )
     how = parser.add_argument_group("subsets and stops", argument_default=argparse.SUPPRESS)
-    methods = [name for name, method in METHODS.items() if method.needs != "weights"]
-    how.add_argument("--method", choices=methods, help="default blend")
+    how.add_argument(
+        "--method", choices=(*OF_TABLES, "logme", "hscore", "knn"), help="default blend"
+    )
     how.add_argument(
         "--budget",
         type=share,
@@ -78,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--strategy",
-        choices=STRATEGIES,
+        choices=("growing", "algorithm1"),
         help="growing (default): all models on small subsets first; algorithm1: from the largest "
         "down, with --gamma, --tau",
     )
@@ -96,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="fine-tune only this share of the models, the best by their frozen features",
     )
-    how.add_argument("--screen-by", choices=[*FEATURE_SCORES], help="default logme")
+    how.add_argument("--screen-by", choices=("logme", "hscore", "knn"), help="default logme")
     how.add_argument("--screen-rows", type=int, metavar="N", help="rows for that, default 512")
     how.add_argument(
         "--seeds", type=int, metavar="N", help="at most, of models the ranking is open among"
