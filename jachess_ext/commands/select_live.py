@@ -252,5 +252,7 @@ def _print(live: LiveSelection) -> None:
     if winner is not None and winner["error"] is not None:
         print(f"{winner['model']} could not be trained on all rows: {winner['error']}")
     elif winner is not None:
-        measured = from_forecast(rank_by, ranked_loss(winner, rank_by))
+        loss = ranked_loss(winner, rank_by)
+        assert loss is not None, "the run did not fail"
+        measured = from_forecast(rank_by, loss)
         print(f"{winner['model']} trained on {winner['size']} rows: dev {rank_by} {measured:.4g}")

@@ -19,7 +19,16 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from .._io import DataError, finite, read_json, require, whole_folder, write_bytes, write_json
+from .._io import (
+    DataError,
+    finite,
+    from_json,
+    read_json,
+    require,
+    whole_folder,
+    write_bytes,
+    write_json,
+)
 from ..compare.finetune import Recipe, fine_tune
 from ..compare.judge import model_outputs
 from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
@@ -127,6 +136,77 @@ class Job:
         return f"{words}-{self.size}-s{self.seed}-{key}"
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock time of the parts of a run."""
+
+    training: float
+    judging: float
+    probe: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a file below ``runs`` and a line of ``records.jsonl`` hold of a run.
+
+    Attributes:
+        run: its name.
+        model: the candidate, as it was given.
+        parameters: N, all of the model with its head.
+        size: training examples D; 0 is the model before fine-tuning, its head drawn from `seed`.
+        epochs: passes over the subset.
+        steps: of the optimiser.
+        seed: of head, order and dropout.
+        learning_rate: η, the highest rate of the schedule.
+        time: t = Σ_s η_s / η over the steps s, so that η t = Σ_s η_s; 0 at size 0.
+        tokens: of one epoch, without padding.
+        metric: name of the task's metric.
+        dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression
+            their mean squared error.
+        dev_score: the task's metric.
+        scores: `CLASS_SCORES`, or in a regression `NUMBER_SCORES`, by name.
+        dev_rows: how many were judged.
+        kernel_loss: F(Θ, t) = ‖exp(−η Θ t) r‖² (Eq. 9), Θ of the model as this run left it.
+        residual_square: ‖r‖², r = f0(X) − y on the probe before fine-tuning.
+        probe_square: ‖f(X) − y‖² after it: what Eq. 9 predicts, measured.
+        kernel: name of the file of Θ; None where none was asked for.
+        training_flops, judging_flops, probe_flops (of Θ), features_flops: operations.
+        features: scores of the model's frozen features by name, at size 0 where asked for.
+        seconds: wall-clock time; None where the run failed.
+        error: why there are no losses.
+        lost: whether the reason may pass (memory, a worker that was killed): the same command then
+            repeats the run.
+    """
+
+    run: str
+    model: str
+    parameters: int
+    size: int
+    epochs: float
+    steps: int
+    seed: int
+    learning_rate: float
+    time: float
+    tokens: int
+    metric: str
+    dev_loss: float | None = None
+    dev_score: float | None = None
+    scores: Mapping[str, float] | None = None
+    dev_rows: int = 0
+    kernel_loss: float | None = None
+    residual_square: float | None = None
+    probe_square: float | None = None
+    kernel: str | None = None
+    training_flops: float = 0.0
+    judging_flops: float = 0.0
+    probe_flops: float = 0.0
+    features_flops: float = 0.0
+    features: Mapping[str, float] | None = None
+    seconds: Seconds | None = None
+    error: str | None = None
+    lost: bool = False
+
+
 def run(job: Job) -> Record:
     """Fine-tune a model on a subset and judge it; measure Θ and frozen features where asked for.
 
@@ -134,22 +214,7 @@ def run(job: Job) -> Record:
     other candidates go on without it.
 
     Returns:
-        run: its name.  model, parameters (N with the head), size (D), epochs, seed, metric.
-        learning_rate: η, the highest rate of the schedule.  steps: of the optimiser.
-        time: t = Σ_s η_s / η over the steps, so that η t = Σ_s η_s; 0 at size 0.
-        tokens: of one epoch, without padding.
-        dev_loss: see `LOSS`.  dev_score: the task's metric.  scores: others by name.
-        dev_rows: how many were judged.
-        kernel_loss: F(Θ, t) = ‖exp(−η Θ t) r‖² (Eq. 9), Θ of the model as this run left it.
-        residual_square: ‖r‖², r = f0(X) − y on the probe before fine-tuning.
-        probe_square: ‖f(X) − y‖² after it: what Eq. 9 predicts, measured.
-        training_flops, judging_flops, probe_flops (of Θ), features_flops.
-        features: scores of the model's frozen features by name, at size 0 where asked for.
-        kernel: name of the file of Θ in `job.kernels`; None where none was asked for.
-        seconds: wall-clock time of training, judging, probe; None where the run failed.
-        error: why there are no losses.
-        lost: whether the reason may pass (memory, a worker that was killed): the same command then
-            repeats the run.
+        The fields of a `RunRecord`.
     """
     record = _head(job)
     try:
@@ -193,24 +258,20 @@ def killed(job: Job) -> Record:
 
 def _head(job: Job) -> Record:
     """Return the record of a run before anything is measured."""
-    nothing = ("dev_loss", "dev_score", "scores", "kernel_loss", "residual_square", "probe_square")
-    return {
-        "run": job.name,
-        "model": job.model,
-        "parameters": 0,
-        "size": job.size,
-        "epochs": job.recipe.epochs,
-        "steps": 0,
-        "seed": job.seed,
-        "learning_rate": job.recipe.learning_rate,
-        "time": 0.0,
-        "tokens": 0,
-        "metric": job.task.metric.name,
-        "dev_rows": 0,
-        **dict.fromkeys(COSTS, 0.0),
-        **dict.fromkeys((*nothing, "features", "kernel", "seconds", "error")),
-        "lost": False,
-    }
+    record = RunRecord(
+        run=job.name,
+        model=job.model,
+        parameters=0,
+        size=job.size,
+        epochs=job.recipe.epochs,
+        steps=0,
+        seed=job.seed,
+        learning_rate=job.recipe.learning_rate,
+        time=0.0,
+        tokens=0,
+        metric=job.task.metric.name,
+    )
+    return asdict(record)
 
 
 def _reason(error: Exception) -> str:
@@ -801,7 +862,7 @@ class LiveSelection:
         rank_by: the score forecast, "loss" or a name of `CLASS_SCORES` or `NUMBER_SCORES`.
         unloadable: model -> why it could not be loaded.
         search: settings, results and stops; `search.selection(method)` is what a method says.
-        records: of all runs, see `run`; by size in the order run, then model, then seed.
+            records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
     """
@@ -812,8 +873,8 @@ class LiveSelection:
     rank_by: str
     unloadable: Mapping[str, str]
     search: Search
-    records: Sequence[Record]
-    winner: Record | None = None
+    records: list[dict[str, Any]]
+    winner: dict[str, Any] | None = None
 
     @property
     def best(self) -> str:
@@ -974,6 +1035,7 @@ def select_live(
         return [records[ask] for ask in sorted(records, key=place)]
 
     def usable(job: Job, record: Record) -> bool:
+        from_json(record, RunRecord, "the record")
         if record["kernel"] is not None:
             read_kernel(out, record)
         return not record["lost"]
@@ -1084,14 +1146,16 @@ def read_selection(folder: Path | str) -> LiveSelection:
             f"{path} is not there; the selection may not have finished: run it again, and it goes "
             "on where it was stopped"
         )
-    try:
-        state = dict(read_json(path)["state"])
-        search = Search.from_state(state.pop("search"))
-        selection = LiveSelection(search=search, records=read_results(folder / RECORDS), **state)
-        for record in selection.records:
+    state = from_json(read_json(path), dict[str, Any], str(path)).get("state")
+    state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
+    state["search"] = search = Search.from_state(state.get("search"))
+    state["records"] = [
+        asdict(from_json(record, RunRecord, f"{folder / RECORDS}: a record"))
+        for record in read_results(folder / RECORDS)
+    ]
+    selection: LiveSelection = from_json(state, LiveSelection, f"{path}: the state")
+    for record in selection.records:
+        if record["kernel"] is not None:
             ask = Ask(record["model"], record["size"], record["seed"])
-            if record["kernel"] is not None:
-                search.kernels[ask] = _kernel(folder, record)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not the result of a live selection ({error})") from error
+            search.kernels[ask] = _kernel(folder, record)
     return selection

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import DataError, finite
+from .._io import DataError, finite, from_json
 from .baselines import FEATURE_SCORES, accept_then_stop
 from .runs import LossTable, check_sizes
 from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
@@ -121,9 +121,9 @@ class Search:
     _round: list[Ask] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self.models, self.sizes = tuple(self.models), tuple(self.sizes)
+        self.models, self.sizes = tuple(map(str, self.models)), tuple(map(int, self.sizes))
         if self.costs is not None:
-            self.costs = {model: tuple(pair) for model, pair in self.costs.items()}
+            self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
         self._next_round()
 
@@ -192,20 +192,24 @@ class Search:
         return finite({**settings, "results": results})
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Search:
+    def from_state(cls, state: Any) -> Search:
         """Return the search that had this `state`.
 
         Raises:
             DataError: it is no such state.
         """
-        settings = dict(state)
         try:
-            results = settings.pop("results")
+            settings = dict(state)
+            results = list(settings.pop("results"))
             search = cls(**settings)
             for told in results:
                 given = dict(told)
-                search.tell(Ask(**{f.name: given.pop(f.name) for f in fields(Ask)}), **given)
-        except (KeyError, TypeError, AttributeError) as error:
+                ask = {f.name: given.pop(f.name) for f in fields(Ask)}
+                result = from_json(given, Result, "a result")
+                search.tell(from_json(ask, Ask, "a run"), **vars(result))
+        except DataError:
+            raise
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no state of a search ({error})") from error
         return search
 

@@ -23,6 +23,7 @@ from jachess_ext.experiment.grid import Grid, make_grid, read_grid
 from jachess_ext.experiment.run_folder import RunFolder
 from jachess_ext.experiment.store import read_results
 from jachess_ext.scaling import LiveSelection, Search, read_selection
+from jachess_ext.scaling.live import RunRecord
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
 from python_tests.compare.records import record
@@ -116,12 +117,21 @@ def live_selection() -> LiveSelection:
     while ask := search.ask():
         loss = ask.rows ** (-0.3 if ask.model == "a" else -0.1)
         search.tell(ask, loss, cost=float(ask.rows))
-        records.append(
-            {"run": str(ask), "model": ask.model, "size": ask.rows, "seed": 0, "kernel": None}
-            | {"seconds": None, "error": None, "dev_loss": loss, "dev_score": 0.5}
-            | dict.fromkeys(("training_flops", "judging_flops", "probe_flops"), 1.0)
-            | {"features_flops": 0.0, "steps": 1, "time": 1.0}
+        run = RunRecord(
+            run=str(ask),
+            model=ask.model,
+            parameters=10,
+            size=ask.rows,
+            epochs=1.0,
+            steps=1,
+            seed=0,
+            learning_rate=1e-3,
+            time=1.0,
+            tokens=9,
+            metric="accuracy",
+            dev_loss=loss,
         )
+        records.append(asdict(run))
     return LiveSelection("t", 256, 40, "loss", {}, search, records)
 
 
