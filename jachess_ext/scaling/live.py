@@ -1017,6 +1017,12 @@ def select_live(
         DataError: what was given cannot be used, and nothing was trained; or the runs ended before
             the method had sizes enough, and are kept.
         MissingExtra: transformers, scipy or another library is not installed.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> live = jx.scaling.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
+        >>> live.best in models
+        True
     """
     for library in ("transformers", "accelerate", "scipy.stats", "sklearn", "pandas"):
         require(library)  # before hours of training, not after
@@ -1138,6 +1144,11 @@ def read_selection(folder: Path | str) -> LiveSelection:
 
     Raises:
         DataError: it has not finished, or a file is not whole.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> len(jx.scaling.read_selection("runs").records)
+        6
     """
     folder = Path(folder)
     path = folder / RESULT

@@ -157,6 +157,9 @@ def test_more_seeds_only_where_the_ranking_is_open() -> None:
     search = finished(close, **given)
     assert sorted({ask.seed for ask in search.results if ask.rows == 16}) == [0, 1, 2]
     last = search.selection("subtuning").to_frame().set_index("name").predicted
+    apart = finished(lambda ask: (1 + 2 * (ask.model == "wide")) * ask.rows**-0.3, seeds=3)
+    assert apart.selection().best_probabilities.max() > 0.9
+    assert all(ask.seed == 0 for ask in apart.results if ask.rows == 64)
     rivals = {ask.model for ask in search.results if ask.seed == 2}
     for model in rivals:  # the mean of the three seeds
         assert last[model] == pytest.approx(0.5 + 1 / 16 + 0.01 + 0.001 * FOUR[model])
@@ -265,7 +268,8 @@ def lens_search(seeds: dict[str, int], noise: float = 0.0, **given: Any) -> Sear
         kernel = kernel_of(seeds[ask.model], ask.rows)
         search.kernels[ask] = kernel
         factor = np.exp(noise * draw.standard_normal())
-        search.tell(ask, lens_loss(ask.model, seeds[ask.model], ask.rows, kernel) * factor)
+        loss = lens_loss(ask.model, seeds[ask.model], ask.rows, kernel) * factor
+        search.tell(ask, loss, cost=1.0, kernel_cost=2.0)
     return search
 
 
@@ -287,7 +291,10 @@ def test_the_law_with_measured_kernels_is_recovered(name: str) -> None:
 
 def test_a_measured_law_ranks() -> None:
     seeds = {"a": 0, "b": 1, "c": 2}
-    frame = lens_search(seeds).selection().to_frame()
+    search = lens_search(seeds)
+    for method, each in (("lensllm", 7 * 3.0), ("rectified", 7.0), ("blend", 6.0)):
+        assert search.selection(method).costs.tolist() == [each] * 3, "Θ is charged to lensllm"
+    frame = search.selection().to_frame()
     truth = {n: lens_loss(n, s, TARGET, kernel_of(s, 800)) for n, s in seeds.items()}
     assert frame.name.tolist() == sorted(truth, key=lambda name: truth[name])
     for row in frame.itertuples():
