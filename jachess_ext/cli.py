@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ._io import quiet_libraries
+from .quiet import quiet_libraries
 
 
 @dataclass(frozen=True)
