@@ -18,8 +18,8 @@ from scipy.optimize import least_squares, minimize
 
 from benchmarks.conftest import Timed
 from jachess_ext.scaling import fit
-from jachess_ext.scaling.laws import LAWS, Law, Points
 from jachess_ext.scaling.fitting import huber
+from jachess_ext.scaling.laws import LAWS, Law, Points
 
 SIZES, QUICK = [30], [2]
 DELTA = 0.01

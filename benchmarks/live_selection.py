@@ -5,9 +5,9 @@
 
 Every model of the zoo is fine-tuned on nested subsets (`--sizes`), with Θ and t measured, and on
 the target's rows for the truth, from every seed.  Each method then predicts from the sizes up to
-each budget, as `jachess select --models` would.  By data set, seed, budget and method: PearCorr and
+each budget, as `jachess select-live` would.  By data set, seed, budget and method: PearCorr and
 RelAcc (per cent), root mean square of log loss at the target, coverage of 90 % intervals (per
-cent), the model chosen, and what the method pays (`live_selection.cost.paid`: trainings, judging,
+cent), the model chosen, and what the method pays (`Selection.costs`: trainings, judging,
 and the probes where it reads Θ) as a share of training and judging every model at the target.
 With `--probe 0` no Θ is measured, and the two forms of lensllm are left out.
 
@@ -33,22 +33,27 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
-from jachess_ext.experiment.grid import Recipe
-from jachess_ext.experiment.workers import prepare
-from jachess_ext.live_selection import Prediction, RunRecord, SelectionFolder, measure
-from jachess_ext.live_selection.budget import Budget
-from jachess_ext.live_selection.cost import paid
-from jachess_ext.live_selection.engine import select_live
-from jachess_ext.live_selection.plan import make_plan
-from jachess_ext.live_selection.predict import Curve, make_curve, predict
-from jachess_ext.live_selection.settings import LiveSettings
-from jachess_ext.progress import BarProgress
-from jachess_ext.scaling import coverage, fit, log_rmse, pear_corr, rel_acc
-from jachess_ext.scaling.registry import DEFAULT, FEATURES, LIVE, REGISTRY
+from jachess_ext.compare.finetune import Recipe
+from jachess_ext.compare.runs import run_all
+from jachess_ext.scaling import (
+    Ask,
+    Search,
+    coverage,
+    fit,
+    log_rmse,
+    pear_corr,
+    read_selection,
+    rel_acc,
+    select_live,
+)
+from jachess_ext.scaling import live as live_runs
+from jachess_ext.scaling.baselines import FEATURE_SCORES
+from jachess_ext.scaling.selection import DEFAULT, METHODS, Selection
 
 FREE = "lensllm, F free"
 CONTROL = "lensllm, F = r²/(1 + c t)"
-JUDGED = (*LIVE[:2], FREE, CONTROL, *LIVE[2:])
+_METHODS = [name for name in METHODS if name != "nlpmetrics"]
+JUDGED = (*_METHODS[:2], FREE, CONTROL, *_METHODS[2:])
 _PROBED = ("lensllm", FREE, CONTROL)
 _STARTS = [(beta, floor, c) for beta in (0.3, 1.0) for floor in (0.05, 0.5, 0.9) for c in (0.01, 1)]
 _LAWS = (DEFAULT, "lensllm", "rectified")
@@ -100,81 +105,118 @@ class Loss:
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of one data set and seed: curves of the subsets, and the truth at the target."""
+    """All runs of one data set and seed: those of the subsets as a search, and all as rows.
 
-    data: str
-    seed: int
-    curves: tuple[Curve, ...]
-    truth: tuple[RunRecord, ...]
+    Attributes:
+        search: with every run of a subset told, and its kernel where it is known.
+        losses: of all runs, those at the target among them.
+    """
+
+    search: Search
+    losses: Sequence[Loss]
 
     @property
     def target(self) -> int:
         """Rows of the truth."""
-        return self.truth[0].size
+        return self.search.target
 
     @property
-    def true_losses(self) -> dict[str, float]:
-        """Model -> dev loss at the target."""
-        return {record.model: float(record.dev_loss or np.nan) for record in self.truth}
+    def truth(self) -> dict[str, Loss]:
+        """Model -> its run at the target."""
+        return {row.model: row for row in self.losses if row.size == self.target}
 
 
-def make_runs(settings: LiveSettings, out: Path) -> Runs:
+def make_runs(arguments: dict[str, Any], out: Path) -> Runs:
     """The live selection, then every model at the target; finished runs are read."""
-    with BarProgress() as progress:
-        select_live(settings, out, progress=progress)
-    plan, folder = make_plan(settings), SelectionFolder(out)
-    prepare(1)
-    truth = []
-    with folder.locked():
-        for candidate in plan.candidates:
-            job = plan.job(candidate, plan.target)
-            record = folder.finished(job.name)
-            if record is None:
-                record, kernel = measure.run(job)
-                folder.add(record, kernel)
-            truth.append(record)
-    curves = []
-    for candidate in plan.candidates:
-        jobs = [plan.job(candidate, size) for size in plan.rounds]
-        records = [folder.finished(job.name) for job in jobs]
-        curves.append(make_curve([record for record in records if record], folder.kernel))
-    return Runs(settings.train.parent.name, settings.seed, tuple(curves), tuple(truth))
+    select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
+    live, plan = read_selection(out), live_runs.make_plan(**arguments)
+    seed = plan.search.seed
+    jobs = [plan.job(Ask(model, plan.search.target, seed), out) for model in plan.search.models]
+    truth = [record for _, record in run_all(jobs, live_runs.run, out / live_runs.RUNS)]
+    data = Path(arguments["task"].partition(":")[0]).parent.name
+    losses = [_row(data, record) for record in [*live.records, *truth]]
+    features = {
+        r["model"]: (r["features"], r["features_flops"]) for r in live.records if not r["size"]
+    }
+    return Runs(_search(losses, features, live.search.kernels), losses)
+
+
+def _row(data: str, record: dict[str, Any]) -> Loss:
+    names = set(Loss.__dataclass_fields__) & set(record) - {"seconds"}
+    seconds = record["seconds"]
+    return Loss(
+        data=data,
+        t=record["time"],
+        seconds=None if seconds is None else sum(seconds.values()),
+        **{name: record[name] for name in names},
+    )
+
+
+def _search(losses: Sequence[Loss], features: dict[str, Any], kernels: dict[Ask, Any]) -> Search:
+    """The search that the runs below the largest size are told to."""
+    rows = {(row.model, row.size): row for row in losses}
+    *sizes, target = sorted({row.size for row in losses if row.size})
+    search = Search(
+        [row.model for row in losses if row.size == target],
+        sizes,
+        target,
+        zero=True,
+        seed=losses[0].seed,
+        parameters={row.model: row.parameters for row in losses},
+    )
+    while ask := search.ask():
+        row = rows[ask.model, ask.rows]
+        scores, price = features.get(ask.model, (None, 0.0)) if ask.rows == 0 else (None, 0.0)
+        search.tell(
+            ask,
+            row.dev_loss,
+            cost=row.training_flops + row.judging_flops,
+            kernel_cost=row.probe_flops,
+            features=scores,
+            features_cost=price,
+        )
+    search.kernels = dict(kernels)
+    return search
 
 
 def judge(runs: Runs, budget: int, method: str) -> Judged | None:
     """A method from the sizes up to the budget; None where these are too few for it."""
-    curves = [curve.up_to(budget) for curve in runs.curves]
-    law = _law(method)
-    needed = REGISTRY[law].fewest_sizes(zero=all(curve.has_zero for curve in curves))
-    if min((curve.sizes > 0).sum() for curve in curves) < needed:
+    search, law = runs.search, _law(method)
+    if method in _PROBED and runs.losses[0].residual_square is None:
         return None
-    if method in _PROBED and curves[0].records[0].residual_square is None:
+    if method == "lensllm" and not search.kernels:
         return None
-    if method == "lensllm" and any(None in curve.kernels for curve in curves):
+    try:
+        selection = search.selection(law, rows=budget)
+    except ValueError:
         return None
-    if method in FEATURES and curves[0].records[0].features is None:
-        return None
-    found = _predictions(curves, runs.target, method)
-    truth = runs.true_losses
-    losses = np.array([truth[one.model] for one in found])
-    scores = np.array([one.score for one in found])
-    forecasts = np.array([one.score if one.predicted is None else one.predicted for one in found])
+    names, scores, forecasts = selection.names, selection.scores, selection.forecasts
+    if method in (FREE, CONTROL):
+        forecast = _free if method == FREE else _control
+        scores = forecasts = np.array([forecast(runs, name, budget) for name in names])
+    truth = {name: float(runs.truth[name].dev_loss or np.nan) for name in names}
+    losses = np.array(list(truth.values()))
+    predicts = method in (FREE, CONTROL) or selection.forecast.predicted is not None
     return Judged(
-        *(runs.data, runs.seed, budget, runs.target, method),
-        pear_corr(forecasts, losses),
-        rel_acc(scores, losses),
-        _log_rmse(found, losses),
-        _coverage(found, losses),
-        _share(runs, budget, method),
-        Path(found[0].model).name,
-        Path(min(truth, key=lambda model: truth[model])).name,
+        data=runs.losses[0].data,
+        seed=runs.losses[0].seed,
+        budget=budget,
+        target=runs.target,
+        method=method,
+        pear_corr=pear_corr(forecasts, losses),
+        rel_acc=rel_acc(scores, losses),
+        log_rmse=log_rmse(forecasts, losses) if predicts else None,
+        coverage=None if method in (FREE, CONTROL) else _coverage(selection, losses),
+        flops_share=_share(runs, budget, method),
+        chosen=Path(names[int(np.argmin(scores))]).name,
+        best=Path(min(truth, key=lambda model: truth[model])).name,
     )
 
 
 def _share(runs: Runs, budget: float, method: str) -> float:
     """What the method pays, as a share of training and judging every model at the target."""
-    full = sum(record.training_flops + record.judging_flops for record in runs.truth)
-    return paid([curve.up_to(budget) for curve in runs.curves], _law(method)) / full
+    full = sum(row.training_flops + row.judging_flops for row in runs.truth.values())
+    return sum(runs.search.paid(name, _law(method), budget) for name in runs.search.models) / full
 
 
 def _law(method: str) -> str:
@@ -182,35 +224,29 @@ def _law(method: str) -> str:
     return "rectified" if method in (FREE, CONTROL) else method
 
 
-def _predictions(curves: Sequence[Curve], target: float, method: str) -> Sequence[Prediction]:
-    """Best first."""
-    if method not in (FREE, CONTROL):
-        return predict(curves, target, method)
-    forecast = _free if method == FREE else _control
-    made = [(curve.model, forecast(curve, target)) for curve in curves]
-    return sorted((Prediction(model, loss, loss) for model, loss in made), key=lambda o: o.score)
-
-
-def _free(curve: Curve, target: float) -> float:
+def _free(runs: Runs, model: str, budget: float) -> float:
     """F is a number fitted within [0, ‖r‖²]."""
-    bound = curve.records[0].residual_square
-    fitted = fit(curve.sizes, curve.losses, "lensllm", residual_square=bound)
-    return float(np.asarray(fitted.predict(target)))
+    curve = runs.search.curve(model, budget)
+    bound = next(row.residual_square for row in runs.losses if row.model == model)
+    fitted = fit(list(curve), list(curve.values()), "lensllm", residual_square=bound)
+    return float(np.asarray(fitted.predict(runs.target)))
 
 
-def _control(curve: Curve, target: float) -> float:
+def _control(runs: Runs, model: str, budget: float) -> float:
     """F = ‖r‖²/(1 + c t): falls from ‖r‖² with training as Eq. 9's does, and reads no kernel.
 
     Eq. 10 with B, β, E and c fitted to ln L from several starts; t at the target is continued as a
     straight line in ln t over ln D, as for the measured F.
     """
-    sizes, y = curve.sizes, np.log(curve.losses)
-    square = float(curve.records[0].residual_square or np.nan)
-    t = np.array([record.time for record in curve.records])
+    rows = sorted((r for r in runs.losses if r.model == model and r.size <= budget), key=_size)
+    sizes = np.array([row.size for row in rows], dtype=float)
+    losses = np.array([row.dev_loss for row in rows], dtype=float)
+    y, square = np.log(losses), float(rows[0].residual_square or np.nan)
+    t = np.array([row.t for row in rows])
     trained = sizes > 0
     slope, level = np.polyfit(np.log(sizes[trained]), np.log(t[trained]), 1)
-    at_target = float(np.exp(level + slope * np.log(target)))
-    lowest = float(curve.losses.min())
+    at_target = float(np.exp(level + slope * np.log(runs.target)))
+    lowest = float(losses.min())
 
     def loss(p: np.ndarray, d: Any, steps: Any) -> Any:
         log_b, beta, floor, log_c = p
@@ -220,65 +256,24 @@ def _control(curve: Curve, target: float) -> float:
     def errors(p: np.ndarray) -> np.ndarray:
         return np.log(loss(p, sizes, t)) - y
 
-    found = [
+    fits = [
         least_squares(
             errors,
-            (np.log(curve.losses[0] * square), beta, floor, np.log(c)),
+            (np.log(losses[0] * square), beta, floor, np.log(c)),
             bounds=((-20, 0.01, 0, -15), (30, 3, 0.999, 15)),
         )
         for beta, floor, c in _STARTS
     ]
-    return float(loss(min(found, key=lambda one: one.cost).x, target, at_target))
+    return float(loss(min(fits, key=lambda solution: solution.cost).x, runs.target, at_target))
 
 
-def _log_rmse(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
-    predicted = [one.predicted for one in found if one.predicted is not None]
-    return log_rmse(predicted, losses) if len(predicted) == len(found) else None
+def _size(row: Loss) -> int:
+    return row.size
 
 
-def _coverage(found: Sequence[Prediction], losses: np.ndarray) -> float | None:
-    """Of the 90 % intervals; one without an upper end covers all above its lower one."""
-    if any(one.low is None for one in found):
-        return None
-    low = np.array([one.low for one in found])
-    high = np.array([np.finfo(np.float64).max if one.high is None else one.high for one in found])
-    return coverage(low, high, losses)
-
-
-def losses_of(runs: Runs) -> list[Loss]:
-    """All runs as rows."""
-    records = [record for curve in runs.curves for record in curve.records]
-    return [
-        Loss(
-            *(runs.data, runs.seed, Path(r.model).name, r.parameters),
-            *(r.size, r.steps, r.time, r.dev_loss, r.dev_score),
-            *(r.kernel_loss, r.residual_square, r.probe_square),
-            *(r.training_flops, r.probe_flops, r.judging_flops),
-            None if r.seconds is None else r.seconds.total,
-        )
-        for r in [*records, *runs.truth]
-    ]
-
-
-def runs_of(losses: Sequence[Loss]) -> Runs:
-    """The runs of one data set and seed as they were written, without kernels."""
-    models: dict[str, list[RunRecord]] = {}
-    for row in losses:
-        record = RunRecord(
-            *(f"{row.model}-{row.size}", row.model, row.parameters, row.size, 0.0, row.steps),
-            *(row.seed, 1.0, row.t, 0, "accuracy", row.dev_loss, row.dev_score),
-            residual_square=row.residual_square,
-            training_flops=row.training_flops,
-            probe_flops=row.probe_flops,
-            judging_flops=row.judging_flops,
-        )
-        models.setdefault(row.model, []).append(record)
-    curves, truth = [], []
-    for found in models.values():
-        *below, last = sorted(found, key=lambda record: record.size)
-        curves.append(Curve(tuple(below), (None,) * len(below)))
-        truth.append(last)
-    return Runs(losses[0].data, losses[0].seed, tuple(curves), tuple(truth))
+def _coverage(selection: Selection, losses: np.ndarray) -> float | None:
+    """Of the 90 % intervals, where the method gives some."""
+    return coverage(*selection.interval_ends(0.9), losses) if selection.has_intervals else None
 
 
 def redraw(results: Path) -> list[Judged]:
@@ -289,14 +284,15 @@ def redraw(results: Path) -> list[Judged]:
     stamp = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit()}
     rows: list[Judged] = []
     for key in dict.fromkeys((row.data, row.seed) for row in losses):
-        runs = runs_of([row for row in losses if (row.data, row.seed) == key])
-        for budget in [size for size in runs.curves[0].sizes if size > 0]:
+        mine = [row for row in losses if (row.data, row.seed) == key]
+        runs = Runs(_search(mine, {}, {}), mine)
+        for budget in runs.search.sizes:
             for method in JUDGED:
                 row = judge(runs, int(budget), method)
                 if row is not None:
                     rows.append(replace(row, **stamp))
                 elif (kept := old.get((*key, int(budget), method))) is not None:
-                    known = method not in FEATURES
+                    known = method not in FEATURE_SCORES
                     share = _share(runs, budget, method) if known else kept.flops_share
                     rows.append(replace(kept, flops_share=share))
     write_rows(rows, results / "live_selection.csv")
@@ -327,23 +323,21 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{np.mean(known):.3g}" if known else ""
 
 
-def _settings(options: argparse.Namespace, data: Path, seed: int) -> LiveSettings:
-    found = {stem: next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")}
-    models = sorted(str(path.parent) for path in options.zoo.glob("*/config.json"))
-    return LiveSettings(
-        models=tuple(models),
-        train=found["train"],
-        dev=found["dev"],
-        budget=Budget.parse("1"),
-        sizes=tuple(options.sizes),
-        target=options.target,
-        seed=seed,
-        data_seed=seed,
-        probe=options.probe,
-        dev_size=sys.maxsize,  # all of them
-        screen=0.999,  # frozen features are scored, and none of so few models is screened out
-        recipe=Recipe(epochs=options.epochs, lr=options.lr, max_length=options.max_length),
-    )
+def _arguments(options: argparse.Namespace, data: Path, seed: int) -> dict[str, Any]:
+    files = [next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")]
+    return {
+        "models": sorted(str(path.parent) for path in options.zoo.glob("*/config.json")),
+        "task": ":".join(map(str, files)),
+        "budget": 1.0,
+        "sizes": options.sizes,
+        "target": options.target,
+        "seed": seed,
+        "data_seed": seed,
+        "probe": options.probe,
+        "dev_size": sys.maxsize,  # all of them
+        "screen": 0.999,  # frozen features are scored, and none of so few models is screened out
+        "recipe": Recipe(epochs=options.epochs, lr=options.lr, max_length=options.max_length),
+    }
 
 
 def main(argv: list[str] | None = None) -> list[Judged]:
@@ -374,8 +368,8 @@ def main(argv: list[str] | None = None) -> list[Judged]:
     losses: list[Loss] = []
     for data in options.data:
         for seed in options.seeds:
-            runs = make_runs(_settings(options, data, seed), options.out / f"{data.name}-{seed}")
-            losses += [replace(row, **stamp) for row in losses_of(runs)]
+            runs = make_runs(_arguments(options, data, seed), options.out / f"{data.name}-{seed}")
+            losses += [replace(row, model=Path(row.model).name, **stamp) for row in runs.losses]
             for budget in options.sizes:
                 found = [judge(runs, budget, method) for method in JUDGED]
                 rows += [replace(row, **stamp) for row in found if row is not None]

@@ -8,7 +8,7 @@
 Candidates: the six models of the zoo, the first two layers of a pretrained encoder (MiniLM), and
 two such layers with random weights.  For every data set and seed it records
 
-- a live selection at 1/8 (sizes and dev rows as `jachess select` took them when the trial was made;
+- a live selection at 1/8 (sizes and dev rows as `jachess select-live` took them for the trial;
   today it takes fewer of both for so few rows), and runs of the other sizes in `SIZES`;
 - frozen features' scores, of ours and of TransformerRanker, on the same rows, and the weights' mean
   tail exponent;
@@ -50,27 +50,15 @@ import transformers
 
 from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
 from benchmarks.selection_families import BINS, markdown
-from jachess_ext.evaluation.extras import require
-from jachess_ext.evaluation.files import write_atomically
-from jachess_ext.evaluation.judge import model_outputs
-from jachess_ext.experiment.fine_tune import fine_tune
-from jachess_ext.experiment.grid import Recipe
-from jachess_ext.experiment.run_folder import RunFolder
-from jachess_ext.experiment.workers import prepare
-from jachess_ext.live_selection import RunRecord, SelectionFolder, measure
-from jachess_ext.live_selection.budget import Budget
-from jachess_ext.live_selection.engine import select_live
-from jachess_ext.live_selection.jobs import SubsetJob
-from jachess_ext.live_selection.plan import Plan, make_plan
-from jachess_ext.live_selection.scores import to_forecast
-from jachess_ext.live_selection.settings import LiveSettings
-from jachess_ext.progress import BarProgress
-from jachess_ext.scaling import LossTable, coverage, select
+from jachess_ext._io import require, write_text
+from jachess_ext.compare.finetune import Recipe, fine_tune
+from jachess_ext.compare.judge import model_outputs
+from jachess_ext.compare.models import Encoded, encode, load_tokenizer
+from jachess_ext.compare.runs import locked, run_all
+from jachess_ext.compare.tasks import Examples, load_task
+from jachess_ext.scaling import Ask, LossTable, coverage, live, select, select_live
 from jachess_ext.scaling.baselines import mean_exponent
-from jachess_ext.tasks.batches import Encoded, encode
-from jachess_ext.tasks.examples import Examples
-from jachess_ext.tasks.files import file_task
-from jachess_ext.tasks.models import load_tokenizer
+from jachess_ext.scaling.live import Plan, make_plan, to_forecast
 
 ROWS = 800
 TRUE_ROWS = 600
@@ -163,16 +151,26 @@ def planned(models: Sequence[Path], data: Path, rows: int | None, recipe: Recipe
     Args:
         rows: the target; None: all of the data.
     """
-    settings = settings_of(models, data, 0, recipe)
-    plan = make_plan(replace(settings, sizes=None, dev_size=None, target=rows))
-    full = sum(plan.flops(one, plan.target) for one in plan.candidates)
-    runs = [(one, size) for one in plan.candidates for size in plan.sizes]
+    arguments = arguments_of(models, data, 0, recipe)
+    plan = make_plan(**arguments | {"sizes": None, "dev_size": None, "target": rows})
+    search, count = plan.search, len(plan.task.dev)
+    full = sum(
+        one.training_flops(search.target, recipe) + one.judging_flops(count)
+        for one in plan.candidates
+    )
+    runs = [(one, size) for one in plan.candidates for size in search.sizes]
+    training = sum(one.training_flops(size, recipe) for one, size in runs)
+    judging = sum(one.judging_flops(count) for one, _ in runs)
     return Planned(
-        *(data.name, plan.target, recipe.epochs, recipe.batch_size),
-        *(" ".join(map(str, plan.sizes)), len(plan.task.dev)),
-        sum(one.training_flops(size, plan.settings.recipe) for one, size in runs) / full,
-        sum(plan.flops(one, size) for one, size in runs) / full,
-        commit(),
+        data=data.name,
+        rows=search.target,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        sizes=" ".join(map(str, search.sizes)),
+        judged=count,
+        training=training / full,
+        cost=(training + judging) / full,
+        commit=commit(),
     )
 
 
@@ -198,53 +196,44 @@ def make_candidates(zoo: Path | None, encoder: Path, out: Path) -> list[Path]:
     return made
 
 
-def settings_of(models: Sequence[Path], data: Path, seed: int, recipe: Recipe) -> LiveSettings:
-    """The live selection at 1/8."""
-    found = {stem: next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")}
-    return LiveSettings(
-        models=tuple(map(str, models)),
-        train=found["train"],
-        dev=found["dev"],
-        budget=Budget.parse("1/8"),
-        sizes=LADDERS["1/8"],
-        dev_size=JUDGED_ROWS,
-        target=ROWS,
-        seed=seed,
-        data_seed=seed,
-        recipe=recipe,
-    )
+def arguments_of(models: Sequence[Path], data: Path, seed: int, recipe: Recipe) -> dict[str, Any]:
+    """The live selection at 1/8, as `make_plan` is told."""
+    files = [next(iter(sorted(data.glob(f"{stem}.*")))) for stem in ("train", "dev")]
+    return {
+        "models": tuple(map(str, models)),
+        "task": ":".join(map(str, files)),
+        "budget": 1 / 8,
+        "sizes": LADDERS["1/8"],
+        "dev_size": JUDGED_ROWS,
+        "target": ROWS,
+        "seed": seed,
+        "data_seed": seed,
+        "recipe": recipe,
+    }
 
 
-def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
+def make_runs(arguments: dict[str, Any], out: Path) -> list[Run]:
     """All runs of one data set and seed; those that `out` has are read."""
-    with BarProgress() as progress:
-        found = select_live(settings, out, progress=progress)
-    print(f"{out.name}: chosen {Path(found.best).name}, cost {found.flops.share:.3f}", flush=True)
-    prepare(1)
-    plan, folder = make_plan(settings), SelectionFolder(out)
-    scored = make_plan(replace(settings, screen=0.999))  # features are scored, and all go on
-    full = RunFolder(out / "full", "full.jsonl", "selection_trial")
-    dev = file_task(settings.train, settings.dev, settings.columns).dev.first(TRUE_ROWS)
-    rows = []
-    with folder.locked(), full.locked():
-        for size in (0, *SIZES):
-            for candidate in plan.candidates:
-                job = (plan if size else scored).job(candidate, size)
-                record = folder.finished(job.name)
-                if record is None:
-                    record, kernel = measure.run(job)
-                    folder.add(record, kernel)
-                rows.append(_of_record(record, settings))
-        for candidate in plan.candidates:
-            job = plan.job(candidate, ROWS)
-            content = full.read_run(job.name)
-            if content is None:
-                start = time.perf_counter()
-                content = {"record": full_run(job, dev)}
-                print(f"  {job.name}: {time.perf_counter() - start:.0f} s", flush=True)
-                full.write_run(job.name, content)
-            for row in content["record"]:
-                rows.append(Run(settings.train.parent.name, settings.seed, **row))
+    selection = select_live(out=out, progress=print, **arguments)
+    share = selection.flops["spent"] / selection.flops["full_tuning"]
+    print(f"{out.name}: chosen {Path(selection.best).name}, cost {share:.3f}", flush=True)
+    plan = make_plan(**arguments)
+    scored = make_plan(**arguments | {"screen": 0.999})  # features are scored, and all go on
+    data, seed = Path(arguments["task"].partition(":")[0]).parent.name, arguments["seed"]
+    dev = load_task(arguments["task"]).dev.part(0, TRUE_ROWS)
+    asks = [Ask(c.model, size, seed) for size in (0, *SIZES) for c in plan.candidates]
+    jobs = [(plan if ask.rows else scored).job(ask, out) for ask in asks]
+    full = [plan.job(Ask(c.model, ROWS, seed), out) for c in plan.candidates]
+    with locked(out):
+        records = {job.name: r for job, r in run_all(jobs, live.run, out / live.RUNS)}
+        truth = {
+            job.name: record["rows"]
+            for job, record in run_all(
+                full, lambda job: {"rows": full_run(job, dev)}, out / "full" / live.RUNS
+            )
+        }
+    rows = [_of_record(records[job.name], data) for job in jobs]
+    rows += [Run(data, seed, **row) for job in full for row in truth[job.name]]
     _add_ranker(rows, scored, out)
     tails = {}
     for candidate in plan.candidates:
@@ -256,28 +245,35 @@ def make_runs(settings: LiveSettings, out: Path) -> list[Run]:
     return [replace(row, exponent=None if row.rows else tails.get(row.model)) for row in rows]
 
 
-def _of_record(record: RunRecord, settings: LiveSettings) -> Run:
-    if record.error is not None or record.dev_loss is None or record.scores is None:
-        raise ValueError(f"the run {record.run} failed: {record.error}")
+def _of_record(record: dict[str, Any], data: str) -> Run:
+    if record["error"] is not None:
+        raise ValueError(f"the run {record['run']} failed: {record['error']}")
     return Run(
-        *(settings.train.parent.name, settings.seed, Path(record.model).name, record.parameters),
-        *(record.size, 1.0, record.dev_loss, record.scores["accuracy"]),
-        *(record.training_flops if record.size else 0.0, record.judging_flops),
-        record.seconds.total if record.seconds else 0.0,
-        features_flops=record.features_flops or None,
-        **(record.features or {}),
+        data=data,
+        seed=record["seed"],
+        model=Path(record["model"]).name,
+        parameters=record["parameters"],
+        rows=record["size"],
+        part=1.0,
+        dev_loss=record["dev_loss"],
+        accuracy=record["scores"]["accuracy"],
+        training_flops=record["training_flops"],
+        judging_flops=record["judging_flops"],
+        seconds=sum(record["seconds"].values()),
+        features_flops=record["features_flops"] or None,
+        **(record["features"] or {}),
     )
 
 
-def full_run(job: SubsetJob, more_dev: Examples) -> list[dict[str, Any]]:
+def full_run(job: live.Job, more_dev: Examples) -> list[dict[str, Any]]:
     """Fine-tunes on the job's rows; what was judged at `PARTS` of the steps, as fields of `Run`."""
     tokenizer = load_tokenizer(job.model)
-    model = measure.new_model(job, tokenizer)
+    model = live.new_model(job, tokenizer)
     train, dev, whole = (
         encode(part, tokenizer, job.recipe.max_length)
         for part in (job.task.train, job.task.dev, more_dev)
     )
-    parameters, _ = measure.count_parameters(model)
+    parameters, _ = live.count_parameters(model)
     flops = 6.0 * parameters * sum(len(row["input_ids"]) for row in train.rows) * job.recipe.epochs
     judging = 2.0 * parameters * sum(len(row["input_ids"]) for row in dev.rows)
     made: list[dict[str, Any]] = []
@@ -324,7 +320,7 @@ def _add_ranker(rows: list[Run], plan: Plan, out: Path) -> None:
         scores = json.loads(path.read_text("utf-8"))
     else:
         scores = {name: ranker_scores(plan, name) for name in SCORES}
-        write_atomically(path, json.dumps(scores))
+        write_text(path, json.dumps(scores))
     for row in rows:
         if row.rows == 0:
             for name in SCORES:
@@ -335,7 +331,7 @@ def ranker_scores(plan: Plan, name: str) -> dict[str, float]:
     """Model -> TransformerRanker's score with its default, the mean over layers."""
     logging.disable(logging.INFO)
     library = require("transformer_ranker")
-    examples = plan.job(plan.candidates[0], 0).features
+    examples = plan.job(Ask(plan.candidates[0].model, 0), Path()).features
     data = require("datasets").Dataset.from_dict(
         {"text": list(examples.texts), "label": [int(label) for label in examples.labels]}
     )
@@ -348,22 +344,13 @@ def ranker_scores(plan: Plan, name: str) -> dict[str, float]:
     return found
 
 
-def estimate(settings: LiveSettings, out: Path) -> float:
+def estimate(arguments: dict[str, Any], out: Path) -> float:
     """Seconds that all runs of one data set and seed take, from one run of 50 rows a candidate."""
-    prepare(1)
-    plan, folder = make_plan(settings), SelectionFolder(out)
-    total = 0.0
-    rows = ROWS + sum(SIZES)
-    for candidate in plan.candidates:
-        job = plan.job(candidate, 50)
-        record = folder.finished(job.name)
-        if record is None:
-            record, kernel = measure.run(job)
-            folder.add(record, kernel)
-        assert record.seconds is not None
-        judgings = len(PARTS) + len(SIZES) + 4  # the last on more rows
-        total += record.seconds.training / 50 * rows + record.seconds.judging * judgings
-    return total
+    plan = make_plan(**arguments)
+    rows, judgings = ROWS + sum(SIZES), len(PARTS) + len(SIZES) + 4  # the last on more rows
+    jobs = [plan.job(Ask(c.model, 50, arguments["seed"]), out) for c in plan.candidates]
+    seconds = [record["seconds"] for _, record in run_all(jobs, live.run, out / live.RUNS)]
+    return sum(s["training"] / 50 * rows + s["judging"] * judgings for s in seconds)
 
 
 # Replaying the choices --------------------------------------------------------------------------
@@ -485,7 +472,7 @@ def _subtuning(replay: Replay) -> Iterator[Choice]:
 
 
 def _promotion(replay: Replay) -> Iterator[Choice]:
-    """Successive halving by the forecasts: `--order promotion`."""
+    """Successive halving by the forecasts: the better half goes on to the next size."""
     left, cost = list(replay.names), 0.0
     for place, size in enumerate(SIZES):
         cost += sum(replay.cost(name, size) for name in left)
@@ -630,7 +617,7 @@ def redraw(rows: Sequence[Run], results: Path) -> list[Choice]:
         ]
     text = "\n\n".join(parts)
     print(text)
-    write_atomically(results / "selection_trial.md", text)
+    write_text(results / "selection_trial.md", text)
     write_rows(found, results / "selection_trial.csv")
     return found
 
@@ -673,12 +660,12 @@ def main(argv: list[str] | None = None) -> list[Choice]:
     rows: list[Run] = []
     for seed in options.seeds:
         for data in options.data:
-            settings, out = settings_of(models, data, seed, recipe), f"{data.name}-{seed}"
+            arguments, out = arguments_of(models, data, seed, recipe), f"{data.name}-{seed}"
             if options.estimate:
-                seconds = estimate(settings, options.out / out)
+                seconds = estimate(arguments, options.out / out)
                 print(f"{out}: about {seconds / 60:.1f} minutes", flush=True)
                 continue
-            made = make_runs(settings, options.out / out)
+            made = make_runs(arguments, options.out / out)
             for row in made:
                 row.commit = commit()
             rows += made

@@ -42,23 +42,17 @@ _COMMANDS = {
         "the neural tangent kernel of a model on a file of texts",
         (TypeError, ValueError, RuntimeError),
     ),
-    "fit": _Command(
-        "commands.fit:run",
-        "commands.scaling_arguments:add_fit_options",
-        "a scaling law through every row of a table of losses",
-        (OSError, ValueError),
-    ),
     "select": _Command(
         "commands.select:run",
-        "commands.scaling_arguments:add_select_options",
-        "which model to fine-tune, from small subsets",
-        (OSError, ValueError),
+        "commands.select:add_options",
+        "which model to fine-tune, from a table of losses on small subsets",
+        (ImportError, OSError, ValueError),
     ),
-    "bound": _Command(
-        "commands.bound:run",
-        "commands.ntk_arguments:add_bound_options",
-        "how far fine-tuning went, in the loss's curvature",
-        (OSError, ValueError, RuntimeError),
+    "select-live": _Command(
+        "commands.select_live:run",
+        "commands.select_live:add_options",
+        "which model to fine-tune, by fine-tuning the candidates on small subsets",
+        (ImportError, OSError, ValueError),
     ),
     "finetune": _Command(
         "experiment.commands:finetune",

@@ -1,4 +1,4 @@
-"""The options of `jachess ntk` and `jachess bound`."""
+"""The options of `jachess ntk`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .option_types import checked, ending_in, out_path, positive, whole
+from .option_types import checked, ending_in, whole
 
 HEADS = ("auto", "classifier", "causal", "masked", "seq2seq")
 METHODS = ("auto", "gram", "materialise", "per_sample", "explain")
@@ -51,27 +51,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".npz or .safetensors",
     )
-
-
-def add_bound_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `jachess bound`, which reads models and data as `jachess ntk` does."""
-    parser.set_defaults(classes=None, dtype="float32", seed=0)
-    parser.add_argument("model", metavar="MODEL", help="folder or hub id of the fine-tuned model")
-    parser.add_argument("pretrained", metavar="PRETRAINED", help="the model before")
-    parser.add_argument("file", type=Path, metavar="FILE", help="its training data, as for ntk")
-    _add_data_options(parser)
-    parser.add_argument(
-        "--samples",
-        type=whole,
-        default=16,
-        help="the first so many are measured, one by one (%(default)s)",
-    )
-    parser.add_argument("--steps", type=whole, default=20, help="of Lanczos (%(default)s)")
-    parser.add_argument("--epsilon", type=positive, default=0.1, help="default %(default)s")
-    parser.add_argument(
-        "--loss-bound", type=positive, metavar="C", help="default: the largest loss measured"
-    )
-    parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
 
 
 def _add_data_options(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Model and batch of `jachess ntk` and `jachess bound`."""
+"""Model and batch of `jachess ntk`."""
 
 from __future__ import annotations
 

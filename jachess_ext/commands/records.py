@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.files import write_atomically
-from ..evaluation.report import write_json
+from .._io import write_json, write_text
 
 Record = Mapping[str, Any]
 
@@ -23,7 +22,7 @@ def write_records(path: Path, records: Sequence[Record], **facts: Any) -> None:
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    write_atomically(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
 def print_records(records: Sequence[Record]) -> None:

@@ -1,94 +1,128 @@
-"""`jachess select`: which model to fine-tune, from a table of losses or by fine-tuning here."""
+"""`jachess select`: which model to fine-tune, from a table of losses."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..compare.selection import share
-from ..evaluation.extras import require
-from ..scaling import LossTable, Selection, TableError, read_table, select, sufficient_budget
-from . import live_arguments
-from .option_types import out_path
+from .option_types import ending_in, out_path, positive, probability
 from .records import print_records, write_records
 
-_LIVE_NEEDS = ("transformers", "accelerate", "scipy.stats", "sklearn", "rich")
+if TYPE_CHECKING:
+    from ..scaling import LossTable, Selection
+
+# named here and not read from `scaling.selection`, since help imports no numpy
+OF_TABLES = (
+    "blend",
+    "lensllm",
+    "rectified",
+    "power",
+    "ats",
+    "subtuning",
+    "zeroshot",
+    "modelsize",
+)
+_DEFAULT = "default %(default)s"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `jachess select`."""
+    parser.add_argument(
+        "table",
+        type=Path,
+        metavar="FILE",
+        help="csv: a row a model, columns named by sizes, `size` for numbers of parameters",
+    )
+    parser.add_argument(
+        "--target", type=positive, required=True, metavar="D", help="size of the full data"
+    )
+    parser.add_argument("--method", choices=OF_TABLES, default="blend", help=_DEFAULT)
+    how_far = parser.add_mutually_exclusive_group()
+    how_far.add_argument(
+        "--budget",
+        type=positive,
+        metavar="D",
+        help="largest size used (default: the largest below --target)",
+    )
+    how_far.add_argument(
+        "--confidence",
+        type=probability,
+        metavar="P",
+        help="the smallest budget at which one model is best with this probability",
+    )
+    parser.add_argument(
+        "--reference",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="models whose loss at --target is in the table: intervals are calibrated on them",
+    )
+    parser.add_argument(
+        "--tokens", type=positive, default=1.0, help=f"an example, for the FLOPs; {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--epochs", type=positive, default=1.0, metavar="N", help=f"over every subset; {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--gamma", type=int, default=3, help=f"ats: points accepted unseen; {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--tau", type=positive, default=5.0, help=f"ats: deviations that stop it; {_DEFAULT}"
+    )
+    parser.add_argument(
+        "--level", type=probability, default=0.9, help=f"of the intervals; {_DEFAULT}"
+    )
+    parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
+    parser.add_argument(
+        "--report",
+        type=ending_in(".html", ".htm"),
+        metavar="FILE.html",
+        help="one page of curves, predictions, ranking, cost",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Ranks, prints, writes.
+    """Rank, print, write.
 
     Raises:
-        ValueError: the table, the models or the options cannot be used; no file is written.
+        ValueError: the table or the options cannot be used; no file is written.
         MissingExtra: an optional library is needed and missing.
     """
-    if (options.table is None) == (options.models is None):
-        raise ValueError("give either a table of losses or --models with --train and --dev")
-    if options.models is not None:
-        for library in _LIVE_NEEDS:  # before hours of training, not after
-            require(library)
-        from .select_live import run as run_live
+    from ..compare.selection import share
+    from ..scaling import TableError, read_table
 
-        run_live(options)
-        return
-    _check(options)
-    _run_on_table(options)
-
-
-def _check(options: argparse.Namespace) -> None:
-    """The options that argparse cannot check, because both kinds of selection share them."""
-    live = live_arguments.given(options)
-    if live:
-        name = "--" + next(iter(live)).replace("_", "-")
-        raise ValueError(f"{name} is of a live selection (--models); a table has no use for it")
-    if options.target is None:
-        raise ValueError("a table needs --target, the size of the full data")
-    if options.budget is not None and options.confidence is not None:
-        raise ValueError("give either --budget or --confidence; each decides how far to look")
-    if options.out is not None:
-        try:
-            out_path(str(options.out))
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(f"--out: {error}") from None
-    try:
-        options.budget = None if options.budget is None else float(options.budget)
-    except ValueError:
-        raise ValueError(
-            f"--budget {options.budget} is no number of training examples, which a table needs"
-        ) from None
-
-
-def _run_on_table(options: argparse.Namespace) -> None:
     table = read_table(options.table)
-    settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens")}
-    settings |= {"references": options.reference, "epochs": options.epochs or 1.0}
-    found = _select(options, table, settings)
-    records = found.rows(options.level)
+    settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens", "epochs")}
+    settings |= {"references": options.reference}
+    selection = _select(options, table, settings)
     spent, full = None, None
     with suppress(TableError):  # the table does not tell the models' sizes
-        spent, full = found.flops, found.full_flops
+        spent, full = selection.flops, selection.full_flops
     if options.report is not None:
-        _write_report(options, table, found, settings)
+        _write_report(options, table, selection, settings)
+    rows = selection.to_frame(options.level).drop(columns=["cost", "full_cost"])
+    if selection.forecast.predicted is not None:
+        rows = rows.drop(columns="score")
+    records = rows.dropna(axis=1, how="all").to_dict("records")
     if options.out is not None:
         write_records(
             options.out,
             records,
-            method=found.method,
-            budget=found.budget,
-            target=found.target,
+            method=selection.method,
+            budget=selection.budget,
+            target=selection.target,
             level=options.level,
             flops=spent,
             full_flops=full,
         )
     print(
-        f"{found.method}, losses up to {found.budget:g} ({100 * found.share:.3g} % of the target "
-        f"{found.target:g})"
+        f"{selection.method}, losses up to {selection.budget:g} ({100 * selection.share:.3g} % of "
+        f"the target {selection.target:g})"
     )
-    print_records(
-        [{k: share(v) if k == "prob_best" else v for k, v in one.items()} for one in records]
-    )
+    print_records([{k: v if k != "prob_best" else share(v) for k, v in r.items()} for r in records])
     if spent is not None and full is not None:
         print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
     for path in filter(None, (options.out, options.report)):
@@ -96,11 +130,11 @@ def _run_on_table(options: argparse.Namespace) -> None:
 
 
 def _write_report(
-    options: argparse.Namespace, table: LossTable, found: Selection, settings: dict[str, Any]
+    options: argparse.Namespace, table: LossTable, selection: Selection, settings: dict[str, Any]
 ) -> None:
     from ..compare.selection import view_of_table, write_selection
 
-    view = view_of_table(table, found, options.table.name, level=options.level, **settings)
+    view = view_of_table(table, selection, options.table.name, level=options.level, **settings)
     try:
         write_selection(options.report, view)
     except OSError as error:
@@ -108,11 +142,13 @@ def _write_report(
 
 
 def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, Any]) -> Selection:
+    from ..scaling import TableError, select, sufficient_budget
+
     settings = {"method": options.method, **settings}
     if options.confidence is not None:
-        found = sufficient_budget(table, options.target, options.confidence, **settings)
-        if found is not None:
-            return found
+        selection = sufficient_budget(table, options.target, options.confidence, **settings)
+        if selection is not None:
+            return selection
         print(
             f"no size of the table decides with probability {options.confidence:g}; the largest "
             "is used",

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from ..compare.report import judged_sections, print_report, write_html, write_report
 from ..evaluation.report import write_json
 from ..evaluation.robustness import embedding_scale
-from ..live_selection.devices import use_device
+from ..commands.select_live import use_device
 from ..progress import BarProgress
 from ..tasks.batches import check_tokens
 from ..tasks.examples import DataError, Task

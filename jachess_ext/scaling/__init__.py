@@ -6,17 +6,24 @@ The names are imported at first use: the command line reads `selection` and need
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._io import require
+
 if TYPE_CHECKING:
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
+    from .live import LiveSelection, read_selection, select_live
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
     from .runs import LossTable, TableError, read_table
+    from .search import Ask, Search
     from .selection import Selection, select, sufficient_budget
 
 __all__ = [
+    "Ask",
     "Bound",
     "FittedLaw",
+    "LiveSelection",
     "LossTable",
+    "Search",
     "Selection",
     "TableError",
     "Transition",
@@ -25,16 +32,21 @@ __all__ = [
     "log_rmse",
     "pac_bayes",
     "pear_corr",
+    "read_selection",
     "read_table",
     "rel_acc",
     "select",
+    "select_live",
     "sufficient_budget",
 ]
 
 _MODULES = {
+    "Ask": "search",
     "Bound": "bound",
     "FittedLaw": "fitting",
+    "LiveSelection": "live",
     "LossTable": "runs",
+    "Search": "search",
     "Selection": "selection",
     "TableError": "runs",
     "Transition": "fitting",
@@ -44,8 +56,10 @@ _MODULES = {
     "pac_bayes": "bound",
     "pear_corr": "metrics",
     "read_table": "runs",
+    "read_selection": "live",
     "rel_acc": "metrics",
     "select": "selection",
+    "select_live": "live",
     "sufficient_budget": "selection",
 }
 
@@ -53,4 +67,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] == "live":
+        require("transformers")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

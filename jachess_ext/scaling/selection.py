@@ -6,7 +6,7 @@ Importing this imports no torch: the command line's choices come from `METHODS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +67,20 @@ class Forecast:
     def choosing(self) -> Student | None:
         """The distribution that P(best) is of."""
         return self.predictive if self.cautious is None else self.cautious
+
+    def rows(self, places: Index) -> Forecast:
+        """Return what it says of the models at these rows."""
+
+        def student(of: Student | None) -> Student | None:
+            return of and Student(of.location[places], of.scale[places], of.dof[places])
+
+        return Forecast(
+            score=self.score[places],
+            predicted=None if self.predicted is None else self.predicted[places],
+            predictive=student(self.predictive),
+            trained=self.trained[places],
+            cautious=student(self.cautious),
+        )
 
 
 # Methods ----------------------------------------------------------------------------------------
@@ -232,6 +246,37 @@ METHODS: dict[str, Method] = {
     "nlpmetrics": Method(_nlpmetrics, "weights", "none"),
     **{name: _by_features(name) for name in FEATURE_SCORES},
 }
+
+
+def forecast_each(table: LossTable, target: float, method: str, known: Known) -> Forecast:
+    """Forecast every model from its own sizes, where losses of some are missing (NaN).
+
+    blend learns what curves share from all models that have a model's sizes, so that models that
+    were stopped early stay comparable.
+
+    Raises:
+        ValueError: a model has fewer sizes than the method needs.
+    """
+    present = np.isfinite(table.losses)
+    needed = METHODS[method].fewest_sizes(zero=bool((table.sizes[present.all(0)] == 0).any()))
+    trained = present[:, table.sizes > 0].sum(1)
+    if (trained < needed).any():
+        row = int(trained.argmin())
+        raise ValueError(
+            f"{method} needs {needed} sizes above 0 or more, and {table.names[row]} has "
+            f"{trained[row]}"
+        )
+    parts, places = [], []
+    for pattern in np.unique(present, axis=0):
+        rows = np.flatnonzero((present == pattern).all(1))
+        # lensllm's kernels are of the model's own sizes, and it learns nothing from other models
+        group = rows if method == "lensllm" else np.flatnonzero(present[:, pattern].all(1))
+        chosen = table.rows(group)
+        shared = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
+        forecast = METHODS[method].forecast(shared, target, known)
+        parts.append(forecast.rows(np.searchsorted(group, rows)))
+        places.append(rows)
+    return joined(parts).rows(np.argsort(np.concatenate(places)))
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:

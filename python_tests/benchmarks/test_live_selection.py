@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import live_selection
-from jachess_ext.live_selection import measure
-from jachess_ext.scaling import rel_acc
-from python_tests.live_selection.conftest import save_model, write_rows
+from jachess_ext.scaling import live, rel_acc
+from python_tests.scaling.live import save_model, write_rows
 
 SIZES = (8, 16, 32)
 
@@ -80,7 +80,7 @@ def test_every_method_is_judged_by_the_truth(
     kernel = {(budget, name) for budget in SIZES for name in probed}
     assert without.keys() == found.keys() - kernel
     assert without[32, "blend"].flops_share == found[32, "blend"].flops_share
-    monkeypatch.setattr(measure, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert [row.rel_acc for row in live_selection.main(arguments)] == [r.rel_acc for r in rows]
 
 
@@ -98,6 +98,8 @@ def test_the_control_finds_a_curve_of_its_own() -> None:
         )
         for size in (0, 25, 50, 100, 200, 400, 1600)
     ]
-    (curve,) = live_selection.runs_of(rows).curves
-    assert len(curve.records) == 6, "the target is kept aside"
-    assert live_selection._control(curve, 1600) == pytest.approx(loss(1600), rel=1e-3)
+    runs = live_selection.Runs(
+        live_selection._search([*rows, *(replace(row, model="n") for row in rows)], {}, {}), rows
+    )
+    assert len(runs.search.curve("m")) == 6, "the target is kept aside"
+    assert live_selection._control(runs, "m", 400) == pytest.approx(loss(1600), rel=1e-3)

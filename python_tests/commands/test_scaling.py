@@ -1,4 +1,4 @@
-"""`jachess fit` and `jachess select` as a user meets them: a table out, or one sentence."""
+"""`jachess select` as a user meets it: a table out, or one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from jachess_ext.cli import main
-from jachess_ext.scaling import LossTable, fit, read_table, select
+from jachess_ext.commands.select import OF_TABLES
+from jachess_ext.scaling import LossTable, read_table, select
+from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
 Capture = pytest.CaptureFixture[str]
@@ -97,48 +99,13 @@ def test_select_until_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 PAIR = (("a", 1.0), ("b", 1.03))
 
 
-def test_fit_prints_and_writes(
-    table: LossTable, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "fits.csv"
-    given = ["--law", "rectified", "--budget", "204800", "--target", "819200", "1638400"]
-    assert main(["fit", str(path), *given, "--out", str(out)]) == 0
-    known = table.up_to(204800)
-    fitted = fit(known.sizes, known.losses, "rectified")
-    with out.open() as file:
-        rows = list(csv.DictReader(file))
-    for place, row in enumerate(rows):
-        assert row["name"] == table.names[place]
-        assert float(row["beta"]) == pytest.approx(fitted.params["beta"][place])
-        assert float(row["at 819200"]) == pytest.approx(fitted.predict(819200)[place])
-        assert float(row["high 1.6384e+06"]) == pytest.approx(fitted.interval(1638400)[1][place])
-        assert float(row["D*"]) == pytest.approx(fitted.transition.size[place])
-    assert "rectified law, 11 sizes up to 204800" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("law", ["lensllm", "power", "ats", "kaplan"])
-def test_every_law_fits_from_the_command_line(law: str, path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "f.json"
-    given = ["--law", law, "--target", "3276800", "--out", str(out)]
-    assert main(["fit", str(path), *given]) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 6 and all(row["at 3.2768e+06"] > 0 for row in rows)
-
-
-def test_one_curve_is_enough_to_fit(tmp_path: Path) -> None:
-    path = tmp_path / "one.csv"
-    path.write_text("name,100,200,400,800,1600\na,3,2.5,2.1,1.8,1.6\n")
-    assert main(["fit", str(path)]) == 0
-
-
 BAD = [
     (["select", "{}", "--target", "3276800", "--budget", "9999999"], "is not above the budget"),
     (["select", "{}", "--target", "99999999", "--budget", "9999999"], "above the data"),
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
-    (["fit", "{}", "--budget", "400"], "free parameters"),
-    (["fit", "{}", "--law", "ats", "--gamma", "2"], "gamma is 2"),
+    (["select", "{}", "--target", "3276800", "--method", "ats", "--gamma", "2"], "gamma is 2"),
 ]
 
 
@@ -157,11 +124,14 @@ def test_bad_input_is_one_sentence_and_no_file(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["fit"],
+        ["select"],
+        ["select", "t.csv"],
         ["select", "t.csv", "--target", "-1"],
         ["select", "t.csv", "--target", "9", "--confidence", "2"],
-        ["fit", "t.csv", "--out", "x.txt"],
-        ["fit", "t.csv", "--law", "cubic"],
+        ["select", "t.csv", "--target", "9", "--budget", "1/8"],
+        ["select", "t.csv", "--target", "9", "--budget", "9", "--confidence", ".9"],
+        ["select", "t.csv", "--target", "9", "--out", "x.txt"],
+        ["select", "t.csv", "--target", "9", "--method", "logme"],
     ],
 )
 def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,3 +139,8 @@ def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFi
         main(arguments)
     assert caught.value.code == 2
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_methods_offered_are_those_there_are() -> None:
+    ready = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
+    assert list(OF_TABLES) == ready

@@ -25,7 +25,7 @@ finally:
 # As in the command, once transformers and peft look what else is installed.
 LIBRARIES = """
 from jachess_ext.cli import main
-main(["fit", "/no/such/table.csv"])
+main(["select", "/no/such/table.csv", "--target", "9"])
 import transformers.quantizers.auto, peft, torchao, bitsandbytes
 """
 
@@ -45,7 +45,7 @@ def test_libraries_say_nothing_of_their_own() -> None:
     done = processes.run([sys.executable, "-c", LIBRARIES])
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("jachess fit: ")
+    assert line.startswith("jachess select: ")
 
 
 def test_other_warnings_stay(caplog: pytest.LogCaptureFixture) -> None:

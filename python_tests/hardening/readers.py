@@ -22,11 +22,11 @@ from jachess_ext.compare.report import sections
 from jachess_ext.experiment.grid import Grid, make_grid, read_grid
 from jachess_ext.experiment.run_folder import RunFolder
 from jachess_ext.experiment.store import read_results
-from jachess_ext.live_selection import read_records, read_selection
+from jachess_ext.scaling import LiveSelection, Search, read_selection
+from jachess_ext.scaling.live import RunRecord
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import checkpoint
 from python_tests.compare.records import record
-from python_tests.live_selection.test_records import RECORD, selection
 
 ROWS = [("a good film", "ein guter Film", 1), ('a, "bad" one', "ein schlechter", 0)] * 3
 
@@ -110,8 +110,42 @@ def command(*arguments: str) -> None:
     assert code == 0
 
 
-def fit(path: Path) -> None:
-    command("fit", str(path), "--law", "ats", "--target", "3200", "--out", str(path.parent / OUT))
+def live_selection() -> LiveSelection:
+    """Two models on three subsets, by a formula."""
+    search = Search(["a", "b"], [4, 8, 16], 256)
+    records = []
+    while ask := search.ask():
+        loss = ask.rows ** (-0.3 if ask.model == "a" else -0.1)
+        search.tell(ask, loss, cost=float(ask.rows))
+        run = RunRecord(
+            run=str(ask),
+            model=ask.model,
+            parameters=10,
+            size=ask.rows,
+            epochs=1.0,
+            steps=1,
+            seed=0,
+            learning_rate=1e-3,
+            time=1.0,
+            tokens=9,
+            metric="accuracy",
+            dev_loss=loss,
+        )
+        records.append(asdict(run))
+    return LiveSelection("t", 256, 40, "loss", {}, search, records)
+
+
+LIVE = live_selection()
+
+
+def live_records(path: Path) -> object:
+    (path.parent / "selection.json").write_text(json.dumps(LIVE.to_dict()))
+    return read_selection(path.parent).to_frame()
+
+
+def live_result(path: Path) -> object:
+    (path.parent / "records.jsonl").write_bytes(json_lines(list(LIVE.records)))
+    return read_selection(path.parent).to_dict()
 
 
 def select(path: Path) -> None:
@@ -196,15 +230,8 @@ READERS = {
     "grid": Reader("grid.json", GRID, grid),
     "results.jsonl": Reader("results.jsonl", RECORDS, results),
     "run file": Reader("runs/run.json", b'{"record": {"a": 1}, "seconds": {}}', run_file),
-    "live records": Reader(
-        "records.jsonl", json_lines([RECORD.to_dict()] * 2), lambda path: read_records(path.parent)
-    ),
-    "live selection": Reader(
-        "selection.json",
-        json.dumps(selection().to_dict()).encode(),
-        lambda path: read_selection(path.parent),
-    ),
-    "curves fit": Reader("curves.csv", CURVES, fit, (Refused,), OUT),
+    "live records": Reader("records.jsonl", json_lines(list(LIVE.records)), live_records),
+    "live selection": Reader("selection.json", json.dumps(LIVE.to_dict()).encode(), live_result),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
     "regulariser state": Reader("jachess.json", STATE, state, (ValueError, FileNotFoundError)),
     "schedule": Reader("jachess_schedule.safetensors", _schedule_bytes(), load_schedule),
@@ -212,5 +239,5 @@ READERS = {
         "jachess_unlabelled.json", b'{"round": 2, "taken": 1}', load_unlabelled
     ),
 }
-SLOW = ("results.jsonl", "curves fit", "curves select")  # draws figures, or fits
+SLOW = ("results.jsonl", "curves select")  # draws figures, or fits
 """Readers that take tenths of a second where the file is well."""

@@ -26,7 +26,7 @@ IN_MEMORY = {
     ("training/mixin.py", "save"),  # checkpoint.save
     ("commands/ntk.py", "save"),  # safetensors.torch.save gives bytes
     ("commands/ntk.py", "savez"),
-    ("live_selection/records.py", "savez"),
+    ("scaling/live.py", "savez"),
 }
 
 

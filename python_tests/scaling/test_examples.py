@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import doctest
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import jachess_ext.scaling as scaling
+from python_tests.scaling.live import write_rows
 
-FUNCTIONS = [name for name in scaling.__all__ if name[0].islower()]
+LIVE = ("select_live", "read_selection")
+NAMES = [name for name in scaling.__all__ if name[0].islower() and name not in LIVE]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_example(name: str) -> None:
-    function = getattr(scaling, name)
-    (test,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
-    assert test.examples, f"{name} has no example"
-    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test)
+def run(name: str, **names: Any) -> None:
+    tests = doctest.DocTestFinder(recurse=False).find(getattr(scaling, name), name, globs=names)
+    assert tests and tests[0].examples, f"{name} has no example"
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(tests[0])
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Search"])
+def test_example(name: str) -> None:
+    run(name)
+
+
+def test_examples_of_live_selections(
+    models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "train.csv", 256, 0)
+    write_rows(tmp_path / "dev.csv", 40, 1)
+    for name in LIVE:
+        run(name, models=models)
 
 
 def test_modules_of_public_names() -> None:

@@ -1,0 +1,408 @@
+"""Rounds, stops, seeds, budgets and predictions of a search whose losses are a formula's."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from jachess_ext.scaling import Ask, LossTable, Search, select
+from jachess_ext.scaling.fitting import fit
+from jachess_ext.scaling.selection import METHODS, Known, forecast_each
+
+SIZES = (4, 8, 16, 32, 64)
+Loss = Callable[[Ask], float]
+
+
+def crossing(ask: Ask) -> float:
+    """The wide model is worse at first and better in the end; with a little noise."""
+    wide = ask.model == "wide"
+    scale, beta, floor = (0.9, 0.6, 0.2) if wide else (0.4, 0.25, 0.35)
+    noise = 1 + 0.02 * np.cos(7 * ask.rows + wide)
+    return (scale / (1 + ask.rows**beta / 3) + floor) * noise
+
+
+def finished(loss: Loss = crossing, cost: Loss = lambda ask: 0.0, **given: Any) -> Search:
+    search = Search(**{"models": ("narrow", "wide"), "sizes": SIZES, "target": 256} | given)
+    while ask := search.ask():
+        assert search.ask() == ask, "it is asked again until it is told"
+        search.tell(ask, loss(ask), cost=cost(ask))
+    return search
+
+
+def test_every_model_on_every_size() -> None:
+    search = finished()
+    assert [(a.rows, a.model) for a in search.results] == [
+        (size, model) for size in SIZES for model in ("narrow", "wide")
+    ]
+    assert search.stop == "every planned size was run" and search.best() == "wide"
+    table = LossTable(
+        names=("narrow", "wide"),
+        sizes=np.array(SIZES, float),
+        losses=np.array([[crossing(Ask(m, s)) for s in SIZES] for m in ("narrow", "wide")]),
+        parameters=None,
+    )
+    expected = select(table, 64, 256).to_frame().drop(columns=["cost", "full_cost"])
+    found = search.selection().to_frame().drop(columns=["cost", "full_cost"])
+    assert found.equals(expected)
+
+
+def test_the_state_goes_on_from_any_moment() -> None:
+    whole = finished(seeds=2, confidence=0.95)
+    search = Search(("narrow", "wide"), SIZES, 256, seeds=2, confidence=0.95)
+    while ask := search.ask():
+        search = Search.from_state(json.loads(json.dumps(search.state())))
+        search.tell(ask, crossing(ask))
+    assert search == whole and search.stop == whole.stop
+
+
+def test_the_order_within_a_round_does_not_matter() -> None:
+    search, draw = Search(("narrow", "wide"), SIZES, 256), random.Random(0)
+    while asks := search.open_runs():
+        for ask in draw.sample(asks, len(asks)):
+            search.tell(ask, crossing(ask))
+    assert search == finished()
+
+
+@pytest.mark.parametrize("state", [{}, {"results": []}, {"models": ["a", "b"], "results": [1]}])
+def test_what_is_no_state(state: dict) -> None:
+    with pytest.raises(ValueError, match=r"no state of a search|expected two"):
+        Search.from_state(state)
+
+
+def test_only_open_runs_are_told() -> None:
+    search = Search(("a", "b"), SIZES, 256)
+    with pytest.raises(ValueError, match="is not an open run"):
+        search.tell(Ask("a", 8), 1.0)
+    search.tell(Ask("a", 4), 1.0)
+    with pytest.raises(ValueError, match="is not an open run"):
+        search.tell(Ask("a", 4), 1.0)
+
+
+def test_a_decided_ranking_stops() -> None:
+    search = finished(confidence=0.6)
+    assert search.stop is not None and search.stop.startswith("decided: ")
+    chances = search.selection().best_probabilities
+    assert chances.max() >= 0.6 and search.best() in search.stop
+    largest = max(ask.rows for ask in search.results)
+    assert largest in SIZES[2:-1]
+    undecided = finished(lambda ask: crossing(Ask("", ask.rows)), confidence=0.6)
+    assert undecided.stop == "every planned size was run"
+    assert undecided.selection().best_probabilities[0] == pytest.approx(0.5, abs=0.02)
+
+
+def test_models_clearly_out_are_dropped_only_if_asked() -> None:
+    search = finished(drop=0.45)
+    (dropped,) = search.stops.values()
+    assert dropped.startswith("dropped: ") and str(search.stop).startswith("all but ")
+    selection = search.selection()
+    assert len(selection.names) == 2 and selection.best_probabilities.sum() == pytest.approx(1)
+    assert not finished().stops
+
+
+def kinked(ask: Ask) -> float:
+    """A line in ln L over ln D down to 16 rows, and off it below; the wide model earlier."""
+    edge = 16 if ask.model == "wide" else 8
+    line = 2.0 * ask.rows**-0.3 * (1 + 0.001 * (ask.rows % 3))
+    return line if ask.rows >= edge else 0.7 * line
+
+
+def test_algorithm_1() -> None:
+    """From the largest size down, every model until a loss leaves its line."""
+    given = {"sizes": (3, 4, 8, 16, 32, 64), "strategy": "algorithm1", "method": "ats"}
+    search = finished(kinked, **given, tau=5.0)
+    runs = {m: [a.rows for a in search.results if a.model == m] for m in search.models}
+    assert runs == {"narrow": [64, 32, 16, 8, 4], "wide": [64, 32, 16, 8]}
+    assert search.stops["wide"].startswith("the loss at 8 rows left the line of the 3 larger")
+    assert search.stops["narrow"].startswith("the loss at 4 rows left the line of the 4 larger")
+    assert search.stop == "every model was stopped"
+    selection = search.selection()
+    for name, predicted in zip(selection.names, selection.predicted_losses, strict=True):
+        kept = np.array([s for s in given["sizes"] if s >= (16 if name == "wide" else 8)])
+        losses = [kinked(Ask(name, int(size))) for size in kept]
+        slope, level = np.polyfit(np.log(kept), np.log(losses), 1)
+        assert predicted == pytest.approx(np.exp(level + slope * np.log(256)))
+    assert finished(kinked, **given, tau=1e9).stop == "every planned size was run"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, -1.0])
+def test_a_model_without_a_loss_is_left_out(loss: float) -> None:
+    search = finished(lambda a: loss if a.model == "wide" and a.rows == 8 else crossing(a))
+    reason = f"failed at 8 rows: the loss is {loss}; expected a positive number"
+    assert search.stops == {"wide": reason}
+    assert search.selection().names == ("narrow",)
+    assert [a.rows for a in search.results if a.model == "wide"] == [4, 8]
+
+
+FOUR = {"a": 0.4, "b": 0.3, "c": 0.5, "d": 0.2}
+
+
+def test_more_seeds_only_where_the_ranking_is_open() -> None:
+    def clear(ask: Ask) -> float:
+        return FOUR[ask.model] + 1 / (ask.rows + 1)
+
+    def close(ask: Ask) -> float:
+        return 0.5 + 1 / ask.rows + 0.01 * ask.seed + 0.001 * FOUR[ask.model]
+
+    given: dict[str, Any] = {"models": list(FOUR), "sizes": (4, 8, 16), "seeds": 3}
+    asks = finished(clear, **given).results
+    assert {ask.seed for ask in asks if ask.rows < 16} == {0}, "no forecast yet"
+    search = finished(close, **given)
+    assert sorted({ask.seed for ask in search.results if ask.rows == 16}) == [0, 1, 2]
+    last = search.selection("subtuning").to_frame().set_index("name").predicted
+    apart = finished(lambda ask: (1 + 2 * (ask.model == "wide")) * ask.rows**-0.3, seeds=3)
+    assert apart.selection().best_probabilities.max() > 0.9
+    assert all(ask.seed == 0 for ask in apart.results if ask.rows == 64)
+    rivals = {ask.model for ask in search.results if ask.seed == 2}
+    for model in rivals:  # the mean of the three seeds
+        assert last[model] == pytest.approx(0.5 + 1 / 16 + 0.01 + 0.001 * FOUR[model])
+
+
+def by_features(screen: float | None = 0.5, **given: Any) -> Search:
+    search = Search(list(FOUR), (4, 8, 16), 256, screen=screen, **given)
+    while ask := search.ask():
+        features = {} if ask.rows else {"logme": -FOUR[ask.model]}
+        loss = FOUR[ask.model] + 1 / (ask.rows + 1)
+        search.tell(ask, loss, cost=ask.rows, features=features, features_cost=7.0 * (not ask.rows))
+    return search
+
+
+def test_screening_trains_only_the_best_by_features() -> None:
+    search = by_features()
+    runs = {s: [a.model for a in search.results if a.rows == s] for s in (0, 4, 16)}
+    assert runs == {0: ["a", "b", "c", "d"], 4: ["b", "d"], 16: ["b", "d"]}
+    assert search.stops["a"] == "screened out: 3 of 4 by logme, untrained"
+    assert search.selection().ranking == ["d", "b"]
+    assert search.selection("logme").ranking == ["d", "b", "a", "c"]
+    assert search.selection("logme").costs.sum() == 4 * 7
+
+
+def test_features_alone_train_nothing() -> None:
+    search = by_features(screen=None, method="logme")
+    assert {ask.rows for ask in search.results} == {0} and search.best() == "d"
+
+
+def test_costs_are_those_of_what_a_method_reads() -> None:
+    price = {0: 1.0, 4: 10.0, 8: 20.0, 16: 40.0}
+    search = finished(cost=lambda ask: price[ask.rows], sizes=(4, 8, 16), zero=True)
+    for method, each in (
+        ("blend", 70.0),
+        ("ats", 70.0),
+        ("rectified", 71.0),
+        ("subtuning", 40.0),
+        ("zeroshot", 1.0),
+        ("modelsize", 0.0),
+    ):
+        search.parameters = {"narrow": 10, "wide": 20}
+        assert search.selection(method).costs.tolist() == [each, each], method
+    assert search.selection("ats", rows=8).costs.tolist() == [30.0, 30.0]
+    assert search.selection().full_costs.tolist() == [40 / 16 * 256] * 2
+
+
+def test_a_budget_ends_before_it_is_exceeded() -> None:
+    costs = {"narrow": (5.0, 1.0), "wide": (5.0, 3.0)}
+
+    def cost(ask: Ask) -> float:
+        once, each = costs[ask.model]
+        return once + each * ask.rows
+
+    def spent(search: Search) -> float:
+        return sum(result.cost for result in search.results.values())
+
+    whole = spent(finished(cost=cost))
+    for limit, rounds in ((whole, 5), (whole - 1, 4)):
+        search = finished(cost=cost, costs=costs, budget=limit)
+        assert spent(search) <= limit and search.curve("wide").keys() == set(SIZES[:rounds])
+        assert rounds == 5 or "does not pay for the next size, 64" in str(search.stop)
+    proportional = finished(cost=lambda a: float(a.rows), budget=2 * (4 + 8 + 16) + 1)
+    assert max(proportional.curve("wide")) == 16, "32 rows are expected to cost twice as much as 16"
+
+
+# Eq. 10 with a measured F, by its formula -------------------------------------------------------
+
+ROWS, OUTPUTS, RATE, TARGET = 5, 2, 1e-3, 6400
+MEASURED = (0, 25, 50, 100, 200, 400, 800)
+LAWS = {"a": (30.0, 0.5, 0.2), "b": (20.0, 0.3, 0.1), "c": (60.0, 0.9, 0.4)}
+
+
+def kernel_of(seed: int, size: int) -> dict[str, Any]:
+    """A kernel that grows with training, and residuals that all sizes share."""
+    draw = np.random.default_rng(seed)
+    n = ROWS * OUTPUTS
+    root = draw.standard_normal((n, n))
+    residual = draw.standard_normal((ROWS, OUTPUTS))
+    theta = (root @ root.T * (1 + np.log1p(size))).astype(np.float32)
+    return {
+        "theta": torch.from_numpy(theta.reshape(ROWS, OUTPUTS, ROWS, OUTPUTS)).double(),
+        "residual": torch.from_numpy(residual),
+        "t": size / 5,
+        "lr": RATE / ROWS,
+    }
+
+
+def flow_loss(kernel: dict[str, Any], time: float) -> float:
+    """‖exp(−η Θ t / n) r‖² by scipy's matrix exponential."""
+    theta = kernel["theta"].numpy().reshape(ROWS * OUTPUTS, -1)
+    residual = kernel["residual"].numpy().ravel()
+    return float(((scipy.linalg.expm(-RATE * theta * time / ROWS) @ residual) ** 2).sum())
+
+
+def lens_loss(name: str, seed: int, size: int, kernel: dict[str, Any]) -> float:
+    scale, beta, floor = LAWS[name]
+    return scale / (flow_loss(kernel, size / 5) + (size**beta if size else 0.0)) + floor
+
+
+def lens_search(seeds: dict[str, int], noise: float = 0.0, **given: Any) -> Search:
+    """Losses that follow Eq. 10, told with kernels."""
+    draw = np.random.default_rng(0)
+    settings = {"method": "lensllm", "parameters": {"a": 9, "b": 10, "c": 11}} | given
+    search = Search(list(seeds), MEASURED[1:], TARGET, **settings)
+    while ask := search.ask():
+        kernel = kernel_of(seeds[ask.model], ask.rows)
+        search.kernels[ask] = kernel
+        factor = np.exp(noise * draw.standard_normal())
+        loss = lens_loss(ask.model, seeds[ask.model], ask.rows, kernel) * factor
+        search.tell(ask, loss, cost=1.0, kernel_cost=2.0)
+    return search
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_law_with_measured_kernels_is_recovered(name: str) -> None:
+    search = lens_search({name: 7, "a" if name != "a" else "b": 8})
+    curve = search.curve(name)
+    fitted = fit(
+        list(curve), list(curve.values()), "lensllm", **(search.measured_kernel(name) or {})
+    )
+    scale, beta, floor = LAWS[name]
+    assert fitted.params["B"] == pytest.approx(scale, rel=1e-3)
+    assert fitted.params["beta"] == pytest.approx(beta, rel=1e-3)
+    assert fitted.params["E"] == pytest.approx(floor, rel=1e-3)
+    assert fitted.params["t"] == pytest.approx(1.0, rel=1e-2), "times are not stretched"
+    truth = lens_loss(name, 7, TARGET, kernel_of(7, 800))  # the last kernel's
+    assert fitted.predict(TARGET) == pytest.approx(truth, rel=1e-4)
+
+
+def test_a_measured_law_ranks() -> None:
+    seeds = {"a": 0, "b": 1, "c": 2}
+    search = lens_search(seeds)
+    for method, each in (("lensllm", 7 * 3.0), ("rectified", 7.0), ("blend", 6.0)):
+        assert search.selection(method).costs.tolist() == [each] * 3, "Θ is charged to lensllm"
+    frame = search.selection().to_frame()
+    truth = {n: lens_loss(n, s, TARGET, kernel_of(s, 800)) for n, s in seeds.items()}
+    assert frame.name.tolist() == sorted(truth, key=lambda name: truth[name])
+    for row in frame.itertuples():
+        assert row.predicted == pytest.approx(truth[row.name], rel=1e-3) == row.score
+        assert row.low <= row.predicted <= row.high
+    assert frame.prob_best.sum() == pytest.approx(1.0) and frame.prob_best[0] > 0.99
+
+
+def test_some_kernels_are_not_enough() -> None:
+    search = lens_search({"a": 0, "b": 1})
+    del search.kernels[Ask("b", 100)]
+    with pytest.raises(ValueError, match="reads the kernel Θ of every run, and b has runs without"):
+        search.selection()
+    search.kernels.clear()
+    free = search.selection()
+    assert free.predicted_losses.tolist() == search.selection("rectified").predicted_losses.tolist()
+
+
+@pytest.fixture(scope="module")
+def noisy() -> Search:
+    return lens_search({"a": 0, "b": 1, "c": 2}, noise=0.02, method="blend", zero=True)
+
+
+READY = [n for n, m in METHODS.items() if m.needs not in ("weights", "features") and n != "lensllm"]
+
+
+@pytest.mark.parametrize("method", READY)
+def test_other_methods_are_those_of_select(noisy: Search, method: str) -> None:
+    table = LossTable(
+        names=("a", "b", "c"),
+        sizes=np.array(MEASURED, dtype=float),
+        losses=np.array([list(noisy.curve(name).values()) for name in "abc"]),
+        parameters=np.array([9.0, 10.0, 11.0]),
+    )
+    columns = ["cost", "full_cost"]
+    expected = select(table, 800, TARGET, method).to_frame().drop(columns=columns)
+    assert noisy.selection(method).to_frame().drop(columns=columns).equals(expected)
+
+
+def test_a_model_stopped_early_keeps_its_own_sizes(noisy: Search) -> None:
+    """Its forecast is that of the table up to its last size; the others' is without it."""
+
+    def forecast(names: str, last: float) -> dict[str, float]:
+        """Of these models from their sizes above 0, those of model a up to the last."""
+        losses = np.array([list(noisy.curve(name).values())[1:] for name in names])
+        sizes = np.array(MEASURED[1:], dtype=float)
+        if names[0] == "a":
+            losses[0, sizes > last] = np.nan
+        table = LossTable(tuple(names), sizes, losses, None)
+        each = forecast_each(table, TARGET, "blend", Known())
+        return dict(zip(names, each.predicted, strict=True))
+
+    mixed = forecast("abc", 200)
+    sizes = np.array(MEASURED[1:5], dtype=float)
+    losses = np.array([list(noisy.curve(name).values())[1:5] for name in "abc"])
+    short = select(LossTable(("a", "b", "c"), sizes, losses, None), 200, TARGET)
+    assert mixed["a"] == pytest.approx(short.predicted_losses[0])
+    assert {name: mixed[name] for name in "bc"} == pytest.approx(forecast("bc", 800))
+
+
+def test_too_few_sizes_are_a_sentence() -> None:
+    search = Search(("a", "b"), SIZES, 256)
+    for _ in range(4):
+        search.tell(search.ask(), 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and a has 2"):
+        search.best()
+
+
+def test_an_interval_without_an_upper_end() -> None:
+    """A law with one degree of freedom left on a jump: its interval reaches beyond any double."""
+    losses = {"a": (2.0, 2.0, 1.999, 0.02), "b": (1.9, 1.8, 1.7, 1.6)}
+    search = Search(("a", "b"), (25, 50, 100, 200), 1_000_000_000, method="rectified", zero=True)
+    while ask := search.ask():
+        place = (0, 25, 50, 100, 200).index(ask.rows) - 1
+        search.tell(ask, 2.0 if ask.rows == 0 else losses[ask.model][place])
+    frame = search.selection().to_frame(0.999999)
+    assert np.isinf(frame.high).any() and frame.low.notna().all()
+    assert json.loads(json.dumps(search.state()))["results"]
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"sizes": (16, 64, 32)}, "sizes must increase strictly, but 64 is followed by 32"),
+    ({"sizes": (16, 16, 32)}, "sizes must increase strictly"),
+    ({"sizes": (0, 16, 32)}, "expected numbers of rows from 1 up"),
+    ({"sizes": ()}, "expected numbers of rows from 1 up"),
+    ({"sizes": (16, 32)}, "blend needs 3 sizes or more, and there are 2"),
+    ({"sizes": (8, 16, 32), "method": "power"}, "power needs 4 sizes or more"),
+    ({"sizes": (8, 16), "method": "lensllm"}, "lensllm needs 3 sizes or more"),
+    ({"sizes": (8, 16), "method": "rectified"}, "rectified needs 3 sizes or more"),
+    ({"sizes": (8, 16, 32), "method": "lensllm", "confidence": 0.9}, "lensllm needs 4 sizes"),
+    ({"sizes": (8, 16, 256)}, "256 rows, is not below the target 256: nothing would be left"),
+    ({"method": "oracle"}, "method is 'oracle'; expected one of blend"),
+    ({"method": "subtuning", "confidence": 0.9}, "confidence needs probabilities .* subtuning"),
+    ({"method": "subtuning", "drop": 0.1}, "drop needs probabilities"),
+    ({"drop": 1.5}, "drop is 1.5"),
+    ({"gamma": 2}, "gamma is 2"),
+    ({"tau": 0.0}, "tau is 0.0"),
+    ({"budget": -1.0}, "budget is -1.0"),
+    ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
+    ({"screen": 1.5}, "screen is 1.5; expected a share"),
+    ({"screen_by": "luck"}, "screen_by is 'luck'; expected one of logme, hscore, knn"),
+    ({"seeds": 0}, "seeds is 0"),
+    ({"models": ("a",)}, "1 model to choose from"),
+    ({"models": ("a", "b", "a")}, "the model 'a' is given twice"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), BAD)
+def test_settings_that_cannot_be_used(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Search(**{"models": ("a", "b"), "sizes": SIZES, "target": 256} | given)
