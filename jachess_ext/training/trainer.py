@@ -339,7 +339,9 @@ def read_state(path: Path) -> dict[str, Any]:
         return {}
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
+        if not isinstance(state, dict) or not all(
+            isinstance(part, dict) for part in state.values()
+        ):
             raise TypeError("it is no dict of dicts")
     except Exception as error:  # torch.load has no error of its own
         reason = str(error).strip().split("\n")[0]

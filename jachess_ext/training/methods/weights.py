@@ -14,29 +14,18 @@ from ...evaluation.extras import require
 from ...smoothness.model_pass import backbone_of, unwrapped
 from ...smoothness.modes import trained
 from ..batches import RandomState, drawing_apart
-from .base import (
-    Batch,
-    Method,
-    check_flag,
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    check_share,
-)
+from .base import Batch, Method, check_fraction, check_positive, check_share
 
 
 class L2(Method, name="l2"):
     """+ strength · ½ Σ θ² over trained matrices; biases and norm weights are left free.
 
     Args:
-        strength: factor of the penalty; Σ θ² of an encoder is in the ten thousands.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
+        strength: factor; Σ θ² of an encoder is in the ten thousands.
     """
 
     def __init__(self, strength: float = 1e-5, *, placebo: bool = False) -> None:
-        check_nonnegative(strength=strength)
-        check_flag(placebo=placebo)
-        self.strength, self.placebo = strength, placebo
+        super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return it in float32 or wider.
@@ -95,16 +84,10 @@ class L2SP(_Start, name="l2-sp"):
     """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
 
     Their second term, weight decay of the new head, is left out.
-
-    Args:
-        strength: factor of the penalty.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     def __init__(self, strength: float = 0.01, *, placebo: bool = False) -> None:
-        check_nonnegative(strength=strength)
-        check_flag(placebo=placebo)
-        self.strength, self.placebo = strength, placebo
+        super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return it in float32 or wider."""
@@ -122,6 +105,7 @@ class WiSEFT(_Start, name="wise-ft"):
     """
 
     def __init__(self, mix: float = 0.5) -> None:
+        super().__init__()
         check_fraction(mix=mix)
         self.mix = mix
 
@@ -156,6 +140,7 @@ class SAM(Method, name="sam"):
     one_process = True
 
     def __init__(self, rho: float = 0.05) -> None:
+        super().__init__()
         check_positive(rho=rho)
         self.rho = rho
 
@@ -261,6 +246,7 @@ class TAPT(Method, name="tapt"):
     def __init__(
         self, *, tapt_epochs: float = 3.0, tapt_lr: float = 5e-5, tapt_masked: float = 0.15
     ) -> None:
+        super().__init__()
         check_positive(tapt_epochs=tapt_epochs, tapt_lr=tapt_lr)
         check_share(tapt_masked=tapt_masked)
         self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
