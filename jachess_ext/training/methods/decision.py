@@ -10,7 +10,7 @@ from ...smoothness import DecisionPenalty, Isotropic, Substitution
 from ...smoothness.modes import in_mode
 from ...smoothness.perturbations import Perturbation
 from ..batches import drawing_apart
-from .base import Batch, Loss, Method, Run, check_choice, check_count, check_flag, check_positive
+from .base import Batch, Loss, Method, Run, check_choice, check_flag, check_positive
 from .jachess import OnePass
 
 
@@ -44,8 +44,8 @@ class Decision(Method):
         check_choice(("swaps", "noise"), along=along)
         check_positive(size=size)
         check_flag(path=path)
-        check_count(directions=directions)
         self.directions, self.along, self.size, self.path = directions, along, size, path
+        self._penalty_of(nn.Module(), Isotropic())  # checks the directions
         self.needs_tokenizer = along == "swaps"
 
     def prepare(self) -> None:
@@ -57,8 +57,11 @@ class Decision(Method):
             perturbation = Substitution.of(
                 tokenizer, share=self.swapped, unknown_share=self.unknown
             )
-        self._penalty = DecisionPenalty(
-            self.trainer.model,
+        self._penalty = self._penalty_of(self.trainer.model, perturbation)
+
+    def _penalty_of(self, model: nn.Module, perturbation: Perturbation) -> DecisionPenalty:
+        return DecisionPenalty(
+            model,
             form=self.name,
             perturbation=perturbation,
             directions=self.directions,

@@ -23,6 +23,7 @@ from .base import (
     Run,
     check_choice,
     check_count,
+    check_count_or_none,
     check_flag,
     check_positive,
     defaults_of,
@@ -106,7 +107,7 @@ class JacHess(Method, name="jachess"):
         self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
         self.regularisation = {**_OF_REGULARISER, **self.fixed, **regularisation}
         check_count(calibration_batches=calibration_batches)
-        check_count(unlab_every=unlab_every or 1, unlab_steps=unlab_steps or 1)
+        check_count_or_none(unlab_every=unlab_every, unlab_steps=unlab_steps)
         check_choice(("constant", "follow"), unlab_schedule=unlab_schedule)
         check_positive(unlab_lr_ratio=unlab_lr_ratio)
         self._check_regularisation(**self.regularisation)
@@ -117,9 +118,13 @@ class JacHess(Method, name="jachess"):
             )
         self.regulariser_of(nn.Module())  # checks what is left, before any training starts
 
-    def _check_regularisation(self, *, layers: Any, temperature: Any, **further: Any) -> None:
+    def _check_regularisation(
+        self, *, layers: Any, seed: Any, temperature: Any, **further: Any
+    ) -> None:
         """Check what `jx.JacHess` takes for granted."""
         check_positive(temperature=temperature)
+        if seed is not None and type(seed) is not int:
+            raise ValueError(f"seed is {seed!r}; expected a whole number")
         flags = ("hessian", "hessian_gradient", "normalize", "squared")
         check_flag(**{name: further[name] for name in flags})
         numbers = isinstance(layers, list | tuple) and all(type(k) is int for k in layers)
