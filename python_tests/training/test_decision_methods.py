@@ -11,11 +11,10 @@ import torch
 from scipy.special import softmax
 
 from jachess_ext.smoothness import Isotropic, Substitution
-from jachess_ext.training import MethodArguments, MethodTrainer
+from jachess_ext.training import MethodTrainer
 from python_tests.smoothness.tiny_models import classifier
 
-from .method_runs import SGD, method_trainer
-from .runs import assert_same_parameters, examples, parameters
+from .runs import SGD, assert_same_parameters, examples, method_trainer, parameters
 from .test_controls import features, first, trained, weights
 from .test_known_answers import ROWS, LinearModel, word_tokenizer
 
@@ -91,7 +90,9 @@ def test_every_nth_step(tmp_path: Path, name: str) -> None:
         model = Masked()
         method = {"every": every, "strength": 0.3} if every else {}
         trained(
-            *(tmp_path / f"{every}{steps}", name if every else "none", model),
+            tmp_path / f"{every}{steps}",
+            name if every else "none",
+            model,
             method=method,
             options=TOKENIZER,
             max_steps=steps,
@@ -124,7 +125,8 @@ def test_seeds_repeat_a_run(tmp_path: Path, setting: dict[str, Any]) -> None:
     ends = []
     for name in "ab":
         made = method_trainer(
-            *(tmp_path / name, "fisher"),
+            tmp_path / name,
+            "fisher",
             method={"strength": 0.5} | setting,
             options={"processing_class": _tiny_tokenizer()},
         )
@@ -162,7 +164,9 @@ def test_joint_penalises_the_unlabelled_rows(
     table = model.embeddings.weight.detach().numpy().copy()
     other = table[torch.stack(OTHERS).numpy()].sum(1)
     made = trained(
-        *(tmp_path, "fisher", model),
+        tmp_path,
+        "fisher",
+        model,
         method=JOINT | {"directions": 1},
         options=TOKENIZER,
         unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in OTHERS],
@@ -192,7 +196,8 @@ def test_joint_goes_on_from_a_checkpoint(tmp_path: Path, every: int, step: int) 
 
     def run(name: str, seed: int, **options: Any) -> MethodTrainer:
         made = method_trainer(
-            *(tmp_path / name, "fisher"),
+            tmp_path / name,
+            "fisher",
             method=JOINT | {"every": every},
             model=classifier("bert", dtype=torch.float32, dropout=0.1, seed=seed),
             unlabelled=examples(12, seed=5, labels=False),
@@ -212,7 +217,8 @@ def test_joint_leaves_the_plain_steps_alone(tmp_path: Path) -> None:
     ends = []
     for name, method in (("none", {}), ("fisher", JOINT | {"strength": 1e-30})):
         made = method_trainer(
-            *(tmp_path / name, name),
+            tmp_path / name,
+            name,
             method=method,
             model=classifier("bert", dtype=torch.float64, dropout=0.1),
             options={"processing_class": _tiny_tokenizer()},
@@ -220,15 +226,3 @@ def test_joint_leaves_the_plain_steps_alone(tmp_path: Path) -> None:
         made.train()
         ends.append(made.model)
     assert_same_parameters(*ends, rtol=1e-12, atol=1e-14)
-
-
-def test_joint_by_name_and_other_modes() -> None:
-    made = MethodArguments.parse("fisher-joint,along=noise")
-    assert (made.mode, made.label, made.uses_unlabelled) == ("joint", "fisher-joint", True)
-    assert not MethodArguments.parse("fisher").uses_unlabelled
-    with pytest.raises(ValueError, match="no mode 'unlab'; expected train or joint"):
-        MethodArguments(method="margin", mode="unlab")
-    with pytest.raises(ValueError, match="unknown method"):
-        MethodArguments.parse("fisher-unlab")
-    with pytest.raises(ValueError, match="needs unlabelled_dataset"):
-        MethodTrainer(model=classifier("bert"), method="fisher-joint,along=noise")

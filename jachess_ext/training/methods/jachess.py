@@ -479,10 +479,16 @@ class DualSchedule:
             ValueError: the moments are of other parameters, or not AdamW's; the schedule stays as
                 it was.
         """
-        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        try:
+            taken, passes = int(state["taken"]), int(state["passes"])
+            moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"this is not the state of the alternating steps: {error!r}"
+            ) from error
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+        self.taken, self.passes = taken, passes
 
     def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One parameter's, laid out in memory as it is, which a fused AdamW takes for granted."""
