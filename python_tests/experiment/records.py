@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from jachess_ext.experiment.grid import Recipe
-from jachess_ext.training import MethodArguments
+from jachess_ext.training import parse_method
 
 BINS = 8
 
 
 def record(method: str, task: str, seed: int, score: float | None, **settings: Any) -> dict:
+    parsed = parse_method(method.partition("<")[0])
     counts = [0] * 4 + [2, 2, 4, 2]
     base: dict[str, Any] = {
         "kind": "final",
@@ -22,7 +23,7 @@ def record(method: str, task: str, seed: int, score: float | None, **settings: A
         "model": "tiny",
         "metric": "accuracy",
         "rows": [10, 10, 10],
-        "settings": asdict(MethodArguments.parse(method.partition("<")[0])),
+        "settings": {"method": parsed.name, **parsed.settings},
         "recipe": asdict(Recipe()),
         "score": score,
         "brier": 0.2,
