@@ -11,10 +11,8 @@ import torch
 from scipy.special import softmax
 
 from jachess_ext.smoothness import Isotropic, Substitution
-from jachess_ext.training import MethodTrainer
-from python_tests.smoothness.tiny_models import classifier
 
-from .runs import SGD, assert_same_parameters, examples, method_trainer, parameters
+from .runs import SGD, method_trainer, parameters
 from .test_controls import features, first, trained, weights
 from .test_known_answers import ROWS, LinearModel, word_tokenizer
 
@@ -104,18 +102,6 @@ def test_every_nth_step(tmp_path: Path, name: str) -> None:
     assert np.abs(runs[2, 2] - runs[2, 1]).max() > 1e-4
 
 
-def test_no_strength_is_the_plain_run(tmp_path: Path) -> None:
-    ends = []
-    for name, method in (("none", {}), ("fisher", {"strength": 1e-30})):
-        made = method_trainer(
-            tmp_path / name, name, method=method, options={"processing_class": _tiny_tokenizer()}
-        )
-        made.train()
-        ends.append([*parameters(made.model).values()])
-    for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
 def _tiny_tokenizer() -> Any:
     return word_tokenizer([f"w{i}" for i in range(20)])
 
@@ -187,42 +173,3 @@ def test_joint_penalises_the_unlabelled_rows(
 
 
 OTHERS = [torch.tensor([2, 4]), torch.tensor([3, 3])]
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("step", [2, 4, 5])
-def test_joint_goes_on_from_a_checkpoint(tmp_path: Path, every: int, step: int) -> None:
-    """Bit for bit, dropout and the place in the unlabelled rows included."""
-
-    def run(name: str, seed: int, **options: Any) -> MethodTrainer:
-        made = method_trainer(
-            tmp_path / name,
-            "fisher",
-            method=JOINT | {"every": every},
-            model=classifier("bert", dtype=torch.float32, dropout=0.1, seed=seed),
-            unlabelled=examples(12, seed=5, labels=False),
-            options={"processing_class": _tiny_tokenizer()},
-            **{"max_steps": 7, "save_strategy": "steps", "save_steps": 1},
-        )
-        made.train(**options)
-        return made
-
-    whole = run("a", 0)
-    resumed = run("b", 1, resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
-    assert_same_parameters(whole.model, resumed.model, rtol=0, atol=0)
-
-
-def test_joint_leaves_the_plain_steps_alone(tmp_path: Path) -> None:
-    """Too weak to act, its passes move neither dropout masks nor the order of rows."""
-    ends = []
-    for name, method in (("none", {}), ("fisher", JOINT | {"strength": 1e-30})):
-        made = method_trainer(
-            tmp_path / name,
-            name,
-            method=method,
-            model=classifier("bert", dtype=torch.float64, dropout=0.1),
-            options={"processing_class": _tiny_tokenizer()},
-        )
-        made.train()
-        ends.append(made.model)
-    assert_same_parameters(*ends, rtol=1e-12, atol=1e-14)

@@ -25,6 +25,7 @@ from .runs import (
     first_figures,
     furthest,
     method_trainer,
+    parameters,
     trainer,
 )
 from .test_accumulation import mean_loss
@@ -113,19 +114,6 @@ def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None
         assert figures[1][key] == pytest.approx(value, rel=0.05, abs=1e-9), key
 
 
-@pytest.mark.parametrize("name", ["sam", "r3f", "cross-holder-train"])
-def test_checkpointing_changes_nothing(tmp_path: Path, name: str) -> None:
-    runs = []
-    for checkpointing in (False, True):
-        model = classifier("bert", dtype=torch.float32, dropout=0.2)
-        made = method_trainer(
-            tmp_path, name, model=model, gradient_checkpointing=checkpointing, max_steps=2
-        )
-        made.train()
-        runs.append(made)
-    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-4, atol=1e-6)
-
-
 def test_sam_has_the_same_dropout_in_both_passes(tmp_path: Path) -> None:
     """With ρ → 0 it is the plain step, masks included; and later steps' masks are the same."""
     runs = []
@@ -175,19 +163,28 @@ def test_regression(tmp_path: Path, name: str) -> None:
     assert sum(losses[4:]) < sum(losses[:4])
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize(
     "family, name",
-    [("bert", "jachess-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")],
+    [("bert", "cross-holder-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")]
+    + [(family, "jachess-train") for family in ("bert", "gpt2", "opt")],
 )
-def test_lora(tmp_path: Path, name: str, family: str) -> None:
-    model = with_lora(classifier(family, dtype=torch.float32))
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    made = method_trainer(tmp_path, name, model=model)
-    made.train()
-    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved and all("lora_" in n or "modules_to_save" in n for n in moved)
-    config = model.peft_config["default"]
-    assert (config.r, config.lora_alpha) == (8, 16)
+def test_lora_and_checkpointing(tmp_path: Path, family: str, name: str, lora: bool) -> None:
+    """Only adapters and the head move; checkpointing changes nothing."""
+    runs = []
+    for checkpointing in (False, True):
+        model = classifier(family, dtype=torch.float32, dropout=0.2 if family == "bert" else 0.0)
+        model = with_lora(model) if lora else model
+        before = parameters(model)
+        made = method_trainer(tmp_path, name, model=model, gradient_checkpointing=checkpointing)
+        made.train()
+        moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+        assert moved and (not lora or all("lora_" in n or "modules_to_save" in n for n in moved))
+        runs.append(model)
+    if lora:
+        config = runs[0].peft_config["default"]
+        assert (config.r, config.lora_alpha) == (8, 16)
+    assert_same_parameters(*runs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["joint", "unlab"])

@@ -149,8 +149,19 @@ def lengths(seed: int, labels: bool = True) -> list[dict]:
     return [row for n in (2, 4, 3) for row in examples(4, n, seed=seed + n, labels=labels)]
 
 
+RESUMING = (
+    "l2",
+    "sam",
+    "r3f",
+    "jacobian-joint",
+    "cross-holder-unlab",
+    "fisher-joint,along=noise",
+    "fisher-joint,along=noise,every=2",
+)
+
+
 @pytest.mark.parametrize("step", [3, 4])
-@pytest.mark.parametrize("name", ["l2", "sam", "r3f", "jacobian-joint", "cross-holder-unlab"])
+@pytest.mark.parametrize("name", RESUMING)
 def test_every_method_resumes(tmp_path: Path, name: str, step: int) -> None:
     """Across epochs of three steps, batches grouped by length, with dropout and AdamW."""
     settings: dict[str, Any] = {

@@ -124,6 +124,8 @@ class Method:
     needs_tokenizer: bool = False
     fixed: ClassVar[Mapping[str, Any]] = {}
     trainer: Any
+    _draws: torch.Generator
+    _drawn_for: int
 
     def __init_subclass__(
         cls, name: str | None = None, fixed: Mapping[str, Any] | None = None
@@ -168,7 +170,6 @@ class Method:
         self.swapped, self.unknown, self.smoothing = swapped, unknown, smoothing
         self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
         self.needs_unlabelled = self.needs_unlabelled or mode != "train"
-        self._draws, self._drawn_for = torch.Generator(), -1
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -243,7 +244,7 @@ class Method:
 
     def _cannot_smooth(self) -> str | None:
         """Why no label of one of several classes would be smoothed, as far as is known."""
-        problem = self._problem(self.trainer.model)
+        problem = self.problem()
         if self.trainer.compute_loss_func is not None:
             return "compute_loss_func takes the labels"
         if problem == "multi_label_classification":
@@ -348,21 +349,18 @@ class Method:
         """Return a key for `drawing_apart`: of a second pass's dropout masks."""
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
-    def is_regression(self, model: nn.Module) -> bool:
-        """Return whether the outputs are numbers, not logits."""
-        return self._problem(model) == "regression"
-
     def kind(self, model: nn.Module, outputs: Any) -> Kind:
         """Return what the model's outputs decide."""
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
-    def _problem(self, model: nn.Module) -> str | None:
-        inner: Any = self.trainer.accelerator.unwrap_model(model)
+    def problem(self) -> str | None:
+        """Return the model's ``problem_type``, as transformers takes it."""
+        inner: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
         config = getattr(inner, "config", None)
         stated = getattr(config, "problem_type", None)
         classifies = getattr(inner, "loss_type", None) == "ForSequenceClassification"
         if stated is None and classifies and getattr(config, "num_labels", None) == 1:
-            return "regression"  # as transformers takes it
+            return "regression"
         return stated
 
 

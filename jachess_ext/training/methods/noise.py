@@ -363,7 +363,7 @@ class Recommended(CorruptConsistency, name="recommended"):
     def prepare(self) -> None:
         """Find out what the task and the data allow."""
         trainer = self.trainer
-        regression = self.is_regression(trainer.model)
+        regression = self.problem() == "regression"
         self.needs_tokenizer = trainer.unlabelled_dataset is not None and not regression
         super().prepare()
         if "labels" not in trainer.label_names and not regression:
