@@ -415,7 +415,9 @@ def parse_method(text: str) -> Method:
             f"{', '.join(sorted(known)) or 'none'}"
         )
     settings = {setting: _value(value, known[setting]) for setting, value in given.items()}
-    return METHODS[name](**settings, **({} if mode is None else {"mode": mode}))
+    if mode is not None:
+        settings["mode"] = mode
+    return METHODS[name](**settings)
 
 
 def _name_and_mode(label: str) -> tuple[str, str | None]:

@@ -8,13 +8,24 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ...evaluation.extras import require
 from ...smoothness.model_pass import backbone_of, unwrapped
 from ...smoothness.modes import trained
 from ..batches import RandomState, drawing_apart
 from .base import Batch, Method, check_fraction, check_positive, check_share
+
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
+_OF_THE_TASK = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "train_sampling_strategy",
+    "bf16",
+    "fp16",
+    "use_cpu",
+    "seed",
+)
 
 
 class L2(Method, name="l2"):
@@ -266,16 +277,26 @@ class TAPT(Method, name="tapt"):
         from ..trainer import MethodTrainer  # which knows all methods, this one among them
 
         random, trainer = RandomState(), self.trainer
-        language = language_model(model)
+        language, tokenizer = language_model(model), trainer.processing_class
+        masked = is_masked(language.config)
+        if masked and tokenizer.mask_token is None:
+            raise ValueError(
+                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
+                "tokenizer.mask_token"
+            )
+        rows = (trainer.unlabelled_dataset[i] for i in range(len(trainer.unlabelled_dataset)))
         # all of the backbone, save LoRA's matrices (zero in effect)
         named = dict(backbone_of(model).named_parameters())
         with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
             stage = MethodTrainer(
                 model=language,
                 args=self._training_arguments(),
-                data_collator=self._collator(is_masked(language.config)),
-                train_dataset=_TokensAlone(trainer.unlabelled_dataset),
-                processing_class=trainer.processing_class,
+                # its labels are made from the tokens alone; it masks by torch's generator
+                data_collator=transformers.DataCollatorForLanguageModeling(
+                    tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
+                ),
+                train_dataset=[{n: row[n] for n in _OF_TEXT if n in row} for row in rows],
+                processing_class=tokenizer,
             )
             stage.train()
         for parameter in named.values():
@@ -283,38 +304,10 @@ class TAPT(Method, name="tapt"):
         trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
         random.restore()
 
-    def _collator(self, masked: bool) -> Any:
-        """Return what pads, masks tokens (encoders; from torch's generator) and makes labels.
-
-        Raises:
-            ValueError: an encoder's tokenizer without a mask token.
-        """
-        tokenizer = self.trainer.processing_class
-        if masked and tokenizer.mask_token is None:
-            raise ValueError(
-                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
-                "tokenizer.mask_token"
-            )
-        return transformers.DataCollatorForLanguageModeling(
-            tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
-        )
-
     def _training_arguments(self) -> transformers.TrainingArguments:
         """Return those of the task, with TAPT's learning rate and length; nothing is saved."""
         args = self.trainer.args
-        settings: dict[str, Any] = {
-            name: getattr(args, name)
-            for name in (
-                "per_device_train_batch_size",
-                "gradient_accumulation_steps",
-                "max_grad_norm",
-                "train_sampling_strategy",
-                "bf16",
-                "fp16",
-                "use_cpu",
-                "seed",
-            )
-        }
+        settings = {name: getattr(args, name) for name in _OF_THE_TASK}
         if args.gradient_checkpointing:
             settings["gradient_checkpointing"] = True
         return transformers.TrainingArguments(
@@ -329,20 +322,6 @@ class TAPT(Method, name="tapt"):
             disable_tqdm=True,
             **settings,
         )
-
-
-class _TokensAlone(Dataset):
-    """Rows without their labels, so that the language model's are made from the tokens alone."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        kept = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
-        return {name: value for name, value in self._rows[index].items() if name in kept}
 
 
 def is_masked(config: Any) -> bool:
