@@ -253,6 +253,7 @@ def test_settings_make_the_method_again(name: str) -> None:
     if (knob := made.knob) is not None:
         other = made.replace(**{knob: 0.3})
         assert other.settings == made.settings | {knob: 0.3} != made.settings
+        assert other.replace().settings == other.settings
 
 
 def pickled(made: Any) -> Any:
