@@ -82,8 +82,12 @@ def check_record(record: Any) -> None:
     check(record, _Shape, "the record")
     if len(record["rows"]) != 3:
         raise BadJSON(f"the record's rows has {len(record['rows'])} numbers; expected three")
-    if not isinstance(record["settings"].get("method"), str):
+    settings = record["settings"]
+    if not isinstance(settings.get("method"), str):
         raise BadJSON("the record's settings have no text 'method'")
+    missing = {"mode", "weights", "dimensions"} - settings.keys()
+    if settings["method"] == "jachess" and missing:
+        raise BadJSON(f"the record's settings have no {min(missing)!r}")
     for name in ("corrupted", "noisy"):
         for key in record.get(name, {}):
             check(_number(key), float, f"the record's {name}: the key {key!r}")

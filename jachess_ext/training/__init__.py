@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from .callbacks import DriftPoint, NTKDrift, SmoothnessMonitor
-from .methods import METHODS, DualSchedule, JacHess, Method, PassSummary, parse_method, with_lora
+from .methods import METHODS, DualSchedule, JacHess, Method, parse_method, with_lora
 from .trainer import MethodMixin, MethodTrainer
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "MethodMixin",
     "MethodTrainer",
     "NTKDrift",
-    "PassSummary",
     "SmoothnessMonitor",
     "parse_method",
     "with_lora",

@@ -45,7 +45,7 @@ class RandomState:
 
 
 def mixed_seed(*words: int) -> int:
-    """Return one seed for torch made of several numbers; unlike for their sum, their order counts."""
+    """Return one seed for torch, made of several numbers whose order counts."""
     sequence = np.random.SeedSequence([word % _WORD for word in words])
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -148,13 +148,13 @@ class UnlabelledBatches:
         Raises:
             ValueError: it is not what `state_dict` returned.
         """
-        counts = [state.get(name) for name in ("round", "taken")]
-        if not all(type(count) is int and count >= 0 for count in counts):
+        done, taken = state.get("round"), state.get("taken")
+        if not (type(done) is type(taken) is int and done >= 0 and taken >= 0):
             raise ValueError(
                 f"the place in the unlabelled data is {dict(state)}; expected 'round' and 'taken', "
                 "whole numbers from 0 up"
             )
-        self._round, self._taken = counts
+        self._round, self._taken = done, taken
         self._endless = endless(self)
 
 
@@ -293,11 +293,9 @@ def _outputs(model: nn.Module, row: Mapping[str, Tensor]) -> list[Tensor]:
 
 def _same(padded: list[Tensor], alone: list[Tensor]) -> bool:
     """To rounding; of outputs per token those of the tokens alone."""
-    return all(_close(a, b) for a, b in zip(padded, alone, strict=True))
-
-
-def _close(padded: Tensor, alone: Tensor) -> bool:
-    if padded.shape != alone.shape:
-        padded = padded[:, padded.shape[1] - alone.shape[1] :]
-    apart = (padded - alone).abs().max()
-    return bool(apart <= torch.finfo(alone.dtype).eps ** 0.5 * alone.abs().max())
+    for a, b in zip(padded, alone, strict=True):
+        if a.shape != b.shape:
+            a = a[:, a.shape[1] - b.shape[1] :]
+        if not (a - b).abs().max() <= torch.finfo(b.dtype).eps ** 0.5 * b.abs().max():
+            return False
+    return True

@@ -45,29 +45,25 @@ class MethodMixin(_Base):
     Example:
         >>> class MyTrainer(MethodMixin, Seq2SeqTrainer): ...
 
-    Evaluation and prediction are the Trainer's.  Label smoothing and ``compute_loss_func`` act on
-    the task loss alone.  Seed and epoch alone decide the order of rows, so that methods compared
-    from one seed see the same batches; what a method draws for itself leaves torch's generators
-    alone.  With gradient accumulation a penalty is the mean over the micro-batches, whether or not
-    the model scales its own loss (an epoch's last, smaller one counts as the others do, as in the
-    task loss of most heads), and SAM climbs once per optimiser step, along the gradient of all of
-    them; a model that ignores ``num_items_in_batch`` is found out, warned of, and its task loss
-    divided.  Padding is known by the mask, on either side.  Where batches are padded on the left, a
-    model that counts positions from the first column is given ``position_ids`` (`LeftPadding`), a
-    causal language model is not asked for a row's first token, and one whose head reads the first
-    column is warned of: it sees what it sees in the plain Trainer.  TAPT runs when training begins
-    (not on resuming) and trains all of the backbone also where LoRA follows (then save
-    ``model.merge_and_unload()``: the adapters alone are not the model).
+    Evaluation and prediction are the Trainer's; label smoothing and ``compute_loss_func`` act on
+    the task loss alone.  Seed and epoch alone decide the order of rows, and what a method draws
+    for itself leaves torch's generators alone: methods compared from one seed see the same batches.
+
+    With gradient accumulation a penalty is the mean over the micro-batches, whether or not the
+    model scales its own loss (an epoch's last, smaller one counts as the others do, as in the task
+    loss of most heads); the task loss of a model that ignores ``num_items_in_batch`` is divided,
+    with a warning.  Padding is known by the mask, on either side (`LeftPadding`); where it is on
+    the left, a causal language model is not asked for a row's first token.  Where TAPT precedes
+    LoRA, save ``model.merge_and_unload()``: the adapters alone are not the model.
 
     Checkpoints hold the regulariser's state, the place in the unlabelled data and the schedule's
     (``jachess.pt``), so that a resumed run goes on as it would have; a pass due after a checkpoint
     at an epoch's end is made up for.
 
     Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss`` and
-    ``jachess/penalty`` of methods with a penalty; of JacHess also ``jachess/jacobian_<k>`` and
-    ``jachess/hessian_<k>`` (batch means per chosen layer k), and ``jachess/skipped``, the share of
-    steps skipped, where there were any; in mode unlab without the task loss, as an entry after each
-    pass.
+    ``jachess/penalty``; of JacHess also ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch
+    means per chosen layer k), and ``jachess/skipped``, the share of steps skipped, where there were
+    any; in mode unlab without the task loss, as an entry after each pass.
 
     Args:
         method: a `Method`, or what `parse_method` takes.
@@ -115,7 +111,7 @@ class MethodMixin(_Base):
     ) -> Any:
         """Return the Trainer's task loss, plus the method's penalty in training."""
 
-        def run(batch: Batch, called: Any = model) -> tuple[Tensor, Any]:
+        def run(batch: Batch, called: Any = model) -> Any:
             return super(MethodMixin, self).compute_loss(
                 called, dict(batch), return_outputs=True, num_items_in_batch=num_items_in_batch
             )
@@ -339,7 +335,9 @@ def read_state(path: Path) -> dict[str, Any]:
         return {}
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
+        if not isinstance(state, dict) or not all(
+            isinstance(part, dict) for part in state.values()
+        ):
             raise TypeError("it is no dict of dicts")
     except Exception as error:  # torch.load has no error of its own
         reason = str(error).strip().split("\n")[0]

@@ -17,7 +17,7 @@ from jachess_ext.smoothness import JacHess
 from jachess_ext.tasks.batches import Encoded, encode
 from jachess_ext.tasks.files import Columns, file_task
 from jachess_ext.tasks.models import load_model, load_tokenizer
-from jachess_ext.training.consistency import TokenSwaps
+from jachess_ext.training.methods.noise import TokenSwaps
 
 RECIPE = Recipe(steps=60, batch_size=8, lr=5e-3, strength=0.003)
 

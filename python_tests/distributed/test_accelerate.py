@@ -25,9 +25,21 @@ pytestmark = pytest.mark.xdist_group("ranks")
 # --cpu would start one process whatever --num_processes says (accelerate 1.15): the script asks
 # for the CPU itself, with Accelerator(cpu=True).
 LAUNCH = (
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
-    *("--num_processes", str(WORLD), "--mixed_precision", "no", "--dynamo_backend", "no"),
-    *("--main_process_port", "0", "-m", "python_tests.distributed.accelerate_job"),
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_machines",
+    "1",
+    "--num_processes",
+    str(WORLD),
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+    "--main_process_port",
+    "0",
+    "-m",
+    "python_tests.distributed.accelerate_job",
 )
 
 

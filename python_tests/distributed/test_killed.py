@@ -18,8 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def launch(folder: Path, *arguments: str) -> CompletedProcess[str]:
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "python_tests.distributed.trainer_job", str(folder), *arguments),
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "python_tests.distributed.trainer_job",
+        str(folder),
+        *arguments,
     ]
     return processes.run(command, cwd=ROOT)
 

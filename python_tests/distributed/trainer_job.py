@@ -41,7 +41,7 @@ def main() -> None:
     given = options.parse_args()
     made = trainer(
         given.folder,
-        {"mode": given.mode, "strength": 0.1, "dimensions": "4"},
+        {"mode": given.mode, "strength": 0.1, "dimensions": 4},
         data=examples(64),
         unlabelled=None if given.mode == "train" else examples(14, seed=5, labels=False),
         per_device_train_batch_size=2,

@@ -14,7 +14,7 @@ from jachess_ext.evaluation.judge import Conditions, judge, slopes
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.tasks.batches import Encoded
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
-from python_tests.training.method_runs import Padder
+from python_tests.training.runs import Padder
 
 
 class Rows(Padder):

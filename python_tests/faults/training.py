@@ -10,7 +10,7 @@ FAULTS = [
         name="padding: what has the mask's shape is moved with the tokens",
         edits=(
             Edit(
-                "jachess_ext/training/left_padding.py",
+                "jachess_ext/training/batches.py",
                 "        return {**batch, ",
                 "        batch = {n: v.flip(1) if v.shape == mask.shape else v "
                 "for n, v in batch.items()}\n"
@@ -23,7 +23,7 @@ FAULTS = [
         name="padding: the Trainer counts targets that padding would have to tell",
         edits=(
             Edit(
-                "jachess_ext/training/left_padding.py",
+                "jachess_ext/training/batches.py",
                 "    told_by_padding[:, 1:] = before[:, :-1]\n",
                 "",
             ),
@@ -34,7 +34,7 @@ FAULTS = [
         name="padding: positions are not told",
         edits=(
             Edit(
-                "jachess_ext/training/left_padding.py",
+                "jachess_ext/training/batches.py",
                 "if self._counts else batch",
                 "if False else batch",
             ),
@@ -56,9 +56,9 @@ FAULTS = [
         name="training: a task loss that is not finite",
         edits=(
             Edit(
-                "jachess_ext/training/mixin.py",
-                "        if self.args.fp16:\n            return task\n",
-                "        if True:\n            return task\n",
+                "jachess_ext/training/trainer.py",
+                "        if self.args.fp16:\n            return True\n",
+                "        if True:\n            return True\n",
             ),
         ),
         tests=(f"{_ACT} -k not_finite",),
@@ -67,7 +67,7 @@ FAULTS = [
         name="training: labels that are not called labels are not smoothed",
         edits=(
             Edit(
-                "jachess_ext/training/method.py",
+                "jachess_ext/training/methods/base.py",
                 'if "labels" not in self.trainer.label_names',
                 'if False and "labels" not in self.trainer.label_names',
             ),
@@ -78,7 +78,7 @@ FAULTS = [
         name="training: what a model reads beside its text is cut away to judge its padding",
         edits=(
             Edit(
-                "jachess_ext/training/left_padding.py",
+                "jachess_ext/training/batches.py",
                 "    return any(name in _parameters(model) and",
                 "    return False and any(name in _parameters(model) and",
             ),

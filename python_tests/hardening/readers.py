@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from jachess_ext.training.dual import DualSchedule
 
 from jachess_ext import JacHess
 from jachess_ext.cli import main
@@ -25,7 +25,9 @@ from jachess_ext.experiment.store import read_results
 from jachess_ext.scaling import LiveSelection, Search, read_selection
 from jachess_ext.scaling.live import RunRecord
 from jachess_ext.tasks.files import Columns, file_task, folder_task
-from jachess_ext.training import checkpoint
+from jachess_ext.training import DualSchedule
+from jachess_ext.training.batches import UnlabelledBatches
+from jachess_ext.training.trainer import STATE, read_state
 from python_tests.compare.records import record
 
 ROWS = [("a good film", "ein guter Film", 1), ('a, "bad" one', "ein schlechter", 0)] * 3
@@ -170,51 +172,50 @@ def regulariser() -> JacHess:
     return JacHess(torch.nn.Linear(2, 2), weights="softmax", strength=0.1, seed=3)
 
 
-STATE = json.dumps(
-    {
-        "step": 3,
-        "seed": 11,
-        "base": {"jacobian": [1.0, 2.0], "hessian": [3.0, 4.0], "tokens": 100},
-        "skipped": {"1": 2},
-        "layer_weights": [0.75, 0.25],
-    }
-).encode()
+REGULARISER = {
+    "step": 3,
+    "seed": 11,
+    "base": {"jacobian": [1.0, 2.0], "hessian": [3.0, 4.0], "tokens": 100},
+    "skipped": {"1": 2},
+    "layer_weights": [0.75, 0.25],
+}
 
 
-def state(path: Path) -> object:
-    """A regulariser that is refused a state stays as it was."""
+def checkpoint_parts() -> dict[str, Any]:
+    """What is restored from a checkpoint, by the part's name in it."""
     made = regulariser()
-    before = made.state_dict()
-    try:
-        checkpoint.load(path.parent, made)
-    except Exception:
-        assert made.state_dict() == before
-        raise
-    return made.state_dict()
+    batches = UnlabelledBatches([], torch.Generator(), seed=(0,), prepare=dict)
+    return {
+        "regulariser": made,
+        "schedule": DualSchedule(made, [], lr=0.1),
+        "unlabelled": batches,
+    }
 
 
-def _schedule_bytes() -> bytes:
-    made = DualSchedule(regulariser(), [], lr=0.1)
-    for parameter in made.regulariser.model.parameters():
+def _checkpoint() -> bytes:
+    parts = checkpoint_parts()
+    parts["regulariser"].load_state_dict(REGULARISER)
+    for parameter in parts["regulariser"].model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    made.optimizer.step()
-    return checkpoint.schedule_bytes(made.state_dict())
+    parts["schedule"].optimizer.step()
+    parts["unlabelled"].load_state_dict({"round": 2, "taken": 1})
+    file = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    return file.getvalue()
 
 
-def load_schedule(path: Path) -> object:
-    """A schedule that is refused a state stays as it was."""
-    made = DualSchedule(regulariser(), [], lr=0.1)
-    state = checkpoint.load_schedule(path.parent)
-    try:
-        made.load_state_dict(state or made.state_dict())
-    except Exception:
-        assert not made.state_dict()["moments"] and not made.taken
-        raise
+def checkpoint(path: Path) -> object:
+    """What is refused a state stays as it was."""
+    state, parts = read_state(path), checkpoint_parts()
+    for name, part in parts.items():
+        before = part.state_dict()
+        try:
+            if name in state:
+                part.load_state_dict(state[name])
+        except Exception:
+            assert part.state_dict() == before
+            raise
     return state
-
-
-def load_unlabelled(path: Path) -> object:
-    return checkpoint.load_unlabelled(path.parent)
 
 
 OUT = "out.json"
@@ -233,11 +234,7 @@ READERS = {
     "live records": Reader("records.jsonl", json_lines(list(LIVE.records)), live_records),
     "live selection": Reader("selection.json", json.dumps(LIVE.to_dict()).encode(), live_result),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
-    "regulariser state": Reader("jachess.json", STATE, state, (ValueError, FileNotFoundError)),
-    "schedule": Reader("jachess_schedule.safetensors", _schedule_bytes(), load_schedule),
-    "place in the data": Reader(
-        "jachess_unlabelled.json", b'{"round": 2, "taken": 1}', load_unlabelled
-    ),
+    "checkpoint": Reader(STATE, _checkpoint(), checkpoint),
 }
 SLOW = ("results.jsonl", "curves select")  # draws figures, or fits
 """Readers that take tenths of a second where the file is well."""

@@ -52,7 +52,7 @@ def test_no_file(tmp_path: Path, name: str, kind: str) -> None:
     elif kind == "link to itself":
         path.symlink_to(path)
     # what is not there is not read
-    optional = name in ("labels.json", "run file", "schedule", "place in the data")
+    optional = name in ("labels.json", "run file", "checkpoint")
     expected = {"refused", "read"} if optional else {"refused"}
     assert attempt(READERS[name], tmp_path) in expected
 

@@ -47,7 +47,7 @@ def run(folder: Path, way: str, jachess: dict | None, **settings: Any) -> Any:
     model.accepts_loss_kwargs = way == "model scales"
     if way == "model scales":
         model.__class__ = Scaling
-    kind = {"kind": Trainer} if jachess is None else {"jachess": jachess}
+    kind = {"kind": Trainer} if jachess is None else {"method": jachess}
     made = trainer(folder, **kind, model=model, data=examples(16), **(SGD | settings))
     made.train()
     assert made.model_accepts_loss_kwargs is (way == "model scales")
@@ -83,7 +83,8 @@ def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
     """One SGD step of the trainer against the same step from `jx.JacHess` and autograd."""
     jachess = DETERMINISTIC | {"strength": 0.5}
     made = trainer(
-        *(tmp_path, jachess),
+        tmp_path,
+        jachess,
         model=classifier("bert"),
         data=examples(8),
         **SGD | {"max_steps": 1},
@@ -91,10 +92,10 @@ def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
     )
     made.train()
     model = classifier("bert").train()
-    reg = made.jachess.regulariser(model)
+    reg = made.method.regulariser_of(model, made.args.seed)
     rows = examples(8)
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    reg.base = made.regulariser.base
+    reg.base = made.method.regulariser.base
     reg(batch).total.backward()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -13,11 +13,10 @@ from transformers import BertForQuestionAnswering
 import jachess_ext as jx
 from jachess_ext.smoothness.parallel import stand_in
 from jachess_ext.training import MethodTrainer
-from jachess_ext.training.left_padding import LeftPadding
+from jachess_ext.training.batches import LeftPadding
 from python_tests.smoothness.tiny_models import classifier, token_batch
 
-from .method_runs import method_trainer
-from .runs import examples, parameters
+from .runs import examples, method_trainer, parameters
 from .test_metamorphic import Collator, model_of
 
 

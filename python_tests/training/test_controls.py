@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jachess_ext.smoothness.decision import kl_divergence
-from jachess_ext.training import MethodTrainer
-from jachess_ext.training.consistency import TokenSwaps
-from jachess_ext.training.penalties import row_noise, symmetric_divergence
+from jachess_ext.training import MethodTrainer, with_lora
+from jachess_ext.training.methods.noise import TokenSwaps, row_noise, symmetric_divergence
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
-from .method_runs import SGD, method_trainer
-from .runs import LABELS, arguments, examples, parameters
+from .runs import LABELS, SGD, arguments, examples, method_trainer, parameters
 from .test_known_answers import (
     CURVATURE,
     ROWS,
@@ -118,7 +116,7 @@ def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as
             ]
         made.train()
         ends.append(parameters(made.model))
-    assert all(torch.equal(a, b) for a, b in zip(*(end.values() for end in ends), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True))
 
 
 def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> None:
@@ -173,9 +171,7 @@ def test_l2_sp_pulls_towards_the_start(tmp_path: Path) -> None:
     """θ ← θ − η (A (θ − x̄) + s (θ − θ₀)), three times."""
     data = centres(4)
     mean = torch.stack([row["x"] for row in data]).mean(0)
-    made = trained(
-        *(tmp_path, "l2-sp", Quadratic()), data=data, max_steps=3, method={"strength": 2.0}
-    )
+    made = trained(tmp_path, "l2-sp", Quadratic(), data=data, max_steps=3, method={"strength": 2.0})
     theta = START.clone()
     for _ in range(3):
         theta -= LR * (CURVATURE @ (theta - mean) + 2.0 * (theta - START))
@@ -188,7 +184,7 @@ def test_l2_sp_leaves_a_new_head_alone(tmp_path: Path) -> None:
     model.drawn_modules = ("classifier",)
     before = parameters(model)
     made = trained(
-        *(tmp_path, "l2-sp", model), data=examples(8), max_steps=2, method={"strength": 1e-9}
+        tmp_path, "l2-sp", model, data=examples(8), max_steps=2, method={"strength": 1e-9}
     )
     plain = classifier("bert")
     trained(tmp_path, "none", plain, data=examples(8), max_steps=1)
@@ -223,8 +219,6 @@ def test_wise_ft_interpolates_all_but_the_new_head(tmp_path: Path, mix: float) -
 
 
 def test_wise_ft_of_adapters_is_refused(tmp_path: Path) -> None:
-    from jachess_ext.training import with_lora
-
     with pytest.raises(ValueError, match="fine-tune without adapters"):
         method_trainer(
             tmp_path, "wise-ft", model=with_lora(classifier("bert", dtype=torch.float32))
@@ -276,7 +270,7 @@ def test_r_drop(tmp_path: Path) -> None:
 def test_freelb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, radius: float) -> None:
     """Both tokens of a row have the gradient Wᵀ (p − y): δ grows by lr · that over √2 ‖·‖."""
     monkeypatch.setattr(
-        "jachess_ext.training.penalties.draw_noise", lambda shape, *_: torch.ones(shape)
+        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: torch.ones(shape)
     )
     model = LinearModel()
     (weight, bias), x = weights(model), features(model)
@@ -319,7 +313,7 @@ def test_freelb_leaves_padding_and_random_numbers_alone(tmp_path: Path) -> None:
     for number, state in enumerate(states["freelb"]):
         assert torch.equal(state, states["none"][number // 3])
     batch = {"attention_mask": torch.stack([row["attention_mask"] for row in data])}
-    noise = row_noise(torch.zeros(8, 3, 12), batch, 1.0, made._acting.generator())
+    noise = row_noise(torch.zeros(8, 3, 12), batch, 1.0, made.method.generator())
     assert (noise[:, 2] == 0).all() and (noise[:, :2] != 0).all()
     assert 0.9 < noise.abs().max() * 24**0.5 < 1
 
@@ -328,7 +322,7 @@ def test_smart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two classes: the divergence is (σ(s) − σ(t)) (s − t), rising along ± (w₁ − w₀)."""
     z = 0.05
     monkeypatch.setattr(
-        "jachess_ext.training.penalties.draw_noise", lambda shape, *_: torch.full(shape, z)
+        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: torch.full(shape, z)
     )
     model = LinearModel()
     (weight, bias), x = weights(model), features(model)
@@ -420,7 +414,9 @@ def test_joint_consistency_is_of_unlabelled_rows_and_their_copies(tmp_path: Path
     tokenizer.add_special_tokens({"unk_token": "<unk>"})
     others = [torch.tensor([2, 4]), torch.tensor([3, 3])]
     made = trained(
-        *(tmp_path, "corrupt-consistency", model),
+        tmp_path,
+        "corrupt-consistency",
+        model,
         method={"mode": "joint", "swapped": 0.5, "strength": 4.0},
         options={"processing_class": tokenizer},
         unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in others],
@@ -447,7 +443,9 @@ def test_consistency_every_second_step(tmp_path: Path) -> None:
         tokenizer = word_tokenizer(WORDS)
         tokenizer.add_special_tokens({"unk_token": "<unk>"})
         trained(
-            *(tmp_path / f"{every}{steps}", "corrupt-consistency", model),
+            tmp_path / f"{every}{steps}",
+            "corrupt-consistency",
+            model,
             method={"mode": "joint", "swapped": 0.5, "every": every},
             options={"processing_class": tokenizer},
             unlabelled=[{"input_ids": row} for row in (torch.tensor([2, 4]), torch.tensor([3, 3]))],
@@ -505,7 +503,9 @@ def test_several_labels_are_no_choice_among_them(
             model.config.problem_type = "multi_label_classification"
             rows = [{**row, "labels": F.one_hot(row["labels"], LABELS).double()} for row in rows]
         made = trained(
-            *(tmp_path / f"{several}", name, model),
+            tmp_path / f"{several}",
+            name,
+            model,
             data=rows,
             method=settings,
             options={"processing_class": words},
@@ -523,7 +523,7 @@ def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
     ids = torch.full((400, 40), 19)
     ids[:, 0], ids[:, 30:] = 2, 0
     mask = (ids != 0).long()
-    found = made._acting.corrupted({"input_ids": ids, "attention_mask": mask})["input_ids"]
+    found = made.method.corrupted({"input_ids": ids, "attention_mask": mask})["input_ids"]
     assert torch.equal(found[:, 0], ids[:, 0]) and torch.equal(found[:, 30:], ids[:, 30:])
     inner = found[:, 1:30]
     count = 0.15 * inner.numel()
@@ -548,7 +548,8 @@ def test_a_placebo_steps_as_far_another_way(tmp_path: Path, name: str) -> None:
     for method in ({}, {"placebo": True}, None):
         model = classifier("bert")
         made = method_trainer(
-            *(tmp_path, "none" if method is None else name),
+            tmp_path,
+            "none" if method is None else name,
             **{"model": model, "method": method, "max_steps": 1},
         )
         made.train()

@@ -11,11 +11,8 @@ import torch
 from scipy.special import softmax
 
 from jachess_ext.smoothness import Isotropic, Substitution
-from jachess_ext.training import MethodArguments, MethodTrainer
-from python_tests.smoothness.tiny_models import classifier
 
-from .method_runs import SGD, method_trainer
-from .runs import assert_same_parameters, examples, parameters
+from .runs import SGD, method_trainer, parameters
 from .test_controls import features, first, trained, weights
 from .test_known_answers import ROWS, LinearModel, word_tokenizer
 
@@ -91,7 +88,9 @@ def test_every_nth_step(tmp_path: Path, name: str) -> None:
         model = Masked()
         method = {"every": every, "strength": 0.3} if every else {}
         trained(
-            *(tmp_path / f"{every}{steps}", name if every else "none", model),
+            tmp_path / f"{every}{steps}",
+            name if every else "none",
+            model,
             method=method,
             options=TOKENIZER,
             max_steps=steps,
@@ -103,18 +102,6 @@ def test_every_nth_step(tmp_path: Path, name: str) -> None:
     assert np.abs(runs[2, 2] - runs[2, 1]).max() > 1e-4
 
 
-def test_no_strength_is_the_plain_run(tmp_path: Path) -> None:
-    ends = []
-    for name, method in (("none", {}), ("fisher", {"strength": 1e-30})):
-        made = method_trainer(
-            tmp_path / name, name, method=method, options={"processing_class": _tiny_tokenizer()}
-        )
-        made.train()
-        ends.append([*parameters(made.model).values()])
-    for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
 def _tiny_tokenizer() -> Any:
     return word_tokenizer([f"w{i}" for i in range(20)])
 
@@ -124,7 +111,8 @@ def test_seeds_repeat_a_run(tmp_path: Path, setting: dict[str, Any]) -> None:
     ends = []
     for name in "ab":
         made = method_trainer(
-            *(tmp_path / name, "fisher"),
+            tmp_path / name,
+            "fisher",
             method={"strength": 0.5} | setting,
             options={"processing_class": _tiny_tokenizer()},
         )
@@ -162,7 +150,9 @@ def test_joint_penalises_the_unlabelled_rows(
     table = model.embeddings.weight.detach().numpy().copy()
     other = table[torch.stack(OTHERS).numpy()].sum(1)
     made = trained(
-        *(tmp_path, "fisher", model),
+        tmp_path,
+        "fisher",
+        model,
         method=JOINT | {"directions": 1},
         options=TOKENIZER,
         unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in OTHERS],
@@ -183,52 +173,3 @@ def test_joint_penalises_the_unlabelled_rows(
 
 
 OTHERS = [torch.tensor([2, 4]), torch.tensor([3, 3])]
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("step", [2, 4, 5])
-def test_joint_goes_on_from_a_checkpoint(tmp_path: Path, every: int, step: int) -> None:
-    """Bit for bit, dropout and the place in the unlabelled rows included."""
-
-    def run(name: str, seed: int, **options: Any) -> MethodTrainer:
-        made = method_trainer(
-            *(tmp_path / name, "fisher"),
-            method=JOINT | {"every": every},
-            model=classifier("bert", dtype=torch.float32, dropout=0.1, seed=seed),
-            unlabelled=examples(12, seed=5, labels=False),
-            options={"processing_class": _tiny_tokenizer()},
-            **{"max_steps": 7, "save_strategy": "steps", "save_steps": 1},
-        )
-        made.train(**options)
-        return made
-
-    whole = run("a", 0)
-    resumed = run("b", 1, resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
-    assert_same_parameters(whole.model, resumed.model, rtol=0, atol=0)
-
-
-def test_joint_leaves_the_plain_steps_alone(tmp_path: Path) -> None:
-    """Too weak to act, its passes move neither dropout masks nor the order of rows."""
-    ends = []
-    for name, method in (("none", {}), ("fisher", JOINT | {"strength": 1e-30})):
-        made = method_trainer(
-            *(tmp_path / name, name),
-            method=method,
-            model=classifier("bert", dtype=torch.float64, dropout=0.1),
-            options={"processing_class": _tiny_tokenizer()},
-        )
-        made.train()
-        ends.append(made.model)
-    assert_same_parameters(*ends, rtol=1e-12, atol=1e-14)
-
-
-def test_joint_by_name_and_other_modes() -> None:
-    made = MethodArguments.parse("fisher-joint,along=noise")
-    assert (made.mode, made.label, made.uses_unlabelled) == ("joint", "fisher-joint", True)
-    assert not MethodArguments.parse("fisher").uses_unlabelled
-    with pytest.raises(ValueError, match="no mode 'unlab'; expected train or joint"):
-        MethodArguments(method="margin", mode="unlab")
-    with pytest.raises(ValueError, match="unknown method"):
-        MethodArguments.parse("fisher-unlab")
-    with pytest.raises(ValueError, match="needs unlabelled_dataset"):
-        MethodTrainer(model=classifier("bert"), method="fisher-joint,along=noise")

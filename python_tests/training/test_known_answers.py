@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from jachess_ext.training import tapt
-from jachess_ext.training.penalties import half_square_norm, symmetric_divergence
-from jachess_ext.training.sam import sharpness_aware_gradient
+from jachess_ext.training import with_lora
+from jachess_ext.training.methods import L2
+from jachess_ext.training.methods.noise import symmetric_divergence
+from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 
-from .method_runs import SGD, method_trainer, tapt_loss
+from .runs import SGD, method_trainer, tapt_loss
 
 LR = SGD["learning_rate"]
 CURVATURE = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -46,7 +47,8 @@ def test_sam_on_a_quadratic(tmp_path: Path, steps: int) -> None:
     data = centres(8)
     mean = torch.stack([row["x"] for row in data]).mean(0)
     made = method_trainer(
-        *(tmp_path, "sam"),
+        tmp_path,
+        "sam",
         model=Quadratic(),
         data=data,
         max_steps=1,
@@ -121,7 +123,8 @@ ROWS = [
 def test_l2_on_a_linear_model(tmp_path: Path) -> None:
     """W ← W − η (g + s W), and b ← b − η g: biases are left free."""
     made = method_trainer(
-        *(tmp_path, "l2"),
+        tmp_path,
+        "l2",
         model=LinearModel(),
         data=ROWS,
         max_steps=1,
@@ -145,17 +148,17 @@ def test_l2_on_a_linear_model(tmp_path: Path) -> None:
 
 def test_l2_needs_matrices() -> None:
     with pytest.raises(ValueError, match="acts on trained matrices"):
-        half_square_norm([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, 3), False)])
+        L2().penalty(nn.LayerNorm(3), {}, None)
 
 
 def test_r3f_on_a_linear_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two classes: KL(p‖q) + KL(q‖p) = (p₁ − q₁) (s − t), s and t the differences of the logits."""
     z = torch.tensor([[0.01, -0.02, 0.03]])
     monkeypatch.setattr(
-        "jachess_ext.training.penalties.draw_noise", lambda shape, *_: z.expand(shape)
+        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: z.expand(shape)
     )
     made = method_trainer(
-        *(tmp_path, "r3f"), model=LinearModel(), data=ROWS, max_steps=1, method={"strength": 2.0}
+        tmp_path, "r3f", model=LinearModel(), data=ROWS, max_steps=1, method={"strength": 2.0}
     )
     model = LinearModel()
     made.train()
@@ -221,7 +224,8 @@ def test_logit_derivatives_of_two_tokens(tmp_path: Path, name: str, mode: str, e
     if not exact:
         settings |= {"directions": 100}
     made = method_trainer(
-        *(tmp_path, f"{name}-{mode}"),
+        tmp_path,
+        f"{name}-{mode}",
         model=TwoTokens(),
         data=ROWS,
         unlabelled=ROWS,
@@ -291,15 +295,14 @@ def word_tokenizer(words: list[str], **special: str) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_tapt_learns_the_chain_of_two_tokens(tmp_path: Path, lora: bool) -> None:
     """The best next-token probabilities are the chain's own: ¾ to stay, ¼ to change."""
-    from jachess_ext.training import with_lora
-
     model = two_token_model()
     head = model.score.weight.detach().clone()
     if lora:
         model = with_lora(model)
     before = {n: p.requires_grad for n, p in model.named_parameters()}
     made = method_trainer(
-        *(tmp_path, "tapt"),
+        tmp_path,
+        "tapt",
         model=model,
         data=[row | {"labels": torch.tensor(0)} for row in chain(4, 6)],
         unlabelled=chain(256, 12),
@@ -311,7 +314,7 @@ def test_tapt_learns_the_chain_of_two_tokens(tmp_path: Path, lora: bool) -> None
     )
     made.train()
     inner = model.get_base_model() if lora else model
-    trained = tapt.language_model(inner)  # its head is tied: the one that was trained
+    trained = language_model(inner)  # its head is tied: the one that was trained
     with torch.no_grad():
         p = trained(torch.tensor([[1, 1, 1, 2, 2]])).logits.softmax(-1)[0]
     for place, stay in ((2, 1), (4, 2)):
@@ -336,7 +339,8 @@ def test_tapt_masks_tokens_of_encoders(tmp_path: Path) -> None:
         for n in range(64)
     ]
     made = method_trainer(
-        *(tmp_path, "tapt"),
+        tmp_path,
+        "tapt",
         model=model,
         unlabelled=rows,
         method={"tapt_epochs": 6.0, "tapt_lr": 0.02},
@@ -352,4 +356,4 @@ def test_tapt_masks_tokens_of_encoders(tmp_path: Path) -> None:
 
 def test_families_without_a_language_model() -> None:
     with pytest.raises(ValueError, match=r"family 'vision'.* has none"):
-        tapt.is_masked(SimpleNamespace(model_type="vision"))
+        is_masked(SimpleNamespace(model_type="vision"))

@@ -13,8 +13,7 @@ from transformers import GPT2LMHeadModel, LlamaForCausalLM
 from jachess_ext.training import METHODS
 from python_tests.smoothness.tiny_models import DECODERS, VOCABULARY, classifier, randomise
 
-from .method_runs import method_trainer
-from .runs import assert_same_parameters, examples, parameters
+from .runs import assert_same_parameters, examples, method_trainer, parameters
 
 KINDS = ("single", "multi", "regression", "causal")
 WIDTH = 5
@@ -102,7 +101,8 @@ def run(folder: Path, name: str, family: str, kind: str, **how: Any) -> Any:
     collator = Collator(how.pop("side", "right"), how.pop("width", WIDTH), **how)
     try:
         made = method_trainer(
-            *(folder, name),
+            folder,
+            name,
             model=model_of(family, kind),
             data=rows_of(kind),
             unlabelled=rows_of(kind, labels=False),
@@ -133,7 +133,9 @@ def cases(*families: str) -> list[Any]:
     """Every method, kind and family."""
     return [
         pytest.param(
-            *(name, family, kind),
+            name,
+            family,
+            kind,
             marks=[] if family == "gpt2" and name in QUICK[kind] else pytest.mark.slow,
         )
         for name in NAMES

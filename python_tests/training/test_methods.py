@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,21 @@ import torch.distributed as dist
 from transformers import Trainer
 
 from jachess_ext.tasks.batches import Encoded
-from jachess_ext.training import METHODS, MethodArguments, MethodTrainer, with_lora
-from jachess_ext.training.penalties import r3f_penalty
+from jachess_ext.training import METHODS, MethodTrainer, parse_method, with_lora
+from jachess_ext.training.methods import SAM, JacHess, Jacobian
 from python_tests.smoothness.tiny_models import LABELS, classifier
 
-from .method_runs import SETTINGS, Padder, first_figures, method_trainer
-from .runs import assert_same_parameters, examples, furthest, trainer
+from .runs import (
+    SETTINGS,
+    Padder,
+    assert_same_parameters,
+    examples,
+    first_figures,
+    furthest,
+    method_trainer,
+    parameters,
+    trainer,
+)
 from .test_accumulation import mean_loss
 
 FAST = ("none", "l2", "sam", "r3f", "jacobian-joint", "cross-holder-unlab", "jachess-train")
@@ -41,7 +51,7 @@ def equal_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         generator = torch.Generator().manual_seed(2)
         return (size * torch.randn(shape[1:], generator=generator)).expand(shape)
 
-    monkeypatch.setattr("jachess_ext.training.penalties.draw_noise", draw)
+    monkeypatch.setattr("jachess_ext.training.methods.noise.draw_noise", draw)
 
 
 def ragged(labels: bool = True) -> list[dict]:
@@ -62,7 +72,8 @@ def test_micro_batches_change_nothing(tmp_path: Path, name: str, own_loss: bool)
         model = classifier("bert")
         model.accepts_loss_kwargs = False
         made = method_trainer(
-            *(tmp_path, name),
+            tmp_path,
+            name,
             model=model,
             unlabelled=examples(1, seed=5, labels=False) * 8,
             options={"compute_loss_func": mean_loss} if own_loss else {},
@@ -88,7 +99,8 @@ def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None
     for bf16 in (False, True):
         method = {"noise": 1e-4} if name == "r3f" else {}
         made = method_trainer(
-            *(tmp_path, name),
+            tmp_path,
+            name,
             model=classifier("bert", dtype=torch.float32),
             method=method,
             bf16=bf16,
@@ -102,25 +114,13 @@ def test_bf16_changes_losses_by_rounding_only(tmp_path: Path, name: str) -> None
         assert figures[1][key] == pytest.approx(value, rel=0.05, abs=1e-9), key
 
 
-@pytest.mark.parametrize("name", ["sam", "r3f", "cross-holder-train"])
-def test_checkpointing_changes_nothing(tmp_path: Path, name: str) -> None:
-    runs = []
-    for checkpointing in (False, True):
-        model = classifier("bert", dtype=torch.float32, dropout=0.2)
-        made = method_trainer(
-            *(tmp_path, name), model=model, gradient_checkpointing=checkpointing, max_steps=2
-        )
-        made.train()
-        runs.append(made)
-    assert_same_parameters(runs[0].model, runs[1].model, rtol=1e-4, atol=1e-6)
-
-
 def test_sam_has_the_same_dropout_in_both_passes(tmp_path: Path) -> None:
     """With ρ → 0 it is the plain step, masks included; and later steps' masks are the same."""
     runs = []
     for name in ("none", "sam"):
         made = method_trainer(
-            *(tmp_path, name),
+            tmp_path,
+            name,
             model=classifier("bert", dropout=0.3),
             method={"rho": 1e-9} if name == "sam" else {},
             gradient_accumulation_steps=2,
@@ -163,19 +163,28 @@ def test_regression(tmp_path: Path, name: str) -> None:
     assert sum(losses[4:]) < sum(losses[:4])
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize(
     "family, name",
-    [("bert", "jachess-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")],
+    [("bert", "cross-holder-train"), ("bert", "r3f"), ("opt", "sam"), ("opt", "jacobian-joint")]
+    + [(family, "jachess-train") for family in ("bert", "gpt2", "opt")],
 )
-def test_lora(tmp_path: Path, name: str, family: str) -> None:
-    model = with_lora(classifier(family, dtype=torch.float32))
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    made = method_trainer(tmp_path, name, model=model)
-    made.train()
-    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved and all("lora_" in n or "modules_to_save" in n for n in moved)
-    config = model.peft_config["default"]
-    assert (config.r, config.lora_alpha) == (8, 16)
+def test_lora_and_checkpointing(tmp_path: Path, family: str, name: str, lora: bool) -> None:
+    """Only adapters and the head move; checkpointing changes nothing."""
+    runs = []
+    for checkpointing in (False, True):
+        model = classifier(family, dtype=torch.float32, dropout=0.2 if family == "bert" else 0.0)
+        model = with_lora(model) if lora else model
+        before = parameters(model)
+        made = method_trainer(tmp_path, name, model=model, gradient_checkpointing=checkpointing)
+        made.train()
+        moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+        assert moved and (not lora or all("lora_" in n or "modules_to_save" in n for n in moved))
+        runs.append(model)
+    if lora:
+        config = runs[0].peft_config["default"]
+        assert (config.r, config.lora_alpha) == (8, 16)
+    assert_same_parameters(*runs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["joint", "unlab"])
@@ -184,7 +193,8 @@ def test_penalty_without_dropout(tmp_path: Path, mode: str) -> None:
     penalties, tasks = [], []
     for rate, dropout in ((0.5, False), (0.0, True), (0.5, True)):
         made = method_trainer(
-            *(tmp_path, f"jachess-{mode}"),
+            tmp_path,
+            f"jachess-{mode}",
             model=classifier("bert", dropout=rate),
             method={"dropout": dropout, "normalize": False, "weights": "uniform"},
             learning_rate=1e-12,
@@ -214,32 +224,72 @@ def test_torch_compile_changes_nothing(tmp_path: Path, name: str) -> None:
 
 
 def test_parse() -> None:
-    text = "jachess-unlab, strength=0.1, weights=0.5,1, hessian=no,layers=0,-1"
-    made = MethodArguments.parse(text)
-    assert (made.method, made.mode, made.strength) == ("jachess", "unlab", 0.1)
-    assert (made.weights, made.layers, made.hessian) == ("0.5,1", "0,-1", False)
+    text = "jachess-unlab, strength=0.1, weights=0.5,1, hessian=no,layers=0,-1,dimensions=all"
+    made = parse_method(text)
+    settings = made.settings
+    assert (made.name, made.mode, made.strength) == ("jachess", "unlab", 0.1)
+    assert (settings["weights"], settings["layers"]) == ([0.5, 1], [0, -1])
+    assert (settings["hessian"], settings["dimensions"]) == (False, "all")
     assert (made.label, made.knob) == ("jachess-unlab", "unlab_lr_ratio")
-    assert MethodArguments.parse("cross-holder").label == "cross-holder-train"
-    assert MethodArguments.parse("jacobian-joint").regulariser(torch.nn.Linear(1, 1)).settings
-    assert MethodArguments.parse("jacobian,mode=joint").label == "jacobian-joint"
-    assert MethodArguments.parse("r3f").strength == 1.0
-    assert MethodArguments.parse("l2").knob == "strength"
-    for name in METHODS:
-        assert MethodArguments.parse(name).method == name
-    assert [MethodArguments.parse(n).knob for n in ("none", "tapt", "sam")] == [None] * 3
-    made = [MethodArguments.parse(name) for name in ("freelb", "smart", "smart,adv_lr=0.2")]
+    reg = made.regulariser_of(torch.nn.Linear(1, 1), seed=4)
+    assert reg.weights.tolist() == [0.5, 1.0] and reg.settings.layers == [0, -1]
+    assert not reg.settings.hessian and reg.strength == 0.1 and reg.seed == 4
+    assert parse_method("cross-holder").label == "cross-holder-train"
+    assert parse_method("jacobian,mode=joint").label == "jacobian-joint"
+    assert parse_method("jachess,layers=1").settings["layers"] == [1]
+    assert [parse_method(n).strength for n in ("r3f", "l2", "published")] == [1.0, 1e-5, 1.0]
+    assert [parse_method(n).knob for n in ("none", "tapt", "sam", "l2")] == [None] * 3 + [
+        "strength"
+    ]
+    made = [parse_method(name) for name in ("freelb", "smart", "smart,adv_lr=0.2")]
     assert [(m.adv_steps, m.adv_lr) for m in made] == [(3, 0.1), (1, 1.0), (1, 0.2)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_make_the_method_again(name: str) -> None:
+    made = parse_method(name)
+    assert made.name == name and made.replace().settings == made.settings
+    assert type(made)(**made.settings).settings == made.settings == pickled(made).settings
+    if (knob := made.knob) is not None:
+        other = made.replace(**{knob: 0.3})
+        assert other.settings == made.settings | {knob: 0.3} != made.settings
+        assert other.replace().settings == other.settings
+
+
+def pickled(made: Any) -> Any:
+    return pickle.loads(pickle.dumps(made))
 
 
 @pytest.mark.parametrize("name", ["jacobian", "cross-holder"])
 def test_presets_reach_the_regulariser(name: str) -> None:
-    settings = MethodArguments.parse(f"{name}-unlab").regulariser(torch.nn.Linear(1, 1)).settings
+    settings = parse_method(f"{name}-unlab").regulariser_of(torch.nn.Linear(1, 1)).settings
     assert settings.layers == "logits" and settings.hessian is (name == "cross-holder")
 
 
+def test_modes_say_what_they_need() -> None:
+    assert parse_method("fisher-joint,along=noise").needs_unlabelled
+    assert not parse_method("fisher-joint,along=noise").needs_tokenizer
+    assert not parse_method("fisher").needs_unlabelled and parse_method("fisher").needs_tokenizer
+    assert parse_method("jachess-unlab").needs_unlabelled and METHODS["tapt"].needs_unlabelled
+
+
+@pytest.mark.parametrize(
+    "method, settings, error",
+    [
+        (SAM, {"strength": 1.0}, "unexpected keyword argument 'strength'"),
+        (JacHess, {"rho": 1.0}, "method 'jachess' has no setting 'rho'; it has calibration_batch"),
+        (Jacobian, {"layers": "all"}, "method 'jacobian' has no setting 'layers'"),
+    ],
+)
+def test_settings_of_another_method(method: type, settings: dict, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        method(**settings)
+
+
 BAD = [
-    ("jachess-dual", "unknown method 'jachess-dual'; expected one of none, recommended, l2"),
+    ("jachess-dual", "unknown method 'jachess-dual'; expected one of none, label-smoothing"),
     ("sam-train", "unknown method 'sam-train'"),
+    ("fisher-unlab", "unknown method 'fisher-unlab'"),
     ("recommended-joint", "unknown method 'recommended-joint'"),
     ("sam,strength=1", "method 'sam' has no setting 'strength'; it has rho"),
     ("none,rho=1", "method 'none' has no setting 'rho'; it has none"),
@@ -249,9 +299,26 @@ BAD = [
     ("sam,rho=much", "rho is 'much'; expected a number"),
     ("sam,rho=0", "rho is 0.0; expected a number above 0"),
     ("jachess,hessian=perhaps", "hessian is 'perhaps'; expected yes or no"),
-    ("r3f,noise_distribution=cauchy", "expected uniform or normal"),
+    ("r3f,noise_distribution=cauchy", "expected one of uniform, normal"),
     ("tapt,tapt_masked=1", "tapt_masked is 1.0; expected a share"),
-    ("jachess,strength=-1", "strength is -1.0"),
+    ("margin,mode=unlab", "mode is 'unlab'; expected one of train, joint"),
+    ("fisher,directions=5", "directions is 5; expected 1 to 4"),
+    ("fisher,along=both", "along is 'both'; expected one of swaps, noise"),
+    ("jachess,mode=dual", "mode is 'dual'; expected one of train, joint, unlab"),
+    ("jachess,strength=-1", "strength is -1.0; expected a number from 0 up"),
+    ("jachess,weights=biggest", "weights is 'biggest'; expected one of uniform"),
+    ("jachess,weights=1,x", "weights is '1,x'; expected one of"),
+    ("jachess,layers=1,x", "layers is '1,x'; expected 'all', 'logits' or a list"),
+    ("jachess,layers=0.5", "layers is [0.5]; expected 'all', 'logits' or a list"),
+    ("jachess,dimensions=many", "dimensions is 'many'; expected 'all' or"),
+    ("jachess,directions=0", "directions is 0; expected"),
+    ("jachess,seed=x", "seed is 'x'; expected a whole number"),
+    ("jachess,temperature=0", "temperature is 0.0; expected a number above 0"),
+    ("jachess,engine=forward", "engine is 'forward'; expected one of 'jet'"),
+    ("jachess,unlab_lr_ratio=0", "unlab_lr_ratio is 0.0; expected a number above 0"),
+    ("jachess,unlab_schedule=cosine", "unlab_schedule is 'cosine'; expected one of constant"),
+    ("jachess,unlab_every=0", "unlab_every is 0; expected a whole number from 1 up"),
+    ("jachess,calibration_batches=0", "calibration_batches is 0; expected a whole number"),
     ("jachess-train,dropout=no", "dropout=False needs a pass of R alone"),
     ("wise-ft,mix=1.5", "mix is 1.5; expected a share from 0 to 1"),
     ("label-smoothing,smoothing=0", "smoothing is 0.0; expected a share between 0 and 1"),
@@ -265,16 +332,16 @@ BAD = [
 @pytest.mark.parametrize("text, sentence", BAD)
 def test_bad_methods(text: str, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        MethodArguments.parse(text)
+        parse_method(text)
     assert sentence in str(caught.value)
 
 
 def test_tapt_needs_text_and_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="method='tapt' needs processing_class"):
         method_trainer(tmp_path, "tapt")
-    made = MethodArguments(method="tapt")
-    with pytest.raises(ValueError, match="method='tapt' needs unlabelled_dataset"):
-        MethodTrainer(model=classifier("bert"), method=made, train_dataset=examples(4))
+    for name in ("tapt", "fisher-joint,along=noise"):
+        with pytest.raises(ValueError, match=r"method='.*' needs unlabelled_dataset"):
+            MethodTrainer(model=classifier("bert"), method=name, train_dataset=examples(4))
 
 
 def test_sam_and_loss_scaling(tmp_path: Path) -> None:
@@ -287,7 +354,8 @@ def test_a_data_set_of_encoded_rows(tmp_path: Path) -> None:
     rows = [{k: row[k].tolist() for k in ("input_ids", "attention_mask")} for row in examples(8)]
     data = Encoded(rows, [n % LABELS for n in range(8)], Padder("left"))
     made = method_trainer(
-        *(tmp_path, "jachess-joint"),
+        tmp_path,
+        "jachess-joint",
         data=data,
         unlabelled=data,
         options={"data_collator": data.collate},
@@ -306,7 +374,7 @@ def test_tapt_with_adapters_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> 
     )
     made.state.global_step = 3
     with pytest.raises(ValueError, match="cannot go on from a checkpoint: it has the adapters"):
-        made._begin_jachess(made.model)
+        made._begin()
 
 
 @pytest.fixture
@@ -318,23 +386,18 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_r3f_is_in_full_precision_behind_data_parallelism() -> None:
+def test_r3f_is_in_full_precision_behind_data_parallelism(tmp_path: Path) -> None:
     """Noise of 1e-5 is lost in bfloat16, in which accelerate wraps the model within DDP."""
     rows = examples(4, labels=False)
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
     def penalty(model: torch.nn.Module) -> float:
+        method = made.method.bind(made)  # draws the same numbers again
         with torch.no_grad():
-            found = r3f_penalty(
-                *(model, batch, model(**batch).logits),
-                noise=1e-5,
-                distribution="uniform",
-                generator=torch.Generator().manual_seed(0),
-                kind="single",
-            )
-        return found.item()
+            return method.penalty(model, batch, model(**batch)).item()
 
     model = classifier("bert", dtype=torch.float32).eval()
+    made = method_trainer(tmp_path, "r3f", method={"noise": 1e-5}, model=model)
     expected = penalty(model)
     model._original_forward = model.forward
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)

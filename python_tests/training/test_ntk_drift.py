@@ -61,10 +61,10 @@ def test_training_is_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_entries_through_the_trainers_log(tmp_path: Path) -> None:
-    from jachess_ext.training import JacHessTrainer
+    from jachess_ext.training import MethodTrainer
 
     drift = NTKDrift(_batch(), every=2, outputs="sum", method="gram")
-    run = _run(tmp_path, drift, kind=JacHessTrainer, max_steps=2)
+    run = _run(tmp_path, drift, kind=MethodTrainer, max_steps=2)
     seen: list[dict] = []
     log = run.log
     run.log = lambda logs, *rest: (seen.append(dict(logs)), log(logs, *rest))

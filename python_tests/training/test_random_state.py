@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.training.random_state import drawing_apart, step_key
+from jachess_ext.training.batches import drawing_apart
+from jachess_ext.training.methods.jachess import step_key
 from python_tests.smoothness.tiny_models import classifier
 
-from .method_runs import method_trainer
-from .runs import assert_same_parameters, examples, furthest
+from .runs import assert_same_parameters, examples, furthest, method_trainer
 
 TINY = 1e-30
 """A strength that no parameter can feel."""
@@ -85,6 +85,7 @@ def test_every_method_sees_the_same_batches(tmp_path: Path) -> None:
         ("r3f", {"strength": TINY}),
         ("sam", {"rho": TINY}),
         ("jachess-joint", {"strength": TINY}),
+        ("fisher-joint,along=noise", {"strength": TINY}),
         ("cross-holder-unlab", {"unlab_lr_ratio": TINY, "unlab_every": None}),
         ("jachess-unlab", {"unlab_lr_ratio": TINY, "unlab_every": 3}),
     ],

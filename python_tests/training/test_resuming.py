@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from transformers import Trainer
 
 from jachess_ext import JacHess
 from jachess_ext.smoothness import BaseNorms
-from jachess_ext.training import DualSchedule, MethodTrainer
+from jachess_ext.training import DualSchedule
+from jachess_ext.training.trainer import STATE, read_state
 from python_tests.smoothness.tiny_models import classifier
 
-from .method_runs import Padder, method_trainer
-from .runs import assert_same_parameters, examples, trainer
+from .runs import Padder, assert_same_parameters, examples, method_trainer, trainer
 
 UNLABELLED = examples(8, seed=5, labels=False)
 
@@ -48,7 +47,7 @@ def test_resuming_goes_on_as_the_run_would_have(
     whole = trainer(tmp_path / "a", jachess, model=classifier("bert", **dropping), **settings)
     whole.train()
     folder = tmp_path / "a" / f"checkpoint-{step}"
-    assert json.loads((folder / "jachess.json").read_text())["step"] == steps[which]
+    assert read_state(folder / STATE)["regulariser"]["step"] == steps[which]
     assert not list(folder.glob("*.partial"))
     resumed = trainer(
         tmp_path / "b", jachess, model=classifier("bert", **dropping, seed=1), **settings
@@ -56,47 +55,79 @@ def test_resuming_goes_on_as_the_run_would_have(
     resumed.train(resume_from_checkpoint=str(folder))
     assert resumed.state.global_step == 9
     assert_same_parameters(whole.model, resumed.model, rtol=0, atol=0)
-    assert resumed.regulariser.state_dict() == whole.regulariser.state_dict()
-    assert resumed.regulariser.step >= 9
+    assert resumed.method.regulariser.state_dict() == whole.method.regulariser.state_dict()
+    assert resumed.method.regulariser.step >= 9
     if mode == "unlab":
-        assert (resumed.dual.taken, resumed.dual.passes) == (9, whole.dual.passes)
+        assert (resumed.method.dual.taken, resumed.method.dual.passes) == (
+            9,
+            whole.method.dual.passes,
+        )
 
 
-def test_no_file_of_a_checkpoint_is_a_pickle_of_ours(tmp_path: Path) -> None:
-    jachess = {"mode": "unlab", "unlab_every": 1}
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    trainer(tmp_path, jachess, unlabelled=UNLABELLED, **settings).train()
-    ours = sorted(path.name for path in (tmp_path / "checkpoint-1").glob("*jachess*"))
-    assert ours == ["jachess.json", "jachess_schedule.safetensors", "jachess_unlabelled.json"]
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+
+
+def test_what_a_checkpoint_holds(tmp_path: Path) -> None:
+    """One file, read without unpickling code."""
+    trainer(tmp_path, {"mode": "unlab", "unlab_every": 1}, unlabelled=UNLABELLED, **SAVING).train()
+    folder = tmp_path / "checkpoint-1"
+    assert [path.name for path in folder.glob("*jachess*")] == [STATE]
+    state = torch.load(folder / STATE, weights_only=True)
+    assert set(state) == {"regulariser", "unlabelled", "schedule"}
+    assert state["unlabelled"] == {"round": 1, "taken": 0}
+    trainer(tmp_path / "plain", **SAVING).train()
+    assert not (tmp_path / "plain" / "checkpoint-1" / STATE).exists()
 
 
 @pytest.mark.parametrize(
-    "mode, file, words",
+    "mode, part, words",
     [
-        ("joint", "jachess_unlabelled.json", "unlabelled data starts anew"),
-        ("unlab", "jachess_schedule.safetensors", "the passes' AdamW starts anew"),
-        ("train", "jachess.json", "the directions start at step 0"),
+        ("joint", "unlabelled", "unlabelled data starts anew"),
+        ("unlab", "schedule", "the passes' AdamW starts anew"),
+        ("train", "regulariser", "the directions start at step 0"),
     ],
 )
 def test_what_a_checkpoint_lacks_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, file: str, words: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, part: str, words: str
 ) -> None:
     jachess = {"mode": mode, "weights": "uniform", "normalize": False, "strength": 1e-4}
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    settings["unlabelled"] = None if mode == "train" else UNLABELLED
+    settings = SAVING | {"unlabelled": None if mode == "train" else UNLABELLED}
     trainer(tmp_path, jachess, **settings).train()
-    folder = tmp_path / "checkpoint-1"
-    (folder / file).unlink()
-    trainer(tmp_path / "b", jachess, **settings).train(resume_from_checkpoint=str(folder))
-    assert f"{folder} has no {file}: {words}" in caplog.text
+    file = tmp_path / "checkpoint-1" / STATE
+    torch.save({name: of for name, of in read_state(file).items() if name != part}, file)
+    trainer(tmp_path / "b", jachess, **settings).train(resume_from_checkpoint=str(file.parent))
+    assert f"{file} has no {part}: {words}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        (b"no archive", "cannot be read"),
+        ([1], "cannot be read"),
+        ({"regulariser": {"step": "one"}}, "regulariser"),
+        ({"unlabelled": {"round": -1, "taken": 0}}, "the place in the unlabelled data is"),
+        ({"schedule": {"taken": 1}}, "the state of the alternating steps"),
+        ({"schedule": {"taken": 1, "passes": 1, "moments": {0: 3}}}, "the state of the alternat"),
+    ],
+)
+def test_a_damaged_checkpoint(tmp_path: Path, state: Any, words: str) -> None:
+    jachess = {"mode": "unlab", "weights": "uniform", "normalize": False}
+    trainer(tmp_path, jachess, unlabelled=UNLABELLED, **SAVING).train()
+    file = tmp_path / "checkpoint-1" / STATE
+    if isinstance(state, bytes):
+        file.write_bytes(state)
+    else:
+        torch.save(read_state(file) | state if isinstance(state, dict) else state, file)
+    resumed = trainer(tmp_path / "b", jachess, unlabelled=UNLABELLED, **SAVING | {"max_steps": 2})
+    with pytest.raises(ValueError, match=words):
+        resumed.train(resume_from_checkpoint=str(file.parent))
 
 
 def test_a_checkpoint_without_jachess(tmp_path: Path) -> None:
-    plain = trainer(tmp_path, kind=Trainer, save_strategy="steps", save_steps=1, max_steps=1)
-    plain.train()
+    trainer(tmp_path, kind=Trainer, **SAVING).train()
     folder = str(tmp_path / "checkpoint-1")
     with pytest.raises(
-        FileNotFoundError, match=r"has no jachess\.json.*trainer\.regulariser\.base"
+        FileNotFoundError, match=r"jachess\.pt.*there is no regulariser.*method\.regulariser\.base"
     ):
         trainer(tmp_path, {}).train(resume_from_checkpoint=folder)
 
@@ -107,7 +138,7 @@ def test_methods_without_base_norms_resume_from_any_checkpoint(tmp_path: Path, n
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     plain = trainer(tmp_path, kind=Trainer, **settings)
     plain.train()
-    resumed = trainer(tmp_path / "b", kind=MethodTrainer, options={"method": name}, **settings)
+    resumed = trainer(tmp_path / "b", name, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert resumed.state.global_step == 2
     if name == "none":
@@ -118,8 +149,19 @@ def lengths(seed: int, labels: bool = True) -> list[dict]:
     return [row for n in (2, 4, 3) for row in examples(4, n, seed=seed + n, labels=labels)]
 
 
+RESUMING = (
+    "l2",
+    "sam",
+    "r3f",
+    "jacobian-joint",
+    "cross-holder-unlab",
+    "fisher-joint,along=noise",
+    "fisher-joint,along=noise,every=2",
+)
+
+
 @pytest.mark.parametrize("step", [3, 4])
-@pytest.mark.parametrize("name", ["l2", "sam", "r3f", "jacobian-joint", "cross-holder-unlab"])
+@pytest.mark.parametrize("name", RESUMING)
 def test_every_method_resumes(tmp_path: Path, name: str, step: int) -> None:
     """Across epochs of three steps, batches grouped by length, with dropout and AdamW."""
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""JacHessTrainer: modes, logs, what it leaves alone, checkpoints, LoRA and checkpointing."""
+"""MethodTrainer: modes, logs, what it leaves alone, checkpoints, LoRA and checkpointing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import HfArgumentParser, Trainer
+from transformers import Trainer
 
 from jachess_ext.smoothness import BaseNorms
-from jachess_ext.training import JacHessArguments
 from python_tests import processes
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
-from .runs import assert_same_parameters, examples, furthest, parameters, trainer
+from .runs import assert_same_parameters, examples, furthest, trainer
 
 UNLABELLED = examples(8, seed=5, labels=False)
 
@@ -27,7 +26,7 @@ def entries(made: Any, key: str) -> list[dict]:
 
 def normalised(made: Any, entry: dict, tokens: int = 3) -> float:
     """R from a log entry's norms, sums over a row's tokens: each over the base's mean per token."""
-    regulariser = made.regulariser
+    regulariser = made.method.regulariser
     total = 0.0
     for k, weight in enumerate(regulariser.layer_weights().tolist()):
         for kind in ("jacobian", "hessian"):
@@ -64,7 +63,7 @@ def test_strength_zero_is_the_plain_trainer(tmp_path: Path) -> None:
     plain.train()
     zero.train()
     assert_same_parameters(plain.model, zero.model, rtol=0, atol=0)
-    assert zero.regulariser.base is None and not entries(zero, "jachess/penalty")
+    assert zero.method.regulariser.base is None and not entries(zero, "jachess/penalty")
 
 
 def test_calibration_and_directions_leave_torchs_generator_alone(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_calibration_and_directions_leave_torchs_generator_alone(tmp_path: Path)
     """
     settings: dict[str, Any] = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.05}
     runs = []
-    for options in ({"kind": Trainer}, {"jachess": {"strength": 1e-12}}):
+    for options in ({"kind": Trainer}, {"method": {"strength": 1e-12}}):
         model = classifier("bert", dropout=0.2, dtype=torch.float32)
         runs.append(trainer(tmp_path, model=model, **options, **settings))
         runs[-1].train()
@@ -85,13 +84,13 @@ def test_evaluation_and_prediction_have_no_penalty(tmp_path: Path) -> None:
     data = examples(8, seed=2)
     made = trainer(tmp_path, {"strength": 5.0})
     plain = trainer(tmp_path, kind=Trainer)
-    before = made.regulariser.step
+    before = made.method.regulariser.step
     ours, theirs = made.evaluate(data), plain.evaluate(data)
     assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-7)
     predicted = made.predict(data).predictions
     assert predicted.shape == (8, LABELS)
     assert torch.equal(torch.tensor(predicted), torch.tensor(plain.predict(data).predictions))
-    assert made.regulariser.step == before
+    assert made.method.regulariser.step == before
 
 
 def test_evaluation_during_training(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_joint_mode(tmp_path: Path) -> None:
     assert furthest(plain.model, made.model) > 1e-4
     first = [entries(run, "loss")[0] for run in (plain, made)]
     assert first[1]["jachess/task_loss"] == pytest.approx(first[0]["loss"], rel=1e-4)
-    assert made.regulariser.step == 3
+    assert made.method.regulariser.step == 3
 
 
 @pytest.mark.parametrize("every, passes", [(None, 2), (2, 4)])
@@ -132,10 +131,10 @@ def test_unlab_mode(tmp_path: Path, every: int | None, passes: int) -> None:
     made.train()
     logs = entries(made, "jachess/penalty")
     assert len(logs) == passes
-    assert made.regulariser.step == passes * 2, "a pass is two batches of four"
-    moments = made.dual.optimizer.state
+    assert made.method.regulariser.step == passes * 2, "a pass is two batches of four"
+    moments = made.method.dual.optimizer.state
     assert moments and all(state["step"] == passes * 2 for state in moments.values())
-    assert made.dual.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 1e-3)
+    assert made.method.dual.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 1e-3)
     shared = [made.optimizer.state[p]["exp_avg"] for p in moments]
     own = [state["exp_avg"] for state in moments.values()]
     assert not any(torch.equal(a, b) for a, b in zip(shared, own, strict=True))
@@ -152,42 +151,9 @@ def test_unlab_lowers_the_norms_more_than_the_task_alone(tmp_path: Path) -> None
 def test_base_norms_given_are_kept(tmp_path: Path) -> None:
     base = BaseNorms(torch.ones(BLOCKS).double(), torch.ones(BLOCKS).double(), 1)
     made = trainer(tmp_path, {})
-    made.regulariser.base = base
+    made.method.regulariser.base = base
     made.train()
-    assert made.regulariser.base is base
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "opt"])
-def test_lora_and_gradient_checkpointing(
-    tmp_path: Path, name: str, lora: bool, checkpointing: bool
-) -> None:
-    def run(checkpointing: bool) -> Any:
-        model = classifier(name, dtype=torch.float32)
-        if lora:
-            targets = {"gpt2": ["c_attn"], "opt": ["q_proj", "v_proj"]}.get(
-                name, ["query", "value"]
-            )
-            torch.manual_seed(0)
-            model = get_peft_model(
-                model, LoraConfig(r=2, target_modules=targets, task_type="SEQ_CLS")
-            )
-        # AdamW would enlarge the rounding of key biases, whose gradient is zero
-        settings: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.05, "max_steps": 2}
-        settings["gradient_checkpointing"] = checkpointing
-        made = trainer(tmp_path, {"strength": 0.3}, model=model, **settings)
-        before = parameters(made.model)
-        made.train()
-        moved = {n for n, p in parameters(made.model).items() if not torch.equal(p, before[n])}
-        assert moved
-        if lora:
-            assert all("lora_" in n or "modules_to_save" in n for n in moved)
-        return made
-
-    made = run(checkpointing)
-    if checkpointing:
-        assert_same_parameters(made.model, run(False).model, rtol=1e-5, atol=1e-6)
+    assert made.method.regulariser.base is base
 
 
 def test_label_smoothing_on_a_peft_model(tmp_path: Path) -> None:
@@ -210,9 +176,8 @@ def test_bf16(tmp_path: Path) -> None:
 
 
 BAD_TRAINERS = [
-    ({"mode": "joint"}, None, {}, "mode='joint' needs unlabelled_dataset"),
-    ({"mode": "unlab"}, None, {}, "mode='unlab' needs unlabelled_dataset"),
-    ({}, UNLABELLED, {}, "mode='train' does not use it"),
+    ({"mode": "joint"}, None, {}, "method='jachess-joint' needs unlabelled_dataset"),
+    ({"mode": "unlab"}, None, {}, "method='jachess-unlab' needs unlabelled_dataset"),
     ({"mode": "unlab"}, UNLABELLED, {"fp16": True}, "fp16's loss scaling"),
 ]
 
@@ -229,41 +194,7 @@ def test_unlab_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made = trainer(tmp_path, {"mode": "unlab"}, unlabelled=UNLABELLED)
     monkeypatch.setattr(type(made.args), "world_size", property(lambda self: 2))
     with pytest.raises(ValueError, match=r"mode='unlab' runs in one process, not in 2 .*'joint'"):
-        made._check_jachess()
-
-
-BAD_ARGUMENTS = [
-    ({"mode": "dual"}, "mode is 'dual'; expected one of train, joint, unlab"),
-    ({"strength": -1.0}, "strength is -1.0; expected a finite number from 0 up"),
-    ({"weights": "biggest"}, "weights is 'biggest'; expected one of uniform"),
-    ({"weights": "1,x"}, "weights is '1,x'; expected a name or numbers"),
-    ({"layers": "1,x"}, "layers is '1,x'; expected a name or numbers"),
-    ({"dimensions": "many"}, "dimensions is 'many'; expected 'all' or a whole number"),
-    ({"directions": 0}, "directions is 0; expected"),
-    ({"unlab_lr_ratio": 0.0}, "unlab_lr_ratio is 0.0; expected more than 0"),
-    ({"unlab_schedule": "cosine"}, "unlab_schedule is 'cosine'; expected 'constant' or 'follow'"),
-    ({"unlab_every": 0}, "unlab_every is 0; expected a whole number from 1 up"),
-    ({"calibration_batches": 0}, "calibration_batches is 0"),
-    ({"engine": "forward"}, "engine is 'forward'; expected one of 'jet'"),
-]
-
-
-@pytest.mark.parametrize("fields, sentence", BAD_ARGUMENTS)
-def test_bad_arguments(fields: dict, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        JacHessArguments(**fields)
-
-
-def test_arguments_from_the_command_line() -> None:
-    line = "--mode joint --strength 0.3 --weights 0.5,1 --dimensions all --layers 0,-1 --hessian no"
-    (parsed,) = HfArgumentParser(JacHessArguments).parse_args_into_dataclasses(line.split())
-    reg = parsed.regulariser(torch.nn.Linear(1, 1), seed=4)
-    assert reg.weights.tolist() == [0.5, 1.0]
-    assert reg.settings.layers == [0, -1] and reg.settings.dimensions == "all"
-    assert not reg.settings.hessian and reg.strength == 0.3 and reg.seed == 4
-    same = JacHessArguments(weights=[0.5, 1.0], dimensions=4, layers=[0, -1])
-    assert same.weights == "0.5,1.0" and same.layers == "0,-1" and same.dimensions == "4"
-    assert JacHessArguments(layers=[1]).regulariser(torch.nn.Linear(1, 1)).settings.layers == [1]
+        made.method.bind(made)
 
 
 def test_without_transformers() -> None:

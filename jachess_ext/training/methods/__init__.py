@@ -6,7 +6,7 @@ here, and a line in docs/methods.md.
 
 from .base import METHODS, LabelSmoothing, Loss, Method, Plain, parse_method
 from .decision import Divergence, Fisher, Margin
-from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, PassSummary, Published
+from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, Published
 from .noise import (
     R3F,
     SMART,
@@ -41,7 +41,6 @@ __all__ = [
     "Margin",
     "Method",
     "NEFTune",
-    "PassSummary",
     "Plain",
     "Published",
     "RDrop",

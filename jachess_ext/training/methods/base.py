@@ -27,6 +27,44 @@ METHODS: dict[str, type[Method]] = {}
 """Every method by name: a subclass ``class SAM(Method, name="sam")`` enters itself."""
 
 
+def defaults_of(constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments that have a default, with it."""
+    arguments = inspect.signature(constructor).parameters.values()
+    return {a.name: a.default for a in arguments if a.default is not a.empty}
+
+
+def _checker(expected: str, good: Callable[[Any], bool]) -> Callable[..., None]:
+    def check(**settings: Any) -> None:
+        for name, value in settings.items():
+            if not good(value):
+                raise ValueError(f"{name} is {value!r}; expected {expected}")
+
+    return check
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+check_positive = _checker("a number above 0", lambda v: _is_number(v) and 0 < v < math.inf)
+check_nonnegative = _checker("a number from 0 up", lambda v: _is_number(v) and 0 <= v < math.inf)
+check_share = _checker("a share between 0 and 1", lambda v: _is_number(v) and 0 < v < 1)
+check_smoothing = _checker("a share from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
+check_fraction = _checker("a share from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1)
+check_flag = _checker("yes or no", lambda v: isinstance(v, bool))
+check_count = _checker("a whole number from 1 up", lambda v: type(v) is int and v >= 1)
+check_count_or_none = _checker(
+    "a whole number from 1 up", lambda v: v is None or (type(v) is int and v >= 1)
+)
+
+
+def check_choice(choices: tuple[str, ...], **settings: Any) -> None:
+    """Check that each setting is one of the choices."""
+    for name, value in settings.items():
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+
+
 class Loss(NamedTuple):
     """What a batch costs.
 
@@ -52,6 +90,18 @@ class Method:
     A subclass keeps each argument as an attribute of the same name, checks it in the constructor,
     and overrides what it does otherwise than the plain Trainer.
 
+    Args:
+        mode: on which rows the penalty is: "train", the labelled ones; "joint", a batch of
+            unlabelled ones; "unlab", unlabelled ones, apart from the steps of task loss.
+        strength: factor of the penalty.
+        swapped: share of the tokens swapped, of methods that swap.
+        unknown: share of those for the unknown token, others for a random one.
+        every: the penalty acts in every n-th optimiser step, with n-fold strength.
+        smoothing: ε of label smoothing, the share spread over all labels.
+        dropout: modes joint and unlab: whether dropout acts in the penalty's own pass.
+        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
+        placebo: a control: each step's penalty gradient replaced by a random one of its norm.
+
     Attributes:
         name: in `METHODS`.
         modes: that it has, where it has any; the first is its own.
@@ -61,6 +111,7 @@ class Method:
         one_process: whether it runs in one process only, and not under fp16's loss scaling.
         needs_unlabelled: whether it needs unlabelled data; may depend on the settings.
         needs_tokenizer: whether it needs the tokenizer; may depend on the settings.
+        fixed: settings that make the method what it is, and are not taken.
         trainer: of the run, once it is bound.
     """
 
@@ -72,35 +123,64 @@ class Method:
     needs_unlabelled: bool = False
     needs_tokenizer: bool = False
     fixed: ClassVar[Mapping[str, Any]] = {}
-    """Settings that make the method what it is, and are not taken."""
     trainer: Any
+    _draws: torch.Generator
+    _drawn_for: int
 
-    strength: float = 1.0
-    mode: str = "train"
-    placebo: bool = False
-    smoothing: float = 0.0
-    unlab_batch_size: int | None = None
-
-    def __init_subclass__(cls, name: str | None = None) -> None:
+    def __init_subclass__(
+        cls, name: str | None = None, fixed: Mapping[str, Any] | None = None
+    ) -> None:
         if name is not None:
             cls.name = name
             METHODS[name] = cls
+        if fixed is not None:
+            cls.fixed = fixed
 
     # Configuration ------------------------------------------------------------------------------
+
+    def __init__(
+        self,
+        mode: str = "train",
+        *,
+        strength: float = 1.0,
+        swapped: float = 0.15,
+        unknown: float = 0.5,
+        every: int = 1,
+        smoothing: float = 0.0,
+        dropout: bool = True,
+        unlab_batch_size: int | None = None,
+        placebo: bool = False,
+    ) -> None:
+        if self.modes:
+            check_choice(self.modes, mode=mode)
+        check_nonnegative(strength=strength)
+        check_share(swapped=swapped)
+        check_fraction(unknown=unknown)
+        check_count(every=every)
+        check_smoothing(smoothing=smoothing)
+        check_flag(dropout=dropout, placebo=placebo)
+        check_count_or_none(unlab_batch_size=unlab_batch_size)
+        if mode == "train" and not dropout:
+            raise ValueError(
+                "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
+                "losses; use mode "
+                + " or ".join(repr(other) for other in self.modes if other != "train")
+            )
+        self.mode, self.strength, self.every = mode, strength, every
+        self.swapped, self.unknown, self.smoothing = swapped, unknown, smoothing
+        self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
+        self.needs_unlabelled = self.needs_unlabelled or mode != "train"
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """Return the settings that can be given, each with its default.
 
-        A constructor that takes ``**settings`` hands them to the one it extends.
+        Where a constructor takes ``**settings``, these are those of the one it extends.
         """
         known: dict[str, Any] = {}
         for owner in cls.__mro__:
-            if "__init__" not in vars(owner):
-                continue
-            arguments = inspect.signature(owner.__init__).parameters.values()
-            defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
-            known = {**defaults, **known}
+            known = {**defaults_of(owner), **known}
+            arguments = inspect.signature(owner).parameters.values()
             if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
                 break
         return {name: value for name, value in known.items() if name not in cls.fixed}
@@ -117,7 +197,7 @@ class Method:
     @property
     def label(self) -> str:
         """The name with its mode: ``jachess-unlab``."""
-        return f"{self.name}-{self.mode}" if self.modes else self.name
+        return f"{self.name}-{self.mode}" if "mode" in self.parameters() else self.name
 
     @property
     def knob(self) -> str | None:
@@ -164,7 +244,7 @@ class Method:
 
     def _cannot_smooth(self) -> str | None:
         """Why no label of one of several classes would be smoothed, as far as is known."""
-        problem = self._problem(self.trainer.model)
+        problem = self.problem()
         if self.trainer.compute_loss_func is not None:
             return "compute_loss_func takes the labels"
         if problem == "multi_label_classification":
@@ -232,7 +312,7 @@ class Method:
         """Training is over; `model` is without wrappers."""
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return the loss of a step whose task loss is not finite; None: such a step is an error."""
+        """Return the loss of a step whose task loss is not finite; None where that is an error."""
         return None
 
     @property
@@ -269,38 +349,38 @@ class Method:
         """Return a key for `drawing_apart`: of a second pass's dropout masks."""
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
-    def is_regression(self, model: nn.Module) -> bool:
-        """Return whether the outputs are numbers, not logits."""
-        return self._problem(model) == "regression"
-
     def kind(self, model: nn.Module, outputs: Any) -> Kind:
         """Return what the model's outputs decide."""
         return decision_kind(self.trainer.accelerator.unwrap_model(model), logits_of(outputs))
 
-    def _problem(self, model: nn.Module) -> str | None:
-        inner: Any = self.trainer.accelerator.unwrap_model(model)
+    def problem(self) -> str | None:
+        """Return the model's ``problem_type``, as transformers takes it."""
+        inner: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
         config = getattr(inner, "config", None)
         stated = getattr(config, "problem_type", None)
         classifies = getattr(inner, "loss_type", None) == "ForSequenceClassification"
         if stated is None and classifies and getattr(config, "num_labels", None) == 1:
-            return "regression"  # as transformers takes it
+            return "regression"
         return stated
 
 
 class Plain(Method, name="none"):
     """The task loss alone."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
 
 class LabelSmoothing(Method, name="label-smoothing"):
-    """Cross-entropy against (1 − ε) one-hot + ε/C (Szegedy et al. 2016).
+    """Cross-entropy against (1 − ε) one-hot + ε/C of C labels (Szegedy et al. 2016).
 
     Args:
-        smoothing: ε, the share spread over all C labels.
+        smoothing: ε, above 0.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:
         check_share(smoothing=smoothing)
-        self.smoothing = smoothing
+        super().__init__(smoothing=smoothing)
 
 
 def parse_method(text: str) -> Method:
@@ -335,14 +415,17 @@ def parse_method(text: str) -> Method:
             f"{', '.join(sorted(known)) or 'none'}"
         )
     settings = {setting: _value(value, known[setting]) for setting, value in given.items()}
-    return METHODS[name](**settings, **({} if mode is None else {"mode": mode}))
+    if mode is not None:
+        settings["mode"] = mode
+    return METHODS[name](**settings)
 
 
 def _name_and_mode(label: str) -> tuple[str, str | None]:
     if label in METHODS:
         return label, None
     name, _, mode = label.rpartition("-")
-    if name in METHODS and mode in METHODS[name].modes:
+    method = METHODS.get(name)
+    if method is not None and mode in method.modes and "mode" in method.parameters():
         return name, mode
     raise ValueError(
         f"unknown method {label!r}; expected one of {', '.join(METHODS)} (with a mode: "
@@ -354,7 +437,7 @@ _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 
 
 def _value(text: str, default: Any) -> Any:
-    """Convert to the default's type; text that is no such value is for the constructor to refuse."""
+    """Convert to the default's type; the constructor refuses text that is no such value."""
     if isinstance(default, bool):
         return _FLAGS.get(text.lower(), text)
     number: type = float if isinstance(default, float) else int
@@ -371,37 +454,6 @@ def _number(text: str) -> float:
         return int(text)
     except ValueError:
         return float(text)
-
-
-def _checker(expected: str, good: Callable[[Any], bool]) -> Callable[..., None]:
-    def check(**settings: Any) -> None:
-        for name, value in settings.items():
-            if not good(value):
-                raise ValueError(f"{name} is {value!r}; expected {expected}")
-
-    return check
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-check_positive = _checker("a number above 0", lambda v: _is_number(v) and 0 < v < math.inf)
-check_nonnegative = _checker("a number from 0 up", lambda v: _is_number(v) and 0 <= v < math.inf)
-check_share = _checker("a share between 0 and 1", lambda v: _is_number(v) and 0 < v < 1)
-check_smoothing = _checker("a share from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
-check_fraction = _checker("a share from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1)
-check_flag = _checker("yes or no", lambda v: isinstance(v, bool))
-check_count = _checker(
-    "a whole number from 1 up", lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1
-)
-
-
-def check_choice(choices: tuple[str, ...], **settings: Any) -> None:
-    """Check that each setting is one of the choices."""
-    for name, value in settings.items():
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
 
 
 class _Smoother(LabelSmoother):

@@ -10,21 +10,8 @@ from ...smoothness import DecisionPenalty, Isotropic, Substitution
 from ...smoothness.modes import in_mode
 from ...smoothness.perturbations import Perturbation
 from ..batches import drawing_apart
-from .base import (
-    Batch,
-    Loss,
-    Method,
-    Run,
-    check_choice,
-    check_count,
-    check_flag,
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    check_share,
-    check_smoothing,
-)
-from .jachess import OnePass, check_mode
+from .base import Batch, Loss, Method, Run, check_choice, check_flag, check_positive
+from .jachess import OnePass
 
 
 class Decision(Method):
@@ -33,20 +20,11 @@ class Decision(Method):
     Mode train: on the labelled rows, from the forward pass of the task loss.  Mode joint: on a
     batch of unlabelled rows, in a pass of its own.
 
-    Args:
-        mode: "train" or "joint".
-        strength: factor of the penalty.
+    Args (others: `Method`):
         directions: how many directions u a step, 1 to 4.
         along: what u is: "swaps" of tokens, or "noise".
-        swapped: swaps: share of the tokens swapped.
-        unknown: swaps: share of those for the unknown token, others for one of the batch.
         size: noise: its deviation over the embeddings' root mean square entry.
         path: at a random point on the way to x + u, where the task loss is too (mode train).
-        every: in every n-th optimiser step, with n-fold strength; the others are plain steps.
-        smoothing: ε of label smoothing.
-        dropout: mode joint: whether dropout acts in the penalty's own pass.
-        unlab_batch_size: mode joint; None: ``per_device_train_batch_size``.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     modes = ("train", "joint")
@@ -56,35 +34,19 @@ class Decision(Method):
         self,
         mode: str = "train",
         *,
-        strength: float = 1.0,
         directions: int = 2,
         along: str = "swaps",
-        swapped: float = 0.15,
-        unknown: float = 0.5,
         size: float = 1.0,
         path: bool = False,
-        every: int = 1,
-        smoothing: float = 0.0,
-        dropout: bool = True,
-        unlab_batch_size: int | None = None,
-        placebo: bool = False,
+        **settings: Any,
     ) -> None:
-        check_mode(self.modes, mode, dropout)
-        check_nonnegative(strength=strength)
+        super().__init__(mode=mode, **settings)
         check_choice(("swaps", "noise"), along=along)
-        check_share(swapped=swapped)
-        check_fraction(unknown=unknown)
         check_positive(size=size)
-        check_flag(path=path, placebo=placebo)
-        check_count(directions=directions, every=every)
-        check_smoothing(smoothing=smoothing)
-        if unlab_batch_size is not None:
-            check_count(unlab_batch_size=unlab_batch_size)
-        self.mode, self.strength, self.directions = mode, strength, directions
-        self.along, self.swapped, self.unknown, self.size = along, swapped, unknown, size
-        self.path, self.every, self.smoothing = path, every, smoothing
-        self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
-        self.needs_unlabelled, self.needs_tokenizer = mode == "joint", along == "swaps"
+        check_flag(path=path)
+        self.directions, self.along, self.size, self.path = directions, along, size, path
+        self._penalty_of(nn.Module(), Isotropic())  # checks the directions
+        self.needs_tokenizer = along == "swaps"
 
     def prepare(self) -> None:
         """Make the penalty."""
@@ -95,8 +57,11 @@ class Decision(Method):
             perturbation = Substitution.of(
                 tokenizer, share=self.swapped, unknown_share=self.unknown
             )
-        self._penalty = DecisionPenalty(
-            self.trainer.model,
+        self._penalty = self._penalty_of(self.trainer.model, perturbation)
+
+    def _penalty_of(self, model: nn.Module, perturbation: Perturbation) -> DecisionPenalty:
+        return DecisionPenalty(
+            model,
             form=self.name,
             perturbation=perturbation,
             directions=self.directions,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +23,15 @@ from .base import (
     Run,
     check_choice,
     check_count,
+    check_count_or_none,
     check_flag,
     check_positive,
+    defaults_of,
 )
 
-_OF_REGULARISER: dict[str, Any] = {
-    name: argument.default
-    for name, argument in inspect.signature(Regulariser).parameters.items()
-    if name not in ("model", "strength")
-} | {"normalize": True}
+_OF_REGULARISER = {**defaults_of(Regulariser), "normalize": True}
+del _OF_REGULARISER["strength"]
+Figures = dict[str, Tensor]
 _FUSED = ("cpu", "cuda")  # devices on which AdamW goes through all parameters at once
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,18 +48,15 @@ class JacHess(Method, name="jachess"):
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
     ``trainer.method.regulariser.base`` is set before.
 
-    Args:
+    Args (others: `Method`):
         mode: "train", "joint" or "unlab".
         strength: factor of R; in mode unlab AdamW undoes it.
         calibration_batches: how many batches the base norms are measured on.
-        dropout: modes joint and unlab: whether dropout acts in R's own pass.
         unlab_every: mode unlab: optimiser steps between passes; None: an epoch.
         unlab_steps: mode unlab: batches per pass; None: all unlabelled data.
         unlab_lr_ratio: mode unlab: learning rate of R's own AdamW over the trainer's.
         unlab_schedule: mode unlab: "constant", the ratio is to the trainer's highest learning
-            rate; or "follow", to its current one, with which a pass after a decay to 0 does nothing.
-        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
-        placebo: a control: each step's penalty gradient replaced by a random one of its norm.
+            rate; or "follow", to its current one: a pass after a decay to 0 does nothing.
         regularisation: further arguments of `jx.JacHess`; ``normalize`` is True by default, and
             ``seed`` that of the training arguments.
 
@@ -100,23 +95,22 @@ class JacHess(Method, name="jachess"):
                 f"method {self.name!r} has no setting {unknown[0]!r}; it has "
                 f"{', '.join(sorted(self.parameters()))}"
             )
-        self.strength, self.mode = strength, mode
-        self.calibration_batches, self.dropout = calibration_batches, dropout
+        super().__init__(
+            mode=mode,
+            strength=strength,
+            dropout=dropout,
+            unlab_batch_size=unlab_batch_size,
+            placebo=placebo,
+        )
+        self.calibration_batches = calibration_batches
         self.unlab_every, self.unlab_steps = unlab_every, unlab_steps
         self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
-        self.unlab_batch_size, self.placebo = unlab_batch_size, placebo
         self.regularisation = {**_OF_REGULARISER, **self.fixed, **regularisation}
-        check_mode(self.modes, mode, dropout)
-        self.needs_unlabelled = mode != "train"
         check_count(calibration_batches=calibration_batches)
-        for name in ("unlab_every", "unlab_steps", "unlab_batch_size"):
-            if getattr(self, name) is not None:
-                check_count(**{name: getattr(self, name)})
+        check_count_or_none(unlab_every=unlab_every, unlab_steps=unlab_steps)
         check_choice(("constant", "follow"), unlab_schedule=unlab_schedule)
-        check_positive(unlab_lr_ratio=unlab_lr_ratio, temperature=self.regularisation["temperature"])
-        flags = ("hessian", "hessian_gradient", "normalize", "squared")
-        check_flag(placebo=placebo, **{name: self.regularisation[name] for name in flags})
-        _check_layers(self.regularisation["layers"])
+        check_positive(unlab_lr_ratio=unlab_lr_ratio)
+        self._check_regularisation(**self.regularisation)
         if placebo and mode == "unlab":
             raise ValueError(
                 "placebo acts on penalties added to the task loss, and mode unlab steps along its "
@@ -124,10 +118,26 @@ class JacHess(Method, name="jachess"):
             )
         self.regulariser_of(nn.Module())  # checks what is left, before any training starts
 
+    def _check_regularisation(
+        self, *, layers: Any, seed: Any, temperature: Any, **further: Any
+    ) -> None:
+        """Check what `jx.JacHess` takes for granted."""
+        check_positive(temperature=temperature)
+        if seed is not None and type(seed) is not int:
+            raise ValueError(f"seed is {seed!r}; expected a whole number")
+        flags = ("hessian", "hessian_gradient", "normalize", "squared")
+        check_flag(**{name: further[name] for name in flags})
+        numbers = isinstance(layers, list | tuple) and all(type(k) is int for k in layers)
+        if not (numbers and layers) and layers not in ("all", "logits"):
+            raise ValueError(
+                f"layers is {layers!r}; expected 'all', 'logits' or a list of block numbers"
+            )
+
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """Return the settings that can be given, each with its default."""
-        known = {**super().parameters(), **_OF_REGULARISER}
+        own = {**defaults_of(JacHess), **defaults_of(cls)}
+        known = {**own, **_OF_REGULARISER}
         return {name: value for name, value in known.items() if name not in cls.fixed}
 
     @property
@@ -206,9 +216,8 @@ class JacHess(Method, name="jachess"):
         rate = trainer._get_learning_rate() if follows else trainer.args.learning_rate
         return self.unlab_lr_ratio * rate
 
-    def _log_pass(self, summary: PassSummary | None) -> None:
-        if summary is not None:
-            figures = {name: getattr(summary, name) for name in ("penalty", "jacobian", "hessian")}
+    def _log_pass(self, figures: Figures | None) -> None:
+        if figures is not None:
             write_entry(flat(figures), self.trainer.control, self.trainer.log)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
@@ -285,55 +294,29 @@ class JacHess(Method, name="jachess"):
             )
 
 
-class Jacobian(JacHess, name="jacobian"):
+_LOGITS = {"layers": "logits", "weights": "uniform"}
+_PUBLISHED = {
+    "squared": True,
+    "scope": "first",
+    "weights": "raw_softmax",
+    "hessian_gradient": False,
+    "normalize": False,
+}
+
+
+class Jacobian(JacHess, name="jacobian", fixed={**_LOGITS, "hessian": False}):
     """+ R of the logits, without the Hessian (Hoffman et al. 2019); settings as `JacHess`."""
 
-    fixed = {"layers": "logits", "weights": "uniform", "hessian": False}
 
-
-class CrossHolder(JacHess, name="cross-holder"):
+class CrossHolder(JacHess, name="cross-holder", fixed={**_LOGITS, "hessian": True}):
     """+ R of the logits, with the Hessian; settings as `JacHess`."""
 
-    fixed = {"layers": "logits", "weights": "uniform", "hessian": True}
 
-
-class Published(JacHess, name="published"):
+class Published(JacHess, name="published", fixed=_PUBLISHED):
     """What the paper's code computes, whose Hessian term has no gradient; settings as `JacHess`."""
-
-    fixed: ClassVar[Mapping[str, Any]] = {
-        "squared": True,
-        "scope": "first",
-        "weights": "raw_softmax",
-        "hessian_gradient": False,
-        "normalize": False,
-    }
 
     def __init__(self, mode: str = "train", *, strength: float = 1.0, **settings: Any) -> None:
         super().__init__(mode, strength=strength, **settings)
-
-
-def check_mode(modes: tuple[str, ...], mode: str, dropout: bool) -> None:
-    """Check a mode, and that a pass without dropout is one of the penalty alone.
-
-    Raises:
-        ValueError: it is not.
-    """
-    check_choice(modes, mode=mode)
-    check_flag(dropout=dropout)
-    if mode == "train" and not dropout:
-        raise ValueError(
-            "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
-            "losses; use a mode with unlabelled data: "
-            + " or ".join(repr(other) for other in modes if other != "train")
-        )
-
-
-def _check_layers(layers: Any) -> None:
-    numbers = not isinstance(layers, str) and all(type(k) is int for k in layers)
-    if layers not in ("all", "logits") and not (numbers and len(layers)):
-        raise ValueError(
-            f"layers is {layers!r}; expected 'all', 'logits' or a list of block numbers"
-        )
 
 
 class OnePass:
@@ -372,22 +355,6 @@ def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
     """
     seed = torch.initial_seed() if regulariser.seed is None else regulariser.seed
     return seed, regulariser.step, ranks_of(regulariser.model).rank
-
-
-@dataclass(frozen=True)
-class PassSummary:
-    """Means over one pass.
-
-    Attributes:
-        penalty: strength · R.
-        jacobian, hessian: ``[K]``, on the CPU; ``hessian`` is None without a Hessian term.
-        steps: how many optimiser steps were taken.
-    """
-
-    penalty: float
-    jacobian: Tensor
-    hessian: Tensor | None
-    steps: int
 
 
 class DualSchedule:
@@ -451,33 +418,40 @@ class DualSchedule:
             parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused
         )
 
-    def after_step(self) -> PassSummary | None:
+    def after_step(self) -> Figures | None:
         """Call after each optimiser step of the task; runs a pass where one is due."""
         self.taken += 1
         return self.run() if self.every is not None and self.taken % self.every == 0 else None
 
-    def after_epoch(self) -> PassSummary | None:
+    def after_epoch(self) -> Figures | None:
         """Call after each epoch of the task; runs a pass unless ``every`` was given."""
         return self.run() if self.every is None else None
 
-    def run(self) -> PassSummary:
-        """One pass of R alone; modes, the task's gradients and random numbers are kept."""
+    def run(self) -> Figures:
+        """Run a pass of R alone; modes, the task's gradients and random numbers are kept.
+
+        Returns:
+            Means over the pass, on the CPU: ``penalty``, strength · R; ``jacobian`` and, where
+            there is a Hessian term, ``hessian``, ``[K]``.
+        """
         kept = [p.grad for p in self._parameters]
         own_numbers = drawing_apart(*step_key(self.regulariser))
+        batches = iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
         try:
             with own_numbers, in_mode(self.regulariser.model, self.dropout):
-                summary = _summary([self._step(batch) for batch in self._pass()])
+                steps = [self._step(batch) for batch in batches]
         finally:
             for parameter, gradient in zip(self._parameters, kept, strict=True):
                 parameter.grad = gradient
+        if not steps:
+            raise ValueError("there are no unlabelled batches; expected at least one per pass")
         self.passes += 1
-        return summary
+        return {
+            name: torch.stack([step[name] for step in steps]).mean(0).cpu() for name in steps[0]
+        }
 
-    def _pass(self) -> Iterable[Batch]:
-        return iter(self.batches) if self.steps is None else islice(self._endless, self.steps)
-
-    def _step(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Penalty and norms, without their graph."""
+    def _step(self, batch: Batch) -> Figures:
+        """Return penalty and norms, without their graph."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr()
         self.optimizer.zero_grad()
@@ -487,8 +461,8 @@ class DualSchedule:
             nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        hessian = None if out.hessian is None else out.hessian.detach()
-        return out.loss.detach(), out.jacobian.detach(), hessian
+        figures = {"penalty": out.loss, "jacobian": out.jacobian, "hessian": out.hessian}
+        return {name: value.detach() for name, value in figures.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and passes done, and the optimiser's moments by the parameter's number.
@@ -505,10 +479,16 @@ class DualSchedule:
             ValueError: the moments are of other parameters, or not AdamW's; the schedule stays as
                 it was.
         """
-        moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        try:
+            taken, passes = int(state["taken"]), int(state["passes"])
+            moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"this is not the state of the alternating steps: {error!r}"
+            ) from error
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+        self.taken, self.passes = taken, passes
 
     def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One parameter's, laid out in memory as it is, which a fused AdamW takes for granted."""
@@ -524,12 +504,3 @@ class DualSchedule:
             raise ValueError(f"parameter {number} has moments that are not finite numbers")
         laid_out = {n: torch.empty_like(parameter).copy_(given[n]).detach() for n in _MOMENTS}
         return {"step": given["step"].clone(), **laid_out}
-
-
-def _summary(figures: list[tuple[Tensor, Tensor, Tensor | None]]) -> PassSummary:
-    if not figures:
-        raise ValueError("there are no unlabelled batches; expected at least one per pass")
-    losses, jacobians, hessians = zip(*figures, strict=True)
-    hessian = None if hessians[0] is None else torch.stack(hessians).mean(0).cpu()
-    penalty = torch.stack(losses).mean().item()
-    return PassSummary(penalty, torch.stack(jacobians).mean(0).cpu(), hessian, len(figures))

@@ -22,15 +22,11 @@ from .base import (
     Run,
     check_choice,
     check_count,
-    check_flag,
     check_fraction,
     check_nonnegative,
     check_positive,
-    check_share,
-    check_smoothing,
     logits_of,
 )
-from .jachess import check_mode
 
 
 class RDrop(Method, name="r-drop"):
@@ -38,19 +34,12 @@ class RDrop(Method, name="r-drop"):
 
     Liang et al. 2021, *R-Drop*.  The first pass has the plain run's masks.
 
-    Args:
-        strength: factor of the penalty.
-        smoothing: ε of label smoothing.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     def __init__(
         self, strength: float = 1.0, *, smoothing: float = 0.0, placebo: bool = False
     ) -> None:
-        check_nonnegative(strength=strength)
-        check_smoothing(smoothing=smoothing)
-        check_flag(placebo=placebo)
-        self.strength, self.smoothing, self.placebo = strength, smoothing, placebo
+        super().__init__(strength=strength, smoothing=smoothing, placebo=placebo)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         """Return the mean of both task losses, and the symmetric divergence of the outputs."""
@@ -71,10 +60,8 @@ class R3F(Method, name="r3f"):
     both passes are made in full precision.
 
     Args:
-        strength: factor of the penalty.
         noise: ε.
         noise_distribution: "uniform" or "normal".
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     def __init__(
@@ -85,11 +72,9 @@ class R3F(Method, name="r3f"):
         noise_distribution: str = "uniform",
         placebo: bool = False,
     ) -> None:
-        check_nonnegative(strength=strength)
+        super().__init__(strength=strength, placebo=placebo)
         check_positive(noise=noise)
         check_choice(("uniform", "normal"), noise_distribution=noise_distribution)
-        check_flag(placebo=placebo)
-        self.strength, self.placebo = strength, placebo
         self.noise, self.noise_distribution = noise, noise_distribution
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
@@ -124,6 +109,7 @@ class NEFTune(Method, name="neftune"):
     """
 
     def __init__(self, alpha: float = 5.0) -> None:
+        super().__init__()
         check_positive(alpha=alpha)
         self.alpha = alpha
 
@@ -137,7 +123,21 @@ class NEFTune(Method, name="neftune"):
             return Loss(*run(inputs))
 
 
-class FreeLB(Method, name="freelb"):
+class _Adversarial(Method):
+    """A method with steps of ascent on noise δ on the embeddings; see its subclasses."""
+
+    def __init__(
+        self, *, adv_steps: int, adv_lr: float, adv_start: float, adv_radius: float, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        check_count(adv_steps=adv_steps)
+        check_positive(adv_lr=adv_lr, adv_start=adv_start)
+        check_nonnegative(adv_radius=adv_radius)
+        self.adv_steps, self.adv_lr = adv_steps, adv_lr
+        self.adv_start, self.adv_radius = adv_start, adv_radius
+
+
+class FreeLB(_Adversarial, name="freelb"):
     """The task loss's gradient, mean over K steps of ascent on noise δ (Zhu et al. 2020, FreeLB).
 
     All K passes have the plain run's dropout masks, as the paper has it.
@@ -160,11 +160,9 @@ class FreeLB(Method, name="freelb"):
         adv_start: float = 0.1,
         adv_radius: float = 0.0,
     ) -> None:
-        check_count(adv_steps=adv_steps)
-        check_positive(adv_lr=adv_lr, adv_start=adv_start)
-        check_nonnegative(adv_radius=adv_radius)
-        self.adv_steps, self.adv_lr = adv_steps, adv_lr
-        self.adv_start, self.adv_radius = adv_start, adv_radius
+        super().__init__(
+            adv_steps=adv_steps, adv_lr=adv_lr, adv_start=adv_start, adv_radius=adv_radius
+        )
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
         """Go K times forward and backward; the logged loss is the mean."""
@@ -205,7 +203,7 @@ class FreeLB(Method, name="freelb"):
         return moved.requires_grad_()
 
 
-class SMART(Method, name="smart"):
+class SMART(_Adversarial, name="smart"):
     """+ strength · max over |δ| ≤ ε of KL(p ‖ q) + KL(q ‖ p), q at x + δ (Jiang et al. 2020).
 
     The maximum by ascent, put back into the box.  The published sizes (an absolute 1e-5) move p by
@@ -213,12 +211,10 @@ class SMART(Method, name="smart"):
     square entry before training.  Their second part, the Bregman proximal point, is left out.
 
     Args:
-        strength: factor of the penalty.
         adv_steps: steps of ascent, δ ← δ + adv_lr · g/‖g‖_∞ per row.
         adv_lr: their length.
         adv_start: deviation of the normal noise that δ starts from.
         adv_radius: half width of the box, ε.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     def __init__(
@@ -231,12 +227,14 @@ class SMART(Method, name="smart"):
         adv_radius: float = 0.5,
         placebo: bool = False,
     ) -> None:
-        check_nonnegative(strength=strength, adv_radius=adv_radius)
-        check_count(adv_steps=adv_steps)
-        check_positive(adv_lr=adv_lr, adv_start=adv_start)
-        check_flag(placebo=placebo)
-        self.strength, self.adv_steps, self.adv_lr = strength, adv_steps, adv_lr
-        self.adv_start, self.adv_radius, self.placebo = adv_start, adv_radius, placebo
+        super().__init__(
+            adv_steps=adv_steps,
+            adv_lr=adv_lr,
+            adv_start=adv_start,
+            adv_radius=adv_radius,
+            strength=strength,
+            placebo=placebo,
+        )
 
     def prepare(self) -> None:
         """Measure the embedding table."""
@@ -278,8 +276,6 @@ class _Corruption(Method):
     """A method with copies of its batches with swapped tokens."""
 
     needs_tokenizer = True
-    swapped: float
-    unknown: float
 
     def prepare(self) -> None:
         """Make the swaps."""
@@ -298,11 +294,8 @@ class _Corruption(Method):
 class CorruptAugment(_Corruption, name="corrupt-augment"):
     """clean · task loss + (1 − clean) · task loss of a copy with swapped tokens.
 
-    Args:
-        swapped: share of the tokens swapped.
-        unknown: share of those for the unknown token, others for a random one.
+    Args (others: `Method`):
         clean: share of the clean rows' loss; 0: one pass, of the copy alone.
-        smoothing: ε of label smoothing.
     """
 
     def __init__(
@@ -313,11 +306,9 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
         clean: float = 0.5,
         smoothing: float = 0.0,
     ) -> None:
-        check_share(swapped=swapped)
-        check_fraction(unknown=unknown, clean=clean)
-        check_smoothing(smoothing=smoothing)
-        self.swapped, self.unknown = swapped, unknown
-        self.clean, self.smoothing = clean, smoothing
+        super().__init__(swapped=swapped, unknown=unknown, smoothing=smoothing)
+        check_fraction(clean=clean)
+        self.clean = clean
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         """Return the mixed loss."""
@@ -335,47 +326,9 @@ class CorruptConsistency(_Corruption, name="corrupt-consistency"):
     With dropout masks of its own in the copy's pass, which has no labels.  Mode train: x is the
     labelled batch; gradients through both passes.  Mode joint: x is an unlabelled batch, and p(x)
     a target without gradient and dropout (Xie et al. 2020, *Unsupervised Data Augmentation*).
-
-    Args:
-        mode: "train" or "joint".
-        strength: factor of the penalty.
-        swapped: share of the tokens swapped.
-        unknown: share of those for the unknown token, others for a random one.
-        every: in every n-th optimiser step, with n-fold strength; the others are plain steps.
-        smoothing: ε of label smoothing.
-        dropout: mode joint: whether dropout acts in the copy's pass.
-        unlab_batch_size: mode joint; None: ``per_device_train_batch_size``.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     modes = ("train", "joint")
-
-    def __init__(
-        self,
-        mode: str = "train",
-        *,
-        strength: float = 1.0,
-        swapped: float = 0.15,
-        unknown: float = 0.5,
-        every: int = 1,
-        smoothing: float = 0.0,
-        dropout: bool = True,
-        unlab_batch_size: int | None = None,
-        placebo: bool = False,
-    ) -> None:
-        check_mode(("train", "joint"), mode, dropout)
-        check_nonnegative(strength=strength)
-        check_share(swapped=swapped)
-        check_fraction(unknown=unknown)
-        check_count(every=every)
-        check_smoothing(smoothing=smoothing)
-        check_flag(placebo=placebo)
-        if unlab_batch_size is not None:
-            check_count(unlab_batch_size=unlab_batch_size)
-        self.mode, self.strength, self.every = mode, strength, every
-        self.swapped, self.unknown, self.smoothing = swapped, unknown, smoothing
-        self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
-        self.needs_unlabelled = mode == "joint"
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
         """Return nats, mean over rows; every ``every``-th step ``every``-fold, else None."""
@@ -403,7 +356,6 @@ class Recommended(CorruptConsistency, name="recommended"):
     """
 
     any_task = True
-    modes = ()
 
     def __init__(self) -> None:
         super().__init__("joint", every=2, smoothing=0.1)
@@ -411,7 +363,7 @@ class Recommended(CorruptConsistency, name="recommended"):
     def prepare(self) -> None:
         """Find out what the task and the data allow."""
         trainer = self.trainer
-        regression = self.is_regression(trainer.model)
+        regression = self.problem() == "regression"
         self.needs_tokenizer = trainer.unlabelled_dataset is not None and not regression
         super().prepare()
         if "labels" not in trainer.label_names and not regression:

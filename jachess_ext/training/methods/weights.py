@@ -8,20 +8,23 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ..._io import require
 from ...smoothness.model_pass import backbone_of, unwrapped
 from ...smoothness.modes import trained
 from ..batches import RandomState, drawing_apart
-from .base import (
-    Batch,
-    Method,
-    check_flag,
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    check_share,
+from .base import Batch, Method, check_fraction, check_positive, check_share
+
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
+_OF_THE_TASK = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "train_sampling_strategy",
+    "bf16",
+    "fp16",
+    "use_cpu",
+    "seed",
 )
 
 
@@ -29,14 +32,11 @@ class L2(Method, name="l2"):
     """+ strength · ½ Σ θ² over trained matrices; biases and norm weights are left free.
 
     Args:
-        strength: factor of the penalty; Σ θ² of an encoder is in the ten thousands.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
+        strength: factor; Σ θ² of an encoder is in the ten thousands.
     """
 
     def __init__(self, strength: float = 1e-5, *, placebo: bool = False) -> None:
-        check_nonnegative(strength=strength)
-        check_flag(placebo=placebo)
-        self.strength, self.placebo = strength, placebo
+        super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return it in float32 or wider.
@@ -95,16 +95,10 @@ class L2SP(_Start, name="l2-sp"):
     """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
 
     Their second term, weight decay of the new head, is left out.
-
-    Args:
-        strength: factor of the penalty.
-        placebo: each step's penalty gradient replaced by a random one of its norm.
     """
 
     def __init__(self, strength: float = 0.01, *, placebo: bool = False) -> None:
-        check_nonnegative(strength=strength)
-        check_flag(placebo=placebo)
-        self.strength, self.placebo = strength, placebo
+        super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return it in float32 or wider."""
@@ -122,6 +116,7 @@ class WiSEFT(_Start, name="wise-ft"):
     """
 
     def __init__(self, mix: float = 0.5) -> None:
+        super().__init__()
         check_fraction(mix=mix)
         self.mix = mix
 
@@ -156,6 +151,7 @@ class SAM(Method, name="sam"):
     one_process = True
 
     def __init__(self, rho: float = 0.05) -> None:
+        super().__init__()
         check_positive(rho=rho)
         self.rho = rho
 
@@ -261,6 +257,7 @@ class TAPT(Method, name="tapt"):
     def __init__(
         self, *, tapt_epochs: float = 3.0, tapt_lr: float = 5e-5, tapt_masked: float = 0.15
     ) -> None:
+        super().__init__()
         check_positive(tapt_epochs=tapt_epochs, tapt_lr=tapt_lr)
         check_share(tapt_masked=tapt_masked)
         self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
@@ -280,16 +277,26 @@ class TAPT(Method, name="tapt"):
         from ..trainer import MethodTrainer  # which knows all methods, this one among them
 
         random, trainer = RandomState(), self.trainer
-        language = language_model(model)
+        language, tokenizer = language_model(model), trainer.processing_class
+        masked = is_masked(language.config)
+        if masked and tokenizer.mask_token is None:
+            raise ValueError(
+                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
+                "tokenizer.mask_token"
+            )
+        rows = (trainer.unlabelled_dataset[i] for i in range(len(trainer.unlabelled_dataset)))
         # all of the backbone, save LoRA's matrices (zero in effect)
         named = dict(backbone_of(model).named_parameters())
         with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
             stage = MethodTrainer(
                 model=language,
                 args=self._training_arguments(),
-                data_collator=self._collator(is_masked(language.config)),
-                train_dataset=_TokensAlone(trainer.unlabelled_dataset),
-                processing_class=trainer.processing_class,
+                # its labels are made from the tokens alone; it masks by torch's generator
+                data_collator=transformers.DataCollatorForLanguageModeling(
+                    tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
+                ),
+                train_dataset=[{n: row[n] for n in _OF_TEXT if n in row} for row in rows],
+                processing_class=tokenizer,
             )
             stage.train()
         for parameter in named.values():
@@ -297,38 +304,10 @@ class TAPT(Method, name="tapt"):
         trainer.log({"jachess/tapt_loss": stage.state.log_history[-1]["train_loss"]})
         random.restore()
 
-    def _collator(self, masked: bool) -> Any:
-        """Return what pads, masks tokens (encoders; from torch's generator) and makes labels.
-
-        Raises:
-            ValueError: an encoder's tokenizer without a mask token.
-        """
-        tokenizer = self.trainer.processing_class
-        if masked and tokenizer.mask_token is None:
-            raise ValueError(
-                "method='tapt' masks tokens, and the tokenizer has no mask token; set "
-                "tokenizer.mask_token"
-            )
-        return transformers.DataCollatorForLanguageModeling(
-            tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
-        )
-
     def _training_arguments(self) -> transformers.TrainingArguments:
         """Return those of the task, with TAPT's learning rate and length; nothing is saved."""
         args = self.trainer.args
-        settings: dict[str, Any] = {
-            name: getattr(args, name)
-            for name in (
-                "per_device_train_batch_size",
-                "gradient_accumulation_steps",
-                "max_grad_norm",
-                "train_sampling_strategy",
-                "bf16",
-                "fp16",
-                "use_cpu",
-                "seed",
-            )
-        }
+        settings = {name: getattr(args, name) for name in _OF_THE_TASK}
         if args.gradient_checkpointing:
             settings["gradient_checkpointing"] = True
         return transformers.TrainingArguments(
@@ -343,20 +322,6 @@ class TAPT(Method, name="tapt"):
             disable_tqdm=True,
             **settings,
         )
-
-
-class _TokensAlone(Dataset):
-    """Rows without their labels, so that the language model's are made from the tokens alone."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        kept = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
-        return {name: value for name, value in self._rows[index].items() if name in kept}
 
 
 def is_masked(config: Any) -> bool:
