@@ -15,17 +15,16 @@ from itertools import product
 import numpy as np
 import torch
 
+from jachess_ext.compare.judge import judge
+from jachess_ext.compare.metrics import ACCURACY
+from jachess_ext.compare.models import encode, load_model, load_tokenizer
+from jachess_ext.compare.tasks import Examples
 from jachess_ext.demo.data import ASSETS
 from jachess_ext.demo.finetune import Trainer, finetune_in_turns
 from jachess_ext.demo.judge import CONDITIONS
 from jachess_ext.demo.options import Method, Options, Recipe
 from jachess_ext.demo.text import PACKAGES, is_dev_file, load_text_task
-from jachess_ext.evaluation.judge import judge
-from jachess_ext.evaluation.metrics import ACCURACY
-from jachess_ext.evaluation.robustness import embedding_scale
-from jachess_ext.tasks.batches import encode
-from jachess_ext.tasks.examples import Examples
-from jachess_ext.tasks.models import load_model, load_tokenizer
+from jachess_ext.smoothness.corruption import embedding_scale
 
 
 def training_text(train: int, unlabelled: int, judged: int) -> tuple[Examples, ...]:

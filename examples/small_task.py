@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from jachess_ext.compare.models import Encoded, encode, load_model, load_tokenizer
 from jachess_ext.demo.data import ASSETS, docstring_task
-from jachess_ext.tasks.batches import Encoded, encode
-from jachess_ext.tasks.models import load_model, load_tokenizer
 
 
 def parse(summary: str | None) -> argparse.Namespace:
@@ -30,7 +29,7 @@ def load(tiny: bool, seed: int = 0) -> tuple[Any, Encoded, Encoded, Encoded]:
 
 def accuracy(model: Any, data: Encoded) -> float:
     """Share of the rows whose class the model predicts."""
-    from jachess_ext.evaluation.judge import model_outputs
+    from jachess_ext.compare.judge import model_outputs
 
     found = model_outputs(model, data.in_order(32), regression=False).argmax(1)
     return float((found == data.labels).mean())

@@ -1,7 +1,7 @@
 """jachess_ext: Jacobian and Hessian regularisation, and a lens on fine-tuning.
 
 The public names, each imported with its submodule at first use: the command line's help needs no
-torch, a program that takes derivatives no kernels, and ``evaluation``, ``training`` and the
+torch, a program that takes derivatives no kernels, and ``compare``, ``training`` and the
 callbacks need the extras (transformers, lightning, scikit-learn, matplotlib).
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_floor import require_torch as _require_torch
 
 if TYPE_CHECKING:
-    from . import evaluation, ops, scaling, training
+    from . import compare, ops, scaling, training
     from .jet import Jet, JetTensor, MissingJetRule, jet
     from .jet.jvp import jvp
     from .lightning import LightningSmoothnessMonitor
@@ -34,7 +34,7 @@ __all__ = [
     "Smoothness",
     "SmoothnessMonitor",
     "SmoothnessProbe",
-    "evaluation",
+    "compare",
     "jet",
     "jvp",
     "ntk",
@@ -45,7 +45,7 @@ __all__ = [
     "training",
 ]
 
-_MODULES = ("evaluation", "ops", "scaling", "training")
+_MODULES = ("compare", "ops", "scaling", "training")
 _NAMES = {
     "DecisionPenalty": "smoothness",
     "JacHess": "smoothness",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import logging
 import math
@@ -170,7 +171,8 @@ def from_json(value: Any, hint: Any, place: str) -> Any:
 
     Args:
         hint: int, float (finite; an int will do), str, bool, None, Any, a union or Literal of
-            them, tuple[X, ...], list[X], Mapping[str, X] or a dataclass.
+            them, tuple[X, ...], list[X], Mapping[str, X], a dataclass or a
+            TypedDict.
         place: names the value in the message.
 
     Raises:
@@ -180,8 +182,8 @@ def from_json(value: Any, hint: Any, place: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, hint)):  # type: ignore[arg-type]
         return value
-    if dataclasses.is_dataclass(hint):
-        return _dataclass_from_json(value, hint, place)
+    if dataclasses.is_dataclass(hint) or typing.is_typeddict(hint):
+        return _object_from_json(value, hint, place)
     if origin in (typing.Union, types.UnionType):
         return _union_from_json(value, arguments, place)
     if origin in (tuple, list):
@@ -226,20 +228,20 @@ def _union_from_json(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     raise DataError(f"{fault} or null" if type(None) in hints else str(fault))
 
 
-def _dataclass_from_json(value: Any, cls: Any, place: str) -> Any:
+def _object_from_json(value: Any, cls: Any, place: str) -> Any:
     _expect(isinstance(value, Mapping), value, "an object", place)
     hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    if unknown := sorted(set(map(str, value)) - set(fields)):
-        raise DataError(f"{place} has no setting {shown(unknown[0])}; it has {', '.join(fields)}")
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in value and field.default is field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise DataError(f"{place} has no {missing[0]}; it needs {', '.join(missing)}")
-    given = {k: from_json(item, hints[k], f"{place}'s {k}") for k, item in value.items()}
+    if unknown := sorted(set(map(str, value)) - set(hints)):
+        raise DataError(f"{place} has no setting {shown(unknown[0])}; it has {', '.join(hints)}")
+    needed = getattr(cls, "__required_keys__", None)  # of a TypedDict
+    if needed is None:
+        parameters = inspect.signature(cls).parameters.values()
+        needed = {each.name for each in parameters if each.default is each.empty}
+    if missing := [name for name in hints if name in needed and name not in value]:
+        raise DataError(f"{place} lacks {', '.join(missing)}")
+    given = {
+        name: from_json(item, hints[name], f"{place}'s {name}") for name, item in value.items()
+    }
     try:
         return cls(**given)
     except ValueError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from .quiet import quiet_libraries
+from ._io import quiet_libraries
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ _COMMANDS = {
         (ImportError, OSError, ValueError),
     ),
     "finetune": _Command(
-        "experiment.commands:finetune",
-        "experiment.arguments:add_finetune_options",
+        "commands.finetune:finetune",
+        "commands.finetune:add_finetune_options",
         "compare methods over tasks and seeds; goes on where it was stopped",
         (ImportError,),
     ),
     "evaluate": _Command(
-        "experiment.commands:evaluate",
-        "experiment.arguments:add_evaluate_options",
+        "commands.finetune:evaluate",
+        "commands.finetune:add_evaluate_options",
         "draw a comparison's tables and report again, or judge a fine-tuned model",
         (ImportError,),
     ),
@@ -120,8 +120,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """What the user can fix, in one sentence, whatever the command; imported only where asked."""
-    from .evaluation.extras import MissingExtra
+    from ._io import DataError, MissingExtra
     from .jet import MissingJetRule
-    from .tasks.examples import DataError
 
     return DataError, MissingExtra, MissingJetRule

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..evaluation.extras import require
-from ..evaluation.files import write_atomically
+from .._io import DataError, require, write_text
 from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk, ntk
-from ..tasks.examples import DataError
 from .ntk_data import class_numbers, load, make_batch, read_samples
 
 
@@ -104,7 +102,7 @@ def _save(
         np.savez(file, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
         content = file.getvalue()
     try:
-        write_atomically(options.out, content)
+        write_text(options.out, content)
     except OSError as error:
         raise DataError(f"{options.out} cannot be written: {error.strerror}") from error
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..tasks.examples import DataError
-from ..tasks.files import open_text, read_records
-from ..tasks.models import load_config, load_head_model, load_model, load_tokenizer
+from .._io import DataError
+from ..compare.models import load_config, load_head_model, load_model, load_tokenizer
+from ..compare.tasks import open_text, read_records
 
 _IGNORED = -100
 _WHOLE = re.compile(r"-?[0-9]{1,18}")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.integrations import get_reporting_integration_callbacks
 
 from .._io import DataError, finite, from_json, require, whole_folder, write_json, write_text
-from ..smoothness.corruption import embedding_scale, unknown_token_id
+from ..smoothness.corruption import embedding_scale
 from ..smoothness.scope import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
 from ..training.batches import mixed_seed
@@ -32,6 +32,7 @@ from ..training.methods.weights import is_masked
 from .judge import Conditions, judge, judge_task
 from .models import (
     Encoded,
+    check_corruptible,
     check_tokens,
     encode,
     load_config,
@@ -378,9 +379,9 @@ def _check_scheduler(name: str) -> None:
 def _check_model(grid: Grid, methods: Sequence[Method]) -> Any:
     """Return the tokenizer, where it and the model serve all methods and conditions."""
     tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
+    if grid.conditions.corruption:
+        check_corruptible(tokenizer, grid.model)
     try:
-        if grid.conditions.corruption:
-            unknown_token_id(tokenizer)
         for method in methods:
             _check_method(method, tokenizer, config)
     except ValueError as error:
@@ -689,7 +690,7 @@ def run(
 
 
 def _save(model: Any, tokenizer: Any, job: Job, record: Record, path: Path) -> None:
-    from ..experiment.card import model_card
+    from .report import model_card
 
     with whole_folder(path) as folder:
         # TAPT changes the weights below LoRA's adapters, too
@@ -875,7 +876,7 @@ def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
     """
     tokenizer = load_tokenizer(grid.model)
     if grid.conditions.corruption:
-        _check_model(grid, [])
+        check_corruptible(tokenizer, grid.model)
     tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
     targets = _shift_targets(grid, tasks)
     for whole in tasks:

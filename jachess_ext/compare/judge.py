@@ -414,7 +414,7 @@ def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[fl
 
 
 def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
-    """Return rows at even distances, so that sorted data gives all lengths, on the model's device."""
+    """Return rows at even distances, which of sorted data have all lengths."""
     count = min(sequences, len(data))
     if count == 0:
         return None

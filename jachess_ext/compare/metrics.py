@@ -117,7 +117,7 @@ def brier_score(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def reliability(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS
 ) -> Reliability:
-    """Return mean confidence and accuracy of the predicted class in equal-width bins (lower, upper].
+    """Return confidence and accuracy of the predicted class, means in equal bins (lower, upper].
 
     Args:
         probabilities: [N, C], rows sum to 1.

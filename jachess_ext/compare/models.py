@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._io import DataError, require
+from ..smoothness.corruption import unknown_token_id
 from .tasks import Examples, Task
 
 Batch = dict[str, Tensor]
@@ -30,6 +31,18 @@ def load_tokenizer(source: str | Path) -> Any:
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer of {source} has no token to pad with")
     return tokenizer
+
+
+def check_corruptible(tokenizer: Any, source: str | Path) -> None:
+    """Refuse a tokenizer without a token that texts can be corrupted with (`unknown_token_id`).
+
+    Raises:
+        DataError: it has none.
+    """
+    try:
+        unknown_token_id(tokenizer)
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from error
 
 
 def load_config(source: str | Path) -> Any:
@@ -192,7 +205,7 @@ class Encoded:
         return batch
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return input_ids, attention_mask (and what else the tokenizer gives) [B, T]; labels [B]."""
+        """Return a batch of the examples at `indices`, see `collate`."""
         return self.collate([self[i] for i in indices])
 
     def in_order(self, size: int) -> Iterator[Batch]:
@@ -229,7 +242,7 @@ def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
         truncation=True,
         max_length=min(max_length, tokenizer.model_max_length),
     )
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]
     return Encoded(rows, examples.labels, tokenizer)
 
 

@@ -113,7 +113,7 @@ class Task:
         return len(self.classes) or 1
 
 
-def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  frozen
+def load_task(spec: str, columns: Columns = Columns()) -> Task:
     """Load ``glue/cola``, ``hub:owner/name``, a folder (`folder_task`), or ``train.csv:dev.csv``.
 
     ``name=`` before any of them gives the task another name.
@@ -225,7 +225,7 @@ def _with_class_names(task: Task, path: Path) -> Task:
 # csv and json are Python's own: load_dataset turns the text "007" into a number, a date into a
 # datetime and a second column of one name into another name, each without a word.
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a csv, tsv or jsonl file, perhaps with .gz after it, or of a parquet one.
+    """Yield the records of a csv, tsv or jsonl file, perhaps with .gz, or of a parquet file.
 
     Raises:
         DataError: another name, or a file that cannot be read or is not well-formed.

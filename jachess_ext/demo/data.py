@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..evaluation.metrics import ACCURACY
-from ..tasks.examples import DataError, Task
+from .._io import DataError
+from ..compare.metrics import ACCURACY
+from ..compare.tasks import Task
 from .text import PACKAGES, load_text_task
 
 ASSETS = Path(__file__).parent / "assets"
@@ -33,7 +34,7 @@ def docstring_task(train_size: int, unlabelled_size: int, dev_size: int) -> Task
             f"({', '.join(made.classes)}; names masked; no source file in both splits)"
         ),
         classes=made.classes,
-        train=made.train.first(train_size),
+        train=made.train.part(0, train_size),
         unlabelled=made.train.part(train_size, train_size + unlabelled_size),
         dev=made.dev,
         metric=ACCURACY,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..compare.models import Batch, Encoded
 from ..smoothness import JacHess
 from ..smoothness.decision import kl_divergence
 from ..smoothness.model_pass import without_labels
 from ..smoothness.modes import in_mode
-from ..tasks.batches import Batch, Encoded
 from ..training.methods import Recommended
 from ..training.methods.noise import TokenSwaps
 from .options import Method, Recipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..evaluation.judge import Conditions
+from ..compare.judge import Conditions
 
 CORRUPTION = (0.1, 0.2)
 """Shares of tokens replaced by the unknown token."""
@@ -14,4 +14,4 @@ HEADLINE_DELTA = 1.0
 """The δ whose score stands in the table."""
 
 CONDITIONS = Conditions(corruption=CORRUPTION, deltas=DELTAS)
-"""What the demo passes to `evaluation.judge.judge`."""
+"""What the demo passes to `compare.judge.judge`."""

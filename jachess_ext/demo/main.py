@@ -6,7 +6,6 @@ import argparse
 import shutil
 
 from ..compare.report import to_text, wrap
-from ..progress import BarProgress
 from .arguments import from_namespace
 from .results import Outcome, table
 from .run import run
@@ -22,8 +21,7 @@ def show(given: argparse.Namespace) -> None:
     """
     options = from_namespace(given)
     check_folder(options.out)
-    with BarProgress() as progress:
-        outcome = run(options, progress)
+    outcome = run(options, progress=True)
     print_table(outcome)
     written = write_outcome(outcome, options.out)
     print(f"Report: {written[0]} (figures and results.json beside it)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ..tasks.columns import Columns
+from ..compare.tasks import Columns
 
 Method = Literal["none", "recommended", "train", "unlab"]
 Form = Literal["joint", "alternating"]

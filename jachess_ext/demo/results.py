@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..compare.judge import Judgement
 from ..compare.report import answer
 from ..compare.tables import REFERENCE, adjusted_p, to_frame
-from ..evaluation.judge import Judgement
-from ..evaluation.statistics import Summary, summarise
 from .finetune import Log
-from .judge import CORRUPTION, DELTAS, HEADLINE_DELTA
+from .judge import CORRUPTION, HEADLINE_DELTA
 from .options import TITLES, Method
 
 if TYPE_CHECKING:
@@ -94,7 +93,9 @@ class Row:
 
     def cell(self, method: Method) -> str:
         """Mean ± spread over seeds."""
-        return _number(summarise(self.values[method]), self.digits)
+        values, digits = self.values[method], self.digits
+        mean = f"{np.mean(values):,.{digits}f}"
+        return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):,.{digits}f}"
 
     def compared(self, method: Method) -> str:
         """On how many seeds a method is to the better (of norms: lower), and p."""
@@ -106,7 +107,7 @@ class Row:
 
 def table(outcome: Outcome) -> list[Row]:
     """The rows score and calibration first, then robustness, norms and time."""
-    name, delta = outcome.score_name, DELTAS.index(HEADLINE_DELTA)
+    name = outcome.score_name
     judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
         (name, "higher", 3, lambda j: j.score),
         ("Brier score", "lower", 3, lambda j: j.brier),
@@ -116,11 +117,16 @@ def table(outcome: Outcome) -> list[Row]:
                 f"{name}, {share:.0%} tokens unknown",
                 "higher",
                 3,
-                lambda j, at=index: j.corrupted[at],
+                lambda j, at=share: j.corrupted[str(at)],
             )  # type: ignore[misc]
-            for index, share in enumerate(CORRUPTION)
+            for share in CORRUPTION
         ),
-        (f"{name}, noise δ = {HEADLINE_DELTA:g} rms", "higher", 3, lambda j: j.noisy[delta]),
+        (
+            f"{name}, noise δ = {HEADLINE_DELTA:g} rms",
+            "higher",
+            3,
+            lambda j: j.noisy[str(HEADLINE_DELTA)],
+        ),
     ]
     rows = [_row(outcome, title, better, digits, get) for title, better, digits, get in judged]
     for symbol, before, get in (
@@ -176,8 +182,3 @@ def _time_rows(outcome: Outcome) -> list[Row]:
 
 def _warm(run: Run) -> int:
     return _WARM_UP if len(run.log.seconds) > 2 * _WARM_UP else 0
-
-
-def _number(summary: Summary, digits: int) -> str:
-    mean = f"{summary.mean:,.{digits}f}"
-    return mean if summary.n == 1 else f"{mean} ± {summary.spread:,.{digits}f}"

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
-from ..evaluation.extras import require
-from ..evaluation.judge import judge, layer_norms
-from ..evaluation.robustness import embedding_scale
-from ..progress import Progress
-from ..tasks.batches import Encoded, check_tokens, encode
-from ..tasks.examples import DataError, Task
-from ..tasks.files import file_task
-from ..tasks.hub import hub_task
-from ..tasks.models import check_corruptible, load_model, load_tokenizer
+from .._io import DataError, require
+from ..compare.judge import judge, layer_norms
+from ..compare.models import (
+    Encoded,
+    check_corruptible,
+    check_tokens,
+    encode,
+    load_model,
+    load_tokenizer,
+)
+from ..compare.tasks import Task, file_task, hub_task
+from ..smoothness.corruption import embedding_scale
 from .data import ASSETS, docstring_task
 from .finetune import Trainer, finetune_in_turns
 from .judge import CONDITIONS, DELTAS
@@ -51,32 +54,31 @@ def load_task(options: Options) -> Task:
 def _shortened(task: Task, options: Options) -> Task:
     """At most `_LARGEST_DEV` dev examples, fewer in a quick run."""
     quick = options.dev_size < Options.dev_size
-    return replace(task, dev=task.dev.first(options.dev_size if quick else _LARGEST_DEV))
+    return replace(task, dev=task.dev.part(0, options.dev_size if quick else _LARGEST_DEV))
 
 
-def run(options: Options, progress: Progress | None = None) -> Outcome:
+def run(options: Options, progress: bool = False) -> Outcome:
     """Fine-tunes by every method from every seed and judges each model; writes nothing.
 
     Raises:
         DataError: the data or the model cannot be used.
         MissingExtra: a library the demo needs is not installed.
     """
-    progress = progress or Progress()
     torch.set_num_threads(max(1, options.threads))
-    with progress.stage("reading the text"):
-        task = load_task(options)
-        source = options.model or ASSETS
-        tokenizer = load_tokenizer(source)
-        check_corruptible(tokenizer, source)
-        check_tokens(task, task, tokenizer)
-        train, unlabelled, dev = (
-            encode(part, tokenizer, options.max_length)
-            for part in (task.train, task.unlabelled, task.dev)
-        )
-        baseline = _naive_bayes_score(task)
-        base = load_model(source, len(task.classes), tokenizer, seed=0)
-        before, scale = layer_norms(base, dev), embedding_scale(base)
-    progress.total(options.seeds * len(options.methods) * (options.recipe.steps + 1))
+    task = load_task(options)
+    source = options.model or ASSETS
+    tokenizer = load_tokenizer(source)
+    check_corruptible(tokenizer, source)
+    check_tokens(task, task, tokenizer)
+    train, unlabelled, dev = (
+        encode(part, tokenizer, options.max_length)
+        for part in (task.train, task.unlabelled, task.dev)
+    )
+    baseline = _naive_bayes_score(task)
+    base = load_model(source, len(task.classes), tokenizer, seed=0)
+    before, scale = layer_norms(base, dev), embedding_scale(base)
+    steps = options.seeds * len(options.methods) * (options.recipe.steps + 1)
+    bar = require("tqdm").tqdm(total=steps, unit="step", disable=not progress)
     runs: list[Run] = []
     for seed in range(options.seeds):
         trainers = [
@@ -86,13 +88,14 @@ def run(options: Options, progress: Progress | None = None) -> Outcome:
             )
             for method in options.methods
         ]
-        with progress.stage(f"fine-tuning, seed {seed + 1} of {options.seeds}"):
-            logs = finetune_in_turns(trainers, progress.advance)
-        with progress.stage(f"judging, seed {seed + 1} of {options.seeds}"):
-            for trainer, log in zip(trainers, logs, strict=True):
-                judgement = judge(trainer.model, dev, task.metric, scale, CONDITIONS)
-                runs.append(Run(trainer.method, seed, log, judgement))
-                progress.advance()
+        bar.set_description(f"fine-tuning, seed {seed + 1} of {options.seeds}")
+        logs = finetune_in_turns(trainers, bar.update)
+        bar.set_description(f"judging, seed {seed + 1} of {options.seeds}")
+        for trainer, log in zip(trainers, logs, strict=True):
+            judgement = judge(trainer.model, dev, task.metric, scale, CONDITIONS)
+            runs.append(Run(trainer.method, seed, log, judgement))
+            bar.update()
+    bar.close()
     return Outcome(
         task=task.description,
         score_name=task.metric.name,

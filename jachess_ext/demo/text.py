@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 
-from ..tasks.examples import Examples
+from ..compare.tasks import Examples
 from .docstrings import docstrings_of_file, package_root, source_files
 from .sentences import NAME, sentences_of
 

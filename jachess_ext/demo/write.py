@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._io import DataError, write_json, write_text
 from ..compare.metrics import reliability
 from ..compare.report import (
     Picture,
@@ -22,11 +23,7 @@ from ..compare.report import (
     write_html,
 )
 from ..compare.tables import Table, methods_of
-from ..evaluation.files import write_atomically
-from ..evaluation.judge import figures_of
-from ..evaluation.report import write_json
-from ..tasks.examples import DataError
-from .judge import CONDITIONS, DELTAS
+from .judge import DELTAS
 from .options import TITLES, Method
 from .results import ARROWS, Outcome, Row, Run, in_short, table
 
@@ -64,7 +61,7 @@ def write_outcome(outcome: Outcome, out: Path) -> list[Path]:
     for name, figure in pictures.items():
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=200)
-        write_atomically(out / name, png.getvalue())
+        write_text(out / name, png.getvalue())
     write_json(out / "results.json", to_json(outcome, rows))
     write_html(out / "report.html", "JacHess demo", sections(outcome, rows, pictures))
     return [out / name for name in ("report.html", "results.json", *pictures)]
@@ -75,7 +72,10 @@ def draw(outcome: Outcome) -> dict[str, Any]:
     runs = {method: outcome.of(method) for method in outcome.methods}
     jacobian = {"before": outcome.before[0]} | _layer_means(runs, "jacobian")
     hessian = {"before": outcome.before[1]} | _layer_means(runs, "hessian")
-    noisy = {TITLES[m]: [run.judgement.noisy for run in found] for m, found in runs.items()}
+    noisy = {
+        TITLES[m]: [list(run.judgement.noisy.values()) for run in found]
+        for m, found in runs.items()
+    }
     pooled = {
         TITLES[method]: reliability(
             np.concatenate([run.judgement.probabilities for run in found]),
@@ -178,7 +178,7 @@ def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
             {
                 "method": run.method,
                 "seed": run.seed,
-                **figures_of(run.judgement, CONDITIONS),
+                **run.judgement.record,
                 "losses": run.log.losses,
                 "seconds": run.log.seconds,
             }

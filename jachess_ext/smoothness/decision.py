@@ -23,11 +23,11 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
+from .._io import from_json
 from ..jet.api import make_input
 from ..jet.directions import DrawCounter
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
-from ..json_data import check
 from .model_pass import padding_mask, run_model, unwrapped
 from .modes import in_mode
 from .parallel import has_tokens, ranks_of, stand_in
@@ -397,7 +397,7 @@ class DecisionPenalty:
         Raises:
             ValueError: it is not that; the penalty stays as it was.
         """
-        check(state, _State, "the penalty's state")
+        from_json(state, _State, "the penalty's state")
         self.step, self.seed, self.base = state["step"], state["seed"], state["base"]
         self.strength, self._dual = float(state["strength"]), float(state["dual"])
         self._excess = float(state["excess"])

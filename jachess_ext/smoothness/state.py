@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from ..json_data import BadJSON, check
+from .._io import DataError, from_json
 
 _DIGITS = 9  # of a layer's number; Python refuses to read one of thousands
 
@@ -31,12 +31,12 @@ def check_state(state: Any) -> None:
     """Whether `state` is a regulariser's.
 
     Raises:
-        BadJSON (a ValueError): what it lacks, or has of another kind.
+        DataError (a ValueError): what it lacks, or has of another kind.
     """
-    check(state, _State, "the regulariser's state")
+    from_json(state, _State, "the regulariser's state")
     for layer in state.get("skipped", {}):
         if not layer.isdecimal() or len(layer) > _DIGITS:
-            raise BadJSON(
+            raise DataError(
                 f"the regulariser's state counts skipped steps of the layer {layer[:40]!r}"
             )
     base = state["base"]
@@ -44,6 +44,6 @@ def check_state(state: Any) -> None:
         return
     norms = [base["jacobian"], *([base["hessian"]] if base["hessian"] is not None else [])]
     if len({len(values) for values in norms}) != 1 or not norms[0]:
-        raise BadJSON("the regulariser's state has base norms of unequal numbers of layers")
+        raise DataError("the regulariser's state has base norms of unequal numbers of layers")
     if min(min(values) for values in norms) <= 0:
-        raise BadJSON("the regulariser's state has base norms that are not positive")
+        raise DataError("the regulariser's state has base norms that are not positive")

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from jachess_ext.experiment.checks import check_methods
 
 from benchmarks import finetune_quality
+from jachess_ext.compare.finetune import make_grid
 from jachess_ext.compare.tables import Table
-from jachess_ext.experiment.checks import check_methods
-from jachess_ext.experiment.grid import make_grid
-from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
+from python_tests.demo.conftest import tiny_model
 
 
 def write_folders(data: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_grids_are_what_the_notes_say() -> None:
 
 @pytest.mark.slow
 def test_all_grids_run(
-    tiny_model: Path,  # noqa: F811
+    tiny_model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

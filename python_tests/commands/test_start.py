@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from jachess_ext._io import quiet_libraries
 from jachess_ext.cli import _COMMANDS
-from jachess_ext.quiet import quiet_libraries
 from python_tests import processes
 
 HELP = """

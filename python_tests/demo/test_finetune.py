@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from jachess_ext.compare.judge import judge, layer_norms
+from jachess_ext.compare.metrics import ACCURACY
+from jachess_ext.compare.models import Encoded, encode, load_model, load_tokenizer
+from jachess_ext.compare.tasks import Columns, file_task
 from jachess_ext.demo.finetune import Trainer, finetune_in_turns
 from jachess_ext.demo.options import TITLES, Method, Recipe
-from jachess_ext.evaluation.judge import judge, layer_norms
-from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.smoothness import JacHess
-from jachess_ext.tasks.batches import Encoded, encode
-from jachess_ext.tasks.files import Columns, file_task
-from jachess_ext.tasks.models import load_model, load_tokenizer
 from jachess_ext.training.methods.noise import TokenSwaps
 
 RECIPE = Recipe(steps=60, batch_size=8, lr=5e-3, strength=0.003)

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jachess_ext.compare.judge import Judgement
+from jachess_ext.compare.metrics import reliability
 from jachess_ext.demo.finetune import Log
 from jachess_ext.demo.main import print_table
 from jachess_ext.demo.options import Method
 from jachess_ext.demo.results import Outcome, Run, in_short, table
 from jachess_ext.demo.write import write_outcome
-from jachess_ext.evaluation.calibration import reliability
-from jachess_ext.evaluation.judge import Judgement
 
 PROBABILITIES = np.array([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]])
 LABELS = np.array([0, 1, 1])

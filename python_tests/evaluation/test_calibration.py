@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from jachess_ext.evaluation.calibration import (
     binary_brier_score,
     brier_score,

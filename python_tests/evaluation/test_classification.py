@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.special import logit, softmax
-from sklearn.metrics import brier_score_loss, log_loss
-
 from jachess_ext.evaluation.classification import (
     at_temperature,
     class_figures,
     fitted_temperature,
 )
+from scipy.special import logit, softmax
+from sklearn.metrics import brier_score_loss, log_loss
 
 RNG = np.random.default_rng(0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from jachess_ext.evaluation.files import whole_folder
 
 

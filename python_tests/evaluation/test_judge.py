@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-import jachess_ext as jx
 from jachess_ext.evaluation.judge import Conditions, judge, slopes
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.tasks.batches import Encoded
+from torch import nn
+
+import jachess_ext as jx
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 from python_tests.training.runs import Padder
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
 from jachess_ext.evaluation.metrics import GLUE, glue_metric
 
 PREDICTIONS = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from jachess_ext.evaluation import extras
-from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.evaluation.report import write_json
+
+from jachess_ext._io import write_text
 
 
 def test_json_is_strict_and_nan_becomes_null(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_failed_move_leaves_nothing_behind(
 
     monkeypatch.setattr("jachess_ext.evaluation.files.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(tmp_path / "x", "y")
+        write_text(tmp_path / "x", "y")
     assert list(tmp_path.iterdir()) == []
 
 

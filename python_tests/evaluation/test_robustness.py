@@ -9,15 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    PreTrainedTokenizerFast,
-)
-from transformers import GPT2ForSequenceClassification as Gpt2
-
 from jachess_ext.evaluation.judge import _corrupted
 from jachess_ext.evaluation.robustness import (
     corrupt_tokens,
@@ -28,6 +19,14 @@ from jachess_ext.evaluation.robustness import (
 from jachess_ext.tasks.batches import encode
 from jachess_ext.tasks.examples import Examples
 from jachess_ext.tasks.models import load_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+)
+from transformers import GPT2ForSequenceClassification as Gpt2
 
 
 def tiny_bert() -> BertForSequenceClassification:
@@ -208,7 +207,7 @@ def test_corruption_keeps_the_place_a_decoders_head_reads(tmp_path: Path, share:
     model.score.register_forward_hook(lambda _m, _i, output: every.append(output))
     with torch.no_grad():
         read = model(**{k: v for k, v in made.items() if k != "labels"}).logits
-    places = [[(at == row).all().item() for at in of] for of, row in zip(every[0], read)]  # noqa: B905
+    places = [[(at == row).all().item() for at in of] for of, row in zip(every[0], read)]
     assert [of.index(True) for of in places] == [len(row) - 1 for row in words]
     changed = (made["input_ids"] != clean["input_ids"]).sum(1)
     others = torch.tensor([len(row) - 1 for row in words])

@@ -7,8 +7,6 @@ from math import comb, isnan
 
 import numpy as np
 import pytest
-from scipy import stats
-
 from jachess_ext.evaluation.statistics import (
     cluster_flip_test,
     holm_bonferroni,
@@ -17,6 +15,7 @@ from jachess_ext.evaluation.statistics import (
     sign_test,
     summarise,
 )
+from scipy import stats
 
 
 def test_mean_and_sample_spread() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-
 from jachess_ext.evaluation.text_noise import KINDS, noisy_texts
 
 TEXTS = ["the quick brown foxes jump over seven lazy sleeping dogs at noon"] * 400

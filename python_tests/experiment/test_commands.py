@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from jachess_ext.experiment import one_run
+from jachess_ext.experiment.arguments import add_finetune_options, grid_from
 from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
 from jachess_ext.compare.report import write_report
-from jachess_ext.experiment import one_run
-from jachess_ext.experiment.arguments import add_finetune_options, grid_from
 from python_tests.browser import assert_shown
 from python_tests.compare.records import record
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jachess_ext.experiment.run import run_grid
-from jachess_ext.tasks.examples import DataError
+from jachess_ext._io import DataError
+from jachess_ext.compare.finetune import run_grid
 
 from .conftest import MakeGrid
 from .test_run import timeless

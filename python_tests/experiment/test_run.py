@@ -15,18 +15,26 @@ from typing import Any
 
 import pytest
 import torch
-
-from jachess_ext.compare.tables import methods_of, to_frame
-from jachess_ext.evaluation.report import write_json
 from jachess_ext.experiment import one_run
-from jachess_ext.experiment.fine_tune import fine_tune
-from jachess_ext.experiment.grid import Grid, make_grid, quick
-from jachess_ext.experiment.jobs import Job, choose, final_jobs, load, tuning_jobs
-from jachess_ext.experiment.run import run_grid
-from jachess_ext.experiment.store import RESULTS, Store, read_results
-from jachess_ext.tasks.batches import encode
-from jachess_ext.tasks.examples import DataError
-from jachess_ext.tasks.models import load_model, load_tokenizer
+from jachess_ext.experiment.store import Store
+
+from jachess_ext._io import DataError, write_json
+from jachess_ext.compare.finetune import (
+    RESULTS,
+    Grid,
+    Job,
+    choose,
+    final_jobs,
+    fine_tune,
+    load,
+    make_grid,
+    quick,
+    read_results,
+    run_grid,
+    tuning_jobs,
+)
+from jachess_ext.compare.models import encode, load_model, load_tokenizer
+from jachess_ext.compare.tables import methods_of, to_frame
 from jachess_ext.training import METHODS
 from python_tests import processes
 

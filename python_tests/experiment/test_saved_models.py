@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from jachess_ext.experiment import one_run
 from transformers import BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
 
-from jachess_ext.experiment import one_run
-from jachess_ext.experiment.jobs import final_jobs, load
-from jachess_ext.tasks.models import load_fine_tuned, load_tokenizer
+from jachess_ext.compare.finetune import final_jobs, load
+from jachess_ext.compare.models import load_fine_tuned, load_tokenizer
 
 from .conftest import MakeGrid
 

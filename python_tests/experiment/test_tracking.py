@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jachess_ext.cli import main
-from jachess_ext.experiment.run import run_grid
+from jachess_ext.compare.finetune import run_grid
 
 from .conftest import RECIPE, MakeGrid
 from .test_commands import command, refused

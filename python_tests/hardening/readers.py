@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jachess_ext.experiment.run_folder import RunFolder
 
 from jachess_ext import JacHess
 from jachess_ext.cli import main
 from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
 from jachess_ext.commands.ntk_data import class_numbers, read_samples
+from jachess_ext.compare.finetune import Grid, make_grid, read_grid, read_results
 from jachess_ext.compare.report import sections
-from jachess_ext.experiment.grid import Grid, make_grid, read_grid
-from jachess_ext.experiment.run_folder import RunFolder
-from jachess_ext.experiment.store import read_results
+from jachess_ext.compare.tasks import Columns, file_task, folder_task
 from jachess_ext.scaling import LiveSelection, Search, read_selection
 from jachess_ext.scaling.live import RunRecord
-from jachess_ext.tasks.files import Columns, file_task, folder_task
 from jachess_ext.training import DualSchedule
 from jachess_ext.training.batches import UnlabelledBatches
 from jachess_ext.training.trainer import STATE, read_state

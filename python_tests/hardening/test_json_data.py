@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import pytest
+from jachess_ext.json_data import BadJSON, check
 
-from jachess_ext.json_data import BadJSON, check, parse_json, read_json
-from jachess_ext.tasks.examples import DataError
-from jachess_ext.tasks.files import Columns, file_task
+from jachess_ext._io import DataError, parse_json, read_json
+from jachess_ext.compare.tasks import Columns, file_task
 
 from .readers import RECORDS, regulariser, results
 

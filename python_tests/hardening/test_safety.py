@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import jachess_ext
+from jachess_ext._io import DataError
+from jachess_ext.compare.models import load_config, load_fine_tuned, load_head_model, load_model
+from jachess_ext.compare.models import load_tokenizer as tokenizer_of
 from jachess_ext.demo.data import ASSETS
-from jachess_ext.tasks.examples import DataError
-from jachess_ext.tasks.models import load_config, load_fine_tuned, load_head_model, load_model
-from jachess_ext.tasks.models import load_tokenizer as tokenizer_of
 
 PACKAGE = Path(jachess_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import jachess_ext as jx
-from jachess_ext.evaluation.files import write_atomically
+from jachess_ext._io import write_text
 from jachess_ext.jet import registry
 from jachess_ext.jet.rules import forward_mode, forward_mode_kept
 
@@ -137,7 +137,7 @@ def main() -> None:
         with_gradients, without = kept(given.limit, given.only)
     text = HEADER.format(version=torch.__version__.split("+")[0])
     text += _listed("WITH_GRADIENTS", with_gradients) + _listed("WITHOUT_GRADIENTS", without)
-    write_atomically(TARGET, text)
+    write_text(TARGET, text)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.files import Columns, file_task, folder_task
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import datasets
 import pytest
-
 from jachess_ext.tasks.examples import DataError, Task
 from jachess_ext.tasks.files import Columns
 from jachess_ext.tasks.hub import hub_task

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from jachess_ext.evaluation.metrics import ACCURACY
 from jachess_ext.tasks.examples import DataError, Examples, Task
 from jachess_ext.tasks.files import Columns

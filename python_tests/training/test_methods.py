@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer
 
-from jachess_ext.tasks.batches import Encoded
+from jachess_ext.compare.models import Encoded
 from jachess_ext.training import METHODS, MethodTrainer, parse_method, with_lora
 from jachess_ext.training.methods import SAM, JacHess, Jacobian
 from python_tests.smoothness.tiny_models import LABELS, classifier

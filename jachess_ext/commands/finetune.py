@@ -1,4 +1,4 @@
-"""The options of `jachess finetune` and `jachess evaluate`."""
+"""`jachess finetune` and `jachess evaluate`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,92 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._io import DataError, from_json, read_json, write_json
+
 if TYPE_CHECKING:
-    from .grid import Grid
+    from ..compare.finetune import Grid
+    from ..compare.runs import Record
+
+
+def finetune(options: argparse.Namespace) -> int:
+    """Run the grid, print its tables and write the report; return 1 where a run has failed.
+
+    Raises:
+        DataError: what was given cannot be used; nothing has been trained.
+    """
+    from ..compare.finetune import RESULTS, run_grid
+    from ..compare.report import print_report, write_report
+    from ..compare.runs import connect_ray
+
+    grid = grid_from(options)
+    for name in ("processes", "threads"):
+        if getattr(options, name) < 1:
+            raise DataError(f"--{name} is {getattr(options, name)}; expected at least 1")
+    if options.ray is not None:
+        connect_ray(options.ray)
+    records = run_grid(
+        grid,
+        options.out,
+        processes=options.processes,
+        threads=options.threads,
+        backend="loky" if options.ray is None else "ray",
+        save_models=options.save_models,
+        report_to=options.report_to,
+        progress=True,
+    )
+    print_report(records)
+    write_report(options.out / "report.html", records)
+    print(f"Report: {options.out / 'report.html'}, from {RESULTS} beside it")
+    return int(any(record["error"] for record in records))
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Draw a results file again, or judge a fine-tuned model.
+
+    Raises:
+        DataError: what was given cannot be used.
+    """
+    from ..compare.finetune import judge_saved, read_records
+    from ..compare.report import judged_sections, print_report, write_html, write_report
+    from ..compare.runs import prepare
+    from .select_live import use_device
+
+    if (options.results is None) == (options.model is None):
+        raise DataError("give either a results folder or --model with --tasks")
+    if options.results is not None:
+        records = read_records(options.results)
+        folder = options.results if options.results.is_dir() else options.results.parent
+        print_report(records)
+        path = options.out or folder / "report.html"
+        write_report(path, records)
+        print(f"Report: {path}")
+        return 0
+    options.methods = ["none"]
+    grid = grid_from(options)
+    use_device(options.device)
+    prepare(options.threads)
+    judged = list(judge_saved(grid, device="cpu" if options.device == "cpu" else "cuda"))
+    for figures in judged:
+        _print(figures)
+    if options.out is not None and options.out.suffix == ".html":
+        write_html(options.out, f"Judged: {grid.model}", judged_sections(judged))
+    elif options.out is not None:
+        write_json(options.out, judged)
+    return 0
+
+
+def _print(figures: Record) -> None:
+    lines = [f"{figures['task']}: {figures['metric']} {figures['score']:.3f}"]
+    if figures["brier"] is not None:
+        lines.append(f"  Brier {figures['brier']:.3f}, ECE {figures['ece']:.3f}")
+    lines += [f"  {float(s):.0%} tokens unknown: {v:.3f}" for s, v in figures["corrupted"].items()]
+    lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in figures["noisy"].items()]
+    lines += [f"  {noise}: accuracy {v:.3f}" for noise, v in figures["perturbed"].items()]
+    lines += [f"  on {target}: {of['score']:.3f}" for target, of in figures["shift"].items()]
+    if figures["jacobian"]:
+        norms = sum(figures["jacobian"]), sum(figures["hessian"])
+        lines.append(f"  Σ‖J‖ {norms[0]:,.0f}, Σ‖H‖ {norms[1]:,.0f}")
+    print("\n".join(lines))
 
 
 def add_finetune_options(parser: argparse.ArgumentParser) -> None:
@@ -68,10 +152,9 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="TRACKER",
-        help="log losses, penalties and figures of the runs made there, each under its name: "
-        "tensorboard (in <out>/logs), mlflow, trackio or wandb",
+        help="log losses and penalties of the runs there, each under its name: tensorboard (in "
+        "<out>/logs), mlflow, trackio, wandb or another that transformers' Trainer knows",
     )
-    run.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     run.add_argument("--quick", action="store_true", help="one seed, few rows: does it run?")
 
 
@@ -151,36 +234,29 @@ _TOP = (
 
 
 def grid_from(given: argparse.Namespace) -> Grid:
-    """The grid of --grid with the options given in place of its settings.
+    """Return the grid of --grid with the options given in place of its settings.
 
     Raises:
         DataError: a setting that is missing, unknown or out of range.
     """
-    from .grid import make_grid, quick, read_grid
+    from ..compare.finetune import Grid, quick
 
-    content: dict[str, Any] = read_grid(given.grid) if getattr(given, "grid", None) else {}
-    for name in _TOP:
-        if getattr(given, name, None) is not None:
-            content[name] = getattr(given, name)
+    content = read_json(given.grid) if getattr(given, "grid", None) else {}
+    if not isinstance(content, dict):
+        raise DataError(f"{given.grid} is not a JSON object with the names of settings")
+    options = {name: value for name, value in vars(given).items() if value is not None}
+    content |= {name: options[name] for name in _TOP if name in options}
     for part, names in _PLACES.items():
-        values = {
-            field: getattr(given, option)
-            for option, field in names.items()
-            if getattr(given, option, None) is not None
-        }
+        values = {field: options[option] for option, field in names.items() if option in options}
         if values:
             content[part] = {**content.get(part, {}), **values}
-    if getattr(given, "strengths", None):
+    if "strengths" in options:
         content["tuning"] = _with_strengths(content.get("tuning", {}), given.strengths)
-    if getattr(given, "shift", None):
-        shift: dict[str, list[str]] = {}
-        for pair in given.shift:
-            task, _, target = pair.partition("=")
-            shift.setdefault(task, []).append(target)
-        content["shift"] = shift
-    content = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-    grid = make_grid(content)
-    return quick(grid) if getattr(given, "quick", False) else grid
+    if "shift" in options:
+        pairs = [pair.partition("=")[::2] for pair in given.shift]
+        content["shift"] = {task: [t for name, t in pairs if name == task] for task, _ in pairs}
+    grid: Grid = from_json(content, Grid, "the grid")
+    return quick(grid) if options.get("quick") else grid
 
 
 def _with_strengths(
@@ -188,7 +264,7 @@ def _with_strengths(
 ) -> dict[str, Any]:
     """The part `tuning` of a grid with what `strengths` made of the words of --strengths."""
     if not isinstance(tuning, dict) or not isinstance(tuning.get("methods", {}), dict):
-        return tuning  # for `make_grid` to refuse
+        return tuning  # for `from_json` to refuse
     numbers = [value for value in given if isinstance(value, float)]
     own = {value[0]: list(value[1]) for value in given if not isinstance(value, float)}
     made = {**tuning, "methods": {**tuning.get("methods", {}), **own}}

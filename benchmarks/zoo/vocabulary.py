@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..evaluation.extras import require
+from jachess_ext._io import require
 
 LONGEST = 128
 """Tokens a text is cut to (`model_max_length`)."""

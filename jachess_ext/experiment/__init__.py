@@ -1,1 +1,0 @@
-"""Comparing methods over tasks and seeds: a grid of runs, its results file, tables and report."""
