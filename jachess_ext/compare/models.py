@@ -242,7 +242,7 @@ def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
         truncation=True,
         max_length=min(max_length, tokenizer.model_max_length),
     )
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
     return Encoded(rows, examples.labels, tokenizer)
 
 

@@ -187,7 +187,7 @@ def folder_task(folder: Path, columns: Columns) -> Task:
                 f"{', '.join(present) or 'none of them'}"
             )
         files.append(folder / present[0])
-    task = file_task(*files, columns)
+    task = file_task(files[0], files[1], columns)
     named = replace(
         task,
         name=folder.name,

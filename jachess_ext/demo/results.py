@@ -67,7 +67,7 @@ class Outcome:
                 "method": REFERENCE if run.method == "none" else TITLES[run.method],
                 "seed": run.seed,
                 "score": run.judgement.score,
-                "brier": run.judgement.brier,
+                "brier": run.judgement.figures["brier"],
             }
             for run in self.runs
         )
@@ -110,8 +110,8 @@ def table(outcome: Outcome) -> list[Row]:
     name = outcome.score_name
     judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
         (name, "higher", 3, lambda j: j.score),
-        ("Brier score", "lower", 3, lambda j: j.brier),
-        ("ECE, 8 bins", "lower", 3, lambda j: j.ece),
+        ("Brier score", "lower", 3, lambda j: j.figures["brier"]),
+        ("ECE, 8 bins", "lower", 3, lambda j: j.figures["ece"]),
         *(
             (
                 f"{name}, {share:.0%} tokens unknown",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import DataError, write_json, write_text
+from .._io import DataError, write_json, write_bytes
 from ..compare.metrics import reliability
 from ..compare.report import (
     Picture,
@@ -61,7 +61,7 @@ def write_outcome(outcome: Outcome, out: Path) -> list[Path]:
     for name, figure in pictures.items():
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=200)
-        write_text(out / name, png.getvalue())
+        write_bytes(out / name, png.getvalue())
     write_json(out / "results.json", to_json(outcome, rows))
     write_html(out / "report.html", "JacHess demo", sections(outcome, rows, pictures))
     return [out / name for name in ("report.html", "results.json", *pictures)]

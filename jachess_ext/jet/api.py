@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import torch_private
 from ..ops.library import transformed
-from . import rules
+from . import rules  # noqa: F401  registers the rules
 from .autocast import without_autocast
 from .deferred import ending
 from .dynamo import without_dynamo

@@ -180,4 +180,4 @@ def ending(run: Run | None) -> Iterator[None]:
 def make_pending() -> None:
     """Make every deferred jet of this thread: something they may read is about to change."""
     for jet in _PENDING:
-        jet.streams
+        jet.streams  # noqa: B018  reading makes them

@@ -605,7 +605,7 @@ def make_plan(
     models: Sequence[str],
     task: Task | str,
     *,
-    columns: Columns = Columns(),
+    columns: Columns = Columns(),  # noqa: B008  frozen
     sizes: Sequence[int] | None = None,
     budget: float = 1 / 8,
     flops: float | None = None,
@@ -615,7 +615,7 @@ def make_plan(
     screen_rows: int = 512,
     dev_size: int | None = None,
     data_seed: int = 0,
-    recipe: Recipe = Recipe(),
+    recipe: Recipe = Recipe(),  # noqa: B008  frozen
     **search: Any,
 ) -> Plan:
     """Read the data, load every model once, and decide on the sizes.

@@ -450,7 +450,7 @@ def sufficient_budget(
     if not budgets:
         raise TableError(f"the table has no size below the target {target:g}")
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
-    largest.best_probabilities
+    largest.best_probabilities  # noqa: B018 - raises where the method has none
     for budget in budgets:
         try:
             selection = select(losses, budget, target, method, **settings)
@@ -633,7 +633,7 @@ class Selection:
         if ax is None:
             ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
         losses = dict(zip(self.names, self.table.trained_losses, strict=True))
-        self.predicted_losses
+        self.predicted_losses  # noqa: B018 - raises where the method has none
         for row in self.to_frame(level).itertuples():
             (line,) = ax.plot(self.table.trained, losses[row.name], "o-", label=row.name)
             ends = [[row.predicted - row.low], [row.high - row.predicted]]

@@ -2,7 +2,7 @@
 trained), and callbacks that measure: a model's smoothness, the drift of its kernel."""
 
 try:
-    import transformers
+    import transformers  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise

@@ -14,7 +14,7 @@ from jachess_ext.experiment.checks import check_methods
 from benchmarks import finetune_quality
 from jachess_ext.compare.finetune import make_grid
 from jachess_ext.compare.tables import Table
-from python_tests.demo.conftest import tiny_model
+from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
 
 
 def write_folders(data: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_grids_are_what_the_notes_say() -> None:
 
 @pytest.mark.slow
 def test_all_grids_run(
-    tiny_model: Path,
+    tiny_model: Path,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

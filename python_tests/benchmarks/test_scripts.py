@@ -90,7 +90,7 @@ def test_ntk_methods_agree_and_are_compared(tmp_path: Path) -> None:
 
 def test_ntk_methods_refuses_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ntk_methods.METHODS["jacobian"]
-    wrong = lambda m, b: type(right(m, b))(lambda: 1.001 * right(m, b).step())
+    wrong = lambda m, b: type(right(m, b))(lambda: 1.001 * right(m, b).step())  # noqa: E731
     monkeypatch.setitem(ntk_methods.METHODS, "jacobian", wrong)
     with pytest.raises(RuntimeError, match=r"jacobian disagrees with jx\.ntk"):
         ntk_methods.main([*QUICK, "--parts", "time", "--methods", "jacobian"])
@@ -178,7 +178,7 @@ def test_composed_attention_is_attention_without_the_operator(
     )()
     called: list[object] = []
     monkeypatch.setattr(torch.ops.jachess, "attention_jet", lambda *given: called.append(given))
-    composed = lambda *x: bench_operators.composed_attention(*x, shape)
+    composed = lambda *x: bench_operators.composed_attention(*x, shape)  # noqa: E731
     found = bench_operators.in_one_way(composed, jets, way)()
     assert not called
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-WORDS = "good bad fine poor film book the a was is very not it we all".split()
+WORDS = "good bad fine poor film book the a was is very not it we all".split()  # noqa: SIM905
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from python_tests import processes
 from python_tests.distributed.rank_jobs import shard
-from python_tests.distributed.test_data_parallel import (
+from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
     joined,
     joined_directions,
@@ -51,7 +51,7 @@ def launched(folder: Path, micro: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_twenty_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:
+def test_twenty_steps(tmp_path: Path, micro: int, joined_directions: None) -> None:  # noqa: F811
     """Its own data loader, optimiser, backward and accumulation: the same parameters, to 1e-6."""
     expected, _ = one_process(
         lambda step: joined([shard(step, rank) for rank in range(WORLD)]), micro=micro

@@ -207,7 +207,7 @@ def test_corruption_keeps_the_place_a_decoders_head_reads(tmp_path: Path, share:
     model.score.register_forward_hook(lambda _m, _i, output: every.append(output))
     with torch.no_grad():
         read = model(**{k: v for k, v in made.items() if k != "labels"}).logits
-    places = [[(at == row).all().item() for at in of] for of, row in zip(every[0], read)]
+    places = [[(at == row).all().item() for at in of] for of, row in zip(every[0], read)]  # noqa: B905
     assert [of.index(True) for of in places] == [len(row) - 1 for row in words]
     changed = (made["input_ids"] != clean["input_ids"]).sum(1)
     others = torch.tensor([len(row) - 1 for row in words])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jachess_ext.compare.finetune import Grid, make_grid
-from python_tests.demo.conftest import sentiment, tiny_model
-from python_tests.threads import one_thread
+from python_tests.demo.conftest import sentiment, tiny_model  # noqa: F401  fixtures
+from python_tests.threads import one_thread  # noqa: F401  a fixture
 
 RECIPE = {"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16}
 CONDITIONS = {"corruption": (0.2,), "deltas": (0.0, 1.0), "sequences": 4}
@@ -18,7 +18,7 @@ MakeGrid = Callable[..., Grid]
 
 
 @pytest.fixture
-def grid(tiny_model: Path, sentiment: Path) -> MakeGrid:
+def grid(tiny_model: Path, sentiment: Path) -> MakeGrid:  # noqa: F811
     """Grids of the tiny model on the sentences, one epoch; settings replace the defaults."""
     task = f"{sentiment}:{sentiment}"
 

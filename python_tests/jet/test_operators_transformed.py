@@ -73,7 +73,7 @@ def check(call: Call, found: Any, gradients: bool, batches: bool) -> None:
     )
     torch.manual_seed(2)
     steps = tuple(torch.randn_like(p) for p in points)
-    scalar = lambda *points: total(found(*points))
+    scalar = lambda *points: total(found(*points))  # noqa: E731
     for got, value in zip(grad(scalar, (*range(len(points)),))(*points), expected, strict=True):
         torch.testing.assert_close(got, value, rtol=1e-8, atol=1e-10, equal_nan=True)
     slope = sum(((g * s).sum() for g, s in zip(expected, steps, strict=True)), torch.zeros(()))

@@ -277,4 +277,4 @@ def draw(seed: int) -> Program:
         return drawn.finished()
 
 
-from . import lines
+from . import lines  # noqa: E402, F401  registers the makers

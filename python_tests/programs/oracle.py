@@ -203,7 +203,7 @@ class Case:
 
     def jet_numbers(self, mode: str) -> Numbers:
         """What jachess_ext finds."""
-        fn: Callable[..., Any] = lambda x: self.function(x, self.w.clone())
+        fn: Callable[..., Any] = lambda x: self.function(x, self.w.clone())  # noqa: E731
         if mode in ("jvp", "target"):
             differentiable = mode == "jvp"
             values, tangents = jx.jvp(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from python_tests.scaling.live import save_model, write_rows
-from python_tests.threads import one_thread
+from python_tests.threads import one_thread  # noqa: F401  a fixture
 
 Settings = Callable[..., dict[str, Any]]
 

@@ -74,7 +74,7 @@ def test_halves_are_computed_in_single(name: str) -> None:
 def test_a_module_uses_the_composed_form_within_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     for function in list(composed_norms._COMPOSED):
-        spy = lambda *a, f=composed_norms._COMPOSED[function], **k: (calls.append(1), f(*a, **k))[1]
+        spy = lambda *a, f=composed_norms._COMPOSED[function], **k: (calls.append(1), f(*a, **k))[1]  # noqa: E731
         monkeypatch.setitem(composed_norms._COMPOSED, function, spy)
     norm = torch.nn.LayerNorm(8).double()
     outside = norm(random(2, 8))

@@ -45,7 +45,7 @@ def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor 
         return None
     # Both are made now: whoever takes the sum reads them anyway, and if that is beyond the end of
     # a checkpointed block, what they save would no longer be the block's to drop.
-    input.streams, other.streams
+    input.streams, other.streams  # noqa: B018
     return promise(Sum(input, other), rule, (input, other), {}, input)
 
 
