@@ -200,18 +200,11 @@ def _by_joblib(
 ) -> Computed[J]:
     """Yield (job, record, True) as they end; False where the record stands for a killed process."""
     joblib = require("joblib")
-    settings: dict[str, Any] = {}
-    if backend == "loky":
-        settings = {"initializer": _end_with, "initargs": (os.getpid(),)}
+    own = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
     def results(numbers: Iterable[int]) -> Iterator[tuple[int, Record]]:
-        parallel = joblib.Parallel(
-            n_jobs=processes,
-            backend=backend,
-            batch_size=1,
-            return_as="generator_unordered",
-            **settings,
-        )
+        with joblib.parallel_config(backend, n_jobs=processes, **own):
+            parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
         call = joblib.delayed(_run_numbered)
         return parallel(call(number, run, jobs[number], threads) for number in numbers)
 

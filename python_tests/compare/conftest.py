@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jachess_ext.compare.finetune import Grid, make_grid
+from jachess_ext._io import from_json
+from jachess_ext.compare.finetune import Grid
 from python_tests.demo.conftest import sentiment, tiny_model  # noqa: F401  fixtures
 from python_tests.threads import one_thread  # noqa: F401  a fixture
 
@@ -32,6 +33,7 @@ def grid(tiny_model: Path, sentiment: Path) -> MakeGrid:  # noqa: F811
             "recipe": RECIPE,
             "conditions": CONDITIONS,
         }
-        return make_grid(defaults | settings)
+        made: Grid = from_json(defaults | settings, Grid, "the grid")
+        return made
 
     return make
