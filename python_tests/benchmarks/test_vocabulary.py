@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jachess_ext.tasks.models import load_tokenizer
+from jachess_ext.compare.models import load_tokenizer
 
 from benchmarks.zoo.vocabulary import train_byte_pairs, train_wordpiece
 

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from jachess_ext.experiment import one_run
-from jachess_ext.experiment.arguments import add_finetune_options, grid_from
 from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
-from jachess_ext.compare.report import write_report
+from jachess_ext.commands.finetune import add_finetune_options, grid_from
+from jachess_ext.compare import finetune
 from python_tests.browser import assert_shown
-from python_tests.compare.records import record
 
 SMALL = ("--epochs", "1", "--batch-size", "8", "--lr", "5e-3", "--max-length", "16")
 
@@ -48,7 +46,7 @@ def test_finetune_then_evaluate(
     def refuse(*_: Any) -> None:
         raise AssertionError("evaluate trained a model")
 
-    monkeypatch.setattr(one_run, "run", refuse)
+    monkeypatch.setattr(finetune, "run", refuse)
     (out / "report.html").unlink()
     assert main(["evaluate", str(out)]) == 0
     assert (out / "report.html").read_bytes() == page, "the figures are redrawn as they were"
@@ -142,15 +140,6 @@ def test_bad_strengths(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{text!r} is no strength; expected a number" in capsys.readouterr().err
 
 
-def test_estimate_writes_nothing(
-    tiny_model: Path, sentiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    more = ("--methods", "none", "--seeds", "0", "--estimate")
-    assert main(command(tiny_model, sentiment, tmp_path / "out", *more)) == 0
-    assert "the whole grid: about" in capfd.readouterr().out
-    assert not (tmp_path / "out").exists()
-
-
 def refused(code: int, capfd: pytest.CaptureFixture[str], words: str, name: str) -> None:
     error = capfd.readouterr().err
     sentences = [line for line in error.splitlines() if line.startswith(f"jachess {name}: ")]
@@ -241,9 +230,9 @@ def test_tokenizers_that_lack_a_token(
         (["evaluate"], "give either a results folder or --model"),
         (["evaluate", "x", "--model", "y"], "give either a results folder or --model"),
         (["evaluate", "/nowhere/at/all"], "cannot be read"),
-        (["evaluate", "--model", "m"], "the grid has no tasks"),
+        (["evaluate", "--model", "m"], "the grid lacks tasks"),
         (["evaluate", "--model", "m", "--tasks", "t", "--device", "tpu"], "'tpu' is not known"),
-        (["finetune", "--model", "m", "--tasks", "t"], "the grid has no methods"),
+        (["finetune", "--model", "m", "--tasks", "t"], "the grid lacks methods"),
         (["finetune", "--grid", "/nowhere.json"], "cannot be read"),
     ],
 )
@@ -256,13 +245,3 @@ def test_a_model_that_was_not_fine_tuned(
 ) -> None:
     given = ["evaluate", "--model", str(tiny_model), "--tasks", f"{sentiment}:{sentiment}"]
     refused(main(given), capfd, "has no trained head", "evaluate")
-
-
-@pytest.mark.slow
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    methods = ("none", "sam", "jachess-train", "jachess-unlab")
-    write_report(
-        tmp_path / "r.html",
-        [record(m, t, s, 0.5) for m in methods for t in ("a", "b") for s in range(3)],
-    )
-    assert_shown(tmp_path / "r.html", tmp_path)

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from jachess_ext.experiment import one_run
-from jachess_ext.experiment.store import Store
 
-from jachess_ext._io import DataError, write_json
+from jachess_ext._io import DataError, from_json, write_json
+from jachess_ext.compare import finetune
 from jachess_ext.compare.finetune import (
     RESULTS,
     Grid,
@@ -27,9 +26,8 @@ from jachess_ext.compare.finetune import (
     final_jobs,
     fine_tune,
     load,
-    make_grid,
     quick,
-    read_results,
+    read_records,
     run_grid,
     tuning_jobs,
 )
@@ -77,13 +75,13 @@ def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Pat
 def runs_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs made from here on, in order; grows."""
     made: list[str] = []
-    original = one_run.run
+    original = finetune.run
 
     def run(job: Job, **options: Any) -> Any:
         made.append(job.name)
         return original(job, **options)
 
-    monkeypatch.setattr(one_run, "run", run)
+    monkeypatch.setattr(finetune, "run", run)
     return made
 
 
@@ -141,9 +139,9 @@ def test_models_asked_for_later_are_made(
 
 def test_a_run_does_not_depend_on_those_before_it(grid: MakeGrid, tmp_path: Path) -> None:
     jobs = final_jobs(load(grid(methods=("none", "jachess-unlab"), seeds=(0,))), {})
-    together = [one_run.run(job)[0] for job in jobs]
+    together = timeless([finetune.run(job) for job in jobs])
     for job, record in reversed(list(zip(jobs, together, strict=True))):
-        assert one_run.run(job)[0] == record
+        assert timeless([finetune.run(job)]) == [record]
 
 
 def _run_quietly(made: Grid, out: Path) -> None:
@@ -173,7 +171,7 @@ def test_killed_grids_go_on(grid: MakeGrid, tmp_path: Path) -> None:
 
 
 def same_results(first: Path, second: Path) -> bool:
-    return timeless(read_results(first)) == timeless(read_results(second))
+    return timeless(read_records(first)) == timeless(read_records(second))
 
 
 def timeless(records: list[dict]) -> list[dict]:
@@ -203,20 +201,6 @@ def test_ten_kills_at_random_moments(grid: MakeGrid, tmp_path: Path) -> None:
     assert last.returncode == 0, last.stderr[-3000:] + last.stdout[-3000:]
     run_grid(made, tmp_path / "whole")
     assert same_results(tmp_path / "killed", tmp_path / "whole")
-
-
-def test_what_is_left_of_a_killed_write_is_ignored(grid: MakeGrid, tmp_path: Path) -> None:
-    made = grid(seeds=(0,), methods=("none",))
-    run_grid(made, tmp_path)
-    (tmp_path / "runs" / ".final-a.json.x1").write_text('{"record": {"sco')
-    (tmp_path / RESULTS).write_text("{half")
-    records = run_grid(made, tmp_path)
-    assert len(records) == 1 and len((tmp_path / RESULTS).read_text().splitlines()) == 1
-
-
-def test_two_grids_do_not_write_to_one_folder(grid: MakeGrid, tmp_path: Path) -> None:
-    with Store(tmp_path).locked(), pytest.raises(DataError, match="is in use by another"):
-        run_grid(grid(), tmp_path)
 
 
 def test_a_diverged_run_is_recorded_and_the_grid_goes_on(grid: MakeGrid, tmp_path: Path) -> None:
@@ -266,7 +250,7 @@ def test_choice(records: list[dict], value: float) -> None:
 def test_a_value_in_the_methods_text_is_not_tuned(grid: MakeGrid) -> None:
     loaded = load(grid(methods=("jachess-train,strength=0.3", "none", "tapt"), tuning=TUNING))
     assert tuning_jobs(loaded) == []
-    assert final_jobs(loaded, {})[0].arguments.strength == 0.3
+    assert final_jobs(loaded, {})[0].configured.strength == 0.3
 
 
 def test_values_for_one_method(grid: MakeGrid) -> None:
@@ -286,7 +270,7 @@ def test_strengths_on_other_scales_are_tried_around_their_default(grid: MakeGrid
     tried: dict[str, list[float]] = {}
     for job in tuning_jobs(load(made)):
         tried.setdefault(job.method, []).append(job.value or 0.0)
-        assert job.arguments.strength == job.value or job.method == "jachess-unlab"
+        assert job.configured.strength == job.value or job.method == "jachess-unlab"
     assert tried == {
         "jacobian-train": [0.01, 0.1],
         "jachess-unlab": [0.5],
@@ -310,16 +294,6 @@ def test_a_quick_run_takes_what_a_small_task_has(grid: MakeGrid) -> None:
     assert len(load(quick(grid(train_size=24))).tasks[0].train) == 24
     with pytest.raises(DataError, match="1000 training rows were asked for, and it has 32"):
         load(grid(train_size=1000))
-
-
-def test_estimates_do_not_write(grid: MakeGrid, tmp_path: Path) -> None:
-    from jachess_ext.experiment.estimate import estimate
-
-    made = grid(tuning=TUNING)
-    found = estimate(made)
-    assert set(found.runs) == {("a", "none"), ("a", "jachess-train")}
-    assert all(seconds > 0 for seconds in found.runs.values())
-    assert found.total > 2 * sum(found.runs.values()), "two seeds, and tuning"
 
 
 def test_seeds_draw_rows_of_their_own(grid: MakeGrid) -> None:
@@ -367,7 +341,7 @@ def test_a_curve_over_epochs_changes_nothing_else(grid: MakeGrid, tmp_path: Path
     assert (record["validation_rows"], record["jacobian"]) == (8, [])
     assert 0.9 < record["embedding_growth"] < 1.1 and record["embedding_growth"] != 1
     assert set(record["seconds"]) == {"training", "processor", "judging"}
-    found = read_results(tmp_path / "2")
+    found = read_records(tmp_path / "2")
     assert "none, best epoch by NLL" in methods_of(to_frame(found))
 
 
@@ -425,7 +399,7 @@ def test_a_last_pass_acts_after_the_rate_has_decayed(
         seeds=(0,),
         recipe={"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16},
     )
-    plain, unlab = (one_run.run(job)[0] for job in final_jobs(load(made), {}))
+    plain, unlab = (finetune.run(job) for job in final_jobs(load(made), {}))
     ratio = sum(unlab["jacobian"]) / sum(plain["jacobian"])
     assert ratio < 0.99 if acts else ratio == 1.0
 
@@ -491,7 +465,7 @@ def test_shift_to_other_classes(grid: MakeGrid, tmp_path: Path) -> None:
 
 def test_names_follow_what_a_run_depends_on(grid: MakeGrid) -> None:
     job = final_jobs(load(grid()), {})[0]
-    task = replace(job.task, dev=job.task.dev.first(3))
+    task = replace(job.task, dev=job.task.dev.part(0, 3))
     others = [
         replace(job, seed=5),
         replace(job, version="other weights"),
@@ -503,7 +477,7 @@ def test_names_follow_what_a_run_depends_on(grid: MakeGrid) -> None:
     ]
     assert len({job.name, *(other.name for other in others)}) == 8
     assert replace(job).name == job.name
-    assert make_grid(asdict(grid())) == grid()
+    assert from_json(asdict(grid()), Grid, "it") == grid()
 
 
 def test_names_follow_the_defaults(grid: MakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +494,7 @@ def test_models_trained_in_bf16_are_judged_in_their_own_precision(grid: MakeGrid
     tokenizer = load_tokenizer(job.model)
     model = load_model(job.model, 2, tokenizer, 0)
     train = encode(job.task.train, tokenizer, job.recipe.max_length)
-    fine_tune(model, train, job.recipe, seed=job.seed, method=job.arguments)
+    fine_tune(model, train, job.recipe, seed=job.seed, method=job.configured)
     fresh = load_model(job.model, 2, tokenizer, 0)
     fresh.load_state_dict(model.state_dict())
     batch = tokenizer(["a good film"], return_tensors="pt")

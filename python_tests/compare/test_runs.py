@@ -65,7 +65,9 @@ def run(some: list[Square], folder: Path, **settings: Any) -> dict[str, Record]:
 
 def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     first = run(jobs(tmp_path), tmp_path)
-    assert run(jobs(tmp_path, 5), tmp_path) == first | {"square-4": {"run": "square-4", "square": 16}}
+    assert run(jobs(tmp_path, 5), tmp_path) == first | {
+        "square-4": {"run": "square-4", "square": 16}
+    }
     assert calls(tmp_path) == [f"square-{n}-0" for n in range(5)]
     assert json.loads((tmp_path / "runs" / "square-3.json").read_text())["square"] == 9
 
@@ -107,7 +109,7 @@ def test_a_results_file_alone_is_gone_on_from(tmp_path: Path) -> None:
     assert list(run(jobs(tmp_path), there).values()) == records
     assert calls(tmp_path)[-2:] == ["square-3-0", "square-3-1"], "the line that was missing"
     assert not (there / "square-9.json").exists()
-    with pytest.raises(DataError, match="line 2: .*is not JSON|line 2 is not JSON"):
+    with pytest.raises(DataError, match="line 2 is not JSON"):
         read_results(results)
 
 

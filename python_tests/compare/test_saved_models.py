@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from jachess_ext.experiment import one_run
 from transformers import BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
 
+from jachess_ext.compare import finetune
 from jachess_ext.compare.finetune import final_jobs, load
 from jachess_ext.compare.models import load_fine_tuned, load_tokenizer
 
@@ -59,8 +59,8 @@ def test_it_gives_the_same_logits(
             seen.append(model.eval()(**batch).logits)
         return {}
 
-    monkeypatch.setattr(one_run, "task_figures", figures)
-    one_run.run(job, tmp_path / "models")
+    monkeypatch.setattr(finetune, "judge_task", figures)
+    finetune.run(job, models=tmp_path / "models")
     for _ in range(2):
         torch.manual_seed(len(seen))
         saved = load_fine_tuned(tmp_path / "models" / job.name, 2, load_tokenizer(source))

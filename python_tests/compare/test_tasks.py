@@ -1,14 +1,35 @@
-"""The user's own files: every format, and one sentence for everything that can be wrong."""
+"""Tasks: formats of files, the hub, a sentence for every fault, and the rows that are used."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import datasets
+import pandas as pd
 import pytest
-from jachess_ext.tasks.examples import DataError
-from jachess_ext.tasks.files import Columns, file_task, folder_task
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from jachess_ext._io import DataError
+from jachess_ext.compare.metrics import ACCURACY
+from jachess_ext.compare.tasks import (
+    Columns,
+    Examples,
+    Task,
+    digest,
+    file_task,
+    folder_task,
+    held_out,
+    hub_task,
+    load_task,
+    selected,
+    with_validation,
+    with_wrong_labels,
+)
 
 CSV = "text,label\ngood one,yes\nbad one,no\n"
 
@@ -84,6 +105,9 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
         ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
         ("d.txt", CSV, "must end in .csv, .tsv or .jsonl"),
         ("d.csv.gz", CSV, "is not a whole gzip file"),
+        ("d.parquet", CSV, "cannot be read: "),
+        ("d.csv", "text,label\na,b,1\nc,0\n", "record 1 has more cells than the header has names"),
+        ("d.csv", "text,label,text\na,1,b\n", "has the column 'text' twice"),
         ("d.csv.gz", gzip.compress(CSV.encode(), mtime=0)[:-9], "is not a whole gzip file"),
     ],
 )
@@ -110,6 +134,20 @@ def test_unknown_dev_label(tmp_path: Path) -> None:
     dev = write(tmp_path, "b.csv", "text,label\na,maybe\n")
     with pytest.raises(DataError, match="record 1 has the label 'maybe'"):
         file_task(train, dev, Columns())
+
+
+def test_parquet_and_texts_that_look_like_numbers(tmp_path: Path) -> None:
+    """ "007" and "NA" are texts and names, in whatever format they come."""
+    texts, labels = ["007", "NA", "2024-01-01"], ["01", "null", "1"]
+    pd.DataFrame({"text": texts, "label": labels}).to_parquet(tmp_path / "d.parquet")
+    lines = "".join(f"{text},{label}\n" for text, label in zip(texts, labels, strict=True))
+    write(tmp_path, "d.csv", "text,label\n" + lines)
+    for path in (tmp_path / "d.parquet", tmp_path / "d.csv"):
+        task = file_task(path, path, Columns())
+        assert (task.train.texts, task.classes) == (texts, ("01", "1", "null"))
+        assert task.train.labels == [0, 2, 1]
+    pd.DataFrame({"text": ["a", "b"], "label": [3, 1]}).to_parquet(tmp_path / "n.parquet")
+    assert load_task(f"{tmp_path}/n.parquet:{tmp_path}/n.parquet").classes == ("1", "3")
 
 
 @pytest.mark.parametrize("name", ["d.csv.gz", "d.tsv.gz"])
@@ -228,3 +266,246 @@ def test_folders_without_the_files(tmp_path: Path) -> None:
     (made / "train.csv").write_text(CSV)
     with pytest.raises(DataError, match=r"it has train\.jsonl\.gz, train\.csv"):
         folder_task(made, Columns())
+
+
+# The hub, with the loading itself replaced
+
+
+def made(**splits: dict[str, list[Any]]) -> datasets.DatasetDict:
+    return datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict(columns) for name, columns in splits.items()}
+    )
+
+
+def load(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: Any, columns: Columns | None = None
+) -> Task:
+    asked: list[tuple[str, ...]] = []
+
+    def fake(*arguments: str) -> Any:
+        asked.append(arguments)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(datasets, "load_dataset", fake)
+    task = hub_task(name, columns or Columns())
+    assert asked == [("glue", name[5:]) if name.startswith("glue/") else (name,)]
+    return task
+
+
+def test_glue_tasks_bring_their_columns_and_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [1, 0]}
+    task = load(monkeypatch, "glue/mrpc", made(train=rows, validation=rows))
+    assert task.metric.name == "F1" and task.classes == ("0", "1")
+    assert (task.train.texts, task.train.pairs, task.dev.labels) == (
+        ["a", "b"],
+        ["c", "d"],
+        [1, 0],
+    )
+
+
+def test_any_other_name_uses_the_columns_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"t": ["a", "b"], "y": ["neg", "pos"]}
+    found = made(train=rows, test=rows)
+    task = load(monkeypatch, "me/mine", found, Columns(text="t", label="y"))
+    assert task.classes == ("neg", "pos") and task.train.labels == [0, 1]
+
+
+def test_fractions_are_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [2.5, 5.0]}
+    task = load(monkeypatch, "glue/stsb", made(train=rows, validation=rows))
+    assert task.regression and task.metric.name == "Spearman correlation"
+    assert (task.name, list(task.dev.labels)) == ("stsb", [2.5, 5.0])
+
+
+def class_labels(names: list[str], train: list[int | None], dev: list[int | None]) -> Any:
+    """Splits whose labels are ids of a ClassLabel, as in SNLI; no label is −1 or None there."""
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    )
+    return datasets.DatasetDict(
+        {
+            split: datasets.Dataset.from_dict(
+                {"text": [f"{split} {i}" for i in range(len(labels))], "label": labels}, features
+            )
+            for split, labels in (("train", train), ("validation", dev))
+        }
+    )
+
+
+def test_ids_of_named_classes_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a class has no training row: the others keep their names."""
+    names = ["entailment", "neutral", "contradiction"]
+    task = load(monkeypatch, "me/mine", class_labels(names, [0, 2, 2], [1, 2]))
+    assert task.classes == tuple(names)
+    assert (task.train.labels, task.dev.labels) == ([0, 2, 2], [1, 2])
+    titles = [task.classes[int(y)] for y in task.train.labels]
+    assert titles == ["entailment", "contradiction", "contradiction"]
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "words"),
+    [
+        ([0, 1, 2, -1, 0], [0], "(train): record 4 has the label -1"),
+        ([0, 1, None], [0], "(train): record 3 has the label None"),
+        ([0, 1, 2], [0, -1], "(validation): record 2 has the label -1"),
+    ],
+)
+def test_rows_without_a_label_are_named(
+    monkeypatch: pytest.MonkeyPatch, train: list[Any], dev: list[Any], words: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(monkeypatch, "me/mine", class_labels(["a", "b", "c"], train, dev))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "expected an id from 0 to 2: drop such rows" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ConnectionError("no route\nto host"), "could not be loaded: no route"),
+        (made(train={"text": ["a"], "label": [0]}), "needs the splits train and validation"),
+        (
+            made(train={"x": ["a"], "label": [0]}, validation={"x": ["a"], "label": [0]}),
+            "no column 'text'; it has 'x', 'label'",
+        ),
+        (
+            made(
+                train={"text": ["a", "b"], "label": [1, 1]},
+                validation={"text": ["a"], "label": [1]},
+            ),
+            "at least two classes",
+        ),
+        (
+            made(
+                train={"text": ["a", "b"], "label": [0, 1]},
+                validation={"text": ["a"], "label": [2]},
+            ),
+            "(validation): record 1 has the label '2', which",
+        ),
+        (
+            made(
+                train={"text": ["a", "b", "c"], "label": ["x", "y", None]},
+                validation={"text": ["a"], "label": ["x"]},
+            ),
+            "(train): record 3 has an unreadable label in column 'label': None",
+        ),
+    ],
+)
+def test_faults_are_one_sentence(monkeypatch: pytest.MonkeyPatch, found: Any, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load(monkeypatch, "me/mine", found)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+# The part of a task that a comparison uses
+
+
+def task(rows: int = 20, dev: int = 10) -> Task:
+    def examples(count: int, kind: str) -> Examples:
+        return Examples([f"{kind}{i}" for i in range(count)], None, [i % 2 for i in range(count)])
+
+    train = examples(rows, "t")
+    return Task("x", "", ("a", "b"), train, train, examples(dev, "d"), ACCURACY)
+
+
+@settings(deadline=None)
+@given(st.integers(4, 20), st.integers(1, 20), st.integers(1, 10), st.integers(0, 9))
+def test_selected_rows(train: int, unlabelled: int, dev: int, seed: int) -> None:
+    whole = task()
+    try:
+        made = selected(whole, train, unlabelled, dev, seed)
+    except DataError as error:
+        assume("all of one class" not in str(error))
+        raise
+    assert (len(made.train), len(made.unlabelled), len(made.dev)) == (train, unlabelled, dev)
+    for part in (made.train, made.unlabelled, made.dev):
+        assert len(set(part.texts)) == len(part), "no row twice"
+        assert all(int(t[1:]) % 2 == y for t, y in zip(part.texts, part.labels, strict=True))
+    shared = len(set(made.train.texts) & set(made.unlabelled.texts))
+    assert shared == max(0, train + unlabelled - 20), "only as many as must be"
+    assert made == selected(whole, train, unlabelled, dev, seed)
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+@pytest.mark.parametrize("label", [-1, 2, 0.5])
+def test_labels_are_indices_of_classes(part: str, label: float) -> None:
+    whole = task()
+    rows = getattr(whole, part)
+    bad = replace(rows, labels=[*rows.labels[:-1], label])
+    with pytest.raises(DataError, match=rf"label {label}; expected an index of its 2 classes"):
+        replace(whole, **{part: bad})
+
+
+def test_held_out_rows() -> None:
+    made = selected(task(), 12, 4, None, 0)
+    part = held_out(made, 0.25)
+    assert part.train.texts + part.dev.texts == made.train.texts
+    assert len(part.dev) == 3 and part.unlabelled == made.unlabelled
+    every = held_out(selected(task(), 20, None, None, 0), 0.25)
+    assert len(every.dev) == 5 and len(every.unlabelled) == 15, "dev texts are not looked at"
+    assert not set(every.dev.texts) & set(every.unlabelled.texts)
+    same = replace(made, unlabelled=made.train.part(9, 12))
+    assert held_out(same, 0.25).unlabelled == same.unlabelled, "or there would be none"
+    with pytest.raises(DataError, match="cannot be split into 12 to train on and 0"):
+        held_out(made, 0.01)
+
+
+def test_digests_follow_texts_and_labels() -> None:
+    whole = task()
+    flipped = replace(whole.dev, labels=[1 - y for y in whole.dev.labels])
+    others = [whole, task(19), task(20, 9), replace(whole, dev=flipped)]
+    assert len({digest(other) for other in others}) == 4
+    assert digest(whole) == digest(task())
+
+
+def test_words(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("text,label\na,0\nb,1\n")
+    assert load_task(f"{path}:{path}").name == "d"
+    assert load_task(f"mine={path}:{path}").name == "mine"
+    numbers = load_task(f"{path}:{path}", Columns(regression=True))
+    assert numbers.regression and list(numbers.dev.labels) == [0.0, 1.0]
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text(path.read_text())
+    assert load_task(str(tmp_path)).name == tmp_path.name
+    with pytest.raises(DataError, match="unknown task 'cola'; expected glue/"):
+        load_task("cola")
+    with pytest.raises(DataError, match="unknown GLUE task 'nope'"):
+        load_task("glue/nope")
+
+
+def test_validation_rows_are_dev_rows_that_are_not_judged_on() -> None:
+    made = with_validation(task(), 0.3, 4)
+    assert made.validation is not None and len(made.validation) == 3
+    parts = [*made.validation.texts, *made.dev.texts]
+    assert sorted(parts) == sorted(task().dev.texts)
+    assert made.train == task().train
+    others = {tuple(with_validation(task(), 0.3, seed).dev.texts) for seed in range(5)}
+    assert len(others) > 1
+    assert len({digest(made), digest(replace(made, validation=None)), digest(task())}) == 3
+    assert held_out(made, 0.25).validation is None
+    with pytest.raises(DataError, match="leaves 0 to validate on and 10 to judge on"):
+        with_validation(task(), 0.01, 0)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_wrong_labels(classes: int) -> None:
+    """Exactly the share of training rows; each other class alike; nothing else changes."""
+    count = 3000
+    rows = Examples([f"t{i}" for i in range(count)], None, [i % classes for i in range(count)])
+    whole = replace(task(), classes=("a", "b", "c")[:classes], train=rows)
+    made = with_wrong_labels(whole, 0.4, 1)
+    moves = [(b - a) % classes for a, b in zip(rows.labels, made.train.labels, strict=True)]
+    assert sum(move != 0 for move in moves) == 1200
+    if classes == 3:
+        assert abs(moves.count(1) - 600) < 4 * 300**0.5
+    assert replace(made, train=rows) == whole
+    assert with_wrong_labels(whole, 0.4, 1) == made != with_wrong_labels(whole, 0.4, 2)
+    assert with_wrong_labels(whole, 0.0, 1) == whole
+
+
+def test_label_noise_is_of_classes() -> None:
+    with pytest.raises(DataError, match="label noise is of classes"):
+        with_wrong_labels(replace(task(), classes=()), 0.2, 0)

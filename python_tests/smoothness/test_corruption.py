@@ -9,16 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from jachess_ext.evaluation.judge import _corrupted
-from jachess_ext.evaluation.robustness import (
-    corrupt_tokens,
-    embedding_scale,
-    perturbed_embeddings,
-    unknown_token_id,
-)
-from jachess_ext.tasks.batches import encode
-from jachess_ext.tasks.examples import Examples
-from jachess_ext.tasks.models import load_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -27,6 +17,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers import GPT2ForSequenceClassification as Gpt2
+
+from jachess_ext.compare.judge import _corrupted
+from jachess_ext.compare.models import encode, load_tokenizer
+from jachess_ext.compare.tasks import Examples
+from jachess_ext.smoothness.corruption import (
+    corrupt_tokens,
+    embedding_scale,
+    perturbed_embeddings,
+    unknown_token_id,
+)
 
 
 def tiny_bert() -> BertForSequenceClassification:
