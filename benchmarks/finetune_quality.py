@@ -37,9 +37,10 @@ import transformers
 from benchmarks.common.report import RESULTS, commit, device_name
 from jachess_ext._io import DataError, from_json, read_json, write_text
 from jachess_ext.compare.finetune import RESULTS as STORED
-from jachess_ext.compare.finetune import Grid, quick, read_records, run_grid
+from jachess_ext.compare.finetune import read_records, run_grid
 from jachess_ext.compare.report import sections, write_report
 from jachess_ext.compare.runs import Record
+from jachess_ext.compare.settings import Grid, quick
 from jachess_ext.compare.tables import Table
 
 COMMITS = "commits.txt"

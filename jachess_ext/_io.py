@@ -264,6 +264,7 @@ def shown(value: object) -> str:
 _LEFT_OUT = {
     "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
     "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
+    "bitsandbytes.backends.cpu.ops": r"Failed to load CPU \w+ from kernels-community",
     "bitsandbytes.cextension": r"No prebuilt binary for |The installed version .* without GPU",
 }
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .._io import DataError, from_json, read_json, write_json
 
 if TYPE_CHECKING:
-    from ..compare.finetune import Grid
     from ..compare.runs import Record
+    from ..compare.settings import Grid
 
 
 def finetune(options: argparse.Namespace) -> int:
@@ -239,7 +239,7 @@ def grid_from(given: argparse.Namespace) -> Grid:
     Raises:
         DataError: a setting that is missing, unknown or out of range.
     """
-    from ..compare.finetune import Grid, quick
+    from ..compare.settings import Grid, quick
 
     content = read_json(given.grid) if getattr(given, "grid", None) else {}
     if not isinstance(content, dict):

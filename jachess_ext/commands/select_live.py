@@ -146,9 +146,8 @@ def run(options: argparse.Namespace) -> None:
     if "device" in given:
         use_device(given.pop("device"))
     require("transformers")
-    from ..compare.finetune import Recipe
     from ..compare.runs import connect_ray
-    from ..compare.tasks import Columns
+    from ..compare.settings import Columns, Recipe
     from ..scaling.live import RECORDS, RESULT, WINNER, select_live
 
     names = ("text_column", "pair_column", "label_column", "regression")

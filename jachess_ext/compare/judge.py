@@ -26,6 +26,7 @@ from .metrics import (
     reliability,
 )
 from .models import Batch, Encoded, encode
+from .settings import TEXT_NOISE, Conditions
 from .tasks import Examples, Task
 
 _SMOOTHNESS_SEED = 20_000
@@ -78,7 +79,7 @@ def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
     return words
 
 
-TEXT_NOISE: dict[str, Change] = {
+_CHANGES: dict[str, Change] = {
     "typos": _each(_typo),
     "case": _each(lambda word, draw: word.swapcase()),  # a tokenizer that lower-cases undoes it
     "punctuation": _each(_punctuated),
@@ -106,61 +107,7 @@ def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> li
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
     draw = random.Random(f"{seed} {noise}")
-    return [" ".join(TEXT_NOISE[noise](text.split(), share, draw)) for text in texts]
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """How a model is made to struggle; the same draws for every model.
-
-    Attributes:
-        corruption: shares of tokens replaced by the unknown token (the paper's); see
-            `corrupt_tokens` for tokenizers whose unknown token is the padding.
-        deltas: sizes of the embedding noise, in units of the entries' root mean square.
-        texts: changes of the texts: typos, case, punctuation, swaps.
-        text_share: share of the words these change.
-        draws: random corruptions and noises averaged (of `texts` there is one).
-        sequences: how many examples the norms are measured on; 0: no norms.
-        layers: whether norms of all layers are measured, beside the logits'.
-        batch: examples at a time.
-        bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
-
-    Raises:
-        ValueError: one of them is out of range; the message names it.
-    """
-
-    corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
-    deltas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
-    texts: tuple[str, ...] = ()
-    text_share: float = 0.2
-    draws: int = 1
-    sequences: int = 32
-    layers: bool = True
-    batch: int = 64
-    bf16: bool = False
-
-    def __post_init__(self) -> None:
-        for share in self.corruption:
-            if not 0 <= share <= 1:
-                raise ValueError(f"corruption has {share}; expected shares from 0 to 1")
-        for delta in self.deltas:
-            if not 0 <= delta < float("inf"):
-                raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
-        for noise in self.texts:
-            if noise not in TEXT_NOISE:
-                raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
-        if not 0 <= self.text_share <= 1:
-            raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
-        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a number from {least} up"
-                )
-
-    @property
-    def bare(self) -> Conditions:
-        """The clean rows alone."""
-        return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
+    return [" ".join(_CHANGES[noise](text.split(), share, draw)) for text in texts]
 
 
 @dataclass(frozen=True)
@@ -269,7 +216,7 @@ def judge(
     dev: Encoded,
     metric: Metric,
     scale: float,
-    conditions: Conditions = Conditions(),
+    conditions: Conditions = Conditions(),  # noqa: B008  frozen
     *,
     regression: bool = False,
     validation: Encoded | None = None,

@@ -18,23 +18,7 @@ import torch
 
 from .._io import DataError, parse_json, read_json, require, shown
 from .metrics import ACCURACY, F1, GLUE, SPEARMAN, Metric
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where the columns of a file or data set are.
-
-    Attributes:
-        text: name of the column with the text.
-        pair: name of the column with the second text; None: of files ``text_pair`` if there is one.
-        label: name of the column with the label.
-        regression: whether labels are numbers to predict, not classes.
-    """
-
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
-    regression: bool = False
+from .settings import Columns
 
 
 @dataclass(frozen=True)
@@ -113,7 +97,7 @@ class Task:
         return len(self.classes) or 1
 
 
-def load_task(spec: str, columns: Columns = Columns()) -> Task:
+def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  frozen
     """Load ``glue/cola``, ``hub:owner/name``, a folder (`folder_task`), or ``train.csv:dev.csv``.
 
     ``name=`` before any of them gives the task another name.

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..commands.option_types import checked, fields_in, whole
-from ..compare.tasks import Columns
+from ..compare.settings import Columns
 from .options import Options, Recipe
 
 _not_negative = checked(float, lambda value: 0 <= value < float("inf"), "a finite number from 0 up")

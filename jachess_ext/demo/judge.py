@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..compare.judge import Conditions
+from ..compare.settings import Conditions
 
 CORRUPTION = (0.1, 0.2)
 """Shares of tokens replaced by the unknown token."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from ..compare.tasks import Columns
+from ..compare.settings import Columns
 
 Method = Literal["none", "recommended", "train", "unlab"]
 Form = Literal["joint", "alternating"]

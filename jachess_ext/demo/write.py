@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import DataError, write_json, write_bytes
+from .._io import DataError, write_bytes, write_json
 from ..compare.metrics import reliability
 from ..compare.report import (
     Picture,

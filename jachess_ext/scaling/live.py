@@ -28,13 +28,15 @@ from .._io import (
     whole_folder,
     write_bytes,
     write_json,
+    write_text,
 )
-from ..compare.finetune import Recipe, fine_tune
+from ..compare.finetune import fine_tune
 from ..compare.judge import model_outputs
 from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer, model_version
 from ..compare.runs import locked, read_results, run_all, write_results
-from ..compare.tasks import Columns, Examples, Task, digest, load_task
+from ..compare.settings import Columns, Recipe
+from ..compare.tasks import Examples, Task, digest, load_task
 from ..ntk import Measurement, Spectrum, measure_ntk, ntk_loss
 from ..training import with_lora
 from .baselines import FEATURE_SCORES
@@ -247,7 +249,7 @@ def run(job: Job) -> Record:
         with whole_folder(job.keep) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            (folder / _RUN).write_text(job.name, encoding="utf-8")
+            write_text(folder / _RUN, job.name)
     return record | measured
 
 

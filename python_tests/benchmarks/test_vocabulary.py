@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jachess_ext.compare.models import load_tokenizer
 
 from benchmarks.zoo.vocabulary import train_byte_pairs, train_wordpiece
+from jachess_ext.compare.models import load_tokenizer
 
 WORDS = ("harbour", "lantern", "quietly", "marching", "seven", "Orchards", "remain", "unlit")
 SHUFFLE = random.Random(0)

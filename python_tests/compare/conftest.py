@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jachess_ext._io import from_json
-from jachess_ext.compare.finetune import Grid
+from jachess_ext.compare.settings import Grid
 from python_tests.demo.conftest import sentiment, tiny_model  # noqa: F401  fixtures
 from python_tests.threads import one_thread  # noqa: F401  a fixture
 

@@ -20,18 +20,17 @@ from jachess_ext._io import DataError, from_json, write_json
 from jachess_ext.compare import finetune
 from jachess_ext.compare.finetune import (
     RESULTS,
-    Grid,
     Job,
     choose,
     final_jobs,
     fine_tune,
     load,
-    quick,
     read_records,
     run_grid,
     tuning_jobs,
 )
 from jachess_ext.compare.models import encode, load_model, load_tokenizer
+from jachess_ext.compare.settings import Grid, quick
 from jachess_ext.compare.tables import methods_of, to_frame
 from jachess_ext.training import METHODS
 from python_tests import processes

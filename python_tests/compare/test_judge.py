@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from jachess_ext.compare.judge import TEXT_NOISE, Conditions, judge, noisy_texts, slopes
+from jachess_ext.compare.judge import judge, noisy_texts, slopes
 from jachess_ext.compare.metrics import ACCURACY
 from jachess_ext.compare.models import Encoded
+from jachess_ext.compare.settings import TEXT_NOISE, Conditions
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 from python_tests.training.runs import Padder
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from jachess_ext._io import DataError
 from jachess_ext.compare.metrics import ACCURACY
+from jachess_ext.compare.settings import Columns
 from jachess_ext.compare.tasks import (
-    Columns,
     Examples,
     Task,
     digest,

@@ -12,7 +12,8 @@ import torch
 from jachess_ext.compare.judge import judge, layer_norms
 from jachess_ext.compare.metrics import ACCURACY
 from jachess_ext.compare.models import Encoded, encode, load_model, load_tokenizer
-from jachess_ext.compare.tasks import Columns, file_task
+from jachess_ext.compare.settings import Columns
+from jachess_ext.compare.tasks import file_task
 from jachess_ext.demo.finetune import Trainer, finetune_in_turns
 from jachess_ext.demo.options import TITLES, Method, Recipe
 from jachess_ext.smoothness import JacHess

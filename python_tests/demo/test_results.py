@@ -15,6 +15,7 @@ import pytest
 from jachess_ext.compare.judge import Judgement
 from jachess_ext.compare.metrics import reliability
 from jachess_ext.demo.finetune import Log
+from jachess_ext.demo.judge import DELTAS
 from jachess_ext.demo.main import print_table
 from jachess_ext.demo.options import Method
 from jachess_ext.demo.results import Outcome, Run, in_short, table
@@ -32,13 +33,13 @@ def judgement(score: float, brier: float) -> Judgement:
         perturbed={},
         accuracies={},
         slopes={},
-        corrupted=[score - 0.1, score - 0.2],
-        noisy=[score, score - 0.1, score - 0.2, score - 0.3],
+        corrupted={"0.1": score - 0.1, "0.2": score - 0.2},
+        noisy={str(d): score - 0.1 * n for n, d in enumerate(DELTAS)},
         jacobian=[10.0, 20.0],
         hessian=[30.0, 40.0],
         probabilities=PROBABILITIES,
         labels=LABELS,
-        diagram=reliability(PROBABILITIES, LABELS),
+        reliability=reliability(PROBABILITIES, LABELS),
     )
 
 

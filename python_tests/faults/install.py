@@ -2,7 +2,6 @@
 
 from python_tests.faults import Edit, Fault
 
-_WORKERS = "jachess_ext/experiment/workers.py"
 _CUDA = "build_backend/jachess_build/cuda.py"
 
 FAULTS = [
@@ -29,15 +28,9 @@ FAULTS = [
         ("python_tests/test_processes.py -k outlives",),
     ),
     Fault(
-        "processes: a worker that is starting outlives its grid",
-        (
-            Edit(
-                _WORKERS,
-                "    parent = multiprocessing.parent_process()\n",
-                "    prepare(threads)\n    parent = multiprocessing.parent_process()\n",
-            ),
-        ),
-        ("python_tests/experiment/test_workers.py -k True",),
+        "processes: a worker outlives its grid",
+        (Edit("jachess_ext/compare/runs.py", "        os._exit(1)\n", "        return\n"),),
+        ("python_tests/compare/test_runs.py -k killed_parent",),
     ),
     Fault(
         "start: torchao's own warnings before every command",

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jachess_ext.experiment.run_folder import RunFolder
 
 from jachess_ext import JacHess
+from jachess_ext._io import from_json, read_json
 from jachess_ext.cli import main
 from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
 from jachess_ext.commands.ntk_data import class_numbers, read_samples
-from jachess_ext.compare.finetune import Grid, make_grid, read_grid, read_results
+from jachess_ext.compare.finetune import check_record, read_records
 from jachess_ext.compare.report import sections
-from jachess_ext.compare.tasks import Columns, file_task, folder_task
+from jachess_ext.compare.runs import run_all
+from jachess_ext.compare.settings import Columns, Grid
+from jachess_ext.compare.tasks import file_task, folder_task
 from jachess_ext.scaling import LiveSelection, Search, read_selection
 from jachess_ext.scaling.live import RunRecord
 from jachess_ext.training import DualSchedule
@@ -155,16 +157,22 @@ def select(path: Path) -> None:
 
 
 def grid(path: Path) -> object:
-    return make_grid(read_grid(path))
+    return from_json(read_json(path), Grid, "the grid")
 
 
 def results(path: Path) -> object:
-    return [section.title for section in sections(read_results(path))]
+    return [section.title for section in sections(read_records(path))]
 
 
 def run_file(path: Path) -> object:
-    folder = RunFolder(path.parent.parent, "results.jsonl", "a test")
-    return folder.read_run(path.stem)
+    """A damaged file costs its run alone."""
+    job = argparse.Namespace(name=path.stem)
+
+    def usable(_: Any, found: Any) -> bool:
+        check_record(found)
+        return True
+
+    return list(run_all([job], lambda _: {"again": True}, path.parent, usable=usable))
 
 
 def regulariser() -> JacHess:
@@ -229,7 +237,7 @@ READERS = {
     "ntk txt": Reader("data.txt", b"one text\nanother\n", ntk_samples),
     "grid": Reader("grid.json", GRID, grid),
     "results.jsonl": Reader("results.jsonl", RECORDS, results),
-    "run file": Reader("runs/run.json", b'{"record": {"a": 1}, "seconds": {}}', run_file),
+    "run file": Reader("runs/run.json", RECORDS.splitlines()[0], run_file, (OSError,)),
     "live records": Reader("records.jsonl", json_lines(list(LIVE.records)), live_records),
     "live selection": Reader("selection.json", json.dumps(LIVE.to_dict()).encode(), live_result),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),

@@ -38,7 +38,7 @@ def test_neither_torch_nor_transformers_is_loaded(start: str) -> None:
     loaded = _run(f"{start}\nimport sys; print(*sys.modules)").split()
     assert not {"torch", "numpy", "transformers"} & set(loaded)
     ours = [name for name in loaded if name.startswith("jachess_ext.")]
-    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_floor", "cli", "quiet")}
+    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_floor", "cli", "_io")}
 
 
 def test_derivatives_load_no_more_than_the_engine() -> None:

@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def settings(models: tuple[str, str], files: tuple[Path, Path]) -> Settings:
     """Arguments of `make_plan` for the two models, one epoch; given ones replace them."""
-    from jachess_ext.compare.finetune import Recipe
+    from jachess_ext.compare.settings import Recipe
 
     def arguments(**given: Any) -> dict[str, Any]:
         train, dev = given.pop("train", files[0]), given.pop("dev", files[1])

@@ -22,8 +22,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from jachess_ext.cli import main
 from jachess_ext.commands.select_live import use_device
-from jachess_ext.compare.finetune import Recipe
-from jachess_ext.compare.tasks import Columns, Examples, Task
+from jachess_ext.compare.settings import Columns, Recipe
+from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live
 from jachess_ext.scaling.live import (
     Candidate,

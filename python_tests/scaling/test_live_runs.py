@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from jachess_ext.compare.tasks import Columns
+from jachess_ext.compare.settings import Columns
 from jachess_ext.scaling import Ask, live
 from jachess_ext.scaling.live import Job, make_plan, read_kernel, run
 

@@ -1,0 +1,268 @@
+"""What a comparison runs, as plain dataclasses; importing this imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .._io import DataError
+
+TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the columns of a file or data set are.
+
+    Attributes:
+        text: name of the column with the text.
+        pair: name of the column with the second text; None: of files ``text_pair`` if there is one.
+        label: name of the column with the label.
+        regression: whether labels are numbers to predict, not classes.
+    """
+
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    regression: bool = False
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a model is made to struggle; the same draws for every model.
+
+    Attributes:
+        corruption: shares of tokens replaced by the unknown token (the paper's); see
+            `corrupt_tokens` for tokenizers whose unknown token is the padding.
+        deltas: sizes of the embedding noise, in units of the entries' root mean square.
+        texts: changes of the texts: typos, case, punctuation, swaps.
+        text_share: share of the words these change.
+        draws: random corruptions and noises averaged (of `texts` there is one).
+        sequences: how many examples the norms are measured on; 0: no norms.
+        layers: whether norms of all layers are measured, beside the logits'.
+        batch: examples at a time.
+        bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
+
+    Raises:
+        ValueError: one of them is out of range; the message names it.
+    """
+
+    corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
+    deltas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    texts: tuple[str, ...] = ()
+    text_share: float = 0.2
+    draws: int = 1
+    sequences: int = 32
+    layers: bool = True
+    batch: int = 64
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        for share in self.corruption:
+            if not 0 <= share <= 1:
+                raise ValueError(f"corruption has {share}; expected shares from 0 to 1")
+        for delta in self.deltas:
+            if not 0 <= delta < float("inf"):
+                raise ValueError(f"deltas has {delta}; expected finite numbers from 0 up")
+        for noise in self.texts:
+            if noise not in TEXT_NOISE:
+                raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
+        if not 0 <= self.text_share <= 1:
+            raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
+        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a number from {least} up"
+                )
+
+    @property
+    def bare(self) -> Conditions:
+        """The clean rows alone."""
+        return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every method fine-tunes, the same for all.
+
+    Attributes:
+        epochs: over the training rows; a fraction ends within one.
+        batch_size: rows of a step, on each device.
+        lr: highest learning rate; None: 2e-5, with LoRA 1e-4 (the paper's).
+        weight_decay: of AdamW.
+        warmup: share of the steps.
+        scheduler: transformers' name of the learning rate's course, which passes of mode unlab do
+            not take part in unless the method says ``unlab_schedule=follow``.
+        max_length: tokens that texts are cut to.
+        lora: whether adapters alone are trained (peft, r 8, alpha 16).
+        bf16: whether to train under autocast.
+        gradient_accumulation: batches a step.
+        gradient_checkpointing: whether activations are computed again to save memory.
+        torch_compile: whether the model is compiled.
+    """
+
+    epochs: float = 5.0
+    batch_size: int = 16
+    lr: float | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    scheduler: str = "linear"
+    max_length: int = 128
+    lora: bool = False
+    bf16: bool = False
+    gradient_accumulation: int = 1
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the paper's."""
+        return self.lr if self.lr is not None else (1e-4 if self.lora else 2e-5)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "max_length", "gradient_accumulation"):
+            if not getattr(self, name) > 0:
+                raise DataError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise DataError(f"lr is {self.lr}; expected a number above 0")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise DataError(f"weight_decay is {self.weight_decay}; expected a number from 0 up")
+        if not 0 <= self.warmup < 1:
+            raise DataError(f"warmup is {self.warmup}; expected a share of the steps, below 1")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a method's knob (`Method.knob`) is chosen, on training rows alone.
+
+    For each task and method, models trained on the rest of the training rows are judged on the
+    `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
+    better calibrated, then the smaller).  Without values for a knob it stays as the method has it.
+
+    Attributes:
+        strength: values for methods that penalise derivatives (jacobian, cross-holder, jachess).
+        factors: of the default strength, tried for the other methods where `strength` has values:
+            those of l2 and r3f are on scales of their own.
+        unlab_lr_ratio: values for mode unlab.
+        validation: share of the training rows that is judged on.
+        seeds: of the tuning runs.
+        methods: values to try for one method in place of all these, by its text in the grid or its
+            name with the mode ("l2", "jachess-train").
+    """
+
+    strength: tuple[float, ...] = ()
+    factors: tuple[float, ...] = (0.1, 1.0, 10.0)
+    unlab_lr_ratio: tuple[float, ...] = ()
+    validation: float = 0.25
+    seeds: tuple[int, ...] = (1000,)
+    methods: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise DataError(f"validation is {self.validation}; expected a share between 0 and 1")
+        named = {f"values for {method!r}": tried for method, tried in self.methods.items()}
+        needed = {"seeds": self.seeds, "factors": self.factors, **named}
+        for name, values in needed.items():
+            if not values:
+                raise DataError(f"tuning has no {name}; expected at least one")
+        optional = {"strength": self.strength, "unlab_lr_ratio": self.unlab_lr_ratio}
+        for name, values in {**needed, **optional}.items():
+            if len(set(values)) != len(values):
+                raise DataError(f"tuning's {name} are {list(values)}; expected each of them once")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Methods × tasks × seeds of one model; `from_json(read_json(path), Grid, ...)` reads a file.
+
+    Attributes:
+        model: path or hub id of the model.
+        tasks: as `load_task` takes them.
+        methods: as `parse_method` takes them.
+        seeds: of the runs that count.
+        shift: by a task's name, tasks whose dev rows its models are judged on as well.
+        train_size: training rows; None: all.
+        unlabelled_size: unlabelled rows; None: all.
+        dev_size: rows to judge on; None: all.
+        shift_size: rows of each task of `shift`; None: all.
+        fewer: whether a task with fewer training rows than `train_size` is taken with all it has.
+        data_seed: draws the rows.
+        resample: whether each seed draws training and unlabelled rows of its own; the dev rows are
+            the same for all.
+        label_noise: share of the training labels that are another class, drawn by the seed.
+        validation: share of the dev rows on which temperatures are fitted and epochs chosen, and
+            which are judged on in no way; 0: no temperatures.
+        curve: whole epochs after which the models of `curve_methods` are judged as well.
+        curve_methods: those methods.
+        columns: of the tasks' files.
+        recipe: how every method fine-tunes.
+        tuning: how strengths are chosen.
+        conditions: how models are judged.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    shift: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    train_size: int | None = None
+    unlabelled_size: int | None = 1000
+    dev_size: int | None = None
+    shift_size: int | None = None
+    fewer: bool = False
+    data_seed: int = 0
+    resample: bool = False
+    label_noise: float = 0.0
+    validation: float = 0.0
+    curve: tuple[int, ...] = ()
+    curve_methods: tuple[str, ...] = ("none",)
+    columns: Columns = field(default_factory=Columns)
+    recipe: Recipe = field(default_factory=Recipe)
+    tuning: Tuning = field(default_factory=Tuning)
+    conditions: Conditions = field(default_factory=Conditions)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise DataError("the grid has no model; it needs model, tasks and methods")
+        for name in ("tasks", "methods", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise DataError(f"{name} is {list(values)}; expected some, each of them once")
+        for name in ("train_size", "unlabelled_size", "dev_size", "shift_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a number from 1 up")
+        for name in ("label_noise", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
+        if self.curve and (min(self.curve) < 1 or len(set(self.curve)) != len(self.curve)):
+            raise DataError(f"curve is {list(self.curve)}; expected whole epochs, each once")
+        if self.curve and not self.validation:
+            raise DataError("a curve needs validation rows to choose its epoch on; set validation")
+        own = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
+        for name, seeds in {**own, "tuning's seeds": self.tuning.seeds}.items():
+            if min(seeds) < 0 or max(seeds) >= 2**32:
+                raise DataError(f"{name} is {list(seeds)}; expected numbers from 0 to 2^32 - 1")
+
+
+def quick(grid: Grid) -> Grid:
+    """Return the grid at a size that shows that all of it runs: one seed, few rows, one epoch."""
+    tuning = grid.tuning
+    return replace(
+        grid,
+        fewer=True,
+        seeds=grid.seeds[:1],
+        train_size=min(grid.train_size or 64, 64),
+        unlabelled_size=min(grid.unlabelled_size or 32, 32),
+        dev_size=min(grid.dev_size or 64, 64),
+        shift_size=min(grid.shift_size or 64, 64),
+        curve=(1,) if grid.curve else (),
+        recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
+        tuning=replace(
+            tuning,
+            strength=tuning.strength[:1],
+            factors=tuning.factors[:1],
+            unlab_lr_ratio=tuning.unlab_lr_ratio[:1],
+            seeds=tuning.seeds[:1],
+            methods={method: values[:1] for method, values in tuning.methods.items()},
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Files of results and checkpoints that parse, but hold what no report can be drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jachess_ext._io import DataError
+
+from .readers import RECORDS, regulariser, results
+
+RESULTS = [
+    (RECORDS.replace(b'"final"', b'"tuning"'), "has no finished run yet"),
+    (RECORDS.replace(b'"score": 0.5', b'"score": "best"', 1), "score is 'best'"),
+    (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "has 7 values for 8 bins"),
+    (RECORDS.replace(b'"edges": [0.0', b'"edges": [0.1', 1), "diagrams of different bins"),
+    (RECORDS.replace(b'"weights": "', b'"wights": "', 1), "have no 'weights'"),
+]
+
+
+@pytest.mark.parametrize("content, words", RESULTS)
+def test_results_that_no_report_can_be_drawn_from(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    assert content != RECORDS
+    (tmp_path / "results.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        results(tmp_path / "results.jsonl")
+
+
+def test_a_text_with_a_line_separator_is_one_record(tmp_path: Path) -> None:
+    """U+2028 within a task's name: no line break for JSON, one for str.splitlines."""
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(RECORDS.replace(b'"task": "task"', '"task": "a\u2028b"'.encode()))
+    assert "Scores" in results(path)
+
+
+UNUSUAL = [
+    (b'"jacobian": [1.0, 2.0]', b'"jacobian": [null, 2.0]'),
+    (b'"0.2": ', b'"0.3": null, "0.2": '),
+]
+
+
+@pytest.mark.parametrize("old, new", UNUSUAL)
+def test_figures_that_were_not_finite(tmp_path: Path, old: bytes, new: bytes) -> None:
+    """They are null in the file, and their runs are left out of the mean."""
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(RECORDS.replace(old, new))
+    assert "Smoothness" in results(path)
+
+
+STATES = [
+    ({"step": 1.5, "seed": 1, "base": None}, "step is 1.5"),
+    ({"step": 1, "seed": 1, "base": {"jacobian": [1.0], "hessian": None}}, "lacks tokens"),
+    (
+        {"step": 1, "seed": 1, "base": {"jacobian": [1.0], "hessian": [1.0, 2.0], "tokens": 1}},
+        "unequal numbers of layers",
+    ),
+    (
+        {"step": 1, "seed": 1, "base": {"jacobian": [-1.0], "hessian": None, "tokens": 1}},
+        "not positive",
+    ),
+    ({"step": 1, "seed": 1, "base": None, "skipped": {"last": 1}}, "the layer 'last'"),
+    ({"step": 1, "seed": 1, "base": None, "layer_weights": [True]}, r"layer_weights\[0\] is True"),
+]
+
+
+@pytest.mark.parametrize("state, words", STATES)
+def test_states_of_no_regulariser(state: dict, words: str) -> None:
+    made = regulariser()
+    with pytest.raises(ValueError, match=words):
+        made.load_state_dict(state)
+    assert made.step == 0 and made.base is None
