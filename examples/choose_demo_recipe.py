@@ -113,8 +113,9 @@ def one(  # type: ignore[no-untyped-def]
     found = judge(model, judged, ACCURACY, scale, CONDITIONS)
     last = float(np.mean([step["task"] for step in log.losses[-20:]]))
     return [
-        *(found.score, found.brier, found.ece, *found.corrupted, *found.noisy[-2:]),
-        *(sum(found.jacobian), sum(found.hessian), last),
+        *(found[name] for name in ("score", "brier", "ece")),
+        *(*found["corrupted"].values(), *list(found["noisy"].values())[-2:]),
+        *(sum(found["jacobian"]), sum(found["hessian"]), last),
     ]
 
 

@@ -520,6 +520,9 @@ def _now() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
+_POINT = ("score", "accuracy", "auc", "nll", "brier", "brier_binary", "ece", "scaled")
+
+
 class Curve(transformers.TrainerCallback):
     """Judges the model after the job's epochs, on validation rows as well, and changes nothing.
 
@@ -546,28 +549,15 @@ class Curve(transformers.TrainerCallback):
         with _in_own_precision(kwargs["model"]) as model:
             dev = self._judged(model, self._dev, self._validation)
             validation = self._judged(model, self._validation)
-        self.points.append(
-            {
-                "epoch": epoch,
-                "score": dev.score,
-                **dev.figures,
-                "scaled": dev.scaled,
-                "validation": {"score": validation.score, "nll": validation.figures.get("nll")},
-            }
-        )
+        point = {name: dev[name] for name in _POINT if name in dev}
+        point["validation"] = {"score": validation["score"], "nll": validation.get("nll")}
+        self.points.append({"epoch": epoch, **point})
         self.seconds = self.seconds + _now() - start
 
-    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Any:
-        task, conditions = self._job.task, self._job.conditions.bare
-        return judge(
-            model,
-            rows,
-            task.metric,
-            1.0,
-            conditions,
-            regression=task.regression,
-            validation=validation,
-        )
+    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Record:
+        metric, regression = self._job.task.metric, self._job.task.regression
+        bare = self._job.conditions.bare
+        return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
 
 
 def _head(job: Job) -> Record:

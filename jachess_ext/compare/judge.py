@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from ..smoothness.modes import in_mode
 from .metrics import (
     Floats,
     Metric,
-    Reliability,
     at_temperature,
     class_figures,
     fitted_temperature,
@@ -110,49 +109,6 @@ def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> li
     return [" ".join(_CHANGES[noise](text.split(), share, draw)) for text in texts]
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Figures of one model on the dev data.
-
-    Attributes:
-        score: in the task's metric.
-        figures: those of `class_figures`; none of a regression.
-        scaled: the same at the ``temperature`` it has as well, fitted on validation rows; None
-            without any.
-        perturbed: the score by change of the texts.
-        accuracies: of all conditions by name ("corrupted 0.2"); none of a regression.
-        slopes: those of `decision_slopes`.
-        corrupted, noisy: the score by `Conditions.corruption` and `deltas`.
-        jacobian, hessian: [K], mean norms of each layer over the sequences measured.
-        reliability: the diagram; None of a regression.
-        probabilities: [N, C]; of a regression predictions [N, 1].
-        labels: [N], in the same order.
-    """
-
-    score: float
-    figures: Mapping[str, float | None]
-    scaled: Mapping[str, float | None] | None
-    perturbed: Mapping[str, float]
-    accuracies: Mapping[str, float]
-    slopes: Mapping[str, float | None]
-    corrupted: Mapping[str, float]
-    noisy: Mapping[str, float]
-    jacobian: list[float]
-    hessian: list[float]
-    reliability: Reliability | None
-    probabilities: Floats
-    labels: npt.NDArray[Any]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The figures by name; the bins of the reliability diagram stand for the outputs."""
-        own = {**vars(self)}
-        for name in ("figures", "probabilities", "labels"):
-            del own[name]
-        diagram = None if self.reliability is None else vars(self.reliability)
-        return {"brier": None, "ece": None, **self.figures, **own, "reliability": diagram}
-
-
 def judge_task(
     model: Any,
     tokenizer: Any,
@@ -162,7 +118,7 @@ def judge_task(
     conditions: Conditions,
     max_length: int,
 ) -> dict[str, Any]:
-    """Return the figures of a model on a task, and on the clean rows of other tasks, by name.
+    """Return the figures of a model on a task, see `judge`, and on the clean rows of other tasks.
 
     Args:
         scale: what δ = 1 means, in the units of the embedding's entries.
@@ -174,18 +130,11 @@ def judge_task(
         return encode(examples, tokenizer, max_length)
 
     def on(target: Task) -> dict[str, float | None]:
-        judged = judge(
-            model,
-            encoded(target.dev),
-            target.metric,
-            scale,
-            conditions.bare,
-            regression=target.regression,
-        )
-        figures = {name: judged.figures.get(name) for name in ("brier", "ece")}
-        return {"score": judged.score, **figures}
+        rows, bare = encoded(target.dev), conditions.bare
+        figures = judge(model, rows, target.metric, scale, bare, regression=target.regression)
+        return {name: figures[name] for name in ("score", "brier", "ece")}
 
-    judged = judge(
+    figures = judge(
         model,
         encoded(task.dev),
         task.metric,
@@ -198,7 +147,7 @@ def judge_task(
             for noise in conditions.texts
         },
     )
-    return judged.record | {"shift": {target.name: on(target) for target in shift}}
+    return figures | {"shift": {target.name: on(target) for target in shift}}
 
 
 def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:
@@ -221,8 +170,14 @@ def judge(
     regression: bool = False,
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
-) -> Judgement:
-    """Return all figures of `Judgement`.
+) -> dict[str, Any]:
+    """Return the figures of a model on dev rows, by name.
+
+    ``score`` is in the task's metric; of classifiers there are those of `class_figures`, the same
+    ``scaled`` to the temperature that was fitted on validation rows, ``accuracies`` under every
+    condition, and the ``reliability`` diagram.  ``corrupted``, ``noisy`` and ``perturbed`` have the
+    score by share, δ and change of the texts; ``jacobian`` and ``hessian`` each layer's mean norms
+    [K] over the sequences measured; ``slopes`` are those of `decision_slopes`.
 
     Args:
         model: a sequence classifier or regressor.
@@ -271,21 +226,21 @@ def judge(
     if validation is not None and not regression:
         scaled = _at_fitted_temperature(model, outputs, labels, validation, conditions.batch)
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
-    return Judgement(
-        score=base,
-        figures={} if regression else class_figures(outputs, labels),
-        scaled=scaled,
-        corrupted={str(share): corrupted(share) for share in conditions.corruption},
-        noisy={str(delta): noisy(delta) if delta else base for delta in conditions.deltas},
-        perturbed={noise: changed(noise, rows) for noise, rows in (perturbed or {}).items()},
-        accuracies=accuracies,
-        jacobian=norms[0],
-        hessian=norms[1],
-        slopes=slopes(model, dev, 0 if regression else conditions.sequences),
-        probabilities=outputs,
-        labels=labels,
-        reliability=None if regression else reliability(outputs, labels),
-    )
+    return {
+        "score": base,
+        "brier": None,
+        "ece": None,
+        **({} if regression else class_figures(outputs, labels)),
+        "scaled": scaled,
+        "corrupted": {str(share): corrupted(share) for share in conditions.corruption},
+        "noisy": {str(delta): noisy(delta) if delta else base for delta in conditions.deltas},
+        "perturbed": {noise: changed(noise, rows) for noise, rows in (perturbed or {}).items()},
+        "accuracies": accuracies,
+        "jacobian": norms[0],
+        "hessian": norms[1],
+        "slopes": slopes(model, dev, 0 if regression else conditions.sequences),
+        "reliability": None if regression else vars(reliability(outputs, labels)),
+    }
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..compare.judge import Judgement
 from ..compare.report import answer
 from ..compare.tables import REFERENCE, adjusted_p, to_frame
 from .finetune import Log
@@ -17,6 +16,9 @@ from .options import TITLES, Method
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Figures = dict[str, Any]
+"""Of `compare.judge.judge`."""
 
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """Marks of which direction is better, for the titles of rows."""
@@ -34,7 +36,7 @@ class Run:
     method: Method
     seed: int
     log: Log
-    judgement: Judgement
+    judgement: Figures
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Outcome:
                 "task": self.setting.get("task", "the task"),
                 "method": REFERENCE if run.method == "none" else TITLES[run.method],
                 "seed": run.seed,
-                "score": run.judgement.score,
-                "brier": run.judgement.figures["brier"],
+                "score": run.judgement["score"],
+                "brier": run.judgement["brier"],
             }
             for run in self.runs
         )
@@ -108,16 +110,16 @@ class Row:
 def table(outcome: Outcome) -> list[Row]:
     """The rows score and calibration first, then robustness, norms and time."""
     name = outcome.score_name
-    judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Judgement], Any]]] = [
-        (name, "higher", 3, lambda j: j.score),
-        ("Brier score", "lower", 3, lambda j: j.figures["brier"]),
-        ("ECE, 8 bins", "lower", 3, lambda j: j.figures["ece"]),
+    judged: list[tuple[str, Literal["higher", "lower", ""], int, Callable[[Figures], Any]]] = [
+        (name, "higher", 3, lambda j: j["score"]),
+        ("Brier score", "lower", 3, lambda j: j["brier"]),
+        ("ECE, 8 bins", "lower", 3, lambda j: j["ece"]),
         *(
             (
                 f"{name}, {share:.0%} tokens unknown",
                 "higher",
                 3,
-                lambda j, at=share: j.corrupted[str(at)],
+                lambda j, at=share: j["corrupted"][str(at)],
             )  # type: ignore[misc]
             for share in CORRUPTION
         ),
@@ -125,13 +127,13 @@ def table(outcome: Outcome) -> list[Row]:
             f"{name}, noise δ = {HEADLINE_DELTA:g} rms",
             "higher",
             3,
-            lambda j: j.noisy[str(HEADLINE_DELTA)],
+            lambda j: j["noisy"][str(HEADLINE_DELTA)],
         ),
     ]
     rows = [_row(outcome, title, better, digits, get) for title, better, digits, get in judged]
     for symbol, before, get in (
-        ("‖J‖", outcome.before[0], lambda j: sum(j.jacobian)),
-        ("‖H‖", outcome.before[1], lambda j: sum(j.hessian)),
+        ("‖J‖", outcome.before[0], lambda j: sum(j["jacobian"])),
+        ("‖H‖", outcome.before[1], lambda j: sum(j["hessian"])),
     ):
         title = f"Σ{symbol}, before {sum(before):,.0f}"
         rows.append(_row(outcome, title, "", 0, get))
@@ -156,7 +158,7 @@ def _row(
     title: str,
     better: Literal["higher", "lower", ""],
     digits: int,
-    get: Callable[[Judgement], float],
+    get: Callable[[Figures], float],
 ) -> Row:
     values: dict[Any, list[float]] = {
         m: [get(run.judgement) for run in outcome.of(m)] for m in outcome.methods

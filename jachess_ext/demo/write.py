@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, write_bytes, write_json
-from ..compare.metrics import reliability
 from ..compare.report import (
     Picture,
     Section,
     forests,
     norms_figure,
+    pooled,
     reliability_figure,
     score_curves_figure,
     styles_of,
@@ -73,19 +73,16 @@ def draw(outcome: Outcome) -> dict[str, Any]:
     jacobian = {"before": outcome.before[0]} | _layer_means(runs, "jacobian")
     hessian = {"before": outcome.before[1]} | _layer_means(runs, "hessian")
     noisy = {
-        TITLES[m]: [list(run.judgement.noisy.values()) for run in found]
+        TITLES[m]: [list(run.judgement["noisy"].values()) for run in found]
         for m, found in runs.items()
     }
-    pooled = {
-        TITLES[method]: reliability(
-            np.concatenate([run.judgement.probabilities for run in found]),
-            np.concatenate([run.judgement.labels for run in found]),
-        )
+    diagrams = {
+        TITLES[method]: pooled([run.judgement["reliability"] for run in found])
         for method, found in runs.items()
     }
     size = "δ (rms embedding entry of the base model)"
     return {
-        "reliability.png": reliability_figure(pooled),
+        "reliability.png": reliability_figure(diagrams),
         "score_over_noise.png": score_curves_figure(DELTAS, noisy, size, outcome.score_name),
         "norms.png": norms_figure(jacobian, hessian, reference="before"),
     }
@@ -93,7 +90,7 @@ def draw(outcome: Outcome) -> dict[str, Any]:
 
 def _layer_means(runs: Mapping[Method, list[Run]], name: str) -> dict[str, Any]:
     return {
-        TITLES[method]: np.mean([getattr(run.judgement, name) for run in found], axis=0)
+        TITLES[method]: np.mean([run.judgement[name] for run in found], axis=0)
         for method, found in runs.items()
     }
 
@@ -178,7 +175,7 @@ def to_json(outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
             {
                 "method": run.method,
                 "seed": run.seed,
-                **run.judgement.record,
+                **run.judgement,
                 "losses": run.log.losses,
                 "seconds": run.log.seconds,
             }

@@ -41,7 +41,7 @@ def test_every_method_and_form_learns(tiny_model: Path, data: Encoded) -> None:
     trainers.append(trainer(tiny_model, data, "unlab", alternating))
     logs = finetune_in_turns(trainers, lambda: None)
     for made, log in zip(trainers, logs, strict=True):
-        assert judge(made.model, data, ACCURACY, 0.02).score == 1.0
+        assert judge(made.model, data, ACCURACY, 0.02)["score"] == 1.0
         assert log.losses[-1]["task"] < log.losses[0]["task"]
         assert len(log.seconds) == RECIPE.steps and min(log.seconds) > 0
         assert ("penalty" in log.losses[0]) == (made.method != "none")

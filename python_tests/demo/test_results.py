@@ -8,11 +8,11 @@ import json
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jachess_ext.compare.judge import Judgement
 from jachess_ext.compare.metrics import reliability
 from jachess_ext.demo.finetune import Log
 from jachess_ext.demo.judge import DELTAS
@@ -25,22 +25,17 @@ PROBABILITIES = np.array([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]])
 LABELS = np.array([0, 1, 1])
 
 
-def judgement(score: float, brier: float) -> Judgement:
-    return Judgement(
-        score=score,
-        figures={"brier": brier, "ece": 0.1},
-        scaled=None,
-        perturbed={},
-        accuracies={},
-        slopes={},
-        corrupted={"0.1": score - 0.1, "0.2": score - 0.2},
-        noisy={str(d): score - 0.1 * n for n, d in enumerate(DELTAS)},
-        jacobian=[10.0, 20.0],
-        hessian=[30.0, 40.0],
-        probabilities=PROBABILITIES,
-        labels=LABELS,
-        reliability=reliability(PROBABILITIES, LABELS),
-    )
+def judgement(score: float, brier: float) -> dict[str, Any]:
+    return {
+        "score": score,
+        "brier": brier,
+        "ece": 0.1,
+        "corrupted": {"0.1": score - 0.1, "0.2": score - 0.2},
+        "noisy": {str(d): score - 0.1 * n for n, d in enumerate(DELTAS)},
+        "jacobian": [10.0, 20.0],
+        "hessian": [30.0, 40.0],
+        "reliability": vars(reliability(PROBABILITIES, LABELS)),
+    }
 
 
 def run(method: Method, seed: int, score: float, brier: float, seconds: list[float]) -> Run:
