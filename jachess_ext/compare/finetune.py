@@ -23,7 +23,16 @@ import transformers
 from torch import Tensor, nn
 from transformers.integrations import get_reporting_integration_callbacks
 
-from .._io import DataError, finite, from_json, require, whole_folder, write_json, write_text
+from .._io import (
+    DataError,
+    finite,
+    from_json,
+    require,
+    shown,
+    whole_folder,
+    write_json,
+    write_text,
+)
 from ..smoothness.corruption import embedding_scale
 from ..smoothness.scope import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
@@ -709,92 +718,28 @@ def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
 # Records from files
 
 Numbers = Mapping[str, float | None]
-
-
-@dataclass
-class _Diagram:
-    edges: list[float]
-    confidence: list[float | None]
-    accuracy: list[float | None]
-    counts: list[int]
-
-    def __post_init__(self) -> None:
-        bins = len(self.edges) - 1
-        for values in (self.confidence, self.accuracy, self.counts):
-            if bins < 1 or len(values) != bins:
-                raise DataError(f"a reliability diagram has {len(values)} values for {bins} bins")
-        if min(self.counts) < 0:
-            raise DataError("a reliability diagram counts fewer than no example in a bin")
-
-
-@dataclass
-class _Shift:
-    score: float | None
-    brier: float | None
-    ece: float | None
-
-
-@dataclass
-class _Record:
-    """What a record of a run holds; without a default what every one has."""
-
-    kind: Literal["tuning", "final"]
-    task: str
-    method: str
-    value: float | None
-    seed: int
-    model: str
-    metric: str
-    rows: list[int]
-    settings: Mapping[str, Any]
-    recipe: Mapping[str, Any]
-    score: float | None
-    brier: float | None
-    ece: float | None
-    error: str | None
-    run: str = ""
-    seconds: Numbers | None = None
-    validation_rows: int = 0
-    label_noise: float = 0.0
-    resampled: bool = False
-    accuracy: float | None = None
-    auc: float | None = None
-    nll: float | None = None
-    brier_binary: float | None = None
-    scaled: Numbers | None = None
-    perturbed: Numbers | None = None
-    accuracies: Numbers | None = None
-    slopes: Numbers | None = None
-    corrupted: Numbers | None = None
-    noisy: Numbers | None = None
-    jacobian: list[float | None] | None = None
-    hessian: list[float | None] | None = None
-    reliability: _Diagram | None = None
-    embedding_growth: float | None = None
-    shift: Mapping[str, _Shift] | None = None
-    curve: list[Mapping[str, float | Numbers | None]] | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.rows) != 3:
-            raise DataError(f"the record's rows has {len(self.rows)} numbers; expected three")
-        if not isinstance(self.settings.get("method"), str):
-            raise DataError("the record's settings have no text 'method'")
-        missing = {"mode", "weights", "dimensions"} - self.settings.keys()
-        if self.settings["method"] == "jachess" and missing:
-            raise DataError(f"the record's settings have no {min(missing)!r}")
-        for key in [*(self.corrupted or ()), *(self.noisy or ())]:
-            if not re.fullmatch(r"[0-9.e+-]+", key) or not _is_number(key):
-                raise DataError(f"the record has the condition {key!r}; expected a number")
-        for point in self.curve or ():
-            if not {"epoch", "score", "validation"} <= point.keys():
-                raise DataError("a point of the record's curve lacks epoch, score or validation")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(np.isfinite(float(text)))
-    except ValueError:
-        return False
+_EVERY_RECORD: dict[str, Any] = {
+    "kind": Literal["tuning", "final"],
+    **dict.fromkeys(("task", "method", "model", "metric"), str),
+    **dict.fromkeys(("value", "score", "brier", "ece"), float | None),
+    **dict.fromkeys(("settings", "recipe"), Mapping[str, Any]),
+    "seed": int,
+    "rows": list[int],
+    "error": str | None,
+}
+_SOME_RECORDS: dict[str, Any] = {
+    "run": str,
+    "validation_rows": int,
+    "label_noise": float,
+    "resampled": bool,
+    **dict.fromkeys(("accuracy", "auc", "nll", "brier_binary", "embedding_growth"), float | None),
+    **dict.fromkeys(("corrupted", "noisy", "perturbed", "accuracies", "slopes"), Numbers),
+    **dict.fromkeys(("seconds", "scaled"), Numbers | None),
+    **dict.fromkeys(("jacobian", "hessian"), list[float | None]),
+    "reliability": Mapping[str, list[float | None]] | None,
+    "shift": Mapping[str, Numbers],
+    "curve": list[Mapping[str, float | Numbers | None]],
+}
 
 
 def check_record(record: Any) -> None:
@@ -803,7 +748,43 @@ def check_record(record: Any) -> None:
     Raises:
         DataError: what is wrong.
     """
-    from_json(record, _Record, "the record")
+    if not isinstance(record, Mapping):
+        raise DataError(f"the record is {shown(record)}; expected an object")
+    _needs(record, "the record", *_EVERY_RECORD)
+    known = _EVERY_RECORD | _SOME_RECORDS
+    for name, value in record.items():
+        if name not in known:
+            raise DataError(f"the record has the unknown name {shown(name)}")
+        from_json(value, known[name], f"the record's {name}")
+    if len(record["rows"]) != 3:
+        raise DataError(f"the record's rows has {len(record['rows'])} numbers; expected three")
+    settings = record["settings"]
+    _needs(settings, "the record's settings", "method")
+    if settings["method"] == "jachess":
+        _needs(settings, "the record's settings", "mode", "weights", "dimensions")
+    for condition in (*record.get("corrupted", ()), *record.get("noisy", ())):
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?", condition):
+            raise DataError(f"the record has the condition {shown(condition)}; expected a number")
+    for target, figures in record.get("shift", {}).items():
+        _needs(figures, f"the record's shift to {shown(target)}", "score", "brier", "ece")
+    for point in record.get("curve", ()):
+        _needs(point, "a point of the record's curve", "epoch", "score", "validation")
+    if diagram := record.get("reliability"):
+        names = ("confidence", "accuracy", "counts")
+        _needs(diagram, "the record's reliability", "edges", *names)
+        bins = len(diagram["edges"]) - 1
+        for values in (diagram[name] for name in names):
+            if bins < 1 or len(values) != bins:
+                raise DataError(
+                    f"the record's reliability has {len(values)} values for {bins} bins"
+                )
+        if None in diagram["counts"] or min(diagram["counts"]) < 0:
+            raise DataError("the record's reliability counts fewer than no example in a bin")
+
+
+def _needs(values: Mapping[str, Any], place: str, *names: str) -> None:
+    if missing := [name for name in names if name not in values]:
+        raise DataError(f"{place}: {missing[0]!r} is missing")
 
 
 def read_records(path: Path) -> list[Record]:

@@ -15,7 +15,7 @@ RESULTS = [
     (RECORDS.replace(b'"score": 0.5', b'"score": "best"', 1), "score is 'best'"),
     (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "has 7 values for 8 bins"),
     (RECORDS.replace(b'"edges": [0.0', b'"edges": [0.1', 1), "diagrams of different bins"),
-    (RECORDS.replace(b'"weights": "', b'"wights": "', 1), "have no 'weights'"),
+    (RECORDS.replace(b'"weights": "', b'"wights": "', 1), "settings: 'weights' is missing"),
 ]
 
 
