@@ -15,7 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from .._io import DataError, finite, parse_json, read_json, require, write_json, write_text
+from .._io import (
+    DataError,
+    finite,
+    parse_json,
+    quiet_libraries,
+    read_json,
+    require,
+    write_json,
+    write_text,
+)
 
 Record = dict[str, Any]
 _RAY_RETRIES = 3
@@ -211,7 +220,7 @@ def _by_joblib(
     waiting = list(range(len(jobs)))
     terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
     try:
-        for number, record in results(waiting):
+        for number, record in results(list(waiting)):
             waiting.remove(number)
             yield jobs[number], record, True
     except terminated:
@@ -253,8 +262,6 @@ def prepare(threads: int) -> None:
     """Give this process so many threads, and keep libraries from printing."""
     import torch
     import transformers
-
-    from .._io import quiet_libraries
 
     quiet_libraries()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

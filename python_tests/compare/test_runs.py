@@ -159,10 +159,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_several_processes(tmp_path: Path) -> None:
     """The same records; a job whose process is killed costs its neighbours nothing."""
-    some = [*jobs(tmp_path), Square(99, tmp_path / "calls")]
+    some = [*jobs(tmp_path, 12), Square(99, tmp_path / "calls")]
     records = run(some, tmp_path, processes=2, killed=lambda job: {"lost": job.number})
     assert records.pop("square-99") == {"lost": 99}
-    assert records == run(jobs(tmp_path), tmp_path / "here")
+    assert records == run(jobs(tmp_path, 12), tmp_path / "here")
     assert not (tmp_path / "runs" / "square-99.json").exists(), "it is tried again next time"
 
 
