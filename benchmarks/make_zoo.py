@@ -23,8 +23,8 @@ import transformers
 from benchmarks.zoo.make import RECORD, Plan, make_zoo
 from benchmarks.zoo.members import MEMBERS
 from benchmarks.zoo.text import read_corpus
-from jachess_ext._io import DataError
 from jachess_ext.commands.records import print_records
+from jachess_ext.tasks.examples import DataError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

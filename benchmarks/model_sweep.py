@@ -40,7 +40,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
-from jachess_ext._io import write_text
+from jachess_ext.evaluation.files import write_atomically
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
 
@@ -234,8 +234,8 @@ def save(found: dict[str, Found]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["type", *Found._fields])
     writer.writerows([kind, *found[kind]] for kind in sorted(found))
-    write_text(RESULTS, text.getvalue())
-    write_text(RESULTS.with_suffix(".md"), table(found))
+    write_atomically(RESULTS, text.getvalue())
+    write_atomically(RESULTS.with_suffix(".md"), table(found))
 
 
 def table(found: dict[str, Found]) -> str:

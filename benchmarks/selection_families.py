@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.common.report import RESULTS, commit
-from jachess_ext._io import write_text
+from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.scaling import (
     LossTable,
     coverage,
@@ -287,10 +287,10 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str, str], Figures]:
         f"All figures:\n\n{markdown(table)}\n{said}\n\n{markdown(bins)}"
     )
     print(text)
-    write_text(options.results / "selection_families.md", text)
+    write_atomically(options.results / "selection_families.md", text)
     rows = io.StringIO()
     csv.writer(rows, lineterminator="\n").writerows(table)
-    write_text(options.results / "selection_families.csv", rows.getvalue())
+    write_atomically(options.results / "selection_families.csv", rows.getvalue())
     return found
 
 

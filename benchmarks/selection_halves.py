@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.common.report import commit
 from benchmarks.selection import table_parser
-from jachess_ext._io import write_text
+from jachess_ext.evaluation.files import write_atomically
 from jachess_ext.scaling import (
     LossTable,
     coverage,
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> list[list[float]]:
         cells = [f"{value:.4g}" for value in row]
         writer.writerow([options.table.name, options.halves, commit(), name, *cells])
         print(f"{name:8s}" + "  ".join(f"{f}: {c}" for f, c in zip(FIGURES, cells, strict=True)))
-    write_text(options.results / "selection_halves.csv", text.getvalue())
+    write_atomically(options.results / "selection_halves.csv", text.getvalue())
     return rows
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.common.report import RESULTS, commit, write_rows
 from benchmarks.selection_families import Case, lcdb_cases
-from jachess_ext._io import require
+from jachess_ext.evaluation.extras import require
 from jachess_ext.scaling import LossTable, rel_acc, select
 
 TARGET, EPOCHS = 1024, 3

@@ -51,11 +51,10 @@ import transformers
 from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
 from benchmarks.selection_families import BINS, markdown
 from jachess_ext._io import require, write_text
-from jachess_ext.compare.finetune import fine_tune
+from jachess_ext.compare.finetune import Recipe, fine_tune
 from jachess_ext.compare.judge import model_outputs
 from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
-from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
 from jachess_ext.scaling import Ask, LossTable, coverage, live, select, select_live
 from jachess_ext.scaling.baselines import mean_exponent

@@ -4,7 +4,7 @@ Text: docstrings of installed packages, cleaned and masked as the demo does it; 
 dev split are left out, and so is every sentence that occurs in one of them elsewhere. Objectives
 are BERT's: masked words, and whether two runs of sentences come from the same docstring.
 
-    python -m examples.pretrain_demo_encoder --out jachess_ext/demo/assets --minutes 25
+    python examples/pretrain_demo_encoder.py --out jachess_ext/demo/assets --minutes 25
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
-from benchmarks.zoo.vocabulary import WORDPIECE_SPECIAL as SPECIAL
-from benchmarks.zoo.vocabulary import train_wordpiece
 from jachess_ext.demo.docstrings import package_root, source_files
 from jachess_ext.demo.sentences import NAME
 from jachess_ext.demo.text import PACKAGES, file_sentences, is_dev_file
+from jachess_ext.tasks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
+from jachess_ext.tasks.vocabulary import train_wordpiece
 
 TEXT_PACKAGES = (
     *PACKAGES,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jachess_ext._io import write_text
+from jachess_ext.evaluation.files import write_atomically
 
 from .timing import Spread
 
@@ -101,7 +101,7 @@ def write_rows(rows: Sequence[Any], path: Path) -> None:
     writer.writeheader()
     for row in rows:
         writer.writerow({key: _cell(value) for key, value in asdict(row).items()})
-    write_text(path, text.getvalue())
+    write_atomically(path, text.getvalue())
 
 
 def read_rows(path: Path, kind: type[Any]) -> list[Any]:

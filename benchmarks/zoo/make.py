@@ -13,8 +13,10 @@ from zlib import crc32
 import torch
 import transformers
 
-from benchmarks.zoo.vocabulary import train_byte_pairs, train_wordpiece
-from jachess_ext._io import DataError, whole_folder, write_json
+from jachess_ext.evaluation.files import whole_folder
+from jachess_ext.evaluation.report import write_json
+from jachess_ext.tasks.examples import DataError
+from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
 from jachess_ext.training.methods.weights import is_masked
 
 from .members import DROPOUT, ENCODERS, Member, config_of

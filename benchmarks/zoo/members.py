@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import BertConfig, GPT2Config, LlamaConfig, OPTConfig
 
-from benchmarks.zoo.vocabulary import LONGEST
+from jachess_ext.tasks.vocabulary import LONGEST
 
 DROPOUT = 0.1
 """Of fine-tuning, as published models have it; pretraining runs without."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorForLanguageModeling
 
-from benchmarks.zoo.vocabulary import LONGEST
+from jachess_ext.tasks.vocabulary import LONGEST
 from jachess_ext.training.methods.weights import is_masked
 
 _WARM_UP = 0.06

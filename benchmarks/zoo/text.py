@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from jachess_ext._io import DataError
+from jachess_ext.tasks.examples import DataError
 
 ENDINGS = (".txt", ".raw", ".tokens", ".md")
 """Of the files read from a folder, perhaps with .gz after them."""

@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from jachess_ext.experiment.checks import check_methods
 
 from benchmarks import finetune_quality
-from jachess_ext.compare.finetune import make_grid
 from jachess_ext.compare.tables import Table
+from jachess_ext.experiment.checks import check_methods
+from jachess_ext.experiment.grid import make_grid
 from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
 
 

@@ -24,10 +24,10 @@ from benchmarks.zoo.make import Plan, make_zoo
 from benchmarks.zoo.members import MEMBERS, Member
 from benchmarks.zoo.pretrain import Recipe, blocks, held_out_loss, loss_of, pretrain
 from benchmarks.zoo.text import Corpus, paragraphs, read_corpus
-from benchmarks.zoo.vocabulary import train_byte_pairs, train_wordpiece
-from jachess_ext._io import DataError
-from jachess_ext.compare.models import load_model, load_tokenizer
 from jachess_ext.demo.text import file_sentences, ordered_files
+from jachess_ext.tasks.examples import DataError
+from jachess_ext.tasks.models import load_model, load_tokenizer
+from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
 from python_tests import processes
 
 TINY = (
