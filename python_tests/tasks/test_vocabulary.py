@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.vocabulary import train_byte_pairs, train_wordpiece
 from jachess_ext.tasks.models import load_tokenizer
-from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
 
 WORDS = ("harbour", "lantern", "quietly", "marching", "seven", "Orchards", "remain", "unlit")
 SHUFFLE = random.Random(0)

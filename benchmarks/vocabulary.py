@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..evaluation.extras import require
+from jachess_ext._io import require
 
 LONGEST = 128
 """Tokens a text is cut to (`model_max_length`)."""
@@ -92,7 +92,8 @@ def _wordpieces(texts: Sequence[str], size: int, normalizer: Any) -> dict[str, i
     core.normalizer = normalizer
     core.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     _train(
-        *(core, texts),
+        core,
+        texts,
         vocab_size=size,
         special_tokens=first,
         initial_alphabet=letters,
