@@ -265,8 +265,8 @@ def attention_named(name: str) -> Attend:
     return lambda *qkv: attend(*qkv, causal=True)
 
 
-def attention_step(kind: str, way: str, tokens: int, place: dict[str, Any]) -> Step:
-    """Return a jvp along random directions; ``kind`` names the attention, "ours" is `jx.jvp`."""
+def attention_step(program: str, way: str, tokens: int, place: dict[str, Any]) -> Step:
+    """Return a jvp along random directions; ``program`` names the attention, "ours" is `jx.jvp`."""
     torch.manual_seed(0)
     primals = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
     tangents = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
@@ -275,10 +275,10 @@ def attention_step(kind: str, way: str, tokens: int, place: dict[str, Any]) -> S
         primal.requires_grad_(gradients)
 
     def derivative() -> tuple[Tensor, Tensor]:
-        if kind == "ours":
+        if program == "ours":
             return jx.jvp(fused, primals, tangents, differentiable=way != "target")
-        attend = {"written out": written_out, "math backend": math_backend}.get(kind)
-        output, tangent = torch.func.jvp(attend or attention_named(kind), primals, tangents)
+        attend = {"written out": written_out, "math backend": math_backend}.get(program)
+        output, tangent = torch.func.jvp(attend or attention_named(program), primals, tangents)
         return output, tangent.detach() if way == "target" else tangent
 
     def step() -> None:
@@ -338,28 +338,28 @@ def everywhere_written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.softmax(scores, -1) @ value
 
 
-def training_step(kind: str, place: dict[str, Any], quick: bool = False) -> Step:
+def training_step(program: str, place: dict[str, Any], quick: bool = False) -> Step:
     """Return forward, loss and backward.
 
     Args:
-        kind: "plain" (flow matching), or how MeanFlow's derivative is taken.
+        program: "plain" (flow matching), or how MeanFlow's derivative is taken.
     """
     torch.manual_seed(0)
     batch, tokens, width, depth = (2, 16, 64, 1) if quick else (2, 256, 384, 6)
-    attend = everywhere_written_out if kind == "torch.func" else everywhere
+    attend = everywhere_written_out if program == "torch.func" else everywhere
     model = DiT(width, depth, 16, attend).to(**place)
     noise, data = torch.randn(2, batch, tokens, 16, **place)
     r, t = torch.rand(2, batch, **place).sort(0).values
     x, velocity = torch.lerp(data, noise, t[:, None, None]), noise - data
 
     def loss() -> Tensor:
-        if kind == "plain":
+        if program == "plain":
             return (model(x, t, t) - velocity).square().mean()
         inputs = (x, r, t), (velocity, torch.zeros_like(r), torch.ones_like(t))
-        if kind == "torch.func":
+        if program == "torch.func":
             output, slope = torch.func.jvp(model, *inputs)
         else:
-            output, slope = jx.jvp(model, *inputs, differentiable=kind == "kept graph")
+            output, slope = jx.jvp(model, *inputs, differentiable=program == "kept graph")
         target = velocity - (t - r)[:, None, None] * slope.detach()
         return (output - target).square().mean()
 

@@ -225,9 +225,9 @@ def replace_section(path: Path, name: str, text: str) -> None:
 
 # The tables of the document ---------------------------------------------------------------------
 
-KINDS = ("gaussian", "rademacher")
-JETS = [Estimator("jet", q, kind) for kind in KINDS for q in (2, 3, 4)]
-REVERSES = [Estimator("reverse", p, kind) for kind in KINDS for p in (1, 2, 10)]
+DISTRIBUTIONS = ("gaussian", "rademacher")
+JETS = [Estimator("jet", q, drawn) for drawn in DISTRIBUTIONS for q in (2, 3, 4)]
+REVERSES = [Estimator("reverse", p, drawn) for drawn in DISTRIBUTIONS for p in (1, 2, 10)]
 SAMPLED = [Estimator("jet", 2, dimensions=10)]
 REVERSE_SAMPLED = [Estimator("reverse", 1, dimensions=n) for n in (10, 1, 3, 5)]
 REVERSE_SAMPLED += [Estimator("reverse", p, dimensions=10) for p in (2, 10)]

@@ -71,20 +71,22 @@ def comparisons(part: str, options: Options) -> Iterator[Comparison]:
         for name in options.shapes or (
             ["tiny"] if options.quick else ["encoder6-T128", "encoder12-T128", "llama6-T128"]
         ):
-            for kind in ("unlab", "train"):
-                programs = f"steps/{kind}/{name}", f"steps/plain/{name}"
+            for mode in ("unlab", "train"):
+                programs = f"steps/{mode}/{name}", f"steps/plain/{name}"
                 yield Comparison(
-                    f"peak, {kind} mode", SHAPES[name].name, *programs, "plain step", "≤ 4"
+                    f"peak, {mode} mode", SHAPES[name].name, *programs, "plain step", "≤ 4"
                 )
     if part == "jvp":
         for tokens in (16,) if options.quick else (1024, 2048):
             shape = f"H{bench_micro.HEADS}-T{tokens}-D{bench_micro.SIZE}-causal"
             for way in bench_micro.WAYS:
-                ours, theirs = (f"jvp/{kind}/{way}/{tokens}" for kind in ("ours", "written out"))
+                ours, theirs = (
+                    f"jvp/{program}/{way}/{tokens}" for program in ("ours", "written out")
+                )
                 yield Comparison(f"jx.jvp, {way}", shape, ours, theirs, "torch.func.jvp", "≤ 0.25")
-        for kind in ("no graph", "kept graph", "torch.func"):
-            ours, shape = f"meanflow/{kind}", "DiT6x384-B2-T256"
-            yield Comparison(f"MeanFlow step, {kind}", shape, ours, "meanflow/plain", "plain step")
+        for way in ("no graph", "kept graph", "torch.func"):
+            ours, shape = f"meanflow/{way}", "DiT6x384-B2-T256"
+            yield Comparison(f"MeanFlow step, {way}", shape, ours, "meanflow/plain", "plain step")
     if part == "attention":
         tokens = 64 if options.quick else LONG
         square = tokens**2 * options.dtype.itemsize / 2**20
@@ -92,9 +94,9 @@ def comparisons(part: str, options: Options) -> Iterator[Comparison]:
         yield Comparison("attention", shape, f"attention/{tokens}", square, "one T x T matrix")
     if part == "ntk":
         for number, layer in enumerate(bench_micro.layers(options.quick)):
-            for kind in ("batched", "flat"):
-                ours, theirs = f"ntk/operator/{number}", f"ntk/{kind}/{number}"
-                yield Comparison("ntk_gram", str(layer), ours, theirs, f"{kind} matrix products")
+            for form in ("batched", "flat"):
+                ours, theirs = f"ntk/operator/{number}", f"ntk/{form}/{number}"
+                yield Comparison("ntk_gram", str(layer), ours, theirs, f"{form} matrix products")
 
 
 def make(program: str, options: Options) -> Step:
@@ -121,9 +123,9 @@ def make(program: str, options: Options) -> Step:
     return lambda: form(*operands)
 
 
-def _model_step(kind: str, shape: Shape, options: Options) -> Step:
+def _model_step(mode: str, shape: Shape, options: Options) -> Step:
     model = build_model(shape, **options.place)
-    return STEPS[kind](model, make_batch(shape, labels=True, device=options.device))
+    return STEPS[mode](model, make_batch(shape, labels=True, device=options.device))
 
 
 def measure_here(program: str, options: Options) -> float:
