@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.common.report import read_rows
+from benchmarks.common.report import write_rows as write_rows_of
 from transformers import AutoModel
 
 from benchmarks import selection_trial
-from benchmarks.common.report import read_rows
-from benchmarks.common.report import write_rows as write_rows_of
 from benchmarks.selection_trial import PARTS, ROWS, SIZES, Replay, Run
 from jachess_ext.scaling import live
 from python_tests.scaling.live import save_model, write_rows

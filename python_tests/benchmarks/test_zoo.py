@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
-from benchmarks import make_zoo as command
 from benchmarks.zoo import make
 from benchmarks.zoo.make import Plan, make_zoo
 from benchmarks.zoo.members import MEMBERS, Member
 from benchmarks.zoo.pretrain import Recipe, blocks, held_out_loss, loss_of, pretrain
 from benchmarks.zoo.text import Corpus, paragraphs, read_corpus
+from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from benchmarks import make_zoo as command
 from jachess_ext.demo.text import file_sentences, ordered_files
 from jachess_ext.tasks.examples import DataError
 from jachess_ext.tasks.models import load_model, load_tokenizer
-from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
 from python_tests import processes
 
 TINY = (
