@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -52,63 +52,30 @@ from .common import (
 )
 
 STREAMS = 4
+Steps = dict[str, Step]
+"""By what they are called in the rows."""
 
 
 # Steps against plain ones -----------------------------------------------------------------------
 
 
-def step_vs_plain(shape: Shape, options: Options) -> list[Row]:
-    """Measure a JacHess step, and a plain one beside its own floor."""
+def step_vs_plain(shape: Shape, options: Options) -> Steps:
+    """Return a JacHess step, a plain one, and the floor of each."""
     model = build_model(shape, **options.place)
     batch = make_batch(shape, labels=True, device=options.device)
-    steps = {
-        "plain": plain_step(model, batch),
-        "jachess": penalty_step(model, batch),
+    return {
+        "JacHess step": penalty_step(model, batch),
+        "plain step": plain_step(model, batch),
         "floor": floor_step(model, batch, shape, STREAMS),
         "plain floor": floor_step(model, batch, shape, 1),
     }
-    times = interleaved(steps, repeats=options.rounds(), device=options.device)
-    rows = []
-    for name, figure, floor, target in (
-        ("jachess", "JacHess step", "floor", "≤ 4.0"),
-        ("plain", "plain step", "plain floor", ""),
-    ):
-        row = compare_times(
-            options,
-            times,
-            name,
-            "plain",
-            question="step-vs-plain",
-            shape=shape.name,
-            figure=figure,
-            baseline="plain step",
-            floor_ratio=times.ratio(name, floor),
-            peak_mb=peak_megabytes(steps[name], options.device),
-            target=target,
-        )
-        rows.append(row)
-    return rows
 
 
-def train_mode(shape: Shape, options: Options) -> list[Row]:
-    """Measure task loss and penalty from one forward against the task loss alone."""
+def train_mode(shape: Shape, options: Options) -> Steps:
+    """Return task loss and penalty from one forward, and the task loss alone."""
     model = build_model(shape, **options.place)
     batch = make_batch(shape, labels=True, device=options.device)
-    steps = {"plain": plain_step(model, batch), "train": train_step(model, batch)}
-    times = interleaved(steps, repeats=options.rounds(), device=options.device)
-    row = compare_times(
-        options,
-        times,
-        "train",
-        "plain",
-        question="train-mode",
-        shape=shape.name,
-        figure="train mode step",
-        baseline="plain step",
-        peak_mb=peak_megabytes(steps["train"], options.device),
-        target="≤ 4.1",
-    )
-    return [row]
+    return {"train mode step": train_step(model, batch), "plain step": plain_step(model, batch)}
 
 
 # The floor under a step: its matrix products alone, at the machine's own rate
@@ -184,36 +151,18 @@ def floor_step(model: nn.Module, batch: Batch, shape: Shape, streams: int) -> St
 
 PROJECTIONS = 10
 Products = Literal["dimensions", "projections"]
-READINGS: tuple[Products, ...] = ("dimensions", "projections")
 
 
-def step_vs_published(shape: Shape, options: Options) -> list[Row]:
-    """Measure how many times faster we are, per reading of the protocol's "Hessian products"."""
+def step_vs_published(shape: Shape, options: Options) -> Steps:
+    """Return our step, and theirs per reading of the protocol's "10 Hessian products"."""
     ours = build_model(shape, **options.place)
     theirs = build_model(shape, attention="eager", **options.place)
     batch = make_batch(shape, labels=False, device=options.device)
-    steps = {"ours": penalty_step(ours, batch)}
-    for reading in READINGS:
-        steps[reading] = published_step(theirs, batch, reading)
-    # A round takes as long as hundreds of plain steps: one to warm up is enough.
-    times = interleaved(steps, repeats=options.rounds(7), device=options.device, warmup=1)
-    peak = peak_megabytes(steps["ours"], options.device)
-    return [
-        compare_times(
-            options,
-            times,
-            "ours",
-            reading,
-            speed_up=True,
-            question="step-vs-published",
-            shape=shape.name,
-            figure="JacHess step",
-            baseline=f"published, 10 {reading}",
-            peak_mb=peak,
-            target={6: "≥ 20", 12: "≥ 40", 24: "≥ 100"}.get(shape.layers, ""),
-        )
-        for reading in READINGS
-    ]
+    return {
+        "JacHess step": penalty_step(ours, batch),
+        "published, 10 dimensions": published_step(theirs, batch, "dimensions"),
+        "published, 10 projections": published_step(theirs, batch, "projections"),
+    }
 
 
 def published_step(model: nn.Module, batch: Batch, products: Products = "dimensions") -> Step:
@@ -277,8 +226,8 @@ def _gradient(scalar: Tensor, x: Tensor, *, create_graph: bool) -> Tensor:
 # Jets alone -------------------------------------------------------------------------------------
 
 
-def engine_vs_func(shape: Shape, options: Options) -> list[Row]:
-    """Measure a 2-jet, forward and backward, against torch.func's jvp of jvp.
+def engine_vs_func(shape: Shape, options: Options) -> Steps:
+    """Return a 2-jet, forward and backward, and torch.func's jvp of jvp.
 
     The same four streams of every layer (z, J u, J w, D²z[u, w]), and the parameter gradients of
     the sum of squares of the last three.  Ours runs with sdpa attention; nested jvp needs eager
@@ -314,26 +263,11 @@ def engine_vs_func(shape: Shape, options: Options) -> list[Row]:
         streams = [*along_u, *along_w, *second]
         torch.stack([stream.square().sum() for stream in streams]).sum().backward()
 
-    steps: dict[str, Step] = {"jet": jet_step, "func": nested_step}
-    times = interleaved(steps, repeats=options.rounds(), device=options.device)
-    row = compare_times(
-        options,
-        times,
-        "jet",
-        "func",
-        speed_up=True,
-        question="engine-vs-func",
-        shape=shape.name,
-        figure="2-jet, forward + backward",
-        baseline="torch.func jvp of jvp, eager",
-        peak_mb=peak_megabytes(jet_step, options.device),
-        target="≥ 2",
-    )
-    return [row]
+    return {"2-jet, forward + backward": jet_step, "torch.func jvp of jvp, eager": nested_step}
 
 
-def compiled_block(shape: Shape, options: Options) -> list[Row]:
-    """Measure the compiled jet of an encoder's first block against the eager one.
+def compiled_block(shape: Shape, options: Options) -> Steps:
+    """Return the jet of an encoder's first block, compiled and eager.
 
     One graph (Inductor); compilation is in the warm-up.  The loss is the sum of squares of the
     tangents; dropout is off.
@@ -344,7 +278,7 @@ def compiled_block(shape: Shape, options: Options) -> list[Row]:
     block: nn.Module = model.base_model.encoder.layer[0].eval()  # type: ignore
     size = (3, shape.batch, shape.tokens, shape.width)
     x, *directions = torch.randn(size, device=options.device, dtype=options.dtype)
-    along, backend = torch.stack(directions), options.extra.backend
+    along = torch.stack(directions)
 
     def penalty(x: Tensor, directions: Tensor) -> Tensor:
         return jx.jet(block, x, directions).streams[1:].square().sum()
@@ -356,57 +290,28 @@ def compiled_block(shape: Shape, options: Options) -> list[Row]:
 
         return step
 
-    compiled = torch.compile(penalty, fullgraph=True, backend=backend)
-    steps = {"compiled": step_of(compiled), "eager": step_of(penalty)}
-    times = interleaved(steps, repeats=options.rounds(15), device=options.device)
-    row = compare_times(
-        options,
-        times,
-        "compiled",
-        "eager",
-        question="compiled-block",
-        shape=shape.name,
-        figure="2-jet of a block, compiled",
-        baseline="the same, eager",
-        peak_mb=peak_megabytes(steps["compiled"], options.device),
-        note=f"backend {backend}",
-    )
-    return [row]
+    compiled = torch.compile(penalty, fullgraph=True, backend=options.extra.backend)
+    return {"2-jet of a block, compiled": step_of(compiled), "the same, eager": step_of(penalty)}
 
 
-def gemm_libraries(shape: Shape, options: Options) -> list[Row]:
-    """Measure oneDNN against torch (MKL on x86) on a linear layer's three products."""
-    rows = []
+def gemm_libraries(shape: Shape, options: Options) -> Steps:
+    """Return a linear layer's three products, each by oneDNN and by torch (MKL on x86)."""
+    steps: Steps = {}
     count = STREAMS * shape.batch * shape.tokens
     onednn = torch.ops.mkldnn._linear_pointwise
-    for inner, outer in (
-        (shape.width, shape.width),
-        (shape.width, shape.inner),
-        (shape.inner, shape.width),
-    ):
+    sizes = [(shape.width, shape.width), (shape.width, shape.inner), (shape.inner, shape.width)]
+    for inner, outer in sizes:
         x, g, w = torch.randn(count, inner), torch.randn(count, outer), torch.randn(outer, inner)
-        for name, a, b in (
-            ("forward", x, w),
-            ("input gradient", g, w.mT),
-            ("weight gradient", g.mT, x.mT),
-        ):
-            steps: dict[str, Step] = {
-                "torch": lambda a=a, b=b: torch.mm(a, b.mT),
-                "onednn": lambda a=a, b=b: onednn(a, b, None, "none", [], ""),
-            }
-            times = interleaved(steps, repeats=options.rounds(), device=options.device)
-            row = compare_times(
-                options,
-                times,
-                "onednn",
-                "torch",
-                question="gemm-libraries",
-                shape=shape.name,
-                figure=f"oneDNN {name} {inner}->{outer}",
-                baseline="torch",
-            )
-            rows.append(row)
-    return rows
+        products = {
+            "forward": (x, w),
+            "input gradient": (g, w.mT),
+            "weight gradient": (g.mT, x.mT),
+        }
+        for name, (a, b) in products.items():
+            label = f"{name} {inner}->{outer}"
+            steps[f"oneDNN {label}"] = lambda a=a, b=b: onednn(a, b, None, "none", [], "")
+            steps[f"torch {label}"] = lambda a=a, b=b: torch.mm(a, b.mT)
+    return steps
 
 
 # Where the time of a step goes ------------------------------------------------------------------
@@ -432,7 +337,7 @@ def group_of(name: str) -> str:
     return "other"
 
 
-def profile_step(shape: Shape, options: Options) -> list[Row]:
+def profile_step(shape: Shape, options: Options) -> None:
     """Run a step under the profiler; print its operators by self time, and the groups.
 
     Times are self times summed over the threads that record them; a profiler slows small
@@ -464,7 +369,6 @@ def profile_step(shape: Shape, options: Options) -> list[Row]:
     print(f"{'group':22}{'ms per step':>12}{'share':>8}")
     for group, total in sorted(totals.items(), key=lambda item: -item[1]):
         print(f"{group:22}{total / 1e3 / options.rounds():12.2f}{100 * total / whole:7.1f}%")
-    return []
 
 
 # The command ------------------------------------------------------------------------------------
@@ -475,29 +379,96 @@ _ALL = (*_ENCODERS, "encoder12-T128", "llama6-T128")
 
 @dataclass(frozen=True)
 class Part:
-    """A measurement of one shape, and the shapes by default."""
+    """Steps that are timed in turn, and the pairs of them that are compared.
 
-    measure: Callable[[Shape, Options], list[Row]]
+    Attributes:
+        pairs: (figure, baseline, target); none: every two that follow one another.
+        floors: by figure, the step that is its floor.
+    """
+
+    steps: Callable[[Shape, Options], Steps]
     shapes: Sequence[str]
+    pairs: Sequence[tuple[str, str, str]] = ()
+    floors: Mapping[str, str] = field(default_factory=dict)
     quick: Sequence[str] = ("tiny",)
+    repeats: int = 9
+    warmup: int = 2
 
 
 PARTS = {
-    "step_vs_plain": Part(step_vs_plain, _ALL, ("tiny", "llama-tiny")),
-    "step_vs_published": Part(step_vs_published, ("encoder6-T32", "encoder12-T32")),
-    "engine_vs_func": Part(engine_vs_func, (*_ENCODERS, "llama6-T128")),
-    "train_mode": Part(train_mode, _ALL),
-    "compiled_block": Part(compiled_block, (*_ENCODERS, "encoder12-T128")),
+    "step_vs_plain": Part(
+        step_vs_plain,
+        _ALL,
+        [("JacHess step", "plain step", "≤ 4.0"), ("plain step", "plain step", "")],
+        floors={"JacHess step": "floor", "plain step": "plain floor"},
+        quick=("tiny", "llama-tiny"),
+    ),
+    "step_vs_published": Part(
+        step_vs_published,
+        ("encoder6-T32", "encoder12-T32"),
+        [
+            ("JacHess step", f"published, 10 {reading}", "≥ 20")
+            for reading in ("dimensions", "projections")
+        ],
+        repeats=7,
+        warmup=1,  # a round takes as long as hundreds of plain steps
+    ),
+    "engine_vs_func": Part(
+        engine_vs_func,
+        (*_ENCODERS, "llama6-T128"),
+        [("2-jet, forward + backward", "torch.func jvp of jvp, eager", "≥ 2")],
+    ),
+    "train_mode": Part(train_mode, _ALL, [("train mode step", "plain step", "≤ 4.1")]),
+    "compiled_block": Part(
+        compiled_block,
+        (*_ENCODERS, "encoder12-T128"),
+        [("2-jet of a block, compiled", "the same, eager", "")],
+        repeats=15,
+    ),
     "gemm_libraries": Part(gemm_libraries, _ENCODERS),
-    "profile": Part(profile_step, _ENCODERS),
 }
+_PUBLISHED_TARGETS = {6: "≥ 20", 12: "≥ 40", 24: "≥ 100"}  # by layers
+
+
+def measure(name: str, shape: Shape, options: Options) -> list[Row]:
+    """Time a part's steps in turn; a row a pair, a speed-up where the target is one."""
+    part = PARTS[name]
+    steps = part.steps(shape, options)
+    times = interleaved(
+        steps, repeats=options.rounds(part.repeats), device=options.device, warmup=part.warmup
+    )
+    names, rows = list(steps), []
+    pairs = part.pairs or [(a, b, "") for a, b in zip(names[::2], names[1::2], strict=True)]
+    for figure, baseline, target in pairs:
+        floor = part.floors.get(figure)
+        row = compare_times(
+            options,
+            times,
+            figure,
+            baseline,
+            speed_up=target.startswith("≥"),
+            question=name.replace("_", "-"),
+            shape=shape.name,
+            figure=figure,
+            baseline="torch" if name == "gemm_libraries" else baseline,
+            floor_ratio=times.ratio(figure, floor) if floor else None,
+            peak_mb=peak_megabytes(steps[figure], options.device),
+            target=target,
+            note=f"backend {options.extra.backend}" if name == "compiled_block" else "",
+        )
+        if name == "step_vs_published":
+            row.target = _PUBLISHED_TARGETS.get(shape.layers, "")
+        rows.append(row)
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """Measure the parts, append to their CSVs, print."""
     assert __doc__ is not None
     arguments = parser(__doc__)
-    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS)[:4])
+    arguments.add_argument(
+        "--parts", nargs="+", choices=[*PARTS, "profile"], default=list(PARTS)[:4]
+    )
     arguments.add_argument("--backend", default="inductor", help="of torch.compile")
     arguments.add_argument("--mode", default="unlab", choices=("unlab", "train", "plain"))
     arguments.add_argument("--rows", type=int, default=25, help="operators of the profile")
@@ -505,14 +476,12 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     options = parse(arguments, argv)
     rows: list[Row] = []
     for name in options.extra.parts:
-        part = PARTS[name]
-        measured = [
-            row
-            for shape in options.shapes_or(part.shapes, part.quick)
-            for row in part.measure(shape, options)
-        ]
-        if measured:
-            rows += finish(measured, name, options)
+        if name == "profile":
+            for shape in options.shapes_or(_ENCODERS):
+                profile_step(shape, options)
+            continue
+        shapes = options.shapes_or(PARTS[name].shapes, PARTS[name].quick)
+        rows += finish([r for s in shapes for r in measure(name, s, options)], name, options)
     return rows
 
 

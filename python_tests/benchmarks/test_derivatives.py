@@ -39,7 +39,7 @@ def eager() -> tuple[nn.Module, Batch]:
     )
 
 
-@pytest.mark.parametrize("part", derivatives.PARTS)
+@pytest.mark.parametrize("part", [*derivatives.PARTS, "profile"])
 def test_a_part_gives_finite_rows_and_a_csv(
     part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
