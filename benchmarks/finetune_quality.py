@@ -180,19 +180,22 @@ def run(name: str, options: argparse.Namespace, command: str) -> None:
     published = options.results / f"finetune_{title}.jsonl"
     go_on_from(options.results / f"finetune_{name}.jsonl", out)
     commits = started_at(out)
+    stopped: KeyboardInterrupt | None = None
     try:
         run_grid(grid, out, processes=options.processes, progress=True)
-    finally:
-        stored = (out / STORED).read_bytes() if (out / STORED).exists() else b""
-        if stored and not options.quick:
-            write_bytes(published, stored)
-        records = read_results(out / STORED) if stored else []
-        if any(record["kind"] == "final" for record in records):
-            write_report(out / "report.html", records)
-            text = summary(title, records, command, commits)
-            print(text)
-            if not options.quick:
-                write_text(published.with_suffix(".md"), text)
+    except KeyboardInterrupt as interrupt:
+        stopped = interrupt
+    if not options.quick and (out / STORED).exists():
+        write_bytes(published, (out / STORED).read_bytes())
+    records = read_results(out / STORED) if (out / STORED).exists() else []
+    if any(record["kind"] == "final" for record in records):
+        write_report(out / "report.html", records)
+        text = summary(title, records, command, commits)
+        print(text)
+        if not options.quick:
+            write_text(published.with_suffix(".md"), text)
+    if stopped is not None:
+        raise stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:

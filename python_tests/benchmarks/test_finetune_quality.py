@@ -75,9 +75,27 @@ def test_all_grids_run(
 
 
 def test_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no")]
-    assert finetune_quality.main(given) == 2
+    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no"), "--out", str(tmp_path)]
+    assert finetune_quality.main([*given, "--results", str(tmp_path / "results")]) == 2
     assert capsys.readouterr().err.count("finetune_quality: ") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_that_is_stopped_leaves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = (finetune_quality.RESULTS / "finetune_before.jsonl").read_text()
+
+    def stopped(grid: Grid, out: Path, **settings: Any) -> None:
+        (out / "results.jsonl").write_text(recorded)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune_quality, "run_grid", stopped)
+    given = ["--model", "m", "--data", "d", "--out", str(tmp_path / "out"), "--grids", "before"]
+    with pytest.raises(KeyboardInterrupt):
+        finetune_quality.main([*given, "--results", str(tmp_path)])
+    assert (tmp_path / "finetune_before.jsonl").read_text() == recorded
+    assert "3 runs, started and gone on with at" in (tmp_path / "finetune_before.md").read_text()
 
 
 def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
