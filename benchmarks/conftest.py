@@ -1,4 +1,4 @@
-"""Options and fixtures of the micro-benchmarks (bench_*.py), timed by pytest-benchmark."""
+"""Options and fixtures of the micro-benchmarks (bench_micro.py), timed by pytest-benchmark."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.common.options import DTYPES
-from benchmarks.common.timing import Step, synchronize
+from benchmarks.common import DTYPES, Step, synchronize
 
 Timed = Callable[..., Any]
 
@@ -24,14 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--jvp-baseline", metavar="MODULE:FUNCTION", help="attention to try in torch.func.jvp"
     )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``size`` runs over the module's SIZES, or its QUICK ones."""
-    if "size" in metafunc.fixturenames:
-        quick = metafunc.config.getoption("quick")
-        sizes = metafunc.module.QUICK if quick else metafunc.module.SIZES
-        metafunc.parametrize("size", sizes, ids=str)
 
 
 @pytest.fixture
@@ -70,9 +61,9 @@ def timed(benchmark: Any, place: dict[str, Any]) -> Timed:
         about = {"dtype": str(place["dtype"]).removeprefix("torch.")} | about
 
         def run() -> Any:
-            found = step()
+            result = step()
             synchronize(place["device"])
-            return found
+            return result
 
         benchmark.group = f"{group}, {about['dtype']}"
         benchmark.extra_info.update(about, device=str(place["device"]), torch=torch.__version__)

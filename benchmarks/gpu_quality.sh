@@ -5,8 +5,9 @@
 #
 # MODEL and DATA are as in finetune_quality.py.  Several processes share the GPU, since a run of a
 # small encoder on short texts fills little of it.  Stopped at BUDGET seconds, it leaves each grid's
-# finished runs in $OUT (or benchmarks/results) as finetune_<grid>.jsonl; a grid goes on from the
-# file of that name in benchmarks/results, so copy it there and commit it before the next call.
+# finished runs and tables in $OUT (or benchmarks/results) as finetune_<grid>.jsonl and .md; a grid
+# goes on from the files of that name in benchmarks/results, so copy them there and commit them
+# before the next call.
 # Runs made on a GPU and on a CPU differ in their roundings: do not mix them in one file.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -37,10 +38,9 @@ fi
 for grid in "$@"; do
   left=$((BUDGET - SECONDS))
   [ "$left" -ge 30 ] || break
+  cp -n "benchmarks/results/finetune_$grid".{jsonl,md} "$RESULTS" 2>/dev/null
   timeout -s INT -k 10 "$left" "$PYTHON" -m benchmarks.finetune_quality --grids "$grid" \
-    --model "$MODEL" --data "$DATA" --out "$WORK" --processes "$PROCESSES" \
+    --model "$MODEL" --data "$DATA" --out "$WORK" --results "$RESULTS" --processes "$PROCESSES" \
     >"$WORK/$grid.txt" 2>&1 </dev/null
   echo "$grid: exit $?, $SECONDS s in all, $(wc -l <"$WORK/$grid/results.jsonl") runs"
-  cp "$WORK/$grid/results.jsonl" "$RESULTS/finetune_$grid.jsonl"
-  cp "$WORK/$grid/commits.txt" "$RESULTS/finetune_$grid.commits.txt"
 done

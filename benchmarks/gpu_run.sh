@@ -112,18 +112,20 @@ COMMON=(--device cuda --dtype "$DTYPE" --results "$WORK")
 [ -n "${QUICK:-}" ] && COMMON+=(--quick)
 MICRO=("$PYTHON" -m pytest benchmarks -q -p no:cacheprovider --device cuda --dtype "$DTYPE"
   --benchmark-max-time=0.1 --benchmark-columns=min,median,iqr,rounds ${QUICK:+--quick})
-for name in step_vs_plain operators jvp ntk train_mode engine_vs_func memory step_vs_published \
-  equal_spread; do
-  if [ -f "benchmarks/bench_$name.py" ]; then
-    step "$name" 60 "${MICRO[@]}" "benchmarks/bench_$name.py" --benchmark-json "$WORK/$name.json"
-  else
-    step "$name" 60 "$PYTHON" -m "benchmarks.$name" "${COMMON[@]}"
-  fi
+DERIVATIVES=("$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --parts)
+micro() { step "$1" 60 "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
+step step_vs_plain 60 "${DERIVATIVES[@]}" step_vs_plain
+micro operators test_operator
+micro jvp "attention or meanflow"
+micro ntk "gram or large_product"
+for name in train_mode engine_vs_func; do
+  step "$name" 60 "${DERIVATIVES[@]}" "$name"
 done
-step profile 40 "$PYTHON" -m benchmarks.profile_step --device cuda --dtype "$DTYPE" \
-  --shapes encoder12-T128 --repeats 3
-step published24 90 "$PYTHON" -m benchmarks.step_vs_published "${COMMON[@]}" \
-  --shapes encoder24-T128 --repeats 3
+step memory 60 "$PYTHON" -m benchmarks.memory "${COMMON[@]}"
+step step_vs_published 60 "${DERIVATIVES[@]}" step_vs_published
+step equal_spread 60 "$PYTHON" -m benchmarks.estimators --parts spread "${COMMON[@]}"
+step profile 40 "${DERIVATIVES[@]}" profile --shapes encoder12-T128 --repeats 3
+step published24 90 "${DERIVATIVES[@]}" step_vs_published --shapes encoder24-T128 --repeats 3
 
 cat "$SUMMARY"
 [ "$FAILED" -eq 0 ] || exit 1

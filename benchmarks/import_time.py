@@ -31,7 +31,7 @@ AGAINST = dict.fromkeys(list(PROGRAMS)[1:4], "import torch") | {"jachess --help"
 
 
 def seconds(arguments: list[str]) -> float:
-    """The time of one fresh process."""
+    """Return the time of a fresh process."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     begin = time.perf_counter()
     subprocess.run(
@@ -48,9 +48,9 @@ def main() -> None:
     taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     for number in range(rounds + 1):
         for name, arguments in PROGRAMS.items():
-            found = seconds(arguments)
+            duration = seconds(arguments)
             if number:
-                taken[name].append(found)
+                taken[name].append(duration)
     print("| program | median s | quickest s | more than | median of differences s |")
     print("|---|---|---|---|---|")
     for name, times in taken.items():

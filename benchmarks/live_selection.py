@@ -7,9 +7,9 @@ Every model of the zoo is fine-tuned on nested subsets (`--sizes`), with Θ and 
 the target's rows for the truth, from every seed.  Each method then predicts from the sizes up to
 each budget, as `jachess select-live` would.  By data set, seed, budget and method: PearCorr and
 RelAcc (per cent), root mean square of log loss at the target, coverage of 90 % intervals (per
-cent), the model chosen, and what the method pays (`Selection.costs`: trainings, judging,
-and the probes where it reads Θ) as a share of training and judging every model at the target.
-With `--probe 0` no Θ is measured, and the two forms of lensllm are left out.
+cent), the model chosen, and what the method pays (`Search.paid`: trainings, judging, and the probes
+where it reads Θ) as a share of training and judging every model at the target.  With `--probe 0` no
+Θ is measured, and the two forms of lensllm are left out.
 
 Two controls read no Θ: F a free number up to ‖r‖², and F = ‖r‖²/(1 + c t) with c fitted in place of
 a kernel.
@@ -23,16 +23,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import least_squares
 
-from benchmarks.common.report import RESULTS, commit, read_rows, write_rows
 from jachess_ext.compare.finetune import Recipe
 from jachess_ext.compare.runs import run_all
 from jachess_ext.scaling import (
@@ -40,15 +39,17 @@ from jachess_ext.scaling import (
     Search,
     coverage,
     fit,
+    live,
     log_rmse,
     pear_corr,
     read_selection,
     rel_acc,
     select_live,
 )
-from jachess_ext.scaling import live as live_runs
 from jachess_ext.scaling.baselines import FEATURE_SCORES
-from jachess_ext.scaling.selection import DEFAULT, METHODS, Selection
+from jachess_ext.scaling.selection import DEFAULT, METHODS
+
+from .common import RESULTS, stamped, write_frame
 
 FREE = "lensllm, F free"
 CONTROL = "lensllm, F = r²/(1 + c t)"
@@ -57,119 +58,77 @@ JUDGED = (*_METHODS[:2], FREE, CONTROL, *_METHODS[2:])
 _PROBED = ("lensllm", FREE, CONTROL)
 _STARTS = [(beta, floor, c) for beta in (0.3, 1.0) for floor in (0.05, 0.5, 0.9) for c in (0.01, 1)]
 _LAWS = (DEFAULT, "lensllm", "rectified")
-
-
-@dataclass
-class Judged:
-    """One method at one budget; None where the method has no such figure."""
-
-    data: str
-    seed: int
-    budget: int
-    target: int
-    method: str
-    pear_corr: float
-    rel_acc: float
-    log_rmse: float | None
-    coverage: float | None
-    flops_share: float
-    chosen: str
-    best: str
-    date: str = ""
-    commit: str = ""
-
-
-@dataclass
-class Loss:
-    """One run."""
-
-    data: str
-    seed: int
-    model: str
-    parameters: int
-    size: int
-    steps: int
-    t: float
-    dev_loss: float | None
-    dev_score: float | None
-    kernel_loss: float | None
-    residual_square: float | None
-    probe_square: float | None
-    training_flops: float
-    probe_flops: float
-    judging_flops: float
-    seconds: float | None
-    date: str = ""
-    commit: str = ""
+_MEASURED = ["dev_loss", "dev_score", "kernel_loss", "residual_square", "probe_square"]
+_FLOPS = ["training_flops", "probe_flops", "judging_flops"]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of one data set and seed: those of the subsets as a search, and all as rows.
+    """All runs of one data set and seed.
 
     Attributes:
         search: with every run of a subset told, and its kernel where it is known.
-        losses: of all runs, those at the target among them.
+        losses: the rows of all runs, those at the target among them.
     """
 
     search: Search
-    losses: Sequence[Loss]
+    losses: pd.DataFrame
 
     @property
-    def target(self) -> int:
-        """Rows of the truth."""
-        return self.search.target
-
-    @property
-    def truth(self) -> dict[str, Loss]:
-        """Model -> its run at the target."""
-        return {row.model: row for row in self.losses if row.size == self.target}
+    def truth(self) -> pd.DataFrame:
+        """The runs at the target, by model."""
+        return self.losses[self.losses["size"] == self.search.target].set_index("model")
 
 
 def make_runs(arguments: dict[str, Any], out: Path) -> Runs:
-    """The live selection, then every model at the target; finished runs are read."""
+    """Make the live selection, then every model at the target; finished runs are read."""
     select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
-    live, plan = read_selection(out), live_runs.make_plan(**arguments)
-    seed = plan.search.seed
-    jobs = [plan.job(Ask(model, plan.search.target, seed), out) for model in plan.search.models]
-    truth = [record for _, record in run_all(jobs, live_runs.run, out / live_runs.RUNS)]
-    data = Path(arguments["task"].partition(":")[0]).parent.name
-    losses = [_row(data, record) for record in [*live.records, *truth]]
+    selection, plan = read_selection(out), live.make_plan(**arguments)
+    target, seed = plan.search.target, plan.search.seed
+    jobs = [plan.job(Ask(model, target, seed), out) for model in plan.search.models]
+    truth = [record for _, record in run_all(jobs, live.run, out / live.RUNS)]
+    rows = [
+        {
+            "data": Path(arguments["task"].partition(":")[0]).parent.name,
+            "seed": record["seed"],
+            "model": record["model"],
+            "parameters": record["parameters"],
+            "size": record["size"],
+            "steps": record["steps"],
+            "t": record["time"],
+            **{name: record[name] for name in [*_MEASURED, *_FLOPS]},
+            "seconds": sum(record["seconds"].values()) if record["seconds"] else None,
+        }
+        for record in [*selection.records, *truth]
+    ]
     features = {
-        r["model"]: (r["features"], r["features_flops"]) for r in live.records if not r["size"]
+        r["model"]: (r["features"], r["features_flops"]) for r in selection.records if not r["size"]
     }
-    return Runs(_search(losses, features, live.search.kernels), losses)
+    losses = pd.DataFrame(rows)
+    return Runs(search_of(losses, features, selection.search.kernels), losses)
 
 
-def _row(data: str, record: dict[str, Any]) -> Loss:
-    names = set(Loss.__dataclass_fields__) & set(record) - {"seconds"}
-    seconds = record["seconds"]
-    return Loss(
-        data=data,
-        t=record["time"],
-        seconds=None if seconds is None else sum(seconds.values()),
-        **{name: record[name] for name in names},
-    )
-
-
-def _search(losses: Sequence[Loss], features: dict[str, Any], kernels: dict[Ask, Any]) -> Search:
-    """The search that the runs below the largest size are told to."""
-    rows = {(row.model, row.size): row for row in losses}
-    *sizes, target = sorted({row.size for row in losses if row.size})
+def search_of(
+    losses: pd.DataFrame, features: Mapping[str, Any] = {}, kernels: Mapping[Ask, Any] = {}
+) -> Search:
+    """Return the search that the runs below the largest size are told to."""
+    *sizes, target = sorted({int(size) for size in losses["size"] if size})
+    rows = losses.set_index(["model", "size"])
+    whole = rows.xs(target, level="size")
     search = Search(
-        [row.model for row in losses if row.size == target],
+        list(whole.index),
         sizes,
         target,
         zero=True,
-        seed=losses[0].seed,
-        parameters={row.model: row.parameters for row in losses},
+        seed=int(losses.seed.iloc[0]),
+        parameters={str(model): int(n) for model, n in whole.parameters.items()},
     )
     while ask := search.ask():
-        row = rows[ask.model, ask.rows]
+        row = rows.loc[(ask.model, ask.rows)]
         scores, price = features.get(ask.model, (None, 0.0)) if ask.rows == 0 else (None, 0.0)
         search.tell(
             ask,
-            row.dev_loss,
+            float(row.dev_loss),
             cost=row.training_flops + row.judging_flops,
             kernel_cost=row.probe_flops,
             features=scores,
@@ -179,10 +138,10 @@ def _search(losses: Sequence[Loss], features: dict[str, Any], kernels: dict[Ask,
     return search
 
 
-def judge(runs: Runs, budget: int, method: str) -> Judged | None:
-    """A method from the sizes up to the budget; None where these are too few for it."""
+def judge(runs: Runs, budget: int, method: str) -> dict[str, Any] | None:
+    """Judge a method from the sizes up to the budget; None where these are too few for it."""
     search, law = runs.search, _law(method)
-    if method in _PROBED and runs.losses[0].residual_square is None:
+    if method in _PROBED and runs.losses.residual_square.isna().any():
         return None
     if method == "lensllm" and not search.kernels:
         return None
@@ -190,137 +149,113 @@ def judge(runs: Runs, budget: int, method: str) -> Judged | None:
         selection = search.selection(law, rows=budget)
     except ValueError:
         return None
-    names, scores, forecasts = selection.names, selection.scores, selection.forecasts
+    names, scores, forecasts = list(selection.names), selection.scores, selection.forecasts
+    predicts, intervals = selection.forecast.predicted is not None, selection.has_intervals
     if method in (FREE, CONTROL):
-        forecast = _free if method == FREE else _control
+        forecast = free_forecast if method == FREE else control_forecast
         scores = forecasts = np.array([forecast(runs, name, budget) for name in names])
-    truth = {name: float(runs.truth[name].dev_loss or np.nan) for name in names}
-    losses = np.array(list(truth.values()))
-    predicts = method in (FREE, CONTROL) or selection.forecast.predicted is not None
-    return Judged(
-        data=runs.losses[0].data,
-        seed=runs.losses[0].seed,
-        budget=budget,
-        target=runs.target,
-        method=method,
-        pear_corr=pear_corr(forecasts, losses),
-        rel_acc=rel_acc(scores, losses),
-        log_rmse=log_rmse(forecasts, losses) if predicts else None,
-        coverage=None if method in (FREE, CONTROL) else _coverage(selection, losses),
-        flops_share=_share(runs, budget, method),
-        chosen=Path(names[int(np.argmin(scores))]).name,
-        best=Path(min(truth, key=lambda model: truth[model])).name,
-    )
+        predicts, intervals = True, False
+    losses = runs.truth.dev_loss[names].to_numpy()
+    return {
+        "data": runs.losses.data.iloc[0],
+        "seed": runs.losses.seed.iloc[0],
+        "budget": budget,
+        "target": search.target,
+        "method": method,
+        "pear_corr": pear_corr(forecasts, losses),
+        "rel_acc": rel_acc(scores, losses),
+        "log_rmse": log_rmse(forecasts, losses) if predicts else None,
+        "coverage": coverage(*selection.interval_ends(0.9), losses) if intervals else None,
+        "flops_share": share(runs, budget, method),
+        "chosen": Path(names[int(np.argmin(scores))]).name,
+        "best": Path(names[int(np.argmin(losses))]).name,
+    }
 
 
-def _share(runs: Runs, budget: float, method: str) -> float:
-    """What the method pays, as a share of training and judging every model at the target."""
-    full = sum(row.training_flops + row.judging_flops for row in runs.truth.values())
+def share(runs: Runs, budget: float, method: str) -> float:
+    """Return what the method pays, as a share of training and judging all at the target."""
+    full = (runs.truth.training_flops + runs.truth.judging_flops).sum()
     return sum(runs.search.paid(name, _law(method), budget) for name in runs.search.models) / full
 
 
 def _law(method: str) -> str:
-    """The registered method that reads, and so pays for, the same."""
+    """Return the registered method that reads, and so pays for, the same."""
     return "rectified" if method in (FREE, CONTROL) else method
 
 
-def _free(runs: Runs, model: str, budget: float) -> float:
-    """F is a number fitted within [0, ‖r‖²]."""
+def free_forecast(runs: Runs, model: str, budget: float) -> float:
+    """Return the loss at the target by lensllm with F a number fitted within [0, ‖r‖²]."""
     curve = runs.search.curve(model, budget)
-    bound = next(row.residual_square for row in runs.losses if row.model == model)
+    bound = float(runs.losses[runs.losses.model == model].residual_square.iloc[0])
     fitted = fit(list(curve), list(curve.values()), "lensllm", residual_square=bound)
-    return float(np.asarray(fitted.predict(runs.target)))
+    return float(np.asarray(fitted.predict(runs.search.target)))
 
 
-def _control(runs: Runs, model: str, budget: float) -> float:
-    """F = ‖r‖²/(1 + c t): falls from ‖r‖² with training as Eq. 9's does, and reads no kernel.
+def control_forecast(runs: Runs, model: str, budget: float) -> float:
+    """Return the same with F = ‖r‖²/(1 + c t), which falls as Eq. 9's does and reads no kernel.
 
     Eq. 10 with B, β, E and c fitted to ln L from several starts; t at the target is continued as a
     straight line in ln t over ln D, as for the measured F.
     """
-    rows = sorted((r for r in runs.losses if r.model == model and r.size <= budget), key=_size)
-    sizes = np.array([row.size for row in rows], dtype=float)
-    losses = np.array([row.dev_loss for row in rows], dtype=float)
-    y, square = np.log(losses), float(rows[0].residual_square or np.nan)
-    t = np.array([row.t for row in rows])
-    trained = sizes > 0
+    known = runs.losses[(runs.losses.model == model) & (runs.losses["size"] <= budget)]
+    known = known.sort_values("size")
+    sizes, losses, t = (known[name].to_numpy(float) for name in ("size", "dev_loss", "t"))
+    square, trained, lowest = float(known.residual_square.iloc[0]), sizes > 0, float(losses.min())
     slope, level = np.polyfit(np.log(sizes[trained]), np.log(t[trained]), 1)
-    at_target = float(np.exp(level + slope * np.log(runs.target)))
-    lowest = float(losses.min())
+    at_target = float(np.exp(level + slope * np.log(runs.search.target)))
 
     def loss(p: np.ndarray, d: Any, steps: Any) -> Any:
         log_b, beta, floor, log_c = p
         fall = square / (1 + np.exp(log_c) * steps)
         return np.exp(log_b) / (fall + d**beta) + floor * lowest
 
-    def errors(p: np.ndarray) -> np.ndarray:
-        return np.log(loss(p, sizes, t)) - y
-
     fits = [
         least_squares(
-            errors,
+            lambda p: np.log(loss(p, sizes, t)) - np.log(losses),
             (np.log(losses[0] * square), beta, floor, np.log(c)),
             bounds=((-20, 0.01, 0, -15), (30, 3, 0.999, 15)),
         )
         for beta, floor, c in _STARTS
     ]
-    return float(loss(min(fits, key=lambda solution: solution.cost).x, runs.target, at_target))
+    best = min(fits, key=lambda solution: solution.cost)
+    return float(loss(best.x, runs.search.target, at_target))
 
 
-def _size(row: Loss) -> int:
-    return row.size
-
-
-def _coverage(selection: Selection, losses: np.ndarray) -> float | None:
-    """Of the 90 % intervals, where the method gives some."""
-    return coverage(*selection.interval_ends(0.9), losses) if selection.has_intervals else None
-
-
-def redraw(results: Path) -> list[Judged]:
-    """Judges the recorded runs anew; rows of what reads kernels or features stay."""
-    losses = read_rows(results / "live_selection_losses.csv", Loss)
-    before = read_rows(results / "live_selection.csv", Judged)
-    old = {(row.data, row.seed, row.budget, row.method): row for row in before}
-    stamp = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit()}
-    rows: list[Judged] = []
-    for key in dict.fromkeys((row.data, row.seed) for row in losses):
-        mine = [row for row in losses if (row.data, row.seed) == key]
-        runs = Runs(_search(mine, {}, {}), mine)
+def redraw(results: Path) -> pd.DataFrame:
+    """Judge the recorded runs anew; rows of what reads kernels or features stay."""
+    losses = pd.read_csv(results / "live_selection_losses.csv")
+    before = pd.read_csv(results / "live_selection.csv")
+    rows: list[dict[str, Any]] = []
+    for (data, seed), mine in losses.groupby(["data", "seed"], sort=False):
+        runs = Runs(search_of(mine), mine)
+        old = before[(before.data == data) & (before.seed == seed)]
         for budget in runs.search.sizes:
             for method in JUDGED:
                 row = judge(runs, int(budget), method)
+                kept = old[(old.budget == budget) & (old.method == method)].to_dict("records")
                 if row is not None:
-                    rows.append(replace(row, **stamp))
-                elif (kept := old.get((*key, int(budget), method))) is not None:
-                    known = method not in FEATURE_SCORES
-                    share = _share(runs, budget, method) if known else kept.flops_share
-                    rows.append(replace(kept, flops_share=share))
-    write_rows(rows, results / "live_selection.csv")
-    show(rows)
+                    rows.append(row | stamped())
+                elif kept and method in FEATURE_SCORES:
+                    rows += kept
+                elif kept:
+                    rows.append(kept[0] | {"flops_share": share(runs, budget, method)})
+    return written(pd.DataFrame(rows), results)
+
+
+def written(rows: pd.DataFrame, results: Path) -> pd.DataFrame:
+    """Write the rows; print means over the seeds and budgets that the laws have."""
+    write_frame(rows, results / "live_selection.csv")
+    case = rows[["data", "seed", "budget"]].apply(tuple, axis=1)
+    by_law = [set(case[rows.method == law]) for law in _LAWS]
+    common = set.intersection(*(cases for cases in by_law if cases))
+    shown = rows[case.isin(common)]
+    shown = shown.assign(best_chosen=100.0 * (shown.chosen == shown.best))
+    figures = ["pear_corr", "rel_acc", "log_rmse", "coverage", "flops_share", "best_chosen"]
+    groups = shown.groupby(["data", "method"])
+    means = groups[figures].mean().assign(cases=groups.size())
+    order = [key for key in ((d, m) for d in shown.data.unique() for m in JUDGED) if key in means.T]
+    print(means.loc[order].to_string(float_format=lambda x: f"{x:.3g}", na_rep=""))
     return rows
-
-
-def show(rows: Sequence[Judged]) -> None:
-    """One block a data set: methods down; means over the seeds and budgets that the laws have."""
-    cases = {law: {(r.data, r.seed, r.budget) for r in rows if r.method == law} for law in _LAWS}
-    common = set.intersection(*(found for found in cases.values() if found))
-    rows = [row for row in rows if (row.data, row.seed, row.budget) in common]
-    head = ("PearCorr", "RelAcc", "RMSE ln L", "coverage", "FLOPs/full", "best chosen", "cases")
-    for data in dict.fromkeys(row.data for row in rows):
-        print(f"\n{data:17s}" + "".join(f"{title:>13s}" for title in head))
-        for method in JUDGED:
-            mine = [row for row in rows if (row.data, row.method) == (data, method)]
-            if not mine:
-                continue
-            figures = ("pear_corr", "rel_acc", "log_rmse", "coverage", "flops_share")
-            cells = [_mean([getattr(row, name) for row in mine]) for name in figures]
-            cells += [f"{100 * np.mean([r.chosen == r.best for r in mine]):.0f} %", str(len(mine))]
-            print(f"  {method:15s}" + "".join(f"{cell:>13s}" for cell in cells))
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{np.mean(known):.3g}" if known else ""
 
 
 def _arguments(options: argparse.Namespace, data: Path, seed: int) -> dict[str, Any]:
@@ -340,7 +275,7 @@ def _arguments(options: argparse.Namespace, data: Path, seed: int) -> dict[str, 
     }
 
 
-def main(argv: list[str] | None = None) -> list[Judged]:
+def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Run, judge, print, write the two CSVs."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
@@ -360,23 +295,17 @@ def main(argv: list[str] | None = None) -> list[Judged]:
     options = parser.parse_args(argv)
     if options.data is None:
         return redraw(options.results)
-    stamp: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-    }
-    rows: list[Judged] = []
-    losses: list[Loss] = []
+    rows: list[dict[str, Any]] = []
+    losses: list[pd.DataFrame] = []
     for data in options.data:
         for seed in options.seeds:
             runs = make_runs(_arguments(options, data, seed), options.out / f"{data.name}-{seed}")
-            losses += [replace(row, model=Path(row.model).name, **stamp) for row in runs.losses]
-            for budget in options.sizes:
-                found = [judge(runs, budget, method) for method in JUDGED]
-                rows += [replace(row, **stamp) for row in found if row is not None]
-    write_rows(rows, options.results / "live_selection.csv")
-    write_rows(losses, options.results / "live_selection_losses.csv")
-    show(rows)
-    return rows
+            names = [Path(model).name for model in runs.losses.model]
+            losses.append(runs.losses.assign(model=names, **stamped()))
+            judged = [judge(runs, size, method) for size in options.sizes for method in JUDGED]
+            rows += [row | stamped() for row in judged if row is not None]
+    write_frame(pd.concat(losses), options.results / "live_selection_losses.csv")
+    return written(pd.DataFrame(rows), options.results)
 
 
 if __name__ == "__main__":

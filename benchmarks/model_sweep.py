@@ -21,9 +21,8 @@ whose model takes no ``inputs_embeds``, are no text models and are left out.
 from __future__ import annotations
 
 import argparse
-import csv
 import inspect
-import io
+import json
 import math
 import multiprocessing
 import warnings
@@ -32,6 +31,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import transformers
 from torch import Tensor, nn
@@ -40,13 +40,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
 import jachess_ext as jx
-from jachess_ext.evaluation.files import write_atomically
+from jachess_ext._io import write_text
 from python_tests.models import oracles
 from python_tests.models.zoo import randomise
 
-from .model_recipes import GENERAL, INPUTS, RECIPES
-
-RESULTS = Path(__file__).parent / "results" / "model_sweep.csv"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "model_sweep.csv"
+RECIPES = json.loads((HERE / "model_recipes.json").read_text(encoding="utf-8"))
+"""Settings that make a model tiny: "general" ones by the names that a configuration knows, and, of
+"types" that those do not build, their own."""
+INPUTS: dict[str, dict[str, Any]] = {
+    "bros": {"bbox": torch.linspace(0, 1, 2 * 6 * 4, dtype=torch.float64).view(2, 6, 4)},
+    "fsmt": {"input_ids": None},
+}
+"""What a model wants beside its embeddings."""
 KINDS = ("right", "wrong", "raises", "untried")
 OTHER_INPUTS = ("vision", "audio", "image", "pixel", "speech", "video", "codec", "patch_size")
 BATCH, TOKENS = 2, 6
@@ -60,7 +67,7 @@ class NoTextError(Exception):
     """The type is no text model."""
 
 
-class Found(NamedTuple):
+class Verdict(NamedTuple):
     """What is written about a type: one of `KINDS` (or "no text"), why, and what says so."""
 
     result: str
@@ -78,10 +85,10 @@ def tiny_config(kind: str) -> Any:
     for model in classes if isinstance(classes, tuple) else (classes,):
         if model.input_modalities not in ("text", ("text",)):
             raise NoTextError
-    settings = {name: value for name, value in GENERAL.items() if name in names}
+    settings = {name: value for name, value in RECIPES["general"].items() if name in names}
     no_dropout = [n for n in names if "dropout" in n and isinstance(getattr(default, n, 0), float)]
     settings |= dict.fromkeys(no_dropout, 0.0)
-    config = known(**settings | RECIPES.get(kind, {}))
+    config = known(**settings | RECIPES["types"].get(kind, {}))
     config._experts_implementation = "eager"
     return config
 
@@ -100,7 +107,7 @@ def tiny_model(kind: str, seed: int) -> nn.Module:
 
 
 def of_embeddings(model: nn.Module) -> Any:
-    """The last hidden state as a function of ``[B, T, d]``; an encoder's and its decoder's."""
+    """Return the last hidden state as a function of ``[B, T, d]``, an encoder's and decoder's."""
     taken = inspect.signature(model.forward).parameters
     settings = {"use_cache": False} if "use_cache" in taken else {}
     extra = INPUTS.get(model.config.model_type, {})
@@ -109,9 +116,9 @@ def of_embeddings(model: nn.Module) -> Any:
         inputs = {**extra, "inputs_embeds": x.clone()}  # CTRL writes into it
         if "decoder_inputs_embeds" in taken:
             inputs["decoder_inputs_embeds"] = x.clone()
-        found = model(**inputs, **settings, return_dict=True)
-        hidden = getattr(found, "last_hidden_state", None)
-        return (found[0] if hidden is None else hidden,)
+        output = model(**inputs, **settings, return_dict=True)
+        hidden = getattr(output, "last_hidden_state", None)
+        return (output[0] if hidden is None else hidden,)
 
     return run
 
@@ -123,8 +130,8 @@ def _width(model: nn.Module) -> int:
         return model.config.hidden_size
 
 
-def judge(kind: str) -> Found:
-    """What is written about a type."""
+def judge(kind: str) -> Verdict:
+    """Return what is written about a type."""
     worst = ""
     for seed in range(SEEDS):
         try:
@@ -137,46 +144,46 @@ def judge(kind: str) -> Found:
                 with torch.no_grad():
                     plain = function(x)[0]
         except NoTextError:
-            return Found("no text")
+            return Verdict("no text")
         except Exception as error:
-            return Found("untried", _sentence(error))
+            return Verdict("untried", _sentence(error))
         if not plain.isfinite().all():
-            return Found("untried", "the plain model gives NaN")
+            return Verdict("untried", "the plain model gives NaN")
         try:
             with oracles.Float64Casts(), torch.no_grad():
                 (jet,) = jx.jet(function, x, torch.stack([u, w]))
         except Exception as error:
-            return Found("raises", _sentence(error))
+            return Verdict("raises", _sentence(error))
         if oracles.relative_error(jet.primal, plain) > 1e-10:
-            return Found("wrong", "the value differs")
+            return Verdict("wrong", "the value differs")
         by_differences = _differences(jet, function, x, u, w)
         if by_differences is None:
-            return Found("right", oracle=DIFFERENCES)
+            return Verdict("right", oracle=DIFFERENCES)
         by_autograd = _autograd(jet, function, x, u, w)
         if by_autograd is None:
-            return Found("right", oracle=AUTOGRAD)
+            return Verdict("right", oracle=AUTOGRAD)
         worst = f"{by_differences}; {by_autograd}"
-    return Found("wrong", worst)
+    return Verdict("wrong", worst)
 
 
 def _differences(jet: Any, function: Any, x: Tensor, u: Tensor, w: Tensor) -> str | None:
-    """None where a jet agrees with differences, else by how much it does not."""
-    said = ""
+    """Return None where a jet agrees with differences, else by how much it does not."""
+    differ = ""
     for steps in STEPS:
         with oracles.Float64Casts():
             first = oracles.first_difference(function, x, u, steps)[0]
             second = oracles.mixed_difference(function, x, u, w, steps)[0]
-        one = oracles.relative_error(jet.first[0], first)
+        first_error = oracles.relative_error(jet.first[0], first)
         scale = max(second.norm().item(), 1e-3 * first.norm().item())
-        two = (jet.second[0] - second).norm().item() / scale
-        if one < 1e-6 and two < 1e-5:
+        second_error = (jet.second[0] - second).norm().item() / scale
+        if first_error < 1e-6 and second_error < 1e-5:
             return None
-        said = said or f"J off by {one:.1e}, H by {two:.1e}"
-    return said
+        differ = differ or f"J off by {first_error:.1e}, H by {second_error:.1e}"
+    return differ
 
 
 def _autograd(jet: Any, function: Any, x: Tensor, u: Tensor, w: Tensor) -> str | None:
-    """None where a jet agrees with what autograd gives, else by how much it does not."""
+    """Return None where a jet agrees with autograd, else by how much it does not."""
     parts = jet.first[0], jet.second[0]
     worst = [0.0, 0.0]
     for _ in range(PROBES):
@@ -208,7 +215,7 @@ def _child(kind: str, queue: Any) -> None:
     queue.put(judge(kind))
 
 
-def in_a_process(kind: str, limit: float) -> Found:
+def in_a_process(kind: str, limit: float) -> Verdict:
     forks = multiprocessing.get_context("fork")
     queue = forks.Queue()
     process = forks.Process(target=_child, args=(kind, queue), daemon=True)
@@ -216,30 +223,27 @@ def in_a_process(kind: str, limit: float) -> Found:
     try:
         return queue.get(timeout=limit)
     except Empty:
-        return Found("untried", f"not done within {limit:.0f} s")
+        return Verdict("untried", f"not done within {limit:.0f} s")
     finally:
         process.kill()
         process.join()
 
 
-def load() -> dict[str, Found]:
+def load() -> dict[str, Verdict]:
     if not RESULTS.exists():
         return {}
-    rows = csv.DictReader(io.StringIO(RESULTS.read_text()))
-    return {row.pop("type"): Found(**row) for row in rows}
+    rows = pd.read_csv(RESULTS, keep_default_na=False, index_col="type").itertuples()
+    return {row.Index: Verdict(row.result, row.reason, row.oracle) for row in rows}
 
 
-def save(found: dict[str, Found]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["type", *Found._fields])
-    writer.writerows([kind, *found[kind]] for kind in sorted(found))
-    write_atomically(RESULTS, text.getvalue())
-    write_atomically(RESULTS.with_suffix(".md"), table(found))
+def save(verdicts: dict[str, Verdict]) -> None:
+    frame = pd.DataFrame.from_dict(verdicts, "index", columns=Verdict._fields).sort_index()
+    write_text(RESULTS, frame.to_csv(index_label="type"))
+    write_text(RESULTS.with_suffix(".md"), table(verdicts))
 
 
-def table(found: dict[str, Found]) -> str:
-    texts = {kind: row for kind, row in found.items() if row.result in KINDS}
+def table(verdicts: dict[str, Verdict]) -> str:
+    texts = {kind: row for kind, row in verdicts.items() if row.result in KINDS}
     counts = Counter(row.result for row in texts.values())
     tried = sum(counts[kind] for kind in KINDS[:3])
     share = 100 * counts["right"] / max(1, tried)
@@ -272,15 +276,15 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    found = load()
+    verdicts = load()
     for kind in MODEL_MAPPING_NAMES:
         if kind not in CONFIG_MAPPING or (given.only and kind not in given.only):
             continue
-        if kind in found and not given.only and found[kind].result not in given.again:
+        if kind in verdicts and not given.only and verdicts[kind].result not in given.again:
             continue
-        found[kind] = in_a_process(kind, given.limit)
-        save(found)
-        print(kind, *found[kind], flush=True)
+        verdicts[kind] = in_a_process(kind, given.limit)
+        save(verdicts)
+        print(kind, *verdicts[kind], flush=True)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jachess_ext.compare.report import COLOURS, MARKERS, panels
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from .common import RESULTS, ROOT
+
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/limits.md")
 FIGURE = ROOT / "docs" / "images" / "attention.png"
 _TOKENS = (128, 256, 512, 1024, 2048)
@@ -32,35 +31,35 @@ _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.D
 
 @cache
 def rows(name: str) -> list[dict[str, str]]:
-    """The rows of a results file."""
+    """Return the rows of a results file."""
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def ratios(name: str, shape: str, figure: str, baseline: str) -> list[float]:
-    """What was measured of this, in the order of the runs.
+    """Return what was measured of this, in the order of the runs.
 
     Raises:
         LookupError: nothing was.
     """
-    found = [
+    measured = [
         (row["date"], float(row["ratio"]))
         for row in rows(name)
         if (row["shape"], row["figure"], row["baseline"]) == (shape, figure, baseline)
     ]
-    if not found:
+    if not measured:
         raise LookupError(f"{name}.csv has no row {shape}, {figure}, {baseline}")
-    return [ratio for _, ratio in sorted(found)]
+    return [ratio for _, ratio in sorted(measured)]
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *body]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _runs(name: str, shape: str, figure: str, baseline: str, places: int = 1) -> str:
-    """The last two runs, or the only one."""
+    """Return the last two runs, or the only one."""
     return "; ".join(f"{ratio:.{places}f}" for ratio in ratios(name, shape, figure, baseline)[-2:])
 
 
@@ -68,12 +67,12 @@ def _last(name: str, shape: str, figure: str, baseline: str, places: int = 1) ->
     return f"{ratios(name, shape, figure, baseline)[-1]:.{places}f}"
 
 
-def _spread(found: Sequence[float], places: int = 1) -> str:
-    return f"{min(found):.{places}f} to {max(found):.{places}f}"
+def _spread(ratios: Sequence[float], places: int = 1) -> str:
+    return f"{min(ratios):.{places}f} to {max(ratios):.{places}f}"
 
 
 def attention() -> str:
-    """Of `jx.jvp` through causal attention, by tokens: docs/derivatives.md."""
+    """Return `jx.jvp` through causal attention, by tokens: docs/derivatives.md."""
 
     def cell(tokens: int, figure: str) -> str:
         shape = f"H8-T{tokens}-D64-causal"
@@ -91,7 +90,7 @@ def attention() -> str:
 
 
 def front() -> str:
-    """The README's four rows."""
+    """Return the README's four rows."""
     shape, meanflow = "H8-T1024-D64-causal", "DiT6x384-B2-T256"
     faster, fast = (
         _last("jvp", shape, "jx.jvp, forward", f"torch.func.jvp, {way}")
@@ -139,7 +138,7 @@ _ATTENTION = {
 
 
 def steps() -> str:
-    """The cost of JacHess, with the targets that were set before: docs/measured.md."""
+    """Return the cost of JacHess, with the targets set before: docs/measured.md."""
     body = [
         ["JacHess step / plain fine-tuning step (two runs)", label,
          _runs("step_vs_plain", shape, *_STEP), "≤ 4.0"]
@@ -149,11 +148,11 @@ def steps() -> str:
         ("bert-6x384-B8-T32", "6 × 384, B 8, T 32", "≥ 20"),
         ("bert-12x768-B4-T32", "12 × 768, B 4, T 32", "≥ 40"),
     ):
-        found = [
+        faster = [
             ratios("step_vs_published", shape, "JacHess step", other)[-1] for other in _PUBLISHED
         ]
         question = "the published code's protocol / JacHess step"
-        body.append([question, label, _spread(found, 0), target])
+        body.append([question, label, _spread(faster, 0), target])
     func = ("2-jet, forward + backward", "torch.func jvp of jvp, eager")
     for shape in ("bert-6x384-B8-T32", "bert-6x384-B8-T128"):
         body.append(
@@ -198,13 +197,13 @@ def steps() -> str:
 
 
 def works_with() -> str:
-    """The matrix of `benchmarks.works_with`: model × setting."""
+    """Return the matrix of `benchmarks.works_with`: model × setting."""
     text = (RESULTS / "works_with.md").read_text(encoding="utf-8")
     return text[text.index("\n|") + 1 :].split("\n\n")[0].rstrip("\n") + "\n"
 
 
 def sweep() -> str:
-    """Of `benchmarks.model_sweep`, in numbers of model types: docs/derivatives.md."""
+    """Return numbers of model types of `benchmarks.model_sweep`: docs/derivatives.md."""
     texts = [row for row in rows("model_sweep") if row["result"] != "no text"]
     counts = Counter(row["result"] for row in texts)
     oracles = Counter(row["oracle"] for row in texts)
@@ -227,12 +226,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def renewed(text: str) -> str:
-    """A document with its tables made anew."""
-    return _BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+    """Return a document with its tables renewed."""
+    return _BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
 
 
 def draw() -> Any:
-    """Time and memory of a derivative through attention, over the tokens."""
+    """Draw time and memory of a derivative through attention, over the tokens."""
     figure, (time, memory) = panels(columns=2, width=7.2, height=2.6)
     for index, (name, label) in enumerate(
         (("forward", "forward"), ("forward + backward", "forward + backward"),
@@ -243,7 +242,7 @@ def draw() -> Any:
             ratios("jvp", f"H8-T{t}-D64-causal", f"jx.jvp, {name}", "torch.func.jvp, written out")
             for t in _TOKENS
         ]
-        time.plot(_TOKENS, [found[-1] for found in heights], label=label, **style)
+        time.plot(_TOKENS, [each[-1] for each in heights], label=label, **style)
         saved = [
             1 / ratios("jvp", f"H8-T{t}-D64-causal", f"peak memory: jx.jvp, {name}",
                        "torch.func.jvp")[-1]
@@ -262,7 +261,7 @@ def draw() -> Any:
 
 
 def main() -> int:
-    """Compares or renews; the exit status."""
+    """Compare or renew; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true")
     update = parser.parse_args().update

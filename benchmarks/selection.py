@@ -1,18 +1,55 @@
-"""Choosing among the models of a table of losses: every method at budgets of 1/8 … 1/512.
+"""Choosing among the models of tables of losses: what the methods forecast and choose.
 
-    python -m benchmarks.selection --table flan.csv
+    pip download --no-deps lcdb==0.1.0 && tar xf lcdb-0.1.0.tar.gz
+    python -m benchmarks.selection budgets --table flan.csv
+    python -m benchmarks.selection halves --table flan.csv --halves 10
+    python -m benchmarks.selection laws --table flan.csv
+    python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
 
-For each budget and method: PearCorr of the predicted losses with the true ones (modelsize, which
-predicts none: of its scores) and RelAcc of the choice (per cent), root mean square of log loss at
-the target, coverage of 90 % intervals (per cent), FLOPs as a share of training every model on the
-full data, and seconds.  blend has two more coverages, both on models left out of what was used:
+budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
+the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
+of the choice (per cent), root mean square of log loss at the target, coverage of 90 % intervals
+(per cent), FLOPs as a share of training every model on the full data, and seconds.  blend has two
+more coverages, both on models left out of what was used: ``left out``, a fifth of the models is
+removed in turn; mean over the five runs of the coverage on the models that stay: how much the
+figure leans on single models; ``referenced``, a fifth of the models is held out in turn; the
+others' losses at the target calibrate (`references=`), and only the held-out fifth is judged.
 
-- ``left out``: a fifth of the models is removed in turn; mean over the five runs of the coverage
-  on the models that stay.  How much the figure leans on single models.
-- ``referenced``: a fifth of the models is held out in turn; the others' losses at the target
-  calibrate (`references=`), and only the held-out fifth is judged.
+halves (selection_halves.csv): does blend stay ahead of AtS on random halves of the models?  For
+every budget, shares of the halves (per cent) in which blend has the higher PearCorr than AtS and
+than AtS with τ = 1, the higher and the lower RelAcc than AtS, the lower RMSE of log loss; and the
+mean coverage of its 90 % intervals.
 
-Rows go to results/selection.csv.  Another table of the same kind: --table, --target.
+laws (law_errors.csv): how far the laws are from the curves, beside LensLLM's Table 2.  Root mean
+square of (fitted − measured) loss, × 10, per model: of `rectified` fitted to all sizes and judged
+on the same, with and without the loss before fine-tuning, and fitted up to 1/8 of the data and
+judged on the three larger sizes, which it did not see; and the same of `power`.  `lensllm` without
+a measured F is `rectified`.  The published figures are those of the README of the paper's
+repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
+
+families (selection_families.csv, .md): forecast, choice and probabilities on tables of several
+kinds, each judged apart:
+
+- ``flan``: 30 language models, budgets of 1/8 to 1/512; ``flan, few``: three to six of them.
+- ``lcdb log-loss``, ``accuracy``, ``AUC``: scikit-learn learners on OpenML data sets with even
+  numbers (PyPI's lcdb 0.1.0, unpacked), means over its splits, budgets of 1/8 and 1/32.  The target
+  is the largest size that eight learners or more were trained up to, 1,024 rows at least.
+- ``llm``: accuracies of three 7 to 8B models on 15 tasks, from 500 and 1,000 rows.
+
+Scores count as losses 1 − score, 0.001 at least.  Settings of "blend" were chosen on half A: the
+even rows of FLAN for the few and FLAN as a whole, LCDB numbers that 4 divides, every other task of
+llm; half B judges.  Per family and half: means over tables and budgets of PearCorr and RMSE of ln
+loss of the predicted losses, coverage of 50 and 90 % intervals, RelAcc of the choice; for five bins
+of P(best) what was said and how often it was true; and where "blend" is behind what is asked of it.
+
+judging (selection_judging.csv): what fewer dev rows, and a smaller largest subset, cost the choice
+of a short live selection.  LCDB's accuracies (half A) at 16 to 128 rows stand for the true ones;
+what a selection sees is drawn anew, right or wrong on so many dev rows, the same for all learners
+and sizes.  A row is hard for all learners alike (half of the variance), for one learner (0.3), for
+one learner at one size (0.2).  The target is 1,024 rows.  Means over data sets and draws of RelAcc
+and of the points of accuracy lost, and what it would cost live with 3 epochs, as a share of full
+tuning, judging counted.
 """
 
 from __future__ import annotations
@@ -20,18 +57,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.stats import norm
 
-from benchmarks.common.report import RESULTS, commit, write_rows
+from jachess_ext._io import write_text
 from jachess_ext.scaling import (
     LossTable,
     Selection,
     coverage,
+    fit,
     log_rmse,
     pear_corr,
     read_table,
@@ -39,7 +80,8 @@ from jachess_ext.scaling import (
     select,
 )
 
-FOLDS = 5
+from .common import RESULTS, commit, markdown, stamped, write_frame
+
 METHODS: dict[str, dict[str, Any]] = {
     "blend": {"method": "blend"},
     "ats": {"method": "ats"},
@@ -52,63 +94,52 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Judged:
-    """One method at one budget; None where the method has no such figure."""
+# Budgets of one table ---------------------------------------------------------------------------
 
-    table: str
-    fraction: int
-    method: str
-    pear_corr: float
-    rel_acc: float
-    log_rmse: float | None
-    coverage: float | None
-    coverage_left_out: float | None
-    coverage_referenced: float | None
-    flops_share: float | None
-    seconds: float
-    date: str = ""
-    commit: str = ""
+FOLDS = 5
 
 
-def judge(table: LossTable, fraction: int, target: float, name: str) -> Judged | None:
-    """A method at a budget of target / fraction; None where the table is too small for it."""
+def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str, Any] | None:
+    """Return a method's figures at a budget of target / fraction; None: too small a table."""
     budget, truth = target / fraction, table.losses_at(target)
     start = time.perf_counter()
     try:
-        found = select(table, budget, target, **METHODS[name])
+        selection = select(table, budget, target, **METHODS[name])
     except ValueError as error:
         print(f"{name} at 1/{fraction}: {error}", file=sys.stderr)
         return None
-    seconds = time.perf_counter() - start
-    rows = name == "blend"
-    return Judged(
-        "",
-        fraction,
-        name,
-        pear_corr(found.forecasts, truth),
-        rel_acc(found.scores, truth),
-        None if name in ("modelsize", "zeroshot") else log_rmse(found.predicted_losses, truth),
-        _coverage(found, truth),
-        _left_out(table, budget, target) if rows else None,
-        _referenced(table, budget, target) if rows else None,
-        None if table.parameters is None else found.flops / found.full_flops,
-        seconds,
-    )
+    seconds, blend = time.perf_counter() - start, name == "blend"
+    predicts = name not in ("modelsize", "zeroshot")
+    known = table.parameters is not None
+    return {
+        "fraction": fraction,
+        "method": name,
+        "pear_corr": pear_corr(selection.forecasts, truth),
+        "rel_acc": rel_acc(selection.scores, truth),
+        "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
+        "coverage": _coverage(selection, truth),
+        "coverage_left_out": _left_out(table, budget, target) if blend else None,
+        "coverage_referenced": _referenced(table, budget, target) if blend else None,
+        "flops_share": selection.flops / selection.full_flops if known else None,
+        "seconds": seconds,
+    }
 
 
-def _coverage(found: Selection, truth: np.ndarray) -> float | None:
-    return coverage(*found.interval_ends(0.9), truth) if found.has_intervals else None
+def _coverage(selection: Selection, truth: np.ndarray, level: float = 0.9) -> float | None:
+    if not selection.has_intervals:
+        return None
+    return coverage(*selection.interval_ends(level), truth)
 
 
-def _folds(table: LossTable) -> list[np.ndarray]:
+def folds(table: LossTable) -> list[np.ndarray]:
+    """Return the places of the models in five random parts."""
     order = np.random.default_rng(0).permutation(len(table.names))
     return [np.sort(order[place::FOLDS]) for place in range(FOLDS)]
 
 
 def _left_out(table: LossTable, budget: float, target: float) -> float:
     shares = []
-    for fold in _folds(table):
+    for fold in folds(table):
         kept = table.rows(np.setdiff1d(np.arange(len(table.names)), fold))
         shares.append(_coverage(select(kept, budget, target), kept.losses_at(target)))
     return float(np.mean(shares))
@@ -116,75 +147,482 @@ def _left_out(table: LossTable, budget: float, target: float) -> float:
 
 def _referenced(table: LossTable, budget: float, target: float) -> float:
     truth, inside = table.losses_at(target), np.zeros(len(table.names), dtype=bool)
-    for fold in _folds(table):
+    for fold in folds(table):
         others = [name for place, name in enumerate(table.names) if place not in fold]
         low, high = select(table, budget, target, references=others).interval_ends(0.9)
         inside[fold] = ((low <= truth) & (truth <= high))[fold]
     return float(100 * inside.mean())
 
 
-def show(rows: list[Judged]) -> None:
-    """One block a figure: methods down, budgets across, their mean last."""
-    fractions = sorted({row.fraction for row in rows})
-    names = [name for name in METHODS if any(row.method == name for row in rows)]
-    figures = {
-        "pear_corr": "PearCorr (%)",
-        "rel_acc": "RelAcc (%)",
-        "log_rmse": "RMSE of ln loss",
-        "coverage": "coverage of 90 % intervals (%)",
-        "coverage_left_out": "… a fifth of the models removed",
-        "coverage_referenced": "… calibrated on four fifths",
-        "flops_share": "FLOPs / FullTuning",
-        "seconds": "seconds",
-    }
-    for figure, title in figures.items():
-        head = "".join(f"{f'1/{fraction}':>9s}" for fraction in fractions)
-        print(f"\n{title:30s}{head}     mean")
-        for name in names:
-            found = {row.fraction: getattr(row, figure) for row in rows if row.method == name}
-            values = [found.get(fraction) for fraction in fractions]
-            known = [value for value in values if value is not None]
-            if not known:
-                continue
-            digits = 1 if figure in ("pear_corr", "rel_acc") or "cover" in figure else 3
-            cells = ["" if value is None else f"{value:.{digits}f}" for value in values]
-            mean = f"{np.mean(known):.{digits}f}"
-            print(f"  {name:28s}" + "".join(f"{cell:>9s}" for cell in [*cells, mean]))
-
-
-def table_parser(description: str) -> argparse.ArgumentParser:
-    """What all scripts that judge selections on a table are told."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
-    )
-    parser.add_argument("--target", type=float, help="default: the table's largest size")
-    parser.add_argument("--fractions", type=int, nargs="+", default=[2**k for k in range(3, 10)])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> list[Judged]:
-    """Judge, print, write the CSV."""
-    assert __doc__ is not None
-    parser = table_parser(__doc__)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    options = parser.parse_args(argv)
+def budgets(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge every method at every budget, print a block a figure, write."""
     table = read_table(options.table)
     target = options.target or float(table.sizes[-1])
-    stamp = datetime.now(timezone.utc).isoformat(timespec="seconds"), commit()
+    judged = [judge(table, f, target, name) for f in options.fractions for name in options.methods]
+    frame = pd.DataFrame([row for row in judged if row is not None])
+    frame.insert(0, "table", options.table.name)
+    frame = frame.assign(**stamped())
+    write_frame(frame, options.results / "selection.csv")
+    for figure in frame.columns[3:-2]:
+        if frame[figure].notna().any():
+            wide = frame.pivot_table(figure, "method", "fraction", sort=False).assign(
+                mean=lambda wide: wide.mean(axis=1)
+            )
+            print(f"\n{figure}\n{wide.to_string(float_format=lambda x: f'{x:.3f}', na_rep='')}")
+    return frame
+
+
+# Random halves ----------------------------------------------------------------------------------
+
+
+def compare(half: LossTable, budget: float, target: float) -> dict[str, float]:
+    """Return the figures of one half at one budget, 0 or 100 each but the last."""
+    truth = half.losses_at(target)
+    ours = select(half, budget, target)
+    ats = select(half, budget, target, "ats")
+    steep = select(half, budget, target, "ats", tau=1.0)
+    corr, steep_corr, ats_corr = (pear_corr(each.forecasts, truth) for each in (ours, steep, ats))
+    chosen, ats_chosen = (rel_acc(each.scores, truth) for each in (ours, ats))
+    error, ats_error = (log_rmse(each.predicted_losses, truth) for each in (ours, ats))
+    return {
+        "PearCorr above AtS": 100.0 * (corr > ats_corr),
+        "PearCorr above AtS tau=1": 100.0 * (corr > steep_corr),
+        "RelAcc above AtS": 100.0 * (chosen > ats_chosen),
+        "RelAcc below AtS": 100.0 * (chosen < ats_chosen),
+        "RMSE below AtS": 100.0 * (error < ats_error),
+        "coverage": coverage(*ours.interval_ends(0.9), truth),
+    }
+
+
+def halves(options: argparse.Namespace) -> pd.DataFrame:
+    """Compare on random halves; a row a budget, and their mean last."""
+    table = read_table(options.table)
+    target = options.target or float(table.sizes[-1])
+    generator, count = np.random.default_rng(0), len(table.names)
     rows = []
-    for fraction in options.fractions:
-        for name in options.methods:
-            row = judge(table, fraction, target, name)
-            if row is not None:
-                row.table, (row.date, row.commit) = options.table.name, stamp
-                rows.append(row)
-    write_rows(rows, options.results / "selection.csv")
-    show(rows)
-    return rows
+    for _ in range(options.halves):
+        half = table.rows(np.sort(generator.permutation(count)[: count // 2]))
+        for fraction in options.fractions:
+            figures = compare(half, target / fraction, target)
+            rows.append({"budget": f"1/{fraction}"} | figures)
+    means = pd.DataFrame(rows).groupby("budget", sort=False).mean()
+    means.loc["mean"] = means.mean()
+    frame = means.reset_index()
+    for place, (name, value) in enumerate(
+        (("table", options.table.name), ("halves", options.halves), ("commit", commit()))
+    ):
+        frame.insert(place, name, value)
+    write_frame(frame, options.results / "selection_halves.csv", digits=4)
+    print(means.to_string())
+    return frame
+
+
+# Laws on curves ---------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "facebook/opt-350m": (0.32, 1.50),
+    "facebook/opt-1.3b": (0.32, 1.20),
+    "facebook/opt-6.7b": (0.26, 1.31),
+    "t5-small": (0.28, 1.30),
+    "t5-base": (0.26, 1.26),
+    "cerebras/Cerebras-GPT-256M": (0.22, 1.10),
+    "cerebras/Cerebras-GPT-1.3B": (0.32, 1.00),
+    "google/mt5-base": (0.32, 1.22),
+    "google/mt5-large": (0.32, 1.07),
+    "facebook/bart-base": (0.30, 0.96),
+    "facebook/bart-large": (0.28, 0.87),
+    "gpt2": (0.30, 1.23),
+    "MBZUAI/LaMini-GPT-124M": (0.35, 1.00),
+    "MBZUAI/LaMini-GPT-774M": (0.28, 1.13),
+}
+"""LensLLM's and the rectified law's RMSE × 10 on FLAN, by the models' names in the table."""
+
+
+def law_errors(table: LossTable, law: str, zero: bool, budget: float | None = None) -> np.ndarray:
+    """Return ten times the RMSE of every model, [n].
+
+    Args:
+        zero: whether the law is told the losses before fine-tuning.
+        budget: it is fitted up to this and judged above it; None: fitted and judged on all sizes.
+    """
+    sizes, losses = (table.sizes, table.losses) if zero else (table.trained, table.trained_losses)
+    fitted = sizes <= (np.inf if budget is None else budget)
+    judged = fitted if budget is None else ~fitted
+    predicted = np.asarray(fit(sizes[fitted], losses[:, fitted], law).predict(sizes[judged]))
+    return 10 * np.sqrt(np.mean((predicted - losses[:, judged]) ** 2, -1))
+
+
+def laws(options: argparse.Namespace) -> pd.DataFrame:
+    """Fit and judge the laws; the mean of the models that the paper has last."""
+    table = read_table(options.table)
+    budget = float(table.sizes[-1]) / 8
+    published = np.array([PUBLISHED.get(name, (np.nan, np.nan)) for name in table.names])
+    frame = pd.DataFrame(
+        {
+            "model": table.names,
+            "published_lensllm": published[:, 0],
+            "published_rectified": published[:, 1],
+            "rectified": law_errors(table, "rectified", zero=True),
+            "rectified_without_zero": law_errors(table, "rectified", zero=False),
+            "rectified_ahead": law_errors(table, "rectified", zero=True, budget=budget),
+            "power": law_errors(table, "power", zero=False),
+            "power_ahead": law_errors(table, "power", zero=False, budget=budget),
+        }
+    )
+    shared = frame.dropna()
+    if len(shared):
+        mean = shared.mean(numeric_only=True).to_dict()
+        frame.loc[len(frame)] = {"model": f"mean of {len(shared)}"} | mean
+    frame["commit"] = commit()
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.2f}", na_rep=""))
+    write_frame(frame, options.results / "law_errors.csv")
+    return frame
+
+
+# Families of tables -----------------------------------------------------------------------------
+
+LOWEST = 1e-3  # a score of 1 has no logarithm of its loss
+BINS = np.linspace(0, 1, 6)
+BEHIND, OFF = 0.3, 0.1
+COVERED = ((42.0, 58.0), (85.0, 95.0))
+"""Asked of "blend": points of RelAcc behind the best of the others and distance of P(best) from its
+frequency in a bin, at most; per cent of the truths in its 50 and in its 90 % intervals."""
+FEW_TABLES = 24
+MEASURES = ("logloss", "accuracy", "auc")
+FAMILY_METHODS = ("blend", "ats", "ats tau=1", "rectified", "subtuning")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table and its budgets; the target is its largest size."""
+
+    family: str
+    half: str
+    table: LossTable
+    budgets: tuple[float, ...]
+
+
+def flan_cases(path: Path) -> Iterator[Case]:
+    """Yield the whole table, and random few of its even (A) and odd (B) rows."""
+    table = read_table(path)
+    target = float(table.sizes[-1])
+    yield Case("flan", "A", table, tuple(target / 2**k for k in range(3, 10)))
+    generator = np.random.default_rng(0)
+    for half, first in (("A", 0), ("B", 1)):
+        rows = np.arange(first, len(table.names), 2)
+        for number in range(FEW_TABLES):
+            chosen = np.sort(generator.permutation(rows)[: 3 + number % 4])
+            sizes = tuple(target / fraction for fraction in (8, 32, 128, 512))
+            yield Case("flan, few", half, table.rows(chosen), sizes)
+
+
+def lcdb_cases(
+    folder: Path, most: int | None, measures: Sequence[str] = MEASURES
+) -> Iterator[Case]:
+    """Yield every even data set that has eight learners up to 1,024 rows or more.
+
+    Args:
+        most: data sets a measure and half; None: all.
+    """
+    columns = ["openmlid", "learner", "size_train", "score_test"]
+    for measure in measures:
+        frame = pd.read_csv(folder / f"database-{measure}.csv", usecols=columns)
+        frame = frame[frame.openmlid % 2 == 0]
+        means = frame.groupby(["openmlid", "learner", "size_train"]).score_test.mean().reset_index()
+        count = {"A": 0, "B": 0}
+        for number, rows in means.groupby("openmlid"):
+            half = "A" if number % 4 == 0 else "B"
+            table = _lcdb_table(rows, measure)
+            if table is None or (most is not None and count[half] >= most):
+                continue
+            count[half] += 1
+            target = float(table.sizes[-1])
+            yield Case(f"lcdb {measure}", half, table, (target / 8, target / 32))
+
+
+def _lcdb_table(rows: pd.DataFrame, measure: str) -> LossTable | None:
+    wide = rows.pivot(index="learner", columns="size_train", values="score_test")
+    whole = wide.dropna(axis=0)
+    while len(whole) < 8 and len(wide.columns) > 1:
+        wide = wide.iloc[:, :-1]
+        whole = wide.dropna(axis=0)
+    values = whole.to_numpy(float)
+    if len(whole) < 8 or whole.columns[-1] < 1024:
+        return None
+    losses = values if measure == "logloss" else 1 - values
+    if np.ptp(losses[:, -1]) == 0 or (losses <= 0).mean() > 0.3:
+        return None  # nothing to choose between, or solved by most learners
+    sizes = np.array(whole.columns, dtype=float)
+    return LossTable(tuple(whole.index), sizes, np.maximum(losses, LOWEST), None)
+
+
+def llm_cases(path: Path) -> Iterator[Case]:
+    """Yield a table a task, of the sizes that all three models were trained on."""
+    frame = pd.read_csv(path)
+    numbers = [name for name in frame.columns if name.isdigit()]
+    for place, (_, rows) in enumerate(frame.groupby("task")):
+        known = rows[numbers].dropna(axis=1)
+        losses = np.maximum(1 - known.to_numpy(float), LOWEST)
+        sizes = np.array(known.columns, dtype=float)
+        table = LossTable(tuple(rows.model), sizes, losses, None)
+        yield Case("llm", "AB"[place % 2], table, (500.0, 1000.0))
+
+
+def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
+    """Yield the figures of a method at every budget that leaves it sizes enough.
+
+    `said` and `true` are lists over the models: P(best), and the share of the best place.
+    """
+    target = float(case.table.sizes[-1])
+    truth = case.table.losses_at(target)
+    best = truth == truth.min()
+    for budget in case.budgets:
+        try:
+            selection = select(case.table, budget, target, **METHODS[method])
+        except ValueError:
+            continue  # fewer sizes than parameters
+        intervals = selection.has_intervals
+        yield {
+            "family": case.family,
+            "half": case.half,
+            "method": method,
+            "PearCorr": pear_corr(selection.forecasts, truth),  # NaN: all alike
+            "RelAcc": rel_acc(selection.scores, truth),
+            "RMSE ln L": log_rmse(selection.predicted_losses, truth),
+            "50 %": _coverage(selection, truth, 0.5),
+            "90 %": _coverage(selection, truth, 0.9),
+            "said": selection.best_probabilities.tolist() if intervals else [],
+            "true": (best / best.sum()).tolist() if intervals else [],
+        }
+
+
+def family_means(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return means of the figures of every family, half and method, as text."""
+    digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "50 %": 0, "90 %": 0}
+    rows = []
+    for (family, half, method), group in judged.groupby(_GROUP, sort=False):
+        row = {"family": family, "half": half, "method": method, "cases": str(len(group))}
+        means = group[list(digits)].astype(float).mean()
+        rows.append(row | {n: _number(means[n], places) for n, places in digits.items()})
+    return pd.DataFrame(rows)
+
+
+_GROUP = ["family", "half", "method"]
+
+
+def _number(value: float, digits: int) -> str:
+    return "" if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def verdicts(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return what "blend" is asked for, by family and half, what it misses in bold.
+
+    The best of the other methods is taken after the fact.  PearCorr: cases in which it is above
+    that of "ats".
+    """
+    rows = []
+    for (family, half), group in judged.groupby(["family", "half"], sort=False):
+        accuracy = group.groupby("method", sort=False).RelAcc.mean()
+        ours, others = group[group.method == "blend"], accuracy.drop("blend", errors="ignore")
+        if ours.empty or others.empty:
+            continue
+        less = round(accuracy["blend"] - others.max(), 1)
+        ats = group[group.method == "ats"].PearCorr
+        above = sum(a > b for a, b in zip(ours.PearCorr, ats, strict=False))
+        row = {
+            "family": family,
+            "half": half,
+            "RelAcc less the best": _bold(f"{less:+.1f} ({others.idxmax()})", less < -BEHIND),
+            "PearCorr above ats": f"{above} of {min(len(ours), len(ats))}",
+        }
+        for name, (low, high) in zip(("50 %", "90 %"), COVERED, strict=True):
+            mean = round(float(ours[name].mean()), 1)
+            row[name] = _bold(f"{mean:.1f}", not low <= mean <= high)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _bold(text: str, missed: bool) -> str:
+    return f"**{text}**" if missed else text
+
+
+def best_bins(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return P(best) said and true in five bins, per family and of all."""
+    each = judged[[*_GROUP, "said", "true"]].explode(["said", "true"]).dropna()
+    each = each.astype({"said": float, "true": float})
+    groups = pd.concat([each.assign(family="all"), each])
+    place = np.clip(np.digitize(groups.said, BINS) - 1, 0, 4)
+    rows = []
+    for (method, half, family), group in groups.assign(bin=place).groupby(
+        ["method", "half", "family"]
+    ):
+        row = {"method": method, "half": half, "family": family}
+        for number, (low, high) in enumerate(pairwise(BINS)):
+            inside, text = group[group.bin == number], ""
+            if len(inside):
+                said, true = inside.said.mean(), inside.true.mean()
+                text = f"{said:.2f} {true:.2f} ({len(inside)})"
+                text = _bold(text, method == "blend" and family == "all" and abs(said - true) > OFF)
+            row[f"{low:.1f} to {high:.1f}"] = text
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def families(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge all cases, print, write the tables as Markdown and the means as csv."""
+    cases: list[Case] = []
+    if options.flan is not None:
+        cases += flan_cases(options.flan)
+    if options.llm is not None:
+        cases += llm_cases(options.llm)
+    if options.lcdb is not None:
+        cases += lcdb_cases(options.lcdb, options.most)
+    order = dict.fromkeys((case.family, case.half) for case in cases)
+    judged = pd.DataFrame(
+        [
+            row
+            for group in order
+            for name in options.methods
+            for case in cases
+            if (case.family, case.half) == group
+            for row in judge_case(case, name)
+        ]
+    )
+    means = family_means(judged)
+    most = "all" if options.most is None else f"at most {options.most} a measure and half"
+    text = (
+        f"Commit {commit()}; LCDB data sets: {most}.\n\n"
+        f"blend, what it is asked for; missed in bold:\n\n{markdown(verdicts(judged))}\n"
+        f"All figures:\n\n{markdown(means)}\n"
+        "P(best) said, how often true, and of how many, by bin of what was said:\n\n"
+        f"{markdown(best_bins(judged))}"
+    )
+    print(text)
+    write_text(options.results / "selection_families.md", text)
+    write_frame(means, options.results / "selection_families.csv")
+    return judged
+
+
+# Judging on fewer rows --------------------------------------------------------------------------
+
+TARGET, EPOCHS = 1024, 3
+LADDERS = ((16, 45, 128), (16, 45, 91), (16, 32, 64))
+JUDGED = (200, 120, 80)
+DESIGNS: tuple[tuple[str, tuple[int, ...], int | None], ...] = (
+    ("blend", LADDERS[0], None),
+    *(("blend", sizes, judged) for sizes in LADDERS for judged in JUDGED),
+    *(("subtuning", sizes[-1:], judged) for sizes in LADDERS for judged in JUDGED),
+)
+"""Method, sizes, and rows judged on; None: the true accuracies."""
+
+
+def seen(errors: np.ndarray, judged: int, draw: np.random.Generator) -> np.ndarray:
+    """Return shares of so many rows that are wrong, half a row at least, of true ones [n, m]."""
+    models, sizes = errors.shape
+    row, learner = draw.standard_normal(judged), draw.standard_normal((models, 1, judged))
+    own = draw.standard_normal((models, sizes, judged))
+    ease = np.sqrt(0.5) * row + np.sqrt(0.3) * learner + np.sqrt(0.2) * own
+    limit = norm.ppf(np.clip(errors, 1e-9, 1 - 1e-9))
+    return np.maximum((ease < limit[..., None]).mean(-1), 0.5 / judged)
+
+
+def judge_designs(case: Case, number: int) -> list[tuple[float, float]]:
+    """Return RelAcc and points lost of every design; the same rows are drawn for all."""
+    table = case.table
+    truth = table.losses_at(TARGET)
+    results = []
+    for method, sizes, judged in DESIGNS:
+        errors = np.stack([table.losses_at(size) for size in sizes], -1)
+        if judged is not None:
+            errors = seen(errors, judged, np.random.default_rng(number))
+        known = LossTable(table.names, np.array(sizes, float), errors, None)
+        scores = select(known, sizes[-1], TARGET, method).scores
+        results.append((rel_acc(scores, truth), 100 * (truth[scores.argmin()] - truth.min())))
+    return results
+
+
+def judging(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge all designs; `error` is the standard error of `lost`."""
+    cases = [
+        case
+        for case in lcdb_cases(options.lcdb, options.most, ("accuracy",))
+        if case.half == "A"
+        and {TARGET, *chain(*LADDERS)} <= set(case.table.sizes)
+        and np.ptp(case.table.losses_at(TARGET)) > 0
+    ]
+    draws = range(options.draws)
+    results = np.array([[judge_designs(case, number) for number in draws] for case in cases])
+    rows = []
+    for place, (method, sizes, judged) in enumerate(DESIGNS):
+        accuracy, lost = results[:, :, place].mean((0, 1))
+        share = (judged or 0) / (3 * EPOCHS)  # a forward pass, in rows trained on
+        rows.append(
+            {
+                "method": method,
+                "sizes": " ".join(map(str, sizes)),
+                "judged": judged,
+                "rel_acc": accuracy,
+                "lost": lost,
+                "error": results[:, :, place, 1].mean(1).std() / np.sqrt(len(cases)),
+                "cost": (sum(sizes) + len(sizes) * share) / (TARGET + share),
+                "tables": len(cases),
+                "commit": commit(),
+            }
+        )
+    frame = pd.DataFrame(rows)
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}", na_rep="true"))
+    write_frame(frame, options.results / "selection_judging.csv")
+    return frame
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
+    """Judge, print, write; what was judged."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(required=True)
+
+    def part(function: Any) -> argparse.ArgumentParser:
+        options = parts.add_parser(function.__name__, help=function.__doc__)
+        options.add_argument("--results", type=Path, default=RESULTS)
+        options.set_defaults(run=function)
+        return options
+
+    for function in (budgets, halves, laws):
+        options = part(function)
+        options.add_argument(
+            "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
+        )
+        if function is not laws:
+            options.add_argument("--target", type=float, help="default: the table's largest size")
+            fractions = [2**k for k in range(3, 10)]
+            options.add_argument("--fractions", type=int, nargs="+", default=fractions)
+        if function is budgets:
+            options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+        if function is halves:
+            options.add_argument("--halves", type=int, default=20)
+    for function in (families, judging):
+        options = part(function)
+        options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
+        options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
+        if function is families:
+            options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
+            options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
+            options.add_argument(
+                "--methods", nargs="+", choices=FAMILY_METHODS, default=FAMILY_METHODS
+            )
+        else:
+            options.add_argument("--draws", type=int, default=4)
+    given = parser.parse_args(argv)
+    if given.run is families and not (given.flan or given.llm or given.lcdb):
+        parser.error("no tables: give --flan, --llm or --lcdb")
+    if given.run is judging and not given.lcdb:
+        parser.error("judging needs --lcdb")
+    return given.run(given)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,25 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import jachess_ext as jx
-from benchmarks.common.memory import status_megabytes
-from benchmarks.common.models import VOCABULARY, build_model
-from benchmarks.common.options import Options, finish, parse, parser
-from benchmarks.common.report import Row
-from benchmarks.common.timing import Spread
+
+from .common import (
+    VOCABULARY,
+    Row,
+    Spread,
+    build_model,
+    finish,
+    make_row,
+    parse,
+    parser,
+    status_megabytes,
+)
 
 STEPS, QUICK_STEPS, TENTHS = 10_000, 300, 10
 
 
 def live_tensors() -> float:
     gc.collect()
-    return float(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
+    return float(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
 
 
 def open_files() -> float:
@@ -46,7 +53,7 @@ QUANTITIES: dict[str, tuple[Callable[[], float], str]] = {
 
 
 def batch(step: int) -> dict[str, Tensor]:
-    """Two to four rows of 4 to 24 tokens, some of them padding."""
+    """Return two to four rows of 4 to 24 tokens, some of them padding."""
     generator = torch.Generator().manual_seed(step)
     rows, tokens = 2 + step % 3, 4 + step * 7 % 21
     ids = torch.randint(5, VOCABULARY, (rows, tokens), generator=generator)
@@ -57,7 +64,7 @@ def batch(step: int) -> dict[str, Tensor]:
 
 
 def interrupted(model: nn.Module, given: dict[str, Tensor]) -> None:
-    """An exception in the middle of a pass."""
+    """Raise an exception in the middle of a pass, and catch it outside."""
 
     def stop(*_: object) -> None:
         raise KeyError
@@ -72,13 +79,11 @@ def interrupted(model: nn.Module, given: dict[str, Tensor]) -> None:
         handle.remove()
 
 
-def run(options: Options, steps: int) -> dict[str, list[float]]:
-    """Each quantity, ten times in every tenth of the run."""
-    shape = options.shapes[0]
-    model = build_model(shape, **options.place)
+def run(model: nn.Module, steps: int) -> dict[str, list[float]]:
+    """Return each quantity, measured ten times in every tenth of the run."""
     regulariser = jx.JacHess(model, weights="uniform", strength=1e-4, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    found: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
     every = steps // (10 * TENTHS)
     for step in tqdm(range(steps), disable=None):
         given = batch(step)
@@ -91,31 +96,33 @@ def run(options: Options, steps: int) -> dict[str, list[float]]:
             interrupted(model, given)
         if (step + 1) % every == 0:
             for name, (measure, _) in QUANTITIES.items():
-                found[name].append(measure())
-    return found
+                values[name].append(measure())
+    return values
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
     """Run, compare, append to the CSV, print."""
     assert __doc__ is not None
-    options = parse(parser(__doc__, ["tiny"], ["tiny"]), argv)
+    options = parse(parser(__doc__), argv)
+    (shape,) = options.shapes_or(["tiny"])
     steps = QUICK_STEPS if options.quick else STEPS
     rows = []
-    for name, values in run(options, steps).items():
+    for name, values in run(build_model(shape, **options.place), steps).items():
         tenth = len(values) // TENTHS
         early, late = Spread.of(values[tenth : 2 * tenth]), Spread.of(values[-tenth:])
-        rows.append(
-            Row.of(
-                ("soak", options.shapes[0].name, options.dtype_name),
-                f"{name}, last tenth of {steps} steps",
-                late,
-                baseline="second tenth",
-                baseline_p50=early.p50,
-                ratio=late.p50 / early.p50,
-                unit=QUANTITIES[name][1],
-                target="≤ 1.01",
-            )
+        row = make_row(
+            options,
+            late,
+            question="soak",
+            shape=shape.name,
+            figure=f"{name}, last tenth of {steps} steps",
+            baseline="second tenth",
+            baseline_p50=early.p50,
+            ratio=late.p50 / early.p50,
+            unit=QUANTITIES[name][1],
+            target="≤ 1.01",
         )
+        rows.append(row)
     return finish(rows, "soak", options)
 
 

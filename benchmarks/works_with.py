@@ -27,7 +27,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 import jachess_ext as jx
-from benchmarks.common.report import commit
+
+from .common import commit
 
 WIDTH = 64
 _SIZES = {
@@ -228,13 +229,13 @@ def main() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1)
     rows = ["| | " + " | ".join(SETTINGS) + " |", "|---" * (len(SETTINGS) + 1) + "|"]
     for name in MODELS:
-        found = []
+        cells = []
         for setting in SETTINGS:
             start = time.perf_counter()
-            found.append(cell(name, setting))
+            cells.append(cell(name, setting))
             took = time.perf_counter() - start
-            print(f"{name}, {setting}: {found[-1]} ({took:.0f} s)", flush=True)
-        rows.append(f"| {name} | " + " | ".join(found) + " |")
+            print(f"{name}, {setting}: {cells[-1]} ({took:.0f} s)", flush=True)
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
     dist.destroy_process_group()
     print("\n".join(rows))
     if options.out:

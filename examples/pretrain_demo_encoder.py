@@ -22,11 +22,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
+from benchmarks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
+from benchmarks.vocabulary import train_wordpiece
 from jachess_ext.demo.docstrings import package_root, source_files
 from jachess_ext.demo.sentences import NAME
 from jachess_ext.demo.text import PACKAGES, file_sentences, is_dev_file
-from jachess_ext.tasks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
-from jachess_ext.tasks.vocabulary import train_wordpiece
 
 TEXT_PACKAGES = (
     *PACKAGES,

@@ -66,12 +66,6 @@ _COMMANDS = {
         "draw a comparison's tables and report again, or judge a fine-tuned model",
         (ImportError,),
     ),
-    "bench": _Command(
-        "commands.bench:run",
-        "commands.bench:add_options",
-        "how fast it is here: the benchmark set and its tables",
-        (RuntimeError,),
-    ),
     "doctor": _Command(
         "doctor:main", None, "what was built, for what, what is missing, how to fix it"
     ),

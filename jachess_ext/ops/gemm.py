@@ -2,7 +2,7 @@
 
 torch sends float32 products to MKL. On processors that are not Intel's, oneDNN, which torch ships
 too, was 10 to 15 % faster for ``x Wᵀ`` and ``g W`` at thousands of rows (AMD Zen 4: 212 against
-185 Gflop/s on two cores; benchmarks/gemm_libraries.py), and no faster for weight gradients, which
+185 Gflop/s on two cores; benchmarks/derivatives.py), and no faster for weight gradients, which
 therefore stay with torch.
 """
 

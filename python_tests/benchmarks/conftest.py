@@ -1,5 +1,6 @@
 """One thread a test: these models are tiny, and threads that wait for each other cost more."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's thread count is global: the scripts set it, so it is put back."""
+def own_settings() -> Iterator[None]:
+    """Put back torch's thread count, which scripts set; keep their collections of garbage short."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     yield
+    gc.unfreeze()
     torch.set_num_threads(before)

@@ -6,16 +6,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from benchmarks.common.gemm_floor import _Linear, floor_step, linear_products
-from benchmarks.common.models import SHAPES, build_model, make_batch
-from benchmarks.common.options import parse, parser
-from benchmarks.common.pretrained import load_encoder
-from benchmarks.common.report import Row, append_rows, print_table
-from benchmarks.common.steps import gradient_norm, penalty_step, plain_step, train_step
-from benchmarks.common.timing import Spread, Timings, interleaved
+from benchmarks.common import (
+    SHAPES,
+    Row,
+    Spread,
+    Timings,
+    append_rows,
+    build_model,
+    interleaved,
+    load_encoder,
+    make_batch,
+    parse,
+    parser,
+    penalty_step,
+    plain_step,
+    print_table,
+    train_step,
+)
+from benchmarks.derivatives import Linear, floor_step, linear_products
 
 CPU = torch.device("cpu")
+
+
+def gradient_norm(model: nn.Module) -> float:
+    squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
 def row(**changes: object) -> Row:
@@ -41,8 +58,9 @@ def test_percentiles_and_ratio_of_medians() -> None:
 
 
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "timing.csv"
     for note in ("first", "second, with a comma"):
-        path = append_rows([row(note=note)], tmp_path / "new", "timing", CPU)
+        append_rows([row(note=note)], path, CPU)
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert [each["note"] for each in rows] == ["first", "second, with a comma"]
@@ -55,7 +73,7 @@ def test_a_file_of_another_schema_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "timing.csv"
     path.write_text("date,ratio\n2026,4\n")
     with pytest.raises(ValueError, match="move it away"):
-        append_rows([row()], tmp_path, "timing", CPU)
+        append_rows([row()], path, CPU)
     assert path.read_text() == "date,ratio\n2026,4\n"
 
 
@@ -72,7 +90,7 @@ def test_the_floor_has_the_models_own_products() -> None:
         make_batch(SHAPES["tiny"], labels=False),
     )
     # Per layer: query, key, value, attention output; in; out.  Pooler and head are not token-wise.
-    expected = {_Linear(16, 64, 64): 8, _Linear(16, 64, 128): 2, _Linear(16, 128, 64): 2}
+    expected = {Linear(16, 64, 64): 8, Linear(16, 64, 128): 2, Linear(16, 128, 64): 2}
     assert linear_products(model, batch) == Counter(expected)
     floor_step(model, batch, SHAPES["tiny"], 4)()
 
@@ -100,14 +118,14 @@ def test_bad_options_are_refused(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse(parser("title", ["tiny"], ["tiny"]), argv)
+        parse(parser("title"), argv)
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_missing_gpu_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(parser("title", ["tiny"], ["tiny"]), ["--device", "cuda"])
+        parse(parser("title"), ["--device", "cuda"])
     assert "torch sees no GPU" in capsys.readouterr().err
 
 

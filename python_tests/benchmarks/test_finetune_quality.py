@@ -5,15 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 from argparse import Namespace
-from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import finetune_quality
-from jachess_ext.compare.tables import Table
-from jachess_ext.experiment.checks import check_methods
-from jachess_ext.experiment.grid import make_grid
+from jachess_ext._io import from_json
+from jachess_ext.compare.finetune import Grid
+from jachess_ext.training import parse_method
 from python_tests.demo.conftest import tiny_model  # noqa: F401  a fixture
 
 
@@ -35,14 +35,14 @@ def test_the_grids_are_what_the_notes_say() -> None:
     rows |= {"sizes": (10000, 1000), "controls": (500, 500), "base": (300, 1000)}
     seeds = {"why": 3, "longer": 3, "before": 1, "few": 10, "develop": 4, "sizes": 3, "controls": 3}
     seeds |= {"base": 3}
-    for name, path in finetune_quality.GRIDS.items():
-        content = json.loads(path.read_text())
+    for name, content in finetune_quality.GRIDS.items():
         given = (content["train_size"], content["unlabelled_size"])
         assert given == rows.get(name, (1000, 1000))
         assert content["seeds"] == list(range(seeds.get(name, 5)))
         assert content["methods"][0] == "none"
-        make_grid(content | {"model": "a"})
-        check_methods(content["methods"])
+        from_json(content | {"model": "a"}, Grid, name)
+        for method in content["methods"]:
+            parse_method(method)
 
 
 @pytest.mark.slow
@@ -63,7 +63,10 @@ def test_all_grids_run(
         assert (tmp_path / "out" / name / "report.html").is_file()
     results = (tmp_path / "out" / "why" / "results.jsonl").read_text().splitlines()
     settings = [json.loads(line)["settings"] for line in results]
-    assert {(s["squared"], s["scope"], s["dropout"], s["hessian"]) for s in settings} > {
+    assert {
+        (s["squared"], s["scope"], s["dropout"], s["hessian"]) for s in settings if "squared" in s
+    } == {
+        (False, "all", True, True),
         (True, "all", True, True),
         (False, "first", True, True),
         (False, "all", False, True),
@@ -72,9 +75,27 @@ def test_all_grids_run(
 
 
 def test_data_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no")]
-    assert finetune_quality.main(given) == 2
+    given = ["--model", str(tmp_path), "--data", str(tmp_path / "no"), "--out", str(tmp_path)]
+    assert finetune_quality.main([*given, "--results", str(tmp_path / "results")]) == 2
     assert capsys.readouterr().err.count("finetune_quality: ") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_that_is_stopped_leaves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = (finetune_quality.RESULTS / "finetune_before.jsonl").read_text()
+
+    def stopped(grid: Grid, out: Path, **settings: Any) -> None:
+        (out / "results.jsonl").write_text(recorded)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune_quality, "run_grid", stopped)
+    given = ["--model", "m", "--data", "d", "--out", str(tmp_path / "out"), "--grids", "before"]
+    with pytest.raises(KeyboardInterrupt):
+        finetune_quality.main([*given, "--results", str(tmp_path)])
+    assert (tmp_path / "finetune_before.jsonl").read_text() == recorded
+    assert "3 runs, started and gone on with at" in (tmp_path / "finetune_before.md").read_text()
 
 
 def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,72 +108,54 @@ def test_tasks_choose_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no task 'sst'; the chosen grids have cola, imdb," in capsys.readouterr().err
 
 
-def test_commits_of_the_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for made in ("aaa", "bbb+", "bbb+"):
-        monkeypatch.setattr(finetune_quality, "commit", lambda made=made: made)
-        commits = finetune_quality.started_at(tmp_path / "main")
-    assert commits == ["aaa", "bbb+"]
-    monkeypatch.setattr(finetune_quality, "sections", lambda records: [])
-    text = finetune_quality.summary("main", [], "this", commits)
-    assert "0 runs, started and gone on with at aaa, bbb+, by" in text
-
-
-def test_published_results_are_gone_on_from_once(tmp_path: Path) -> None:
-    results, out = tmp_path / "results", tmp_path / "out"
-    finetune_quality.go_on_from(results, "main", out)
+def test_published_results_are_gone_on_from_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, out = tmp_path / "finetune_main.jsonl", tmp_path / "out"
+    finetune_quality.go_on_from(published, out)
     assert not out.exists(), "nothing is published"
-    results.mkdir()
-    (results / "finetune_main.jsonl").write_text("published\n")
-    (results / "finetune_main.commits.txt").write_text("aaa\n")
-    finetune_quality.go_on_from(results, "main", out)
+    published.write_text("published\n")
+    (tmp_path / "finetune_main.md").write_text(
+        "\n48 runs, started and gone on with at aaa, bbb, by\n"
+    )
+    finetune_quality.go_on_from(published, out)
     assert (out / "results.jsonl").read_text() == "published\n"
-    assert finetune_quality.started_at(out)[0] == "aaa"
+    for commit in ("ccc+", "ccc+"):
+        monkeypatch.setattr(finetune_quality, "commit", lambda commit=commit: commit)
+        commits = finetune_quality.started_at(out)
+    assert commits == ["aaa", "bbb", "ccc+"]
     (out / "results.jsonl").write_text("newer\n")
-    finetune_quality.go_on_from(results, "main", out)
+    finetune_quality.go_on_from(published, out)
     assert (out / "results.jsonl").read_text() == "newer\n"
 
 
+OWN: dict[str, Any] = dict.fromkeys(finetune_quality.VARIATIONS)
+
+
 def test_a_varied_grid_has_a_name_of_its_own() -> None:
-    own = dict.fromkeys(finetune_quality.VARIATIONS)
-    assert finetune_quality.varied("why", Namespace(**own)) == "why"
-    given = own | {"methods": ["none", "sam,rho=0.1"], "lr": 2e-5, "epochs": 1.0}
+    assert finetune_quality.published_name("why", Namespace(**OWN)) == "why"
+    given = OWN | {"methods": ["none", "sam,rho=0.1"], "lr": 2e-5, "epochs": 1.0}
     name = "why_methods=none+sam,rho=0.1_lr=2e-05_epochs=1"
-    assert finetune_quality.varied("why", Namespace(**given)) == name
+    assert finetune_quality.published_name("why", Namespace(**given)) == name
 
 
 def test_a_grid_with_other_rows_and_wrong_labels() -> None:
-    own = dict.fromkeys(finetune_quality.VARIATIONS) | {"quick": False}
-    few = Path("model"), Path("data")
-    plain = finetune_quality.load_grid("few", *few, Namespace(**own))
-    assert (plain.train_size, plain.label_noise) == (500, 0.0)
-    given = own | {"rows": 100, "label_noise": 0.2, "epochs": 20.0, "seeds": 2}
-    grid = finetune_quality.load_grid("few", *few, Namespace(**given))
+    places = {"quick": False, "model": Path("model"), "data": Path("data")}
+    plain = finetune_quality.load_grid("few", Namespace(**OWN | places))
+    assert (plain.train_size, plain.label_noise, len(plain.seeds)) == (500, 0.0, 10)
+    given = OWN | places | {"rows": 100, "label_noise": 0.2, "epochs": 20.0, "seeds": 2}
+    grid = finetune_quality.load_grid("few", Namespace(**given))
     assert (grid.train_size, grid.label_noise, grid.recipe.epochs) == (100, 0.2, 20.0)
     assert grid.seeds == (0, 1)
-    name = "few_seeds=2_rows=100_label_noise=0.2_epochs=20"
-    assert finetune_quality.varied("few", Namespace(**given)) == name
 
 
-def test_markdown() -> None:
-    table = Table("caption", ["a", "b"], [["1", "2"]])
-    assert finetune_quality.markdown(table) == "caption\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
-
-
-def test_redrawn_tables_say_how_many_runs(tmp_path: Path) -> None:
-    lines = (finetune_quality.RESULTS / "finetune_noisy.jsonl").read_text().splitlines()[:4]
-    results = tmp_path / "finetune_noisy.jsonl"
-    (tmp_path / "finetune_noisy.commits.txt").write_text("aaa\n")
-    results.write_text(lines[0] + "\n")
-    again = ["--grids", "noisy", "--results", str(tmp_path), "--redraw"]
-    assert finetune_quality.main(again) == 0
-    tables = tmp_path / "finetune_noisy.md"
-    text = tables.read_text()
-    assert ", 1 runs, started and gone on with at aaa, by\n" in text
-    year = f"{datetime.now(timezone.utc):%Y}"
-    tables.write_text(text.replace(year, "1999", 1))
-    results.write_text("\n".join(lines) + "\n")
-    (tmp_path / "finetune_noisy.commits.txt").write_text("aaa\nbbb\n")
-    assert finetune_quality.main(again) == 0
-    text = tables.read_text()
-    assert ", 4 runs, started and gone on with at aaa, bbb, by\n" in text
-    assert "\n1999-" in text, "when they were run"
+def test_recorded_tables_are_redrawn(tmp_path: Path) -> None:
+    """The head, and with it the commits, stays; the tables are those of the records."""
+    name = "finetune_before"
+    for ending in (".jsonl", ".md"):
+        content = (finetune_quality.RESULTS / name).with_suffix(ending).read_text()
+        (tmp_path / name).with_suffix(ending).write_text(content)
+    page = tmp_path / f"{name}.md"
+    page.write_text(content.replace("| none |", "| nothing |"))
+    assert finetune_quality.main(["--redraw", "--grids", "before", "--results", str(tmp_path)]) == 0
+    assert page.read_text() == content

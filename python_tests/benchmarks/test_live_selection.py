@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks import live_selection
@@ -40,12 +41,12 @@ def test_every_method_is_judged_by_the_truth(
     cost = {(r["model"], int(r["size"])): sum(float(r[part]) for part in paid) for r in losses}
     start = sum(float(r["judging_flops"]) for r in losses if r["size"] == "0")
     full = sum(cost[name, 64] for name in truth)
-    for row in rows:
+    for row in rows.itertuples():
         assert row.best == min(truth, key=lambda name: truth[name])
         scores = [0.0 if name == row.chosen else 1.0 for name in truth]
         assert row.rel_acc == pytest.approx(rel_acc(scores, list(truth.values())))
         assert abs(row.pear_corr) == pytest.approx(100.0), "two models"
-    found = {(row.budget, row.method): row for row in rows}
+    found = {(row.budget, row.method): row for row in rows.itertuples()}
     for budget in SIZES:
         chosen = min(truth, key=lambda name: loss[name, budget])
         assert found[budget, "subtuning"].chosen == chosen
@@ -63,25 +64,21 @@ def test_every_method_is_judged_by_the_truth(
     expected = pytest.approx((below + start + probes) / full, rel=1e-3)
     assert found[32, "lensllm"].flops_share == expected
     assert found[32, "logme"].flops_share > 0, "frozen features are charged"
-    assert {row.method for row in rows if row.budget == 32} == set(live_selection.JUDGED) - {
-        "power"
-    }
+    assert set(rows.method[rows.budget == 32]) == set(live_selection.JUDGED) - {"power"}
     again = live_selection.main(["--results", str(tmp_path / "results")])
-    assert [(r.budget, r.method, r.chosen, r.best) for r in again] == [
-        (r.budget, r.method, r.chosen, r.best) for r in rows
-    ]
+    names = ["budget", "method", "chosen", "best"]
+    assert again[names].equals(rows[names])
     for name in ("rel_acc", "log_rmse", "flops_share"):  # of five digits in the files
-        values = [[getattr(row, name) for row in each] for each in (rows, again)]
-        figures = np.array(values, dtype=float)  # None, where a method has none, becomes NaN
-        assert figures[1] == pytest.approx(figures[0], rel=2e-3, abs=2e-3, nan_ok=True)
+        figures = [frame[name].to_numpy(float) for frame in (again, rows)]
+        assert figures[0] == pytest.approx(figures[1], rel=2e-3, abs=2e-3, nan_ok=True)
     unprobed = live_selection.main([*arguments, "--out", str(tmp_path / "plain"), "--probe", "0"])
-    without = {(row.budget, row.method): row for row in unprobed}
+    without = {(row.budget, row.method): row for row in unprobed.itertuples()}
     probed = ("lensllm", live_selection.FREE, live_selection.CONTROL)
     kernel = {(budget, name) for budget in SIZES for name in probed}
     assert without.keys() == found.keys() - kernel
     assert without[32, "blend"].flops_share == found[32, "blend"].flops_share
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
-    assert [row.rel_acc for row in live_selection.main(arguments)] == [r.rel_acc for r in rows]
+    assert live_selection.main(arguments).rel_acc.tolist() == rows.rel_acc.tolist()
 
 
 def test_the_control_finds_a_curve_of_its_own() -> None:
@@ -91,15 +88,34 @@ def test_the_control_finds_a_curve_of_its_own() -> None:
     def loss(size: float) -> float:
         return b / (square / (1 + c * size / 2) + size**beta) + floor
 
-    rows = [
-        live_selection.Loss(
-            *("d", 0, "m", 100, size, size // 2, size / 2, loss(size), 0.5),
-            *(None, square, None, 6.0 * size, 0.0, 1.0, None),
-        )
-        for size in (0, 25, 50, 100, 200, 400, 1600)
-    ]
-    runs = live_selection.Runs(
-        live_selection._search([*rows, *(replace(row, model="n") for row in rows)], {}, {}), rows
+    sizes = np.array([0, 25, 50, 100, 200, 400, 1600])
+    rows = pd.DataFrame(
+        {
+            "data": "d",
+            "seed": 0,
+            "model": "m",
+            "parameters": 100,
+            "size": sizes,
+            "t": sizes / 2,
+            "dev_loss": [loss(size) for size in sizes],
+            "residual_square": square,
+            "training_flops": 6.0 * sizes,
+            "probe_flops": 0.0,
+            "judging_flops": 1.0,
+        }
     )
-    assert len(runs.search.curve("m")) == 6, "the target is kept aside"
-    assert live_selection._control(runs, "m", 400) == pytest.approx(loss(1600), rel=1e-3)
+    search = live_selection.search_of(pd.concat([rows, rows.assign(model="n")]))
+    assert len(search.curve("m")) == 6, "the target is kept aside"
+    runs = live_selection.Runs(search, rows)
+    assert live_selection.control_forecast(runs, "m", 400) == pytest.approx(loss(1600), rel=1e-3)
+
+
+def test_recorded_runs_are_judged_as_before(tmp_path: Path) -> None:
+    for name in ("live_selection.csv", "live_selection_losses.csv"):
+        shutil.copy(live_selection.RESULTS / name, tmp_path)
+    live_selection.main(["--results", str(tmp_path)])
+    before, after = (
+        pd.read_csv(folder / "live_selection.csv").drop(columns=["date", "commit"])
+        for folder in (live_selection.RESULTS, tmp_path)
+    )
+    pd.testing.assert_frame_equal(after, before, rtol=1e-4)

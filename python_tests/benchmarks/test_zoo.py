@@ -19,15 +19,24 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from benchmarks import make_zoo as command
-from benchmarks.zoo import make
-from benchmarks.zoo.make import Plan, make_zoo
-from benchmarks.zoo.members import MEMBERS, Member
-from benchmarks.zoo.pretrain import Recipe, blocks, held_out_loss, loss_of, pretrain
-from benchmarks.zoo.text import Corpus, paragraphs, read_corpus
+from benchmarks.make_zoo import (
+    MEMBERS,
+    Corpus,
+    Member,
+    Plan,
+    Recipe,
+    blocks,
+    held_out_loss,
+    loss_of,
+    make_zoo,
+    paragraphs,
+    pretrain,
+    read_corpus,
+)
+from benchmarks.vocabulary import train_byte_pairs, train_wordpiece
+from jachess_ext._io import DataError
+from jachess_ext.compare.models import load_model, load_tokenizer
 from jachess_ext.demo.text import file_sentences, ordered_files
-from jachess_ext.tasks.examples import DataError
-from jachess_ext.tasks.models import load_model, load_tokenizer
-from jachess_ext.tasks.vocabulary import train_byte_pairs, train_wordpiece
 from python_tests import processes
 
 TINY = (
@@ -120,7 +129,7 @@ def test_a_finished_model_is_not_trained_again(
     shutil.copytree(zoo, tmp_path, dirs_exist_ok=True)
     (tmp_path / "zoo.json").unlink()
     said: list[str] = []
-    monkeypatch.setattr(make, "pretrain", None)
+    monkeypatch.setattr(command, "pretrain", None)
     records = make_zoo(TINY, CORPUS, tmp_path, PLAN, said.append)
     assert said == [f"{member.name} is there already" for member in TINY]
     assert json.loads((tmp_path / "zoo.json").read_text())["models"] == records
@@ -133,7 +142,7 @@ def test_an_error_while_saving_leaves_no_model(
         raise OSError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(make, "write_json", fail)
+        patched.setattr(command, "write_json", fail)
         with pytest.raises(OSError, match="disk full"):
             make_zoo(TINY[:1], CORPUS, tmp_path, PLAN, lambda line: None)
     assert not (tmp_path / "bert").exists()
@@ -218,11 +227,11 @@ def test_pretraining_learns(member: Member) -> None:
     tokenizer = (train_wordpiece if member.family == "bert" else train_byte_pairs)(texts, 320)
     torch.manual_seed(0)
     wide = Member("", member.family, 32, 1, 4, 0, 0)
-    model = make._language_model(make.config_of(wide, tokenizer, dropout=0.0))
+    model = command._language_model(command.config_of(wide, tokenizer, dropout=0.0))
     recipe = Recipe(block=16, rows=8)
     rows = blocks(texts, tokenizer, 16)
     before = held_out_loss(model, tokenizer, rows[::9], recipe)
-    pretrain(model, tokenizer, rows, 100, 1e-2, recipe, seed=0)
+    pretrain(model, tokenizer, rows, steps=100, rate=1e-2, recipe=recipe, seed=0)
     after = held_out_loss(model, tokenizer, rows[::9], recipe)
     assert before > 3.0 and after < 1.5, (before, after)
 
@@ -250,7 +259,7 @@ def test_text_files_are_found_and_split(tmp_path: Path) -> None:
     [
         (None, "has no file that ends in"),
         (b"too short\n", "0 paragraphs of 6 words"),
-        (b"\xff\xfe\x00", "cannot be read as UTF-8"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_text_that_cannot_be_used(
@@ -271,8 +280,8 @@ def test_the_command_prints_a_table(
     arguments = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "zoo")]
     assert command.main([*arguments, "--length", "0.4", "--vocabulary", "320"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    head = next(line for line in lines if line.startswith("name"))
-    row = next(line for line in lines if line.startswith("opt "))
+    head = next(line for line in lines if line.split()[0] == "name")
+    row = next(line for line in lines if line.split()[0] == "opt")
     assert head.split()[4:7] == ["tokens", "loss_before", "loss"]
     assert row.split()[4:6] == ["1", str(4 * 128)], "0.4 × 3 steps is one"
 

@@ -512,7 +512,7 @@ def test_is_the_same_run_to_run(device: str, dtype: torch.dtype) -> None:
 _PEAK = """
 import torch
 from jachess_ext import ops
-from benchmarks.common.memory import status_megabytes
+from benchmarks.common import status_megabytes
 torch.set_num_threads(1)
 x = [torch.randn(4, 1, 1, {tokens}, 32).requires_grad_() for _ in range(3)]
 ops.attention_jet(*(t[..., :16, :] for t in x), q=2).sum().backward()

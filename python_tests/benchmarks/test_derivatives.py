@@ -12,27 +12,21 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from benchmarks import (
-    bench_jvp,
-    bench_ntk,
-    bench_operators,
-    compiled_block,
-    engine_vs_func,
-    equal_spread,
-    memory,
-    ntk_methods,
-    profile_step,
-    step_vs_plain,
-    step_vs_published,
-    train_mode,
+from benchmarks import bench_micro, derivatives, memory, ntk, soak
+from benchmarks.common import (
+    ROOT,
+    SHAPES,
+    Batch,
+    build_model,
+    held_megabytes,
+    make_batch,
+    parse,
+    parser,
+    peak_above,
 )
-from benchmarks.common.memory import held_megabytes, peak_above
-from benchmarks.common.models import SHAPES, Batch, build_model, make_batch
-from benchmarks.common.options import parse
-from benchmarks.common.report import ROOT
-from benchmarks.common.steps import gradient_norm, regulariser
-from benchmarks.published_protocol import Products, _layer_penalty, published_step
+from benchmarks.derivatives import Products, layer_penalty, published_step
 from python_tests import processes
+from python_tests.benchmarks.test_common import gradient_norm
 
 CPU = torch.device("cpu")
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
@@ -45,43 +39,37 @@ def eager() -> tuple[nn.Module, Batch]:
     )
 
 
-@pytest.mark.parametrize(
-    "script",
-    [step_vs_plain, step_vs_published, engine_vs_func, train_mode],
-    ids=lambda s: s.__name__,
-)
-def test_a_script_gives_finite_rows_and_a_csv(script: Any, tmp_path: Path) -> None:
-    rows = script.main([*QUICK, "--shapes", "tiny", "--results", str(tmp_path)])
-    assert rows
+@pytest.mark.parametrize("part", [*derivatives.PARTS, "profile"])
+def test_a_part_gives_finite_rows_and_a_csv(
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*QUICK, "--shapes", "tiny", "--backend", "aot_eager", "--results", str(tmp_path)]
+    rows = derivatives.main([*given, "--parts", part, "--rows", "5"])
+    if part == "profile":
+        printed = capsys.readouterr().out
+        shares = [float(line.split()[-1][:-1]) for line in printed.splitlines() if line[-1:] == "%"]
+        assert "aten::mm" in printed and sum(shares) == pytest.approx(100, abs=1)
+        return
     for row in rows:
         assert 0 < row.p20 <= row.p50 <= row.p80
         assert math.isfinite(row.ratio) and row.ratio > 0
-    (path,) = tmp_path.glob("*.csv")
-    with path.open() as file:
-        assert len(list(csv.DictReader(file))) == len(rows)
+    with (tmp_path / f"{part}.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows) > 0
 
 
-def test_compiled_block_times_both_forms(tmp_path: Path) -> None:
-    arguments = [*QUICK, "--backend", "aot_eager", "--results", str(tmp_path)]
-    (row,) = compiled_block.main(arguments)
-    assert row.p50 > 0 and row.baseline_p50 > 0 and row.ratio > 0
-    assert (tmp_path / "compiled_block.csv").is_file()
-
-
-def test_equal_spread_reports_what_the_ratio_is_made_of() -> None:
-    rows = equal_spread.main([*QUICK, "--scopes", "first", "--draws", "2"])
-    assert [row.figure.split(":")[0] for row in rows] == list(equal_spread.OURS)
-    assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
+def test_a_short_run_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "QUICK_STEPS", 100)
+    rows = soak.main(["--quick", "--threads", "1"])
+    assert [row.ratio for row in rows[1:]] == [1.0, 1.0]
 
 
 def test_ntk_methods_agree_and_are_compared(tmp_path: Path) -> None:
     """The script itself refuses a method that computes another kernel."""
-    rows = ntk_methods.main([*QUICK, "--parts", "time", "rate", "--results", str(tmp_path)])
+    rows = ntk.main([*QUICK, "--parts", "time", "rate", "--results", str(tmp_path)])
     assert [row.baseline for row in rows] == [
         "jacobian",
         "vmap-grad",
         "ntk-vector",
-        "jx.ntk",
         "GEMM",
     ]
     assert all(row.p50 > 0 and math.isfinite(row.ratio) and row.ratio > 0 for row in rows)
@@ -89,16 +77,16 @@ def test_ntk_methods_agree_and_are_compared(tmp_path: Path) -> None:
 
 
 def test_ntk_methods_refuses_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ntk_methods.METHODS["jacobian"]
+    right = ntk.METHODS["jacobian"]
     wrong = lambda m, b: type(right(m, b))(lambda: 1.001 * right(m, b).step())  # noqa: E731
-    monkeypatch.setitem(ntk_methods.METHODS, "jacobian", wrong)
+    monkeypatch.setitem(ntk.METHODS, "jacobian", wrong)
     with pytest.raises(RuntimeError, match=r"jacobian disagrees with jx\.ntk"):
-        ntk_methods.main([*QUICK, "--parts", "time", "--methods", "jacobian"])
+        ntk.main([*QUICK, "--parts", "time", "--methods", "jacobian"])
 
 
 @pytest.mark.slow
 def test_ntk_memory_is_measured_in_processes_of_their_own() -> None:
-    rows = ntk_methods.main([*QUICK, "--parts", "memory", "--methods", "jacobian"])
+    rows = ntk.main([*QUICK, "--parts", "memory", "--methods", "jacobian"])
     assert [row.baseline for row in rows] == ["jacobian"]
     assert rows[0].unit == "MiB" and rows[0].p50 >= 0
 
@@ -112,7 +100,7 @@ def test_memory_runs_every_program_in_its_own_process() -> None:
 
 @pytest.mark.parametrize("part", memory.PARTS)
 def test_every_program_of_the_memory_script_can_be_made(part: str) -> None:
-    options = parse(memory.parser("", ["tiny"], ["tiny"]), QUICK)
+    options = parse(parser(""), QUICK)
     programs = {
         program
         for each in memory.comparisons(part, options)
@@ -159,7 +147,7 @@ def test_the_micro_benchmarks_run_and_say_what_they_timed(tmp_path: Path) -> Non
     assert programs.pop("MeanFlow step") == {"plain", "no graph", "kept graph", "torch.func"}
     assert programs.pop("ntk_gram") == {"operator", "batched", "flat", "large product"}
     assert programs.pop("fit") == {"ours", "least_squares"}
-    assert len(programs) == 8
+    assert programs.keys() == bench_micro.OPERATORS.keys() - {"attention_jet"}
     assert all(each == {"operator", "floor"} for each in programs.values())
 
 
@@ -167,19 +155,17 @@ def test_the_micro_benchmarks_run_and_say_what_they_timed(tmp_path: Path) -> Non
 def test_composed_attention_is_attention_without_the_operator(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, operator = SHAPES["llama-tiny"], bench_operators.OPERATORS["attention_jet"]
-    jets = bench_operators.draw_jets(operator, shape, {"dtype": torch.float64})
+    shape, operator = SHAPES["llama-tiny"], bench_micro.OPERATORS["attention_jet"]
+    jets = bench_micro.draw_jets(operator, shape, {"dtype": torch.float64})
     # Both get one gradient: random ones would follow the results' strides.
     monkeypatch.setattr(
         torch, "randn_like", lambda x: torch.linspace(-1, 1, x.numel()).to(x).view(x.shape)
     )
-    wanted = bench_operators.in_one_way(
-        lambda *x: operator.call(*x, None, None, shape), jets, way
-    )()
+    wanted = bench_micro.in_one_way(lambda *x: operator.call(*x, None, None, shape), jets, way)()
     called: list[object] = []
     monkeypatch.setattr(torch.ops.jachess, "attention_jet", lambda *given: called.append(given))
-    composed = lambda *x: bench_operators.composed_attention(*x, shape)  # noqa: E731
-    found = bench_operators.in_one_way(composed, jets, way)()
+    composed = lambda *x: bench_micro.composed_attention(*x, shape)  # noqa: E731
+    found = bench_micro.in_one_way(composed, jets, way)()
     assert not called
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
@@ -187,28 +173,19 @@ def test_composed_attention_is_attention_without_the_operator(
 def test_jvp_times_the_derivative_that_torch_computes() -> None:
     torch.manual_seed(0)
     qkv, along = torch.randn(2, 3, 1, 2, 6, 4, dtype=torch.float64)
-    wanted = torch.func.jvp(bench_jvp.written_out, tuple(qkv), tuple(along))
-    for attend in (bench_jvp.fused, bench_jvp.math_backend):
+    wanted = torch.func.jvp(bench_micro.written_out, tuple(qkv), tuple(along))
+    for attend in (bench_micro.fused, bench_micro.math_backend):
         found = jx.jvp(attend, tuple(qkv), tuple(along))
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("layer", bench_ntk.QUICK, ids=str)
-def test_every_contraction_is_the_same_kernel(layer: bench_ntk.Layer) -> None:
-    left, right = bench_ntk.sides(layer, {"dtype": torch.float64})
+@pytest.mark.parametrize("layer", bench_micro.QUICK_LAYERS, ids=str)
+def test_every_contraction_is_the_same_kernel(layer: bench_micro.Layer) -> None:
+    left, right = bench_micro.sides(layer, {"dtype": torch.float64})
     gradients = [torch.einsum("cnte,ntd->ncde", side[1], side[0]) for side in (left, right)]
     wanted = torch.einsum("ncde,mkde->cnkm", *gradients)
-    for form in bench_ntk.CONTRACTIONS.values():
+    for form in bench_micro.CONTRACTIONS.values():
         torch.testing.assert_close(form(left, right), wanted, rtol=1e-10, atol=1e-10)
-
-
-def test_the_profile_names_operators_and_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    profile_step.main([*QUICK, "--rows", "5"])
-    printed = capsys.readouterr().out
-    assert "aten::mm" in printed
-    assert "matrix products" in printed
-    shares = [float(line.split()[-1][:-1]) for line in printed.splitlines() if line.endswith("%")]
-    assert sum(shares) == pytest.approx(100, abs=1)
 
 
 @pytest.mark.parametrize(("products", "per_layer"), [("dimensions", 30), ("projections", 21)])
@@ -237,37 +214,16 @@ def test_the_published_protocol_costs_what_its_code_does(
 
 def test_the_published_protocols_hessian_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = eager()
-    values, norms = [], []
+    values, norms, hessian_squares = [], [], derivatives.hessian_squares
     for scale in (1.0, 0.0):
         monkeypatch.setattr(
-            "benchmarks.published_protocol._hessian_squares",
-            _scaled_hessian(scale),
+            derivatives, "hessian_squares", lambda *args, s=scale: s * hessian_squares(*args)
         )
         torch.manual_seed(0)
         model.zero_grad()
-        penalty = _layer_penalty(model, batch, 1, "dimensions")
+        penalty = layer_penalty(model, batch, 1, "dimensions")
         penalty.backward()
         values.append(penalty.item())
         norms.append(gradient_norm(model))
     assert values[0] > values[1] * 1.0001  # it adds to the value ...
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)  # ... and to no gradient
-
-
-def _scaled_hessian(scale: float) -> Any:
-    from benchmarks.published_protocol import _hessian_squares as original
-
-    return lambda *args: scale * original(*args)
-
-
-def test_the_reverse_step_by_layers_has_the_gradient_of_the_whole() -> None:
-    """Layer by layer with one backward each, or all layers in one call: the same expectation."""
-    shape = SHAPES["tiny"]
-    model = build_model(shape, dtype=torch.float64).eval()
-    batch = make_batch(shape, labels=False)
-    exact: dict[str, Any] = {"engine": "exact", "hessian": False, "scope": "first"}
-    regulariser(model, weights=[1.0] * shape.layers, **exact)(batch).loss.backward()
-    whole = gradient_norm(model)
-    model.zero_grad()
-    for layer in range(shape.layers):
-        regulariser(model, layers=[layer], **exact)(batch).loss.backward()
-    assert gradient_norm(model) == pytest.approx(whole, rel=1e-9)

@@ -1,6 +1,6 @@
-"""neural-tangents on an encoder of the sizes of `pretrained.ENCODER`, written in plain JAX.
+"""neural-tangents on an encoder of the sizes of `common.ENCODER`, written in plain JAX.
 
-Run by `benchmarks.ntk_methods --jax PYTHON` with a Python that has jax and neural-tangents (tried:
+Run by `benchmarks.ntk --jax PYTHON` with a Python that has jax and neural-tangents (tried:
 jax 0.4.38, neural-tangents 0.6.5); imports nothing of this project.  Prints a JSON list: seconds of
 each round, compiled, the kernel [N, N, 2, 2] waited for.  The embedding tables are left out, in its
 favour: with them the structured mode asks for 576 GB at N = 2, T = 8.
@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 WIDTH, LAYERS, HEADS, INNER, CLASSES = 384, 6, 12, 1536, 2
-MODES = ("structured", "jacobian", "ntk_vector")
 
 
 def _parameters(key: Any) -> dict[str, Any]:
@@ -77,13 +76,12 @@ def _encoder(parameters: dict[str, Any], x: Any) -> Any:
 
 
 def main() -> None:
-    """Time the kernel."""
+    """Time the kernel in the structured mode."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--samples", type=int, required=True)
     options.add_argument("--tokens", type=int, required=True)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--mode", choices=MODES, default="structured")
     given = options.parse_args()
     os.sched_setaffinity(
         0, sorted(os.sched_getaffinity(0))[: given.threads]
@@ -99,14 +97,12 @@ def main() -> None:
     for name in ("source_info_util", "add_tangents", "backward_pass", "linearize"):
         setattr(ad, name, getattr(inner, name))
 
-    implementation = {
-        "structured": nt.NtkImplementation.STRUCTURED_DERIVATIVES,
-        "jacobian": nt.NtkImplementation.JACOBIAN_CONTRACTION,
-        "ntk_vector": nt.NtkImplementation.NTK_VECTOR_PRODUCTS,
-    }[given.mode]
     kernel = jax.jit(
         nt.empirical_ntk_fn(
-            lambda p, x: _encoder(p, x), trace_axes=(), vmap_axes=0, implementation=implementation
+            lambda p, x: _encoder(p, x),
+            trace_axes=(),
+            vmap_axes=0,
+            implementation=nt.NtkImplementation.STRUCTURED_DERIVATIVES,
         ),
         static_argnums=1,
     )

@@ -1,24 +1,26 @@
 """The estimator study's statistics against closed forms, and its document against its script."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.estimator_quality import DOCUMENT, tiny
-from benchmarks.estimator_sampling import Estimator, compare, draw
-from benchmarks.estimator_tables import markdown, replace_section, scaled
+from benchmarks import estimators
+from benchmarks.common import SHAPES, build_model, make_batch, regulariser
+from benchmarks.estimators import DOCUMENT, Estimator, compare, draw, replace_section, tiny
+from python_tests.benchmarks.test_common import gradient_norm
 
 
 def test_statistics_of_known_draws() -> None:
     reference = torch.tensor([[[2.0, 4.0, 0.0]]])  # the last token does not count
     drawn = torch.tensor([[[1.0, 4.0, 0.0]], [[3.0, 6.0, 0.0]]])
-    found = compare(drawn, reference)
-    assert found.bias.tolist() == [[0.0, 0.25]]
-    assert found.spread[0].tolist() == pytest.approx([2**0.5 / 2, 2**0.5 / 4])
-    assert found.sum_bias.item() == pytest.approx(7 / 6 - 1)
-    assert found.sum_spread.item() == pytest.approx(2**0.5 * 2 / 6)
-    assert scaled(found, 0.5).bias.tolist() == [[-0.5, -0.375]]
+    statistics = compare(drawn, reference)
+    assert statistics.bias.tolist() == [[0.0, 0.25]]
+    assert statistics.spread[0].tolist() == pytest.approx([2**0.5 / 2, 2**0.5 / 4])
+    assert statistics.sum_bias.item() == pytest.approx(7 / 6 - 1)
+    assert statistics.sum_spread.item() == pytest.approx(2**0.5 * 2 / 6)
+    assert statistics.scaled(0.5).bias.tolist() == [[-0.5, -0.375]]
     with pytest.raises(ValueError, match="needs two or more"):
         compare(drawn[:1], reference)
 
@@ -45,7 +47,7 @@ def test_sampled_dimensions_are_scaled_to_ten() -> None:
 def test_only_a_section_between_its_markers_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("head\n<!-- begin a -->\nold\n<!-- end a -->\ntail\n")
-    replace_section(path, "a", markdown(["x"], [["1"]]))
+    replace_section(path, "a", "| x |\n| --- |\n| 1 |\n")
     text = "head\n<!-- begin a -->\n| x |\n| --- |\n| 1 |\n<!-- end a -->\ntail\n"
     assert path.read_text() == text
     with pytest.raises(ValueError, match="needs the lines"):
@@ -60,3 +62,25 @@ def test_the_document_has_a_filled_section_for_every_table() -> None:
     for name in names:
         section = text.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert section.count("\n| ") > 3, name
+
+
+def test_equal_spread_reports_what_the_ratio_is_made_of() -> None:
+    rows = estimators.main(
+        ["--quick", "--repeats", "1", "--parts", "spread", "--scopes", "first", "--draws", "2"]
+    )
+    assert [row.figure.split(":")[0] for row in rows] == list(estimators.OURS)
+    assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
+
+
+def test_the_reverse_step_by_layers_has_the_gradient_of_the_whole() -> None:
+    """Layer by layer with one backward each, or all layers in one call: the same expectation."""
+    shape = SHAPES["tiny"]
+    model = build_model(shape, dtype=torch.float64).eval()
+    batch = make_batch(shape, labels=False)
+    exact: dict[str, Any] = {"engine": "exact", "hessian": False, "scope": "first"}
+    regulariser(model, weights=[1.0] * shape.layers, **exact)(batch).loss.backward()
+    whole = gradient_norm(model)
+    model.zero_grad()
+    for layer in range(shape.layers):
+        regulariser(model, layers=[layer], **exact)(batch).loss.backward()
+    assert gradient_norm(model) == pytest.approx(whole, rel=1e-9)

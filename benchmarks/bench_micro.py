@@ -1,0 +1,627 @@
+"""Micro-benchmarks, timed by pytest-benchmark: what does the same thing is one group.
+
+operators (`test_operator`): each operator by itself, forward and backward, S = 4 streams (q = 2,
+second order) at the sizes a step of the shape has:
+
+    operator    the compiled operator (left out where the device has none)
+    floor       a copy of as many bytes as it must read and write (each input once, each output
+                once); for attention, as many batched matrix products of its own sizes
+    composed    attention by the jet rules without operators, which write T × T tensors
+
+attention (`test_attention`): `jx.jvp` through causal attention, 8 heads of 64, one sequence.
+torch.func.jvp cannot go through fused attention, so its users write it out, or ask for the "math"
+backend, which is the same in C++.  Three ways:
+
+    forward             output and tangent, nothing recorded
+    forward + backward  gradients of a function of both, in query, key and value
+    target              the tangent is a constant (differentiable=False), as in MeanFlow; the
+                        backward goes through the output alone.  torch has no such switch: there
+                        the tangent is detached after it was computed
+
+On a GPU, beside the Triton kernels of jvp_flash_attention (pip install jvp_flash_attention; not
+run so far), called as ``attention(query, key, value, causal=True)`` within torch.func.jvp:
+
+    python -m pytest benchmarks -k attention --device cuda --dtype bfloat16 \
+        --jvp-baseline jvp_flash_attention.jvp_attention:attention
+
+MeanFlow (`test_meanflow`; Geng et al. 2025, arXiv 2505.13447): a step of a small DiT (adaptive
+layer norms, fused attention) trained towards u = v - (t - r) du/dt, against a flow-matching step
+of the same model: forward, loss and backward, no optimiser.
+
+NTK (`test_gram`): `jachess::ntk_gram` (form A) of one layer against the same contraction by batched
+matrix products.  Sides are unequal, so that every form does all the work, and once symmetric, where
+the operator computes each pair once and the others, which have no way to, all of it:
+
+    operator    the fused operator
+    batched     the T × T' Gram matrices of all pairs of samples and outputs at once (torch.einsum)
+    flat        one [N T, M T'] product per pair of outputs, then multiplied and summed by sample
+    floor       one large matrix product (`test_large_product`)
+
+laws (`test_fit`): 30 curves, one law (rectified, 14 sizes and D = 0, noise of 1 %), all at once,
+against scipy in a loop over curves and the same starts, with our analytic Jacobian, bounds and
+Huber threshold.  ``--published`` times the published way as well: BFGS on finite differences from
+random starts.  ``objective`` in the JSON is the ratio of objectives, scipy's over ours, at its
+worst and its mean over the curves: 1 or more means that ours is as good or better.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import least_squares, minimize
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jachess_ext as jx
+from benchmarks.common import SHAPES, Shape, Step
+from benchmarks.conftest import Timed
+from jachess_ext import ops
+from jachess_ext.jet.layout import make_layout
+from jachess_ext.jet.settings import composed_rules
+from jachess_ext.jet.tensor import JetTensor
+from jachess_ext.scaling import fit
+from jachess_ext.scaling.fitting import huber
+from jachess_ext.scaling.laws import LAWS, Law, Points
+
+# Operators ----------------------------------------------------------------------------------------
+
+Q, STREAMS, EPS = 2, 4, 1e-5
+# Products of streams in the jet of one product (Leibniz, S = 4), and in attention: two products
+# forward; backward one of them again, and the gradients of both factors of both.
+PAIRS = 9
+PRODUCTS = {"forward": 2 * PAIRS, "backward": 5 * PAIRS}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How an operator is called, on jets ``[S, *rows, n]`` drawn for it.
+
+    Attributes:
+        call: from the jets, the norm's weight and bias, and the shape, to the outputs.
+        sizes: what follows ``[S, batch]`` in each jet, from the shape.
+        moved: jets read or written, forward and backward; empty where products bound it.
+    """
+
+    call: Callable[..., Tensor | tuple[Tensor, ...]]
+    sizes: Callable[[Shape], list[tuple[int, ...]]]
+    moved: dict[str, float]
+
+
+def moved(forward: float, backward: float) -> dict[str, float]:
+    return {"forward": forward, "backward": backward}
+
+
+def wide(count: int) -> Callable[[Shape], list[tuple[int, ...]]]:
+    return lambda s: [(s.tokens, s.width)] * count
+
+
+def inner(count: int) -> Callable[[Shape], list[tuple[int, ...]]]:
+    return lambda s: [(s.tokens, s.inner)] * count
+
+
+def heads(shape: Shape) -> list[tuple[int, ...]]:
+    keys = shape.key_value_heads or shape.heads
+    return [(n, shape.tokens, shape.width // shape.heads) for n in (shape.heads, keys, keys)]
+
+
+OPERATORS = {
+    "activation_jet": Operator(
+        lambda x, w, b, s: ops.activation_jet(x, "gelu", Q), inner(1), moved(2, 3)
+    ),
+    "gated_activation_jet": Operator(
+        lambda g, u, w, b, s: ops.gated_activation_jet(g, u, "silu", Q), inner(2), moved(3, 5)
+    ),
+    "layer_norm_jet": Operator(
+        lambda x, w, b, s: ops.layer_norm_jet(x, w, b, EPS, Q), wide(1), moved(2, 3)
+    ),
+    "rms_norm_jet": Operator(
+        lambda x, w, b, s: ops.rms_norm_jet(x, w, EPS, Q), wide(1), moved(2, 3)
+    ),
+    "add_layer_norm_jet": Operator(
+        lambda x, y, w, b, s: ops.add_layer_norm_jet(x, y, w, b, EPS, Q), wide(2), moved(4, 4)
+    ),
+    "add_rms_norm_jet": Operator(
+        lambda x, y, w, b, s: ops.add_rms_norm_jet(x, y, w, EPS, Q), wide(2), moved(4, 4)
+    ),
+    "softmax_jet": Operator(
+        lambda x, w, b, s: ops.softmax_jet(x, Q),
+        lambda s: [(s.heads, s.tokens, s.tokens)],
+        moved(2, 3),
+    ),
+    "attention_jet": Operator(
+        lambda q, k, v, w, b, s: ops.attention_jet(q, k, v, q=Q, causal=causal(s)), heads, {}
+    ),
+}
+
+
+def causal(shape: Shape) -> bool:
+    return shape.family != "bert"
+
+
+def composed_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """Return the jet of attention by the composed rules."""
+    with composed_rules():
+        layout = make_layout(Q, 2).of_a_new_run()  # which remembers that operators are off
+    jet: Any = F.scaled_dot_product_attention(
+        *(JetTensor(x, layout) for x in (query, key, value)),
+        is_causal=causal(shape),
+        enable_gqa=query.shape[-3] != key.shape[-3],
+    )
+    return jet.streams
+
+
+def draw_jets(operator: Operator, shape: Shape, place: dict[str, Any]) -> list[Tensor]:
+    """Return the operator's jets; heads lie as a model has them, behind the tokens."""
+    jets = []
+    for size in operator.sizes(shape):
+        if operator.moved:
+            jets.append(torch.randn(STREAMS, shape.batch, *size, **place))
+        else:
+            count, tokens, width = size
+            lying = torch.randn(STREAMS, shape.batch, tokens, count, width, **place)
+            jets.append(lying.transpose(2, 3))
+    return [jet.requires_grad_() for jet in jets]
+
+
+def in_one_way(call: Callable[..., Any], jets: list[Tensor], way: str) -> Step:
+    """Return the forward, without autograd; or the backward alone, of a forward that is kept."""
+    if way == "forward":
+        plain = [jet.detach() for jet in jets]
+        return lambda: call(*plain)
+    result = call(*jets)
+    outputs = (result,) if isinstance(result, Tensor) else result
+    cotangents = [torch.randn_like(output) for output in outputs]
+    return lambda: torch.autograd.grad(outputs, jets, cotangents, retain_graph=True)
+
+
+def copying(like: Tensor, jets: float) -> Step:
+    """Return a copy that reads and writes as many bytes as ``jets`` tensors like this one."""
+    source = torch.randn(int(jets * like.numel() / 2), device=like.device).to(like.dtype)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def multiplying(query: Tensor, shape: Shape, products: int) -> tuple[Step, float]:
+    """Return so many batched products of attention's sizes, and their operations; causal: half."""
+    batch = max(shape.batch * shape.heads // (2 if causal(shape) else 1), 1)
+    token = torch.randn(batch, shape.tokens, query.shape[-1]).to(query)
+    square = torch.randn(batch, shape.tokens, shape.tokens).to(query)
+    out_token, out_square = torch.empty_like(token), torch.empty_like(square)
+
+    def step() -> None:
+        for number in range(products):
+            if number % 2:
+                torch.bmm(square, token, out=out_token)
+            else:
+                torch.bmm(token, token.transpose(1, 2), out=out_square)
+
+    return step, 2.0 * products * batch * shape.tokens**2 * query.shape[-1]
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("figure", "program"),
+    [(figure, program) for figure in OPERATORS for program in ("operator", "floor")]
+    + [("attention_jet", "composed")],
+)
+def test_operator(
+    timed: Timed, place: dict[str, Any], size: str, figure: str, program: str, way: str
+) -> None:
+    # The norms' kernels add a residual themselves.
+    if not ops.available(figure.removeprefix("add_"), place["device"]):
+        pytest.skip(f"{figure} has no compiled kernel on {place['device']}")
+    shape, operator = SHAPES[size], OPERATORS[figure]
+    jets = draw_jets(operator, shape, place)
+    weight, bias = torch.randn(2, shape.width, **place)
+    if operator.moved:
+        count = operator.moved[way]
+        floor, about = copying(jets[0].detach(), count), {"bytes": count * jets[0].nbytes}
+    else:
+        floor, operations = multiplying(jets[0].detach(), shape, PRODUCTS[way])
+        about = {"operations": operations}
+    if program == "floor":
+        step = floor
+    elif program == "composed":
+        step = in_one_way(lambda *x: composed_attention(*x, shape), jets, way)
+    else:
+        step = in_one_way(lambda *x: operator.call(*x, weight, bias, shape), jets, way)
+    timed(step, f"{figure}, {way}, {shape.name}", **about)
+
+
+# Attention and MeanFlow ---------------------------------------------------------------------------
+
+HEADS, SIZE = 8, 64
+WAYS = ("forward", "forward + backward", "target")
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    return torch.softmax(scores.masked_fill(~shown, -math.inf), -1) @ value
+
+
+def math_backend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return fused(query, key, value)
+
+
+def attention_named(name: str) -> Attend:
+    """Return ``MODULE:FUNCTION``, called with causal=True."""
+    module, _, function = name.partition(":")
+    attend = getattr(importlib.import_module(module), function)
+    return lambda *qkv: attend(*qkv, causal=True)
+
+
+def attention_step(program: str, way: str, tokens: int, place: dict[str, Any]) -> Step:
+    """Return a jvp along random directions; ``program`` names the attention, "ours" is `jx.jvp`."""
+    torch.manual_seed(0)
+    primals = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
+    tangents = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
+    gradients = way != "forward"
+    for primal in primals:
+        primal.requires_grad_(gradients)
+
+    def derivative() -> tuple[Tensor, Tensor]:
+        if program == "ours":
+            return jx.jvp(fused, primals, tangents, differentiable=way != "target")
+        attend = {"written out": written_out, "math backend": math_backend}.get(program)
+        output, tangent = torch.func.jvp(attend or attention_named(program), primals, tangents)
+        return output, tangent.detach() if way == "target" else tangent
+
+    def step() -> None:
+        with torch.set_grad_enabled(gradients):
+            output, tangent = derivative()
+            if gradients:
+                torch.autograd.grad((output * tangent).sum(), primals)
+
+    return step
+
+
+class Block(nn.Module):
+    """A DiT block: shift, scale and gate of both halves come from the condition."""
+
+    def __init__(self, width: int, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.condition = nn.Linear(width, 6 * width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale, gate, shift2, scale2, gate2 = self.condition(condition)[:, None].chunk(6, -1)
+        h = F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+        qkv = self.qkv(h).unflatten(-1, (3, -1, SIZE)).permute(2, 0, 3, 1, 4)
+        attended = self.attend(*qkv.unbind(0)).transpose(1, 2).flatten(-2)
+        x = x + gate * self.out(attended)
+        h = F.layer_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
+        return x + gate2 * self.down(F.gelu(self.up(h), approximate="tanh"))
+
+
+class DiT(nn.Module):
+    """Velocity ``[B, T, d]`` of tokens ``[B, T, d]`` between times r and t ``[B]``."""
+
+    def __init__(self, width: int, depth: int, features: int, attend: Attend) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(features, width), nn.Linear(width, features)
+        self.times = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(Block(width, attend) for _ in range(depth))
+
+    def forward(self, x: Tensor, r: Tensor, t: Tensor) -> Tensor:
+        rates = torch.arange(1, 17, dtype=x.dtype, device=x.device)
+        angles = torch.cat([r[:, None] * rates, t[:, None] * rates], -1)
+        condition = F.silu(self.times(torch.cat([angles.sin(), angles.cos()], -1)))
+        h = self.enter(x)
+        for block in self.blocks:
+            h = block(h, condition)
+        return self.leave(F.layer_norm(h, h.shape[-1:]))
+
+
+def everywhere(*qkv: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*qkv)
+
+
+def everywhere_written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    return torch.softmax(scores, -1) @ value
+
+
+def training_step(program: str, place: dict[str, Any], quick: bool = False) -> Step:
+    """Return forward, loss and backward.
+
+    Args:
+        program: "plain" (flow matching), or how MeanFlow's derivative is taken.
+    """
+    torch.manual_seed(0)
+    batch, tokens, width, depth = (2, 16, 64, 1) if quick else (2, 256, 384, 6)
+    attend = everywhere_written_out if program == "torch.func" else everywhere
+    model = DiT(width, depth, 16, attend).to(**place)
+    noise, data = torch.randn(2, batch, tokens, 16, **place)
+    r, t = torch.rand(2, batch, **place).sort(0).values
+    x, velocity = torch.lerp(data, noise, t[:, None, None]), noise - data
+
+    def loss() -> Tensor:
+        if program == "plain":
+            return (model(x, t, t) - velocity).square().mean()
+        inputs = (x, r, t), (velocity, torch.zeros_like(r), torch.ones_like(t))
+        if program == "torch.func":
+            output, slope = torch.func.jvp(model, *inputs)
+        else:
+            output, slope = jx.jvp(model, *inputs, differentiable=program == "kept graph")
+        target = velocity - (t - r)[:, None, None] * slope.detach()
+        return (output - target).square().mean()
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        loss().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("program", ["ours", "written out", "math backend", "--jvp-baseline"])
+@pytest.mark.parametrize("way", WAYS)
+def test_attention(
+    timed: Timed,
+    request: pytest.FixtureRequest,
+    place: dict[str, Any],
+    size: int,
+    way: str,
+    program: str,
+) -> None:
+    if program == "--jvp-baseline":
+        program = request.config.getoption("jvp_baseline") or pytest.skip("no --jvp-baseline")
+    step = attention_step(program, way, size, place)
+    timed(step, f"jvp of attention, {way}, H{HEADS}-T{size}-D{SIZE}-causal")
+
+
+@pytest.mark.parametrize("program", ["plain", "no graph", "kept graph", "torch.func"])
+def test_meanflow(timed: Timed, place: dict[str, Any], quick: bool, program: str) -> None:
+    step = training_step(program, place, quick)
+    timed(step, "MeanFlow step, " + ("tiny" if quick else "DiT6x384-B2-T256"))
+
+
+# The NTK ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """N samples a side of T positions; d inputs, cotangents of size e of C outputs."""
+
+    samples: int
+    positions: int
+    inputs: int
+    cotangents: int
+    outputs: int
+    symmetric: bool = False
+
+    def __str__(self) -> str:
+        n, t, d, e, c, symmetric = astuple(self)
+        return f"N{n}-T{t}-d{d}-e{e}-C{c}" + ("-symmetric" if symmetric else "")
+
+    @property
+    def operations(self) -> float:
+        """Return those of all pairs of samples; half where symmetric."""
+        features = self.inputs + self.outputs**2 * self.cotangents
+        every = 2.0 * (self.samples * self.positions) ** 2 * features
+        return every * (self.samples + 1) / (2 * self.samples) if self.symmetric else every
+
+
+# where form A is chosen: a classifier's last block and head (one position), short sentences through
+# an encoder's layers, and wide layers
+LAYERS = [
+    Layer(256, 1, 384, 384, 2),
+    Layer(64, 8, 384, 1152, 2),
+    Layer(64, 16, 384, 384, 2),
+    Layer(64, 16, 384, 384, 2, symmetric=True),
+    Layer(64, 16, 384, 1536, 2),
+    Layer(64, 16, 384, 1536, 2, symmetric=True),
+    Layer(32, 16, 768, 3072, 2),
+]
+QUICK_LAYERS = [Layer(4, 3, 8, 8, 2), Layer(4, 3, 8, 8, 2, symmetric=True)]
+
+
+def layers(quick: bool) -> list[Layer]:
+    return QUICK_LAYERS if quick else LAYERS
+
+
+Side = tuple[Tensor, Tensor]
+
+
+def fused_gram(left: Side, right: Side) -> Tensor:
+    if right is left:
+        return ops.ntk_gram(left[0], [left[1]])
+    return ops.ntk_gram(left[0], [left[1]], right[0], [right[1]])
+
+
+def batched(left: Side, right: Side) -> Tensor:
+    """Multiply all at once; torch.matmul's broadcasting would copy the operands besides."""
+    gram = torch.einsum("ntk,msk->nmts", left[0], right[0])
+    products = torch.einsum("cnte,dmse->cndmts", left[1], right[1])
+    return (products * gram[:, None]).sum((-1, -2))
+
+
+def flat(left: Side, right: Side) -> Tensor:
+    """Multiply once per pair of outputs, over all positions."""
+    (a, deltas), (b, others) = left, right
+    count, positions = a.shape[:2]
+    gram = a.flatten(0, 1) @ b.flatten(0, 1).T
+    kernel = a.new_empty(len(deltas), count, len(others), len(b))
+    for c, delta in enumerate(deltas):
+        for d, other in enumerate(others):
+            product = (delta.flatten(0, 1) @ other.flatten(0, 1).T).mul_(gram)
+            kernel[c, :, d] = product.view(count, positions, len(b), -1).sum((1, 3))
+    return kernel
+
+
+CONTRACTIONS: dict[str, Callable[[Side, Side], Tensor]] = {
+    "operator": fused_gram,
+    "batched": batched,
+    "flat": flat,
+}
+
+
+def sides(layer: Layer, place: dict[str, Any]) -> tuple[Side, Side]:
+    """Return random operands, the right ones the left ones themselves where symmetric."""
+
+    def drawn() -> Side:
+        inputs = torch.randn(layer.samples, layer.positions, layer.inputs, **place)
+        shape = (layer.outputs, layer.samples, layer.positions, layer.cotangents)
+        return inputs, torch.randn(*shape, **place)
+
+    left = drawn()
+    return left, left if layer.symmetric else drawn()
+
+
+@pytest.mark.parametrize("program", CONTRACTIONS)
+def test_gram(timed: Timed, place: dict[str, Any], size: Layer, program: str) -> None:
+    left, right = sides(size, place)
+    form = CONTRACTIONS[program]
+    wanted = fused_gram(left, right)
+    kernel = timed(lambda: form(left, right), f"ntk_gram, {size}", operations=size.operations)
+    error = float((kernel - wanted).abs().max() / wanted.abs().max())
+    assert error <= torch.finfo(place["dtype"]).eps * 16  # else they compute different kernels
+
+
+def test_large_product(timed: Timed, place: dict[str, Any], quick: bool) -> None:
+    """The rate that is to be reached."""
+    size = 64 if quick else 2048
+    a, b = torch.randn(2, size, size, **place)
+    out = torch.empty_like(a)
+    timed(lambda: torch.mm(a, b, out=out), "ntk_gram, floor", operations=2.0 * size**3)
+
+
+# Laws ---------------------------------------------------------------------------------------------
+
+DELTA, STARTS = 0.01, 8
+
+
+def make_curves(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return sizes [15] and noisy losses [count, 15] of rectified laws."""
+    generator = np.random.default_rng(0)
+    sizes = np.append(0.0, 200.0 * 2.0 ** np.arange(14))
+    beta = generator.uniform(0.25, 0.8, (count, 1))
+    transition = np.exp(generator.uniform(np.log(5e2), np.log(1e5), (count, 1)))
+    start, floor = generator.uniform(1, 5, (count, 1)), generator.uniform(0.3, 1.5, (count, 1))
+    losses = start / (1 + (sizes / transition) ** beta) + floor
+    return sizes, losses * np.exp(0.01 * generator.standard_normal(losses.shape))
+
+
+class ScipyLoop:
+    """Fits by one scipy call for each curve and start."""
+
+    def __init__(self, law: Law, sizes: np.ndarray, losses: np.ndarray) -> None:
+        self.law, self.logs = law, np.log(losses)
+        self.points = Points(np.broadcast_to(sizes, losses.shape))
+        pairs = [(p.coordinate(p.low), p.coordinate(p.high)) for p in law.parameters]
+        self.low, self.high = np.array(pairs).T
+        self.starts = self._best_starts()
+
+    def _best_starts(self) -> np.ndarray:
+        """Return the starts `fit` follows, [n, STARTS, p], strictly inside the bounds."""
+        grid = self.law.candidates(self.points, self.logs, np.ones_like(self.logs))
+        grid = np.clip(grid, self.low + 1e-9, self.high - 1e-9)
+        costs = np.stack([self.costs(grid[:, k]) for k in range(grid.shape[1])], -1)
+        best = np.argsort(costs, axis=1)[:, :STARTS]
+        return np.take_along_axis(grid, best[..., None], axis=1)
+
+    def costs(self, u: np.ndarray, delta: float = np.inf) -> np.ndarray:
+        """Return the Huber objective of every curve, [n]."""
+        value, _ = self.law.log_loss(u, self.points, gradient=False)
+        return huber(value - self.logs, np.ones_like(value), np.full(len(u), delta))
+
+    def _residual(self, row: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        points = self.points.rows(np.array([row]))
+        return (
+            lambda u: self.law.log_loss(u[None], points, gradient=False)[0][0] - self.logs[row],
+            lambda u: self.law.log_loss(u[None], points)[1][0],
+        )
+
+    def least_squares(self) -> np.ndarray:
+        """Return the best objective of every curve, [n]."""
+        best = np.full(len(self.logs), np.inf)
+        for row in range(len(self.logs)):
+            residual, jacobian = self._residual(row)
+            for start in self.starts[row]:
+                solution = least_squares(
+                    residual,
+                    start,
+                    jac=jacobian,
+                    bounds=(self.low, self.high),
+                    loss="huber",
+                    f_scale=DELTA,
+                )
+                best[row] = min(best[row], solution.cost)
+        return best
+
+    def published(self) -> np.ndarray:
+        """Return the same by BFGS on finite differences, from random points of the grid."""
+        best = np.full(len(self.logs), np.inf)
+        for row in range(len(self.logs)):
+            residual, _ = self._residual(row)
+
+            def objective(u: np.ndarray, residual: Callable[..., Any] = residual) -> float:
+                value = residual(np.clip(u, self.low, self.high))
+                return float(huber(value, np.ones_like(value), np.array(DELTA)))
+
+            for start in self.starts[row]:
+                best[row] = min(best[row], minimize(objective, start, method="BFGS").fun)
+        return best
+
+
+@pytest.mark.parametrize("program", ["ours", "least_squares", "published"])
+@pytest.mark.parametrize("law", ["rectified", "lensllm", "power"])
+def test_fit(
+    timed: Timed, request: pytest.FixtureRequest, size: int, law: str, program: str
+) -> None:
+    if program == "published" and not request.config.getoption("published"):
+        pytest.skip("takes minutes: --published")
+    sizes, losses = make_curves(size)
+    if not LAWS[law].reads_zero:
+        sizes, losses = sizes[1:], losses[:, 1:]
+
+    def ours() -> np.ndarray:
+        fitted: Any = fit(sizes, losses, law, huber_delta=DELTA, starts=STARTS)
+        return fitted.objective
+
+    group = f"fit, {law}, {size} curves"
+    if program == "ours":
+        timed(ours, group, dtype="float64")
+        return
+    loop = ScipyLoop(LAWS[law](), sizes, losses)
+    objective = {"worst": 0.0, "mean": 0.0}
+    theirs = timed(getattr(loop, program), group, once=True, dtype="float64", objective=objective)
+    quality = theirs / ours()
+    objective.update(worst=float(quality.min()), mean=float(quality.mean()))
+    assert objective["worst"] > 0.999  # ours is as good a fit, or the times compare nothing
+
+
+# Sizes, full and quick, by test -------------------------------------------------------------------
+
+SIZES: dict[str, tuple[list[Any], list[Any]]] = {
+    "test_operator": (
+        ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"],
+        ["tiny", "llama-tiny"],
+    ),
+    "test_attention": ([128, 256, 512, 1024, 2048], [32]),
+    "test_gram": (LAYERS, QUICK_LAYERS),
+    "test_fit": ([30], [2]),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "size" in metafunc.fixturenames:
+        full, quick = SIZES[metafunc.function.__name__]
+        sizes = quick if metafunc.config.getoption("quick") else full
+        metafunc.parametrize("size", sizes, ids=str)

@@ -1,1 +1,0 @@
-"""Six small language models, made here, that `jachess select --models` can choose between."""
