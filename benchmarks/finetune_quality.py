@@ -41,9 +41,10 @@ import transformers
 
 from jachess_ext._io import DataError, from_json, write_bytes, write_text
 from jachess_ext.compare.finetune import RESULTS as STORED
-from jachess_ext.compare.finetune import Grid, quick, run_grid
+from jachess_ext.compare.finetune import run_grid
 from jachess_ext.compare.report import sections, write_report
 from jachess_ext.compare.runs import read_results
+from jachess_ext.compare.settings import Grid, quick
 
 from .common import RESULTS, commit, device_name, markdown
 

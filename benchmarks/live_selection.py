@@ -32,8 +32,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from jachess_ext.compare.finetune import Recipe
 from jachess_ext.compare.runs import run_all
+from jachess_ext.compare.settings import Recipe
 from jachess_ext.scaling import (
     Ask,
     Search,

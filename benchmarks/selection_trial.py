@@ -49,10 +49,11 @@ import torch
 import transformers
 
 from jachess_ext._io import require, write_text
-from jachess_ext.compare.finetune import Recipe, fine_tune
+from jachess_ext.compare.finetune import fine_tune
 from jachess_ext.compare.judge import model_outputs
 from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
+from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
 from jachess_ext.scaling import Ask, LossTable, coverage, live, select, select_live
 from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
