@@ -15,7 +15,7 @@ from .torch_floor import TORCH_FLOOR, release
 # Extras a command needs, by distribution name, and the pip extra that brings them.
 _OPTIONAL = {
     **dict.fromkeys(("transformers", "peft", "accelerate", "datasets", "safetensors"), "hf"),
-    **dict.fromkeys(("matplotlib", "rich", "tqdm", "scikit-learn", "scipy"), "demo"),
+    **dict.fromkeys(("joblib", "matplotlib", "tqdm", "scikit-learn", "scipy"), "demo"),
 }
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 

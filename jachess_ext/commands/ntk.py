@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .._io import DataError, require, write_text
+from .._io import DataError, require, write_bytes
 from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk, ntk
 from .ntk_data import class_numbers, load, make_batch, read_samples
 
@@ -102,7 +102,7 @@ def _save(
         np.savez(file, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
         content = file.getvalue()
     try:
-        write_text(options.out, content)
+        write_bytes(options.out, content)
     except OSError as error:
         raise DataError(f"{options.out} cannot be written: {error.strerror}") from error
 
