@@ -1,4 +1,4 @@
-"""Atomic file writes, strict JSON, optional imports, and the errors that a user can mend."""
+"""Atomic file writes, strict JSON, optional imports, and the errors that a user can fix."""
 
 from __future__ import annotations
 

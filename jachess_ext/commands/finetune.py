@@ -95,7 +95,7 @@ def _print(figures: Record) -> None:
 
 
 def add_finetune_options(parser: argparse.ArgumentParser) -> None:
-    """Options given replace those of --grid; nothing is imported that the package does not need."""
+    """Add the options, which replace settings of --grid; nothing heavy is imported."""
     what = parser.add_argument_group("what to compare")
     what.add_argument("--grid", type=Path, metavar="FILE", help="JSON with these settings by name")
     what.add_argument("--model", metavar="PATH_OR_HUB_ID")
@@ -145,7 +145,7 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--save-models",
         action="store_true",
-        help="below <out>/models; finished runs without a model are made again",
+        help="below <out>/models; finished runs without a model are repeated",
     )
     run.add_argument(
         "--report-to",
@@ -159,7 +159,7 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
 
 
 def strengths(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """A number, or a method and the numbers to try for it: ``r3f=0.3,1,3``.
+    """Return a number, or a method and the numbers to try for it: ``r3f=0.3,1,3``.
 
     Raises:
         argparse.ArgumentTypeError: it is neither.
@@ -179,7 +179,7 @@ def strengths(text: str) -> float | tuple[str, tuple[float, ...]]:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Columns and lengths, of both commands."""
+    """Add columns and lengths, of both commands."""
     data = parser.add_argument_group("data")
     data.add_argument("--text-column", metavar="NAME")
     data.add_argument("--pair-column", metavar="NAME")
@@ -190,7 +190,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
-    """A results folder to draw again, or a model to judge."""
+    """Add the options of a results folder to draw again, or a model to judge."""
     parser.add_argument(
         "results", nargs="?", type=Path, help="folder or results.jsonl of jachess finetune"
     )
@@ -227,10 +227,7 @@ _PLACES = {
     "conditions": _same("corruption", "deltas", "texts", "sequences"),
     "tuning": {"unlab_rates": "unlab_lr_ratio", "validation": "validation"},
 }
-_TOP = (
-    *("model", "tasks", "methods", "seeds"),
-    *("train_size", "unlabelled_size", "dev_size"),
-)
+_TOP = ("model", "tasks", "methods", "seeds", "train_size", "unlabelled_size", "dev_size")
 
 
 def grid_from(given: argparse.Namespace) -> Grid:
@@ -262,10 +259,10 @@ def grid_from(given: argparse.Namespace) -> Grid:
 def _with_strengths(
     tuning: dict[str, Any], given: list[float | tuple[str, tuple[float, ...]]]
 ) -> dict[str, Any]:
-    """The part `tuning` of a grid with what `strengths` made of the words of --strengths."""
+    """Return the part `tuning` of a grid with the values of --strengths."""
     if not isinstance(tuning, dict) or not isinstance(tuning.get("methods", {}), dict):
         return tuning  # for `from_json` to refuse
     numbers = [value for value in given if isinstance(value, float)]
     own = {value[0]: list(value[1]) for value in given if not isinstance(value, float)}
-    made = {**tuning, "methods": {**tuning.get("methods", {}), **own}}
-    return {**made, "strength": numbers} if numbers else made
+    tuning = {**tuning, "methods": {**tuning.get("methods", {}), **own}}
+    return {**tuning, "strength": numbers} if numbers else tuning

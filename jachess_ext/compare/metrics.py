@@ -282,14 +282,6 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     return min(1.0, 2 * float(tail))
 
 
-def interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> float:
-    """Return half the width of the mean's confidence interval by Student's t; NaN of one value."""
-    if len(values) < 2:
-        return float("nan")
-    t = require("scipy.stats").t.ppf((1 + level) / 2, len(values) - 1)
-    return float(t * np.std(values, ddof=1) / len(values) ** 0.5)
-
-
 def sign_test(differences: Sequence[float]) -> float:
     """Return the two-sided p of equally likely signs of the differences; zeros are left out."""
     d = np.asarray(differences)

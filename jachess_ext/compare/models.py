@@ -185,7 +185,7 @@ class Encoded:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return what the tokenizer made of one example, and its label."""
+        """Return an example's tokens and its label, see `collate`."""
         return {**self.rows[index], "labels": self.labels[index]}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> Batch:

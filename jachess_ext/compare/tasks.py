@@ -50,7 +50,8 @@ class Examples:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The text, or both texts, of each example."""
-        return list(zip(self.texts, *([] if self.pairs is None else [self.pairs]), strict=True))
+        columns = [self.texts] if self.pairs is None else [self.texts, self.pairs]
+        return list(zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ def hub_task(name: str, columns: Columns) -> Task:
             raise DataError(f"unknown GLUE task {glue!r}; known are {', '.join(_GLUE_COLUMNS)}")
         columns = Columns(*_GLUE_COLUMNS[glue])
     try:
-        splits = datasets.load_dataset(*(["glue", glue] if glue else [name]))
+        splits = datasets.load_dataset("glue", glue) if glue else datasets.load_dataset(name)
     except Exception as error:  # the library raises many kinds; to the user they are one
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"data set {name!r} could not be loaded: {reason}") from error
