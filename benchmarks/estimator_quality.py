@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
+import python_tests.smoothness.exact  # noqa: F401  adds engine="exact"
 from benchmarks.common.models import SHAPES, Batch, build_model, make_batch
 from benchmarks.common.options import Options, parse, parser
 from benchmarks.common.pretrained import load_encoder
@@ -34,7 +35,7 @@ from benchmarks.estimator_tables import (
     spread,
     tokens_table,
 )
-from jachess_ext.smoothness.norms import chi_correction
+from jachess_ext.smoothness.estimators import chi_correction
 
 DOCUMENT = ROOT / "docs" / "estimators.md"
 KINDS = ("gaussian", "rademacher")

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import jachess_ext as jx
+from python_tests.smoothness.tiny_models import classifier, token_batch
 
-PACKAGES = ("jachess_ext.ntk",)
+PACKAGES = ("jachess_ext.ntk", "jachess_ext.smoothness")
 
 
 def _public() -> list[Any]:
@@ -26,7 +27,9 @@ def _public() -> list[Any]:
 def test_example(value: Any) -> None:
     torch.manual_seed(0)
     module = importlib.import_module(value.__module__)
-    names = {**vars(module), "torch": torch, "jx": jx}
+    batch = token_batch([5, 4]) | {"labels": torch.tensor([0, 1])}
+    names = {"torch": torch, "jx": jx, "model": classifier("bert"), "batch": batch}
+    names = {**vars(module), **names}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
     assert example.examples, f"{value.__name__} has no example"
     assert doctest.DocTestRunner().run(example).failed == 0

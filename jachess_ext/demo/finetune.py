@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from ..smoothness import JacHess
 from ..smoothness.decision import kl_divergence
-from ..smoothness.model_pass import without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, without_labels
 from ..tasks.batches import Batch, Encoded
 from ..training.consistency import TokenSwaps
 from ..training.method_arguments import MethodArguments

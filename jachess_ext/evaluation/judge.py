@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ..smoothness import decision_slopes, smoothness
-from ..smoothness.model_pass import on_device_of, without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, on_device_of, without_labels
 from ..tasks.batches import Batch, Encoded
 from .calibration import Reliability, reliability
 from .classification import at_temperature, class_figures, fitted_temperature

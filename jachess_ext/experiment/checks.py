@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 
-from ..smoothness.scope import layer_indices
+from ..smoothness.settings import layer_indices
 from ..tasks.examples import DataError
 from ..tasks.models import check_corruptible, load_config, load_tokenizer
 from ..training import MethodArguments

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.robustness import embedding_scale
-from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
-from ..smoothness.modes import trained
+from ..smoothness.estimators import hooked_embeddings, trained, unwrapped, without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import row_mean, row_noise, symmetric_divergence, token_noise
 from .random_state import RandomState, drawing_apart

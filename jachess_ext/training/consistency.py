@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..evaluation.robustness import chosen_tokens, known_unknown_token
 from ..smoothness.decision import kl_divergence
-from ..smoothness.model_pass import unwrapped, without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, unwrapped, without_labels
 from .method import Batch, Loss, Method, Run, logits_of
 from .penalties import row_mean, symmetric_divergence
 from .random_state import drawing_apart

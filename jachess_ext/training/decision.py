@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from ..smoothness import DecisionPenalty, Isotropic, Substitution
-from ..smoothness.modes import in_mode
-from ..smoothness.perturbations import Perturbation
+from ..smoothness.decision import Perturbation
+from ..smoothness.estimators import in_mode
 from .method import Batch, Loss, Method, Run
 from .one_pass import OnePass
 from .random_state import drawing_apart

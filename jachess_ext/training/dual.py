@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness import JacHess
-from ..smoothness.model_pass import without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, without_labels
 from .random_state import drawing_apart, step_key
 
 Batch = Mapping[str, Any]

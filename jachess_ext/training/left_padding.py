@@ -18,8 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import find_labels
 
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.model_pass import unwrapped
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, unwrapped
 
 _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 

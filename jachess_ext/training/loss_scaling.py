@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode
 
 
 def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:

@@ -15,8 +15,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness import JacHess, JacHessOutput
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.model_pass import without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, without_labels
 from ..smoothness.parallel import ranks_of
 from . import checkpoint
 from .arguments import JacHessArguments

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..smoothness.probe import SmoothnessProbe
+from ..smoothness.estimators import SmoothnessProbe
 from .looking import Looking
 
 

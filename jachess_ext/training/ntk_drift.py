@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.model_pass import on_device_of
-from ..smoothness.probe import check_every
+from ..smoothness.estimators import check_every, on_device_of
 from .looking import Looking
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..smoothness.decision import Kind, kl_divergence
-from ..smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
+from ..smoothness.estimators import hooked_embeddings, unwrapped, without_labels
 from .method import Batch, Method, logits_of
 from .random_state import drawing_apart
 

@@ -9,8 +9,7 @@ import transformers
 from torch import nn
 from torch.utils.data import Dataset
 
-from ..smoothness.model_pass import backbone_of, unwrapped
-from ..smoothness.modes import trained
+from ..smoothness.estimators import backbone_of, trained, unwrapped
 from .method import Method
 from .random_state import RandomState
 

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch.utils.data import DataLoader
 
-from ..smoothness.model_pass import without_labels
+from ..smoothness.estimators import without_labels
 from .dual import Batch, endless
 from .random_state import mixed_seed
 

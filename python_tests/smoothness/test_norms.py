@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from jachess_ext.jet.layout import make_layout
-from jachess_ext.smoothness.norms import (
-    hessian_norm,
-    safe_sqrt,
-    stream_squares,
-)
+from jachess_ext.ops.jet_norms import jet_mean_squares
+from jachess_ext.smoothness.estimators import hessian_norm, safe_sqrt
 
 
 def test_safe_sqrt() -> None:
@@ -33,7 +30,7 @@ def test_stream_squares(count: int, order: int, indices: list | None) -> None:
     streams = torch.randn(layout.streams, 2, 3, 5, dtype=torch.float64, requires_grad=True)
     chosen = None if indices is None else torch.tensor(indices)
     tokens = torch.tensor([[True, True, False], [False, True, True]])
-    first, second = stream_squares(streams, layout, chosen, tokens)
+    first, second = jet_mean_squares(streams, layout.directions, tokens, chosen)
     mean = sum((streams[1 + i] ** 2).sum(-1) for i in range(count)) / count
     torch.testing.assert_close(first, mean * tokens)
     if layout.pairs:
@@ -41,7 +38,7 @@ def test_stream_squares(count: int, order: int, indices: list | None) -> None:
         torch.testing.assert_close(second, (kept**2).mean(0) * tokens[..., None])
 
     def outputs(s: torch.Tensor) -> tuple:
-        return stream_squares(s, layout, chosen, tokens)
+        return jet_mean_squares(s, layout.directions, tokens, chosen)
 
     assert torch.autograd.gradcheck(outputs, streams)
     assert torch.autograd.gradgradcheck(outputs, streams)
@@ -50,7 +47,9 @@ def test_stream_squares(count: int, order: int, indices: list | None) -> None:
 def test_halves_are_summed_in_single() -> None:
     layout = make_layout(2, 2)
     streams = torch.full((layout.streams, 1, 40_000), 0.1, dtype=torch.bfloat16)
-    first, second = stream_squares(streams, layout, None, torch.ones(1, dtype=torch.bool))
+    first, second = jet_mean_squares(
+        streams, layout.directions, torch.ones(1, dtype=torch.bool), None
+    )
     assert first.dtype == second.dtype == torch.float32
     exact = 40_000 * streams[0, 0, 0].double().item() ** 2
     # 40,000 roundings of 2⁻²⁴ bound single precision's error by 2e-3; bfloat16 would stop at 64.
