@@ -23,8 +23,7 @@ from benchmarks.common.models import SHAPES, Shape
 from benchmarks.common.timing import Step
 from benchmarks.conftest import Timed
 from jachess_ext import ops
-from jachess_ext.jet.layout import make_layout
-from jachess_ext.jet.settings import composed_rules
+from jachess_ext.jet.layout import composed_rules, make_layout
 from jachess_ext.jet.tensor import JetTensor
 
 SIZES = ["encoder6-T32", "encoder6-T128", "encoder12-T128", "llama6-T128"]

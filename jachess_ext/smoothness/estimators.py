@@ -28,12 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..jet.api import make_input
+from ..jet.context import without_dynamo
 from ..jet.deferred import end
 from ..jet.directions import Distribution, draw_directions
-from ..jet.dynamo import without_dynamo
 from ..jet.fsdp import jets_through_fsdp
-from ..jet.layout import MAX_DIRECTIONS
-from ..jet.nests import map_tensors
+from ..jet.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.tensor import JetTensor, primal_of
 from ..ops.checks import widened
 from ..ops.jet_norms import jet_mean_squares
