@@ -81,7 +81,6 @@ def test_ntk_methods_agree_and_are_compared(tmp_path: Path) -> None:
         "jacobian",
         "vmap-grad",
         "ntk-vector",
-        "jx.ntk",
         "GEMM",
     ]
     assert all(row.p50 > 0 and math.isfinite(row.ratio) and row.ratio > 0 for row in rows)
