@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext._io import write_text
-from jachess_ext.smoothness.norms import chi_correction
+from jachess_ext.smoothness.estimators import chi_correction
 
 from .common import (
     ROOT,

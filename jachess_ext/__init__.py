@@ -15,7 +15,7 @@ from .torch_floor import require_torch as _require_torch
 if TYPE_CHECKING:
     from . import compare, ops, scaling, training
     from .jet import Jet, JetTensor, MissingJetRule, jet
-    from .jet.jvp import jvp
+    from .jet.api import jvp
     from .lightning import LightningSmoothnessMonitor
     from .ntk import ntk, ntk_loss
     from .smoothness import DecisionPenalty, JacHess, Smoothness, SmoothnessProbe, smoothness

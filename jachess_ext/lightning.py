@@ -15,7 +15,7 @@ except ModuleNotFoundError:
             "jachess_ext.lightning needs Lightning, which is not installed: pip install lightning"
         ) from None
 
-from .smoothness.probe import SmoothnessProbe
+from .smoothness.estimators import SmoothnessProbe
 
 
 class LightningSmoothnessMonitor(Callback):

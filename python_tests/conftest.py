@@ -1,7 +1,10 @@
-"""Shared pytest configuration: tests marked `cuda` are skipped, with a reason, where no GPU is."""
+"""Shared pytest configuration: tests marked `cuda` are skipped, with a reason, where no GPU is; the
+exact engine is an oracle of several folders."""
 
 import pytest
 import torch
+
+import python_tests.smoothness.exact  # noqa: F401  adds engine="exact"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

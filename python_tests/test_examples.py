@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import jachess_ext as jx
+from jachess_ext.jet import registry
+from python_tests.smoothness.tiny_models import classifier, token_batch
 
-PACKAGES = ("jachess_ext.ntk",)
+PACKAGES = ("jachess_ext.jet", "jachess_ext.ntk", "jachess_ext.smoothness")
 
 
 def _public() -> list[Any]:
@@ -23,10 +25,13 @@ def _public() -> list[Any]:
 
 
 @pytest.mark.parametrize("value", _public(), ids=lambda value: value.__name__)
-def test_example(value: Any) -> None:
+def test_example(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule
     torch.manual_seed(0)
     module = importlib.import_module(value.__module__)
-    names = {**vars(module), "torch": torch, "jx": jx}
+    batch = token_batch([5, 4]) | {"labels": torch.tensor([0, 1])}
+    names = {"torch": torch, "jx": jx, "model": classifier("bert"), "batch": batch}
+    names = {**vars(module), **names}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
     assert example.examples, f"{value.__name__} has no example"
     assert doctest.DocTestRunner().run(example).failed == 0

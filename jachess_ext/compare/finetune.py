@@ -34,7 +34,7 @@ from .._io import (
     write_text,
 )
 from ..smoothness.corruption import embedding_scale
-from ..smoothness.scope import layer_indices
+from ..smoothness.settings import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
 from ..training.batches import mixed_seed
 from ..training.methods.weights import is_masked

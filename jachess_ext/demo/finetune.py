@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from ..compare.models import Batch, Encoded
 from ..smoothness import JacHess
 from ..smoothness.decision import kl_divergence
-from ..smoothness.model_pass import without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode, without_labels
 from ..training.methods import Recommended
 from ..training.methods.noise import TokenSwaps
 from .options import Method, Recipe

@@ -23,9 +23,8 @@ from torch.utils import _pytree as pytree
 
 from ..torch_floor import release
 from . import api
-from .jvp import eager_jvp, split_output, with_tangents
-from .layout import ORDERS, JetLayout, make_layout
-from .nests import map_tensors
+from .api import eager_jvp, split_output, with_tangents
+from .layout import ORDERS, JetLayout, make_layout, map_tensors
 from .tensor import carries_derivatives, lift
 
 # Earlier torch's `nonstrict_trace` takes tensors and plain values alone, no nn.Module.

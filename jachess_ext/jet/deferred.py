@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from .autocast import without_autocast
+from .context import without_autocast
 
 if TYPE_CHECKING:
     from .layout import Run

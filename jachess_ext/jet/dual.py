@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.gemm import rows_times
-from .autocast import call_rule
-from .layout import JetLayout
-from .nests import each_tensor
+from .context import call_rule
+from .layout import JetLayout, each_tensor
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
 from .strides import refuse_overlap

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .dual import DualTensor
-from .nests import map_tensors
+from .layout import map_tensors
 from .tensor import JetTensor
 
 Rebuild = Callable[[Tensor], Tensor]

@@ -1,16 +1,22 @@
-"""Which streams a jet carries, and in what order they are stacked."""
+"""Which streams a jet carries, the switches of a pass, and nests of tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
+from torch import Tensor
+
+from .. import torch_private
 from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
-from .opaque import surrounding_functions
-from .settings import operators_enabled
+from .registry import surrounding_functions
 
 ORDERS = (1, 2)
 
@@ -47,7 +53,7 @@ class JetLayout:
 
     ``composed`` says that this pass uses no compiled operators (`composed_rules`).
 
-    ``surrounding`` is how many autograd Functions the pass began inside of (opaque.py).
+    ``surrounding`` is how many autograd Functions the pass began inside of (registry.py).
     """
 
     directions: int
@@ -103,3 +109,91 @@ def make_layout(directions: int, order: int) -> JetLayout:
         )
     pairs = tuple(combinations(range(directions), 2)) if order == 2 else ()
     return JetLayout(directions, order, pairs)
+
+
+# ---- switches --------------------------------------------------------------------------------
+
+
+_OPERATORS: ContextVar[bool] = ContextVar("jachess_ext.operators", default=True)
+
+
+def operators_enabled() -> bool:
+    """Whether a pass that begins now uses the compiled operators of `jachess_ext.ops`.
+
+    Asked once a pass (`JetLayout.of_a_new_run`); what was begun goes on as it began, also where
+    backward runs a checkpoint again, after the context or on another thread.
+    """
+    return _OPERATORS.get()
+
+
+@contextmanager
+def composed_rules() -> Iterator[None]:
+    """Compose every rule of torch functions in passes that begin here, until their backward is
+    done; for checks and benchmarks.
+
+    Example:
+        >>> with composed_rules():
+        ...     jx.jet(torch.sin, torch.zeros(1), torch.ones(1, 1)).first
+        tensor([[1.]])
+    """
+    token = _OPERATORS.set(False)
+    try:
+        yield
+    finally:
+        _OPERATORS.reset(token)
+
+
+# ---- nests of tensors ------------------------------------------------------------------------
+
+
+def map_tensors(
+    value: Any, apply: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None
+) -> Any:
+    """``value`` with every tensor replaced; tuples, lists, dicts, dataclasses and what
+    `torch.utils._pytree` knows are rebuilt.
+
+    Args:
+        other: what becomes of anything else; None leaves it.
+    """
+
+    def mapped(part: Any) -> Any:
+        return map_tensors(part, apply, other)
+
+    if isinstance(value, Tensor):
+        return apply(value)
+    if isinstance(value, dict):
+        return _rebuilt_mapping(value, {k: mapped(v) for k, v in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*[mapped(item) for item in value])
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(item) for item in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: mapped(getattr(value, f.name)) for f in _fields(value)}
+        return dataclasses.replace(value, **fields)
+    children, structure = torch_private.pytree.tree_flatten(
+        value, is_leaf=lambda part: part is not value
+    )
+    if structure.is_leaf():
+        return value if other is None else other(value)
+    return torch_private.pytree.tree_unflatten([mapped(part) for part in children], structure)
+
+
+def each_tensor(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor of a call's arguments or results, nested in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from each_tensor(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from each_tensor(item)
+
+
+def _rebuilt_mapping(value: dict, items: dict) -> Any:
+    """transformers' ModelOutput is a dict and takes its items as keywords."""
+    return items if type(value) is dict else type(value)(**items)
+
+
+def _fields(value: Any) -> tuple:
+    return tuple(f for f in dataclasses.fields(value) if f.init)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import CheckpointFunction
 
 from .. import torch_private
-from .opaque import known_fix
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -67,7 +71,8 @@ def jet_rule(*functions: Any) -> Callable[[R], R]:
 
     Example:
         >>> @jet_rule(torch.special.erfcx)
-        ... def erfcx(input): ...
+        ... def erfcx(input):
+        ...     return torch.exp(input * input) * torch.erfc(input)
     """
 
     def register(rule: R) -> R:
@@ -218,3 +223,231 @@ def _calling_module() -> str:
     path = next((name for name, module in root.named_modules() if module is inner), "")
     where = f" {path!r} of {type(root).__name__}" if path else ""
     return f"module {type(inner).__name__}{where}"
+
+
+# ---- autograd Functions ----------------------------------------------------------------------
+#
+# autograd Functions, which a jet cannot enter: who calls one, and what helps where it is known.
+#
+# An autograd Function runs its forward without gradients and asks its own backward for them.  A jet
+# has neither the one nor the other in a form that the Function knows: what came out would have lost
+# its gradients, so the pass stops, and says which library and which setting it is about.
+#
+# torch switches forward-mode differentiation off around a Function's forward, and else only in
+# ``torch.inference_mode``; code inside that turns gradients on (a straight-through estimator, a
+# solver of fixed points) leaves it off.  That switch is asked at every call; the stack, which takes
+# longer to read, only where it is off.
+
+
+# A torch without the switch has the stack read at every call.
+forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
+
+# Part of the module of a Function (or of the name of an operator) → the library, and what helps.
+_LIBRARIES = {
+    "flash_attn": (
+        "FlashAttention",
+        'load the model with from_pretrained(..., attn_implementation="sdpa"), or call '
+        'model.set_attn_implementation("sdpa")',
+    ),
+    "xformers": (
+        "xFormers",
+        "use torch's scaled_dot_product_attention in its place (diffusers: "
+        "model.disable_xformers_memory_efficient_attention())",
+    ),
+    "liger_kernel": (
+        "Liger Kernel",
+        "leave the model unpatched: TrainingArguments(use_liger_kernel=False), "
+        "AutoModelForCausalLM instead of AutoLigerKernelForCausalLM",
+    ),
+    "unsloth": (
+        "Unsloth",
+        "load the model with transformers' AutoModelForCausalLM.from_pretrained and peft",
+    ),
+    "deepspeed": (
+        "DeepSpeed",
+        'stage 3 of ZeRO wraps every linear layer; set "zero_optimization": {"stage": 2}, or use '
+        "DDP or FSDP2 through jx.JacHess",
+    ),
+    "bitsandbytes": (
+        "bitsandbytes",
+        "use its layers Linear4bit or Linear8bitLt, imported (import bitsandbytes) before the "
+        "pass; other products of it take no jets",
+    ),
+    "transformer_engine": (
+        "Transformer Engine",
+        "build the model from torch.nn's layers in its place, without FP8",
+    ),
+    "apex": ("Apex", "use torch.nn.LayerNorm or torch.nn.RMSNorm in place of its fused norms"),
+    "torch.nn.parallel": ("DDP", "call the model through jx.JacHess"),
+    "torch.distributed": (
+        "FSDP",
+        "use fully_shard (FSDP2), and jx.jet, jx.jvp, jx.smoothness or jx.JacHess around the model",
+    ),
+}
+
+
+def known_fix(name: str) -> str:
+    """`` It belongs to …: …`` for a name of a known library; "" for any other."""
+    for part, (library, fix) in _LIBRARIES.items():
+        if part in name:
+            return f" It belongs to {library}: {fix}."
+    return ""
+
+
+def surrounding_functions() -> int | None:
+    """How many autograd Functions a pass that begins now is within; None where the switch tells
+    that there is none."""
+    return None if forward_mode_is_on() else len(_forwards_on_the_stack())
+
+
+def refuse_opaque_functions(function: Callable, args: Any, surrounding: int | None) -> None:
+    """Stop where a call comes from within an autograd Function, or from reentrant checkpointing,
+    that began after the pass; called where `forward_mode_is_on` is false.
+
+    Args:
+        function: what was called, with ``args``.
+        surrounding: what `surrounding_functions` said where the pass began.
+
+    Raises:
+        RuntimeError: it does; the message names the Function, and what helps.
+    """
+    found = _forwards_on_the_stack()
+    if len(found) > (surrounding or 0):
+        raise _refusal(_class_of(found[-1 - (surrounding or 0)]))
+    # What a Function returns as it came in, torch hands to this function, forward being over.
+    returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
+    off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
+    if returned_as_it_came or not off_since_the_beginning:
+        raise _refusal(None)
+
+
+def _refusal(function: type | None) -> RuntimeError:
+    if function is CheckpointFunction:
+        return RuntimeError(
+            "a jet went into reentrant gradient checkpointing, which would lose its gradients; "
+            "use gradient_checkpointing_enable(gradient_checkpointing_kwargs="
+            '{"use_reentrant": False}), or checkpoint(..., use_reentrant=False)'
+        )
+    name = f" {function.__module__}.{function.__qualname__}" if function is not None else ""
+    other = " Write what it computes with torch's own functions."
+    return RuntimeError(
+        f"a jet went into {'the' if name else 'a'} torch.autograd.Function{name}, which would lose "
+        f"its gradients.{known_fix(name) or other}"
+    )
+
+
+def _forwards_on_the_stack() -> list[FrameType]:
+    """The calls of ``forward`` of autograd Functions that have not returned, innermost first."""
+    codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _forward_codes(newest: type) -> frozenset[CodeType | None]:
+    """The code of every Function's ``forward``; holds until there is a newer Function."""
+    return frozenset(_forward_code(function) for function in _classes())
+
+
+def _classes(below: type = torch.autograd.Function) -> Iterator[type]:
+    children: list[type] = below.__subclasses__()
+    for child in children:
+        yield child
+        yield from _classes(child)
+
+
+def _forward_code(function: Any) -> CodeType | None:
+    """Of a Function's ``forward``, inside decorators that say what they wrap."""
+    forward = inspect.unwrap(function.forward)
+    while isinstance(forward, functools.partial):
+        forward = inspect.unwrap(forward.func)
+    called = forward if hasattr(forward, "__code__") else type(forward).__call__
+    return getattr(called, "__code__", None)
+
+
+def _class_of(forward: FrameType) -> type:
+    """The Function whose ``forward`` this is; several that were made by one piece of code are told
+    apart by the context that they are given."""
+    names = forward.f_code.co_varnames[:1]
+    context = forward.f_locals.get(names[0]) if names else None
+    known: type | None = getattr(context, "_forward_cls", None)
+    return known or [c for c in _classes() if _forward_code(c) is forward.f_code][-1]
+
+
+# ---- complex numbers -------------------------------------------------------------------------
+#
+# Which functions carry derivatives through complex numbers.
+#
+# A model may go through them and back (Fourier transforms, rotary embeddings as a complex product).
+# The rules were written for real numbers: those of functions that are linear, or that have a
+# complex derivative, hold as they stand; |z|², by which norms and variances are defined, is not z²,
+# and what an operator or a formula takes for real is refused.  `python_tests/jet/test_complex.py`
+# holds every function of the rule table to that.
+
+
+_OWN = (
+    *("real", "imag", "view_as_real", "view_as_complex", "complex", "polar", "abs"),
+    *("absolute", "conj", "conj_physical", "resolve_conj", "resolve_neg", "adjoint"),
+    *("mH", "H", "cfloat", "cdouble"),
+)
+_FOURIER = (
+    *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "ifft2", "rfft2", "irfft2"),
+    *("fftn", "ifftn", "rfftn", "irfftn", "hfft2", "ihfft2", "hfftn", "ihfftn"),
+    *("fftshift", "ifftshift"),
+)
+_SHAPE = (
+    *("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "transpose", "t", "T"),
+    *("swapaxes", "swapdims", "mT", "permute", "movedim", "moveaxis", "unsqueeze", "squeeze"),
+    *("expand", "expand_as", "broadcast_to", "broadcast_tensors", "repeat", "tile", "diagonal"),
+    *("repeat_interleave", "__getitem__", "select", "narrow", "index_select", "gather", "split"),
+    *("take_along_dim", "split_with_sizes", "chunk", "tensor_split", "unbind", "__iter__", "cat"),
+    *("concat", "concatenate", "stack", "roll", "flip", "tril", "triu", "contiguous", "clone"),
+    *("to", "type", "type_as", "double", "float", "cpu", "cuda", "masked_fill", "where", "pad"),
+    *("zeros_like", "new_zeros", "empty_like", "new_empty", "index_add", "index_copy"),
+    *("scatter", "scatter_add"),
+)
+_ARITHMETIC = (
+    *("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__", "mul"),
+    *("multiply", "__mul__", "__rmul__", "div", "divide", "true_divide", "__truediv__", "__div__"),
+    *("__rtruediv__", "reciprocal", "neg", "negative", "positive"),
+    *("addcmul", "addcdiv", "lerp", "outer", "square", "pow", "__pow__", "__rpow__"),
+    *("exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos"),
+    *("tanh", "sigmoid", "sum", "mean", "cumsum", "matmul", "bmm", "mm", "mv", "dot", "einsum"),
+    *("__matmul__", "__rmatmul__", "linear", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d"),
+)
+_IN_PLACE = (
+    *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__"),
+    *("neg_", "masked_fill_", "copy_", "fill_", "zero_", "__setitem__", "index_add_"),
+    *("index_copy_", "scatter_", "scatter_add_"),
+)
+_CONSTANT = (
+    *("eq", "ne", "__eq__", "__ne__", "equal", "allclose", "isclose", "isnan", "isinf"),
+    *("isfinite", "result_type", "item", "tolist", "detach", "ones_like", "full_like"),
+    *("rand_like", "randn_like", "new_ones", "new_full", "new_tensor", "is_floating_point"),
+    *(
+        "is_complex",
+        "is_conj",
+        "is_neg",
+        "is_contiguous",
+        "stride",
+        "numel",
+        "element_size",
+        "get_device",
+        "nelement",
+    ),
+    *("is_same_size", "is_tensor", "requires_grad_", "__format__", "is_cuda", "is_cpu"),
+    *("is_mps", "is_meta", "is_sparse", "layout", "data", "grad", "is_quantized", "is_nested"),
+    *("is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu"),
+)
+COVERED = {*_OWN, *_FOURIER, *_SHAPE, *_ARITHMETIC, *_IN_PLACE, *_CONSTANT}
+
+
+@cache
+def takes_complex(function: Callable) -> bool:
+    """Whether the rule of a torch function is right for jets of complex numbers."""
+    return last_name(function) in COVERED

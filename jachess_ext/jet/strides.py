@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..ops.library import transformed
-from .nests import each_tensor
+from .layout import each_tensor
 from .registry import MissingJetRule, attribute, missing_rule, spellings
 
 if TYPE_CHECKING:

@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 
 from .. import torch_private
-from .autocast import call_rule, without_autocast
-from .complex_numbers import takes_complex
+from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern, forget, remember
 from .layout import JetLayout
-from .opaque import forward_mode_is_on, refuse_opaque_functions
-from .registry import find_rule, function_name, missing_rule
+from .registry import (
+    find_rule,
+    forward_mode_is_on,
+    function_name,
+    missing_rule,
+    refuse_opaque_functions,
+    takes_complex,
+)
 from .strides import as_torch_lays_out
 
 

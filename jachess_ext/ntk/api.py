@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..smoothness.model_pass import unwrapped
+from ..smoothness.estimators import unwrapped
 from .capture import Layout, Probe, Watched, capture, check_kernel, evaluating, learn_layout, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters

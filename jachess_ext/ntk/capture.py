@@ -25,7 +25,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
 from ..ops.gemm import onednn_serves, rows_times
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode
 from .contract import (
     Contribution,
     Dense,

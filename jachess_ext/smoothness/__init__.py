@@ -1,12 +1,8 @@
 """Smoothness of a model (docs/how_it_works.md): estimators, layer weights, the regulariser."""
 
-from .calibration import BaseNorms
-from .decision import DecisionOutput, DecisionPenalty
-from .estimate import Smoothness, smoothness
-from .perturbations import Isotropic, Substitution
-from .probe import SmoothnessProbe, decision_slopes
-from .regulariser import JacHess, JacHessOutput
-from .weights import layer_profile
+from .decision import DecisionOutput, DecisionPenalty, Isotropic, Substitution
+from .estimators import Smoothness, SmoothnessProbe, decision_slopes, smoothness
+from .jachess import BaseNorms, JacHess, JacHessOutput, layer_profile
 
 __all__ = [
     "BaseNorms",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .model_pass import hooked_embeddings
+from .estimators import hooked_embeddings
 
 
 def perturbed_embeddings(

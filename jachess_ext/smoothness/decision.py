@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from .._io import from_json
 from ..jet.api import make_input
-from ..jet.directions import DrawCounter
+from ..jet.directions import DrawCounter, draw_directions
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
-from .model_pass import padding_mask, run_model, unwrapped
-from .modes import in_mode
+from .estimators import in_mode, padding_mask, run_model, unwrapped
 from .parallel import has_tokens, ranks_of, stand_in
-from .perturbations import Isotropic, Perturbation, generator_of
 from .settings import Randomness, StepOutput
 
 _LOG = logging.getLogger("jachess_ext")
@@ -64,7 +62,7 @@ class Decisions:
 
 
 def fisher(at: Decisions) -> Tensor:
-    """``[N]``: the mean over u of F_u; of a regression ½ D_u², a Gaussian's with variance 1."""
+    """Return ``[N]``: the mean over u of F_u; of a regression ½ D_u²."""
     if at.kind == "regression":
         per_direction = at.first.square().sum(-1)
     elif at.kind == "multi":
@@ -78,7 +76,7 @@ def fisher(at: Decisions) -> Tensor:
 
 
 def divergence(at: Decisions) -> Tensor:
-    """``[N]``: the mean over u of KL(p(z) ‖ p(z + D_u + ½ D²z[u, u])), without the last at order 1.
+    """Return ``[N]``: the mean over u of KL(p(z) ‖ p(z + D_u + ½ D²z[u, u])), or order 1 of it.
 
     Of a regression, half the squared step.
     """
@@ -91,7 +89,7 @@ def divergence(at: Decisions) -> Tensor:
 def kl_divergence(
     first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
 ) -> Tensor:
-    """KL(p‖q) per row of logits ``[..., C]``.
+    """Return KL(p‖q) per row of logits ``[..., C]``.
 
     Args:
         kind: "single": one of C classes; "multi": each of C labels or not, their sum; "regression":
@@ -110,7 +108,7 @@ def kl_divergence(
 
 
 def margin(at: Decisions) -> Tensor:
-    """``[N]``: log slope − log margin of rows that are right, 0 of the others."""
+    """Return ``[N]``: log slope − log margin of rows that are right, 0 of the others."""
     m, slope = margin_and_slope(at)
     right = m > 0
     ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
@@ -118,7 +116,7 @@ def margin(at: Decisions) -> Tensor:
 
 
 def margin_and_slope(at: Decisions) -> tuple[Tensor, Tensor]:
-    """``[N]`` each: z_y − max_{c≠y} z_c, and √(mean_u of its squared derivative along u)."""
+    """Return ``[N]`` each: z_y − max_{c≠y} z_c, and √(mean_u of its squared derivative along u)."""
     label = at.labels.unsqueeze(-1)
     others = at.logits.scatter(-1, label, -math.inf)
     rival = others.argmax(-1, keepdim=True)
@@ -162,10 +160,10 @@ class DecisionOutput(StepOutput):
 
 
 class DecisionPenalty:
-    """Penalises how fast the model's decision changes along directions in embedding space.
+    """Penalise how fast the model's decision changes along directions in embedding space.
 
     Example:
-        >>> penalty = jx.DecisionPenalty(model, perturbation=Substitution.of(tokenizer))
+        >>> penalty = jx.DecisionPenalty(model, perturbation=Substitution(special={0, 1, 2}))
         >>> penalty(batch).total.backward()
 
     Args:
@@ -244,12 +242,12 @@ class DecisionPenalty:
 
     @property
     def needs_base(self) -> bool:
-        """Whether a step needs what `calibrate` measures."""
+        """Tell whether a step needs what `calibrate` measures."""
         return self.target is not None
 
     @property
     def due(self) -> bool:
-        """Whether the next step is one of those in which the penalty acts."""
+        """Tell whether the penalty acts in the next step."""
         return self.step % self.every == 0
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> float:
@@ -274,7 +272,7 @@ class DecisionPenalty:
         return base
 
     def __call__(self, batch: Mapping[str, Any]) -> DecisionOutput:
-        """One forward pass: the penalty, and the model's output with it.
+        """Take one forward pass: the penalty, and the model's output with it.
 
         Args:
             batch: a dict as a collator yields it; with labels the model's own loss comes too.
@@ -333,7 +331,7 @@ class DecisionPenalty:
         return Randomness.from_seed(self.seed, number, rank=rank, calibrating=calibrating)
 
     def _measure(self, batch: Mapping[str, Any], random: Randomness) -> tuple[Tensor, Any]:
-        """The mean penalty over the decisions, and the model's output."""
+        """Return the mean penalty over the decisions, and the model's output."""
         mask = padding_mask(batch)
 
         def enter(x: Tensor) -> JetTensor:
@@ -345,14 +343,14 @@ class DecisionPenalty:
             u = torch.cat([u, u]) if self.order == 2 else u
             return make_input(x, u, order=self.order, check_values=False)
 
-        done = run_model(self.model, batch, enter, hidden=False)
-        if not isinstance(done.logits, JetTensor):
+        result = run_model(self.model, batch, enter, hidden=False)
+        if not isinstance(result.logits, JetTensor):
             raise ValueError(
                 "the model returned no logits that depend on its embeddings; expected a "
                 "transformers model with a head"
             )
-        at = self._decisions(done.logits, batch, mask)
-        return FORMS[self.form](at).mean(), done.output
+        at = self._decisions(result.logits, batch, mask)
+        return FORMS[self.form](at).mean(), result.output
 
     def _decisions(self, logits: JetTensor, batch: Mapping[str, Any], mask: Tensor) -> Decisions:
         streams = logits.streams
@@ -387,7 +385,7 @@ class DecisionPenalty:
         return Decisions(streams[0], first[:1], streams[logits.jet_layout.second], labels, kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """Return what a resumed run goes on from."""
         dual = {"strength": self.strength, "dual": self._dual, "excess": self._excess}
         return {"step": self.step, "seed": self.seed, "base": self.base, **dual}
 
@@ -413,13 +411,123 @@ class _State(TypedDict):
 
 
 def _shares(rows: int, draw: DrawCounter) -> Tensor:
-    """``[B, 1, 1]``: how far each row goes along its direction, uniform on [0, 1)."""
+    """Return ``[B, 1, 1]``: how far each row goes along its direction, uniform on [0, 1)."""
     return torch.rand(rows, 1, 1, generator=generator_of(draw))
 
 
 def decision_kind(model: Any, logits: Tensor) -> Kind:
-    """What the logits decide, from the model's config as transformers reads it."""
+    """Tell what the logits decide, from the model's config as transformers reads it."""
     stated = getattr(getattr(model, "config", None), "problem_type", None)
     if stated == "regression" or (stated is None and logits.shape[-1] == 1):
         return "regression"
     return "multi" if stated == "multi_label_classification" else "single"
+
+
+class Perturbation(Protocol):
+    """Draw directions u for a batch."""
+
+    def __call__(
+        self, model: nn.Module, batch: Any, x: Tensor, mask: Tensor, count: int, draw: DrawCounter
+    ) -> Tensor:
+        """Return ``[count, B, T, d]``, zero where ``mask`` is false.
+
+        Args:
+            x: ``[B, T, d]``, the batch's token embeddings.
+            mask: ``[B, T]`` booleans, true at real tokens.
+            draw: says which random numbers; the same on every device.
+        """
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """Gaussian noise on every real token, with the root mean square of the batch's embeddings.
+
+    The size is relative to the embeddings as they are now, and differentiable: a model cannot
+    shrink its derivatives by growing its embedding table.
+
+    Attributes:
+        size: standard deviation over that root mean square.
+    """
+
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size < float("inf"):
+            raise ValueError(f"size is {self.size}; expected a number above 0")
+
+    def __call__(
+        self, model: nn.Module, batch: Any, x: Tensor, mask: Tensor, count: int, draw: DrawCounter
+    ) -> Tensor:
+        unit = draw_directions(x.detach(), count, mask=mask, counter=draw)
+        return self.size * x[mask].square().mean().sqrt() * unit
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """Steps from a token's embedding to another token's: u_t = e(w'_t) − e(w_t), else 0.
+
+    Every real token that is not special is swapped with probability ``share``.  A swapped token
+    becomes the unknown token with probability ``unknown_share``, else a token of this batch drawn
+    at random, so that common words come as often as they do in the text.  Both embeddings are
+    differentiable: a model gains nothing by growing its embedding table.
+
+    Attributes:
+        special: ids that are neither swapped nor drawn.
+        unknown: id of the unknown (or mask) token; None: only tokens of the batch are drawn.
+    """
+
+    special: Collection[int] = field(default=())
+    unknown: int | None = None
+    share: float = 0.15
+    unknown_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; expected a number above 0, up to 1")
+        if not 0 <= self.unknown_share <= 1:
+            raise ValueError(f"unknown_share is {self.unknown_share}; expected 0 to 1")
+
+    @classmethod
+    def of(cls, tokenizer: Any, **settings: float) -> Substitution:
+        """Take the special and unknown tokens of a transformers tokenizer.
+
+        The mask token stands in where a tokenizer knows no unknown token.
+        """
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        if unknown is None:
+            unknown = getattr(tokenizer, "mask_token_id", None)
+        return cls(frozenset(tokenizer.all_special_ids), unknown, **settings)
+
+    def __call__(
+        self, model: nn.Module, batch: Any, x: Tensor, mask: Tensor, count: int, draw: DrawCounter
+    ) -> Tensor:
+        ids = batch.get("input_ids")
+        if ids is None:
+            raise ValueError(
+                "swapping tokens needs input_ids, but the batch has inputs_embeds; use isotropic "
+                "directions"
+            )
+        swapped = self.swap(ids, mask, count, draw)
+        layer: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        return layer.forward(swapped) - x  # .forward: this runs within a hook of the layer
+
+    def swap(self, ids: Tensor, mask: Tensor, count: int, draw: DrawCounter) -> Tensor:
+        """Return the token ids with a share of them swapped, ``[count, B, T]``."""
+        special = torch.tensor(sorted(self.special), dtype=ids.dtype, device=ids.device)
+        free = mask & ~torch.isin(ids, special)
+        pool = ids[free]
+        generator = generator_of(draw)
+        # One number a free token, so that padding does not change what is drawn.
+        other, unknown, chosen = torch.rand(3, count, len(pool), generator=generator).to(ids.device)
+        new = pool[(other * len(pool)).long().clamp_(max=max(0, len(pool) - 1))]
+        if self.unknown is not None:
+            new = new.masked_fill(unknown < self.unknown_share, self.unknown)
+        swapped = ids.repeat(count, 1, 1)
+        swapped[:, free] = torch.where(chosen < self.share, new, pool)
+        return swapped
+
+
+def generator_of(draw: DrawCounter) -> torch.Generator:
+    """Return a CPU generator for one draw, of its seed and offset."""
+    seed = (draw.seed * 0x9E3779B97F4A7C15 + draw.next_offset()) % 2**63
+    return torch.Generator().manual_seed(seed)

@@ -31,11 +31,11 @@ class Ranks:
     groups: tuple[Any, ...] = ()
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum of ``value`` over the ranks, on each of them; a collective."""
+        """Return the sum of ``value`` over the ranks, on each of them; a collective."""
         return self._reduce(value, dist.ReduceOp.SUM)
 
     def max(self, value: Tensor) -> Tensor:
-        """The largest over the ranks; a collective."""
+        """Return the largest over the ranks; a collective."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
@@ -47,7 +47,7 @@ class Ranks:
 
 
 def ranks_of(model: nn.Module) -> Ranks:
-    """The ranks a model's batches are spread over; one where it is not data-parallel."""
+    """Return the ranks a model's batches are spread over; one where it is not data-parallel."""
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
     while True:
@@ -74,7 +74,7 @@ def _sharded_ranks(model: nn.Module) -> Ranks:
 
 
 def has_tokens(batch: Mapping[str, Any]) -> bool:
-    """Whether a batch has a row, and a row a real token."""
+    """Tell whether a batch has a row, and a row a real token."""
     mask = batch.get("attention_mask")
     shown = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
     if any(isinstance(value, Tensor) and value.numel() == 0 for value in shown):
@@ -83,7 +83,7 @@ def has_tokens(batch: Mapping[str, Any]) -> bool:
 
 
 def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device) -> None:
-    """Calls ``check``; where it raises on one rank, every rank raises.  A collective.
+    """Call ``check``; where it raises on one rank, every rank raises.  A collective.
 
     To be asked before a forward pass, in which a rank that is alone waits for the others.
 
@@ -93,8 +93,8 @@ def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device)
     error: Exception | None = None
     try:
         check()
-    except (TypeError, ValueError) as found:
-        error = found
+    except (TypeError, ValueError) as raised:
+        error = raised
     failed = bool(ranks.max(torch.tensor(int(error is not None), device=device)))
     if error is not None:
         raise error
@@ -103,23 +103,23 @@ def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device)
 
 
 def zero_of_gradients(model: nn.Module) -> Tensor | None:
-    """0, with a zero gradient for every whole parameter that has one already; None: none has.
+    """Return 0, with a zero gradient for every whole parameter that has one; None: none has.
 
     Its backward is what DistributedDataParallel waits for to reduce the gradients of earlier
     micro-batches.  Values of the parameters do not matter, NaN included.
     """
-    found = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
+    taking = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
     zeros = [
-        torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(found[0].device)
-        for p in found
+        torch.where(torch.zeros_like(p, dtype=torch.bool), p, 0).sum().to(taking[0].device)
+        for p in taking
         if not hasattr(p, "device_mesh")
     ]
     return torch.stack(zeros).sum() if zeros else None
 
 
 def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of one real token, in the form of ``batch``: what a rank without data computes on,
-    so that it takes part in the others' collectives."""
+    """Return one row of one real token, in the form of ``batch``: a rank without data computes on
+    it, so that it takes part in the others' collectives."""
     given = batch.get("input_ids")
     given = batch["inputs_embeds"] if given is None else given
     rows = len(given)
@@ -127,9 +127,9 @@ def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
     def shrunk(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
             return value
-        made = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))
+        shrunken = value.new_zeros(1, *(max(1, size) for size in value.shape[1:]))
         if name == "attention_mask":
-            made.view(-1)[0] = 1
-        return made
+            shrunken.view(-1)[0] = 1
+        return shrunken
 
     return {name: shrunk(name, value) for name, value in batch.items()}

@@ -22,8 +22,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import find_labels
 
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.model_pass import unwrapped, without_labels
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import unwrapped, without_labels
+from ..smoothness.estimators import in_mode
 
 Batch = Mapping[str, Any]
 _WORD = 2**64

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.modes import in_mode
+from ..smoothness.estimators import in_mode
 from ..smoothness.parallel import ranks_of
 from .batches import LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
 from .callbacks import StepLog

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet.directions import DrawCounter, draw_directions
-from jachess_ext.smoothness import forward
+from jachess_ext.smoothness import estimators
 from python_tests import processes
 from python_tests.distributed.rank_jobs import (
     ENGINES,
@@ -63,7 +63,7 @@ def joined_directions(monkeypatch: pytest.MonkeyPatch) -> None:
         counter.drawn += 1
         return torch.cat(parts, 1)
 
-    monkeypatch.setattr(forward, "draw_directions", draw)
+    monkeypatch.setattr(estimators, "draw_directions", draw)
 
 
 def one_process(batches: Any, **settings: Any) -> Any:

@@ -21,7 +21,7 @@ FAULTS = [
         name="functions: one that returns a jet as it came passes within inference mode",
         edits=(
             Edit(
-                "jachess_ext/jet/opaque.py",
+                "jachess_ext/jet/registry.py",
                 "    if returned_as_it_came or not off_since_the_beginning:",
                 "    if not off_since_the_beginning:",
             ),
@@ -46,7 +46,7 @@ FAULTS = [
         name="functions: any of them passes inside a Function where the pass began",
         edits=(
             Edit(
-                "jachess_ext/jet/opaque.py",
+                "jachess_ext/jet/registry.py",
                 "    if len(found) > (surrounding or 0):",
                 "    if surrounding is None and found:",
             ),
@@ -57,7 +57,7 @@ FAULTS = [
         name="functions: a class made later is not known by its code",
         edits=(
             Edit(
-                "jachess_ext/jet/opaque.py",
+                "jachess_ext/jet/registry.py",
                 "_forward_codes(torch.autograd.Function.__subclasses__()[-1])",
                 "_forward_codes(torch.autograd.Function)",
             ),
@@ -95,7 +95,7 @@ FAULTS = [
         name="imports: something private of torch is touched at import",
         edits=(
             Edit(
-                "jachess_ext/jet/rules/recurrent.py",
+                "jachess_ext/jet/rules/composite.py",
                 '@jet_rule(built_in("_pack_padded_sequence"))',
                 "@jet_rule(torch_private.autograd, torch_private.pack_padded_sequence)",
             ),

@@ -8,7 +8,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/ntk/capture.py",
-                "            _require_same_values(outputs, samples, rows, f.detach())\n        parts",
+                "            _require_same_values(outputs, samples, rows, f.detach())\n"
+                "        parts",
                 "            pass\n        parts",
             ),
         ),

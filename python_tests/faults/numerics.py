@@ -37,7 +37,7 @@ FAULTS = [
     ),
     _fault(
         "overflow of a loss of logits",
-        "loss.py",
+        "composite.py",
         "(1 - target) * input - F.logsigmoid(input)",
         "(1 + input.exp()).log() - input * target",
         "far_out and bce",
@@ -117,14 +117,14 @@ FAULTS = [
     ),
     _fault(
         "products of scatter_reduce",
-        "buffer.py",
+        "memory.py",
         '    if reduce == "prod":\n',
         '    if reduce == "nothing":\n',
         "every_variant and scatter_reduce and prod",
     ),
     _fault(
         "cross entropy by chunks",
-        "loss.py",
+        "composite.py",
         'named | {"options": None}',
         "named",
         "every_variant and linear_cross_entropy",
@@ -193,7 +193,7 @@ FAULTS = [
     ),
     _found(
         "products of no rows, backward",
-        "stacked_linear.py",
+        "linear.py",
         "        rows = grad.flatten(0, -2)\n",
         "        rows = grad.reshape(-1, grad.shape[-1])\n",
         "nothing",

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import jachess_ext as jx
-from jachess_ext.jet import autocast as jet_autocast
+from jachess_ext.jet import context
 from jachess_ext.jet.registry import last_name
 
 from .calls import Call, make_call
@@ -59,7 +59,7 @@ def _jet_dtypes(call: Call, x: torch.Tensor) -> list[torch.dtype]:
 
 @pytest.mark.parametrize("function, row", RULES)
 def test_dtype_on_the_cpu(function: Any, row: Row) -> None:
-    if last_name(function) in jet_autocast._REFUSED:
+    if last_name(function) in context._REFUSED:
         call = make_call(function, row, torch.float32)
         with autocast("cpu"), pytest.raises(jx.MissingJetRule, match="autocast"):
             _jet_dtypes(call, call.x)
@@ -76,9 +76,9 @@ def test_dtype_on_the_cpu(function: Any, row: Row) -> None:
 @pytest.mark.parametrize("function, row", RULES)
 def test_dtype_on_a_gpu(function: Any, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain call is fake, on "cuda"; the jet's is on the CPU, by the lists for a GPU."""
-    monkeypatch.setattr(jet_autocast, "_on_gpu", lambda device: True)
+    monkeypatch.setattr(context, "_on_gpu", lambda device: True)
     name, tried = last_name(function), 0
-    if name in (*jet_autocast._REFUSED, *NO_HALVES_ON_THE_CPU):
+    if name in (*context._REFUSED, *NO_HALVES_ON_THE_CPU):
         pytest.skip("refused, or not to be tried on a CPU")
     for dtype in FLOATS:
         call = make_call(function, row, dtype)

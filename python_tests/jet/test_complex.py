@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import jachess_ext as jx
-from jachess_ext.jet import complex_numbers
+from jachess_ext.jet import registry
 from jachess_ext.jet.registry import MissingJetRule, last_name, registered_functions
 
 from ..models import oracles
@@ -101,9 +101,7 @@ def test_every_rule_is_right_or_refuses(function: Any, row: Row, constants_alone
     try:
         check(of_real, x)
     except MissingJetRule:
-        assert constants_alone or not complex_numbers.takes_complex(function), (
-            "it is said to be covered"
-        )
+        assert constants_alone or not registry.takes_complex(function), "it is said to be covered"
 
 
 FUNCTIONS = {
@@ -216,4 +214,4 @@ def test_a_complex_constant_has_zero_derivatives() -> None:
 def test_the_functions_that_take_complex_numbers_exist() -> None:
     names = {last_name(function) for function in registered_functions()}
     names |= {function.__name__ for function in registered_functions()}
-    assert not complex_numbers.COVERED - names
+    assert not registry.COVERED - names

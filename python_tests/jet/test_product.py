@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jachess_ext.jet.layout import make_layout
-from jachess_ext.jet.rules.product import matmul_jets, products_fuse
+from jachess_ext.jet.rules.linear import matmul_jets, products_fuse
 from jachess_ext.jet.rules.streamwise import bilinear
 from jachess_ext.jet.tensor import JetTensor
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jachess_ext.ntk import contract as contraction
-from jachess_ext.ntk.contract import Factors, Size, count_cost
-from jachess_ext.ops import ntk_gram
+from jachess_ext.ntk.contract import Factors, Settings, Size, contract, count_cost
 
 C, N, M, T, U, D = 2, 5, 3, 4, 6, 7  # outputs, samples, positions left and right, inputs
 WIDTHS = (3, 8)
@@ -35,15 +33,6 @@ def _expected(left: tuple, right: tuple) -> Tensor:
 
 
 @pytest.mark.parametrize("sides", ["symmetric", "unequal"])
-@pytest.mark.parametrize("positions", [T, 300], ids=["one tile", "many tiles"])
-def test_gram(positions: int, sides: str) -> None:
-    left = _side(N, positions, 0)
-    right = left if sides == "symmetric" else _side(M, U, 1)
-    found = ntk_gram(*left) if sides == "symmetric" else ntk_gram(*left, *right)
-    torch.testing.assert_close(found, _expected(left, right), rtol=1e-11, atol=1e-9)
-
-
-@pytest.mark.parametrize("sides", ["symmetric", "unequal"])
 @pytest.mark.parametrize("form", ["A", "B"])
 def test_layers_that_share_inputs(form: str, sides: str) -> None:
     """One call for all of them; dtypes may differ."""
@@ -57,45 +46,13 @@ def test_layers_that_share_inputs(form: str, sides: str) -> None:
             "key": Factors(side[0], second.float(), source=(1,)),
         }
 
-    chosen = contraction.Settings(form, 10**9, torch.float64)  # type: ignore[arg-type]
+    chosen = Settings(form, 10**9, torch.float64)  # type: ignore[arg-type]
     mine = layers(left)
     theirs = mine if sides == "symmetric" else layers(right)
-    (choice, found), *others = contraction.contract(mine, theirs, sides == "symmetric", chosen)
+    (choice, found), *others = contract(mine, theirs, sides == "symmetric", chosen)
     assert not others and choice.names == ("query", "key") and choice.form == form
     rounded = [(a, [d[0], d[1].float().double()]) for a, d in (left, right)]
     torch.testing.assert_close(found, _expected(*rounded), rtol=1e-11, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_gram_of_narrow_types_is_computed_in_single(dtype: torch.dtype) -> None:
-    a, deltas = _side(N, T, 0)
-    narrow = (a.to(dtype), [delta.to(dtype) for delta in deltas])
-    found = ntk_gram(*narrow)
-    rounded = (narrow[0].double(), [delta.double() for delta in narrow[1]])
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), _expected(rounded, rounded), rtol=1e-5, atol=1e-4)
-
-
-def test_gram_of_nothing_and_of_strided_inputs() -> None:
-    a, deltas = _side(N, T, 0)
-    assert not ntk_gram(a[:, :0], [delta[:, :, :0] for delta in deltas]).any()
-    strided = a.transpose(0, 1).contiguous().transpose(0, 1)
-    torch.testing.assert_close(ntk_gram(strided, deltas), ntk_gram(a, deltas))
-
-
-BAD = [
-    (lambda a, d: ntk_gram(a[0], d), r"inputs have shape \[4, 7\]"),
-    (lambda a, d: ntk_gram(a, []), "there are 0 cotangents"),
-    (lambda a, d: ntk_gram(a, [d[0][:, :2]]), r"a cotangent has shape \[2, 2, 4, 3\]"),
-    (lambda a, d: ntk_gram(a, d, a), "pass both other_inputs and other_cotangents"),
-    (lambda a, d: ntk_gram(a, d, a, d[::-1]), "differ in their feature sizes"),
-]
-
-
-@pytest.mark.parametrize("call, sentence", BAD)
-def test_gram_refuses(call: object, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        call(*_side(N, T, 0))  # type: ignore[operator]
 
 
 def test_counted_cost() -> None:

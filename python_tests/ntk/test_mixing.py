@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
+
+from .oracles import kernel
 
 Function = Callable[[Tensor], Tensor]
 MIXING: dict[str, Function] = {
@@ -133,23 +134,12 @@ def test_others_are_not(name: str, equal: bool, samples: int) -> None:
     x = inputs(samples)
     x = x[:1].expand(samples, 3).clone() if equal else x
     model = Model(2, SEPARATE[name])
-    kernel = jx.ntk(model, x)
-    torch.testing.assert_close(kernel, _kernel(model, x), rtol=1e-4, atol=1e-5)
+    theta = jx.ntk(model, x)
+    torch.testing.assert_close(theta, _kernel(model, x), rtol=1e-4, atol=1e-5)
 
 
 def _kernel(model: nn.Module, x: Tensor) -> Tensor:
-    """From the gradients of each sample alone."""
-    parameters = list(model.parameters())
-    rows = []
-    for row in x:
-        for value in model(row[None])[0]:
-            found: Any = torch.autograd.grad(
-                value, parameters, retain_graph=True, materialize_grads=True
-            )
-            rows.append(torch.cat([gradient.flatten() for gradient in found]))
-    gradients = torch.stack(rows)
-    count = len(x), len(gradients) // len(x)
-    return (gradients @ gradients.T).reshape(*count, *count)
+    return kernel(model, {"input_ids": x}, f=lambda batch: model(batch["input_ids"])).float()
 
 
 SHAPES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
@@ -182,5 +172,5 @@ def test_parameters_of_any_shape(name: str) -> None:
     model = Shaped()
     with warnings.catch_warnings():  # of parameters that are taken sample by sample
         warnings.simplefilter("ignore", RuntimeWarning)
-        kernel = jx.ntk(model, inputs(4))
-    torch.testing.assert_close(kernel, _kernel(model, inputs(4)), rtol=1e-4, atol=1e-4)
+        theta = jx.ntk(model, inputs(4))
+    torch.testing.assert_close(theta, _kernel(model, inputs(4)), rtol=1e-4, atol=1e-4)

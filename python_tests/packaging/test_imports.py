@@ -55,7 +55,7 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
     [
         "",
         "from jachess_ext import jet, ntk, smoothness",
-        "import jachess_ext.jet, jachess_ext.ntk.api, jachess_ext.smoothness.norms",
+        "import jachess_ext.jet, jachess_ext.ntk.api, jachess_ext.smoothness.settings",
         "import jachess_ext.doctor, jachess_ext.training",
     ],
 )

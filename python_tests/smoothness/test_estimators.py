@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext.smoothness.norms import chi_correction
+from jachess_ext.smoothness.estimators import chi_correction
 
 from . import full_derivatives as full
 from .tiny_models import BLOCKS, WIDTH, classifier, token_batch

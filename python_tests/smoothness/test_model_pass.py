@@ -10,7 +10,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTModel
 
 import jachess_ext as jx
-from jachess_ext.smoothness.model_pass import run_model
+from jachess_ext.smoothness.estimators import run_model
 
 from .tiny_models import (
     DECODERS,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jachess_ext as jx
 from jachess_ext.smoothness import layer_profile
-from jachess_ext.smoothness.estimate import measure_tokens
+from jachess_ext.smoothness.estimators import measure_tokens
 from jachess_ext.smoothness.settings import Randomness
 
 from .tiny_models import BLOCKS, classifier, parameter_gradients, token_batch

@@ -7,7 +7,7 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext.jet.directions import DrawCounter, draw_directions
-from jachess_ext.smoothness.scope import sample_dimensions
+from jachess_ext.smoothness.settings import sample_dimensions
 
 from .tiny_models import classifier, token_batch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from jachess_ext.smoothness import forward
+from jachess_ext.smoothness import estimators
 from jachess_ext.training import JacHess, Method, MethodTrainer, parse_method
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 
@@ -26,7 +26,7 @@ def equal_directions(monkeypatch: pytest.MonkeyPatch) -> None:
         shape = (count, 1, *like.shape[1:])
         return torch.randn(shape, generator=generator).to(like).expand(count, *like.shape)
 
-    monkeypatch.setattr(forward, "draw_directions", draw)
+    monkeypatch.setattr(estimators, "draw_directions", draw)
 
 
 def examples(count: int, tokens: int = 3, *, seed: int = 0, labels: bool = True) -> list[dict]:

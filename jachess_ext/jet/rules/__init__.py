@@ -2,21 +2,15 @@
 
 from . import arithmetic as arithmetic
 from . import attention as attention
-from . import buffer as buffer
-from . import complex as complex
-from . import image as image
 from . import linear as linear
-from . import loss as loss
 from . import norm as norm
 from . import pointwise as pointwise
 from . import quantised as quantised
-from . import query as query
 from . import reduce as reduce
 from . import shape as shape
 from . import softmax as softmax
 
 from . import composite as composite  # isort: skip  of functions that have rules above
-from . import recurrent as recurrent  # isort: skip
-from . import inplace as inplace  # isort: skip  built from the rules above
+from . import memory as memory  # isort: skip  built from the rules above
 from . import fused as fused  # isort: skip  asked before the rules above
 from . import forward_mode as forward_mode  # isort: skip  for functions without a rule above

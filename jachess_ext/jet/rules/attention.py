@@ -13,8 +13,8 @@ from ... import ops
 from ..directions import fresh_seed
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
+from .linear import matmul_jets, products_fuse
 from .patterns import RepeatedHeads, fusable
-from .product import matmul_jets, products_fuse
 from .softmax import along, masked_softmax_streams
 
 

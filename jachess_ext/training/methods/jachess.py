@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
-from ...smoothness.model_pass import without_labels
-from ...smoothness.modes import in_mode
+from ...smoothness.estimators import without_labels
+from ...smoothness.estimators import in_mode
 from ...smoothness.parallel import ranks_of
 from ..batches import drawing_apart, endless
 from ..callbacks import flat, write_entry

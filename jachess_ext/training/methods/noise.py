@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import Kind, kl_divergence
-from ...smoothness.model_pass import hooked_embeddings, unwrapped, without_labels
-from ...smoothness.modes import in_mode, trained
+from ...smoothness.estimators import hooked_embeddings, unwrapped, without_labels
+from ...smoothness.estimators import in_mode, trained
 from ..batches import RandomState, drawing_apart
 from .base import (
     Batch,

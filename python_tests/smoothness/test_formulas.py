@@ -1,4 +1,4 @@
-"""λ over layers: closed forms, monotonicity, temperature."""
+"""Formulas: λ over layers (closed forms, monotonicity, temperature), and from squares to norms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jachess_ext.smoothness import layer_profile
+from jachess_ext.smoothness.estimators import hessian_norm, safe_sqrt
 
 NORMS = torch.tensor([1.0, 3.0, 4.0], dtype=torch.float64)
 
@@ -78,3 +79,26 @@ def test_one_layer_and_equal_layers(weighting: str) -> None:
 def test_bad_input(weighting: str, norms: list, temperature: float, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         layer_profile(weighting, torch.tensor(norms), temperature)  # type: ignore[arg-type]
+
+
+def test_safe_sqrt() -> None:
+    x = torch.tensor([0.0, 4.0, 1e-300], dtype=torch.float64, requires_grad=True)
+    y = safe_sqrt(x)
+    torch.testing.assert_close(y, x.sqrt())
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([0, 0.25, 0.5e150], dtype=torch.float64))
+    bad = safe_sqrt(torch.tensor([math.nan, math.inf]))
+    assert bad[0].isnan() and bad[1].isinf(), "a broken norm must not turn into a smooth one"
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_hessian_norms(squared: bool) -> None:
+    squares = torch.tensor([[4.0, 9.0], [1.0, 0.0]], dtype=torch.float64)
+    arguments = {"pairs": 0, "scale": 0.5, "squared": squared}
+    per_dimension = hessian_norm(squares, per_dimension=True, **arguments)
+    tensor = hessian_norm(squares, per_dimension=False, **arguments)
+    assert per_dimension.tolist() == ([6.5, 0.5] if squared else [2.5, 0.5])
+    assert tensor.tolist() == pytest.approx([13.0, 1.0] if squared else [13**0.5, 1.0])
+    corrected = hessian_norm(squares, per_dimension=True, **(arguments | {"pairs": 1}))
+    factor = 1.0 if squared else math.sqrt(math.pi / 2)  # 1/c_1, c_1 = E|N(0, 1)|
+    torch.testing.assert_close(corrected, per_dimension * factor)

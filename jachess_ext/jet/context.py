@@ -1,4 +1,4 @@
-"""``torch.autocast`` for jets.
+"""What is switched off around the engine: autocast around its rules, ``torch.compile`` around all.
 
 Autocast acts below ``__torch_function__``: on the plain tensors that a rule computes with, where it
 would meet other functions than the one that was called (the derivative of a GELU takes an ``exp``,
@@ -10,18 +10,22 @@ that are made of them; `python_tests/jet/test_autocast.py` holds every rule agai
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import torch_private
-from .nests import each_tensor
+from .layout import each_tensor
 from .registry import last_name, missing_rule
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # Computed in autocast's own dtype.
 _LOWER = {
@@ -154,3 +158,44 @@ def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
     if isinstance(value, dict):
         return {key: _cast(item, dtype, device) for key, item in value.items()}
     return value
+
+
+# ---- torch.compile ---------------------------------------------------------------------------
+#
+# Keeping ``torch.compile`` out of the engine where the engine runs eagerly.
+
+
+_REASON = "the jet engine runs eagerly: dynamo cannot trace it (docs/compile.md)"
+
+
+def without_dynamo(fn: Fn) -> Fn:
+    """``fn`` with ``torch.compile`` switched off while it runs.
+
+    Dynamo cannot follow a `JetTensor`; left on, it would try at every frame of a model that the
+    user compiled, break off, and leave a hundred fragments behind.  A compiled model called by
+    ``fn`` runs its own Python instead.  Costs nothing until somebody imports torch._dynamo (which
+    takes seconds, so this file does not).
+    """
+    switched_off: Fn | None = None
+
+    @functools.wraps(fn)
+    def run(*args: Any, **named: Any) -> Any:
+        nonlocal switched_off
+        if switched_off is None:
+            if "torch._dynamo" not in sys.modules:
+                return fn(*args, **named)
+            switched_off = _switched_off(fn)
+        return switched_off(*args, **named)
+
+    return cast(Fn, run)
+
+
+def _switched_off(fn: Fn) -> Fn:
+    import torch._dynamo
+
+    def run(*args: Any, **named: Any) -> Any:
+        # The stance reaches what `disable` does not: models that were compiled on their own.
+        with torch.compiler.set_stance("force_eager"):
+            return fn(*args, **named)
+
+    return torch._dynamo.disable(run, reason=_REASON)

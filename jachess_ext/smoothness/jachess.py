@@ -3,33 +3,154 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..jet.directions import Distribution
-from .calibration import BaseNorms, measure_base
-from .estimate import Smoothness, measure_tokens, reduced
-from .model_pass import padding_mask
-from .parallel import (
-    Ranks,
-    has_tokens,
-    raise_together,
-    ranks_of,
-    stand_in,
-    zero_of_gradients,
+from .._io import DataError, from_json
+from .estimators import Smoothness, in_mode, measure_tokens, padding_mask, reduced
+from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
+from .settings import (
+    Dimensions,
+    Engine,
+    HessianNorm,
+    Layers,
+    Randomness,
+    Scope,
+    Settings,
+    StepOutput,
 )
-from .scope import Dimensions, Layers, Scope
-from .settings import Engine, HessianNorm, Randomness, Settings, StepOutput
-from .state import check_state
-from .weights import WEIGHTINGS, Weighting, given_profile, layer_profile, same_profile
 
 OnNonfinite = Literal["raise", "skip"]
+Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
+WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
+_DIGITS = 9  # of a layer's number; Python refuses to read one of thousands
+
+
+def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return λ^(k), ``[K]``, positive and summing to 1.
+
+    With j the K Jacobian norms of the base model (a smoother layer has the smaller j):
+
+    - uniform: 1/K.
+    - inverse: j_k / Σj; smoother layers get less.
+    - norm: smoothness −j, shifted by the total and normalised: (Σj − j_k) / ((K−1) Σj).
+    - softmax: softmax of −j, standardised over the layers and divided by ``temperature``; a raw
+      softmax saturates when norms differ by orders of magnitude.
+    - raw_softmax: softmax of −j / ``temperature`` as it is, which is what the paper's code does.
+
+    Args:
+        norms: ``[K]``, positive and finite.
+
+    Raises:
+        ValueError: an unknown name, norms that are not positive and finite, temperature ≤ 0.
+
+    Example:
+        >>> layer_profile("inverse", torch.tensor([1.0, 3.0]))
+        tensor([0.2500, 0.7500])
+    """
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weights is {weighting!r}; expected one of {', '.join(WEIGHTINGS)}")
+    if norms.ndim != 1 or not (torch.isfinite(norms).all() and (norms > 0).all()):
+        raise ValueError(
+            f"the base model's Jacobian norms are {norms.tolist()}; expected one positive, finite "
+            "number per layer"
+        )
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; expected a positive number")
+    count = len(norms)
+    if weighting == "uniform" or count == 1:
+        return torch.full_like(norms, 1 / count)
+    if weighting == "inverse":
+        return norms / norms.sum()
+    if weighting == "norm":
+        return (norms.sum() - norms) / ((count - 1) * norms.sum())
+    if weighting == "raw_softmax":
+        return torch.softmax(-norms / temperature, 0)
+    spread = norms.std(correction=0)
+    if spread == 0:
+        return torch.full_like(norms, 1 / count)
+    return torch.softmax((norms.mean() - norms) / (spread * temperature), 0)
+
+
+@dataclass(frozen=True)
+class BaseNorms:
+    """Mean norm per counted token, float64 on the CPU.
+
+    Attributes:
+        jacobian: ``[K]``.
+        hessian: ``[K]``, or None without a Hessian term.
+        tokens: over how many tokens.
+    """
+
+    jacobian: Tensor
+    hessian: Tensor | None
+    tokens: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain numbers, to be stored as JSON."""
+        hessian = None if self.hessian is None else self.hessian.tolist()
+        return {"jacobian": self.jacobian.tolist(), "hessian": hessian, "tokens": self.tokens}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> BaseNorms:
+        """Build from what `state_dict` returned."""
+        hessian = state["hessian"]
+        return cls(
+            torch.tensor(state["jacobian"], dtype=torch.float64),
+            None if hessian is None else torch.tensor(hessian, dtype=torch.float64),
+            int(state["tokens"]),
+        )
+
+
+def measure_base(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    settings: Settings,
+    seed: int | None,
+) -> BaseNorms:
+    """Measure ``model`` in eval mode, averaged over the tokens of all batches of all ranks.
+
+    Raises:
+        ValueError: there is no batch, or a layer's norm is zero or not finite.
+    """
+    ranks = ranks_of(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if ranks.size > 1:
+        batches = list(batches)
+        raise_together(ranks, lambda: [padding_mask(batch) for batch in batches], device)
+    sums: list[Any] = [0, 0 if settings.second_order else None]
+    count = 0
+    with torch.no_grad(), in_mode(model, training=False):
+        for number, batch in enumerate(batches):
+            padding_mask(batch)  # raises where a row has no token
+            random = Randomness.from_seed(seed, number, rank=ranks.rank, calibrating=True)
+            norms = measure_tokens(model, batch, settings, random)
+            for place, values in enumerate((norms.jacobian, norms.hessian)):
+                if values is not None:
+                    sums[place] = sums[place] + values.sum((-1, -2))
+            count += int(norms.tokens.sum())
+    if ranks.max(torch.tensor(int(count == 0), device=device)):
+        where = f" (rank {ranks.rank} had {count} tokens)" if ranks.size > 1 else ""
+        raise ValueError(f"calibrate got no batches{where}; expected at least one")
+    count = int(ranks.sum(torch.tensor(count, device=device)))
+    means = [None if total is None else (ranks.sum(total) / count).cpu().double() for total in sums]
+    for name, mean in zip(("Jacobian", "Hessian"), means, strict=True):
+        if mean is not None and not (torch.isfinite(mean) & (mean > 0)).all():
+            raise ValueError(
+                f"the base model's {name} norms per layer are {mean.tolist()}; expected positive, "
+                "finite numbers. A block that is linear in the embeddings has no Hessian: "
+                "pass hessian=False or choose other layers"
+            )
+    assert means[0] is not None
+    return BaseNorms(means[0], means[1], count)
 
 
 @dataclass
@@ -71,7 +192,7 @@ class JacHess:
 
     Example:
         >>> reg = JacHess(model, strength=0.01, normalize=True)
-        >>> reg.calibrate(loader)
+        >>> base = reg.calibrate([batch])
         >>> reg(batch).total.backward()
 
     Args:
@@ -131,8 +252,16 @@ class JacHess:
     ) -> None:
         self.model = model
         self.settings = Settings(
-            *(engine, directions, layers, scope, dimensions, hessian, hessian_norm, squared),
-            *(distribution, False),
+            engine=engine,
+            directions=directions,
+            layers=layers,
+            scope=scope,
+            dimensions=dimensions,
+            hessian=hessian,
+            hessian_norm=hessian_norm,
+            squared=squared,
+            distribution=distribution,
+            check_values=False,
         )
         if isinstance(weights, str) and weights not in WEIGHTINGS:
             raise ValueError(
@@ -146,7 +275,16 @@ class JacHess:
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
         self.on_nonfinite = on_nonfinite
-        self.weights = weights if isinstance(weights, str) else given_profile(weights)
+        if isinstance(weights, str):
+            self.weights: Weighting | Tensor = weights
+        else:
+            profile = torch.as_tensor(list(weights), dtype=torch.float64)
+            usable = profile.ndim == 1 and len(profile) > 0 and bool(torch.isfinite(profile).all())
+            if not usable or profile.lt(0).any():
+                raise ValueError(
+                    f"weights is {list(weights)}; expected non-negative finite numbers"
+                )
+            self.weights = profile
         self.strength = float(strength)
         self.seed = seed
         self.normalize = normalize
@@ -178,12 +316,12 @@ class JacHess:
 
     @property
     def needs_base(self) -> bool:
-        """Whether a step needs what `calibrate` measures."""
+        """Tell whether a step needs what `calibrate` measures."""
         named = isinstance(self.weights, str) and self.weights != "uniform"
         return self.normalize or named
 
     def layer_weights(self, count: int | None = None) -> Tensor:
-        """``[K]``: λ^(k).  ``count`` is the number of layers, where it is not yet known.
+        """Return λ^(k), ``[K]``; ``count`` is the number of layers, where it is not yet known.
 
         Raises:
             ValueError: the weighting needs `calibrate`; a given profile has another length.
@@ -200,7 +338,7 @@ class JacHess:
         return layer_profile(self.weights, base.jacobian, self.temperature)
 
     def __call__(self, batch: Mapping[str, Any]) -> JacHessOutput:
-        """One forward pass: the penalty, and the model's output with it.
+        """Take one forward pass: the penalty, and the model's output with it.
 
         Args:
             batch: as for `jx.smoothness`; with labels, the model's own loss comes too, as
@@ -237,16 +375,14 @@ class JacHess:
         return out
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """A zero that reaches no parameter, as far as the ranks can do without."""
+        """Return a zero that reaches no parameter, as far as the ranks can do without."""
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:
             return waiting.to(loss)
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
     def _note_nonfinite(self, layer: int, embedded: bool) -> None:
-        """Raises:
-        FloatingPointError: unless such steps are to be skipped.
-        """
+        """Count a step that is to be skipped, or raise FloatingPointError."""
         trouble = f"step {self.step}: layer {layer} (of those chosen) has a non-finite norm"
         if not embedded:
             trouble += " (this batch's token embeddings are not finite)"
@@ -280,7 +416,7 @@ class JacHess:
         return self.base
 
     def state_dict(self) -> dict[str, Any]:
-        """Base norms, layer weights, seed and step: what a resumed run goes on from.
+        """Return base norms, layer weights, seed and step, which a resumed run goes on from.
 
         Without a seed the directions come from torch's global generator, whose state is not here.
         """
@@ -298,19 +434,26 @@ class JacHess:
         Raises:
             ValueError: it is not that; the regulariser stays as it was.
         """
-        check_state(state)
+        _check_state(state)
         base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
         skipped = {int(layer): int(count) for layer, count in state.get("skipped", {}).items()}
         self.step, self.seed = int(state["step"]), state["seed"]
         self.base, self.skipped = base, Counter(skipped)
         before, now = state.get("layer_weights"), self._known_weights()
-        if before is not None and now is not None and not same_profile(before, now):
+        if before is not None and now is not None and not _same_weights(before, now):
             _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
 
     def _known_weights(self) -> list[float] | None:
         if isinstance(self.weights, Tensor):
             return self.weights.tolist()
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
+
+
+def _same_weights(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether two λ are equal up to rounding."""
+    return len(before) == len(now) and all(
+        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(before, now, strict=True)
+    )
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
@@ -321,7 +464,7 @@ def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
 def nonfinite_layer(
     terms: Tensor, loss: Tensor, ranks: Ranks, rows: Tensor | None = None
 ) -> int | None:
-    """The first layer whose term is not finite on any rank, or None; a collective.
+    """Return the first layer whose term is not finite on any rank, or None; a collective.
 
     The number of layers, where a row of the mask ``rows`` has no real token: both in one number,
     since reading one is waiting for a GPU.
@@ -330,10 +473,45 @@ def nonfinite_layer(
     bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
     count = len(terms)
     from_the_end = torch.arange(count, 0, -1, device=terms.device)
-    found = (bad * from_the_end).max()
+    place = (bad * from_the_end).max()
     if rows is not None:
-        found = found.where(rows.to(found.device).any(1).all(), count + 1)
-    worst = int(ranks.max(found))
+        place = place.where(rows.to(place.device).any(1).all(), count + 1)
+    worst = int(ranks.max(place))
     if worst > count:
         return count
     return count - worst if worst else None
+
+
+class _Base(TypedDict):
+    jacobian: list[float]
+    hessian: list[float] | None
+    tokens: int
+
+
+class _Needed(TypedDict):
+    step: int
+    seed: int | None
+    base: _Base | None
+
+
+class _State(_Needed, total=False):
+    skipped: Mapping[str, int]
+    layer_weights: list[float] | None
+
+
+def _check_state(state: Any) -> None:
+    """Raise DataError (a ValueError) unless `state` is what `JacHess.state_dict` returned."""
+    from_json(state, _State, "the regulariser's state")
+    for layer in state.get("skipped", {}):
+        if not layer.isdecimal() or len(layer) > _DIGITS:
+            raise DataError(
+                f"the regulariser's state counts skipped steps of the layer {layer[:40]!r}"
+            )
+    base = state["base"]
+    if base is None:
+        return
+    norms = [base["jacobian"], *([base["hessian"]] if base["hessian"] is not None else [])]
+    if len({len(values) for values in norms}) != 1 or not norms[0]:
+        raise DataError("the regulariser's state has base norms of unequal numbers of layers")
+    if min(min(values) for values in norms) <= 0:
+        raise DataError("the regulariser's state has base norms that are not positive")

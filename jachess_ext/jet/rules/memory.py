@@ -1,0 +1,263 @@
+"""What is asked of a jet's memory, made like it, or written into it; import this file last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
+from ..strides import note_memory, refuse_overlap
+from ..tensor import JetTensor, carries_derivatives, common_layout, lift, primal_of
+from .streamwise import behind_streams, on_primal_and_tangents, prepare_write, without_dimensions
+
+_COMPARISONS = spellings(
+    *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
+    *("__gt__", "__ge__", "equal", "allclose", "isclose", "isnan", "isinf", "isfinite"),
+    *("logical_not", "logical_and", "logical_or", "signbit", "sign", "round", "floor", "ceil"),
+    *("argmax", "argmin", "argsort", "all", "any", "count_nonzero", "nonzero", "searchsorted"),
+    *("long", "int", "short", "bool", "result_type"),
+    *("item", "tolist", "__bool__", "__float__", "__int__"),
+)
+_LIKE = spellings(
+    *("ones_like", "rand_like", "randn_like"),
+    *("new_ones", "new_tensor", "bernoulli"),
+)
+_METADATA = spellings(
+    *(
+        "is_floating_point",
+        "is_complex",
+        "is_conj",
+        "is_neg",
+        "is_contiguous",
+        "stride",
+        "numel",
+        "element_size",
+    ),
+    *("get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
+)
+_ATTRIBUTES = [
+    attribute(name)
+    for name in ("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "layout", "grad")
+    + ("is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu")
+    if hasattr(torch.Tensor, name)
+]
+
+
+def _on_primal(function: Callable) -> Callable:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return function(*primal_of(args), **primal_of(kwargs))
+
+    return rule
+
+
+for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
+    jet_rule(_function)(_on_primal(_function))
+
+
+@jet_rule("detach", attribute("data"))
+def detach(self: JetTensor) -> Tensor:
+    """A constant that shares the jet's memory, as in torch: from now on writes must reach it."""
+    if self.jet_layout.run is not None:
+        note_memory(self, self.jet_layout.run.given_out)
+    return self.primal.detach()
+
+
+if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
+
+    @jet_rule(torch._nested_tensor_from_mask_left_aligned)
+    def left_aligned(*args: Any) -> bool:
+        """Asked by torch.nn.TransformerEncoder, which would go on with nested tensors."""
+        return False
+
+
+@jet_rule("requires_grad_")
+def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Asked of hidden states by gradient checkpointing; acts on the stack."""
+    self.streams.requires_grad_(requires_grad)  # type: ignore[attr-defined]
+    return self
+
+
+# ---- buffers ---------------------------------------------------------------------------------
+#
+# Buffers that a model makes like its hidden states and fills piece by piece.
+#
+# They are jets with zero tangents from the start: a plain buffer could not take a jet in place.
+
+
+def _buffer(name: str) -> None:
+    function: Callable = getattr(torch, name, None) or getattr(Tensor, name)
+
+    @jet_rule(name)
+    def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
+        named.pop("memory_format", None)
+        made = function(input.primal, *primal_of(args), **named)
+        return lift(made, input.jet_layout) if carries_derivatives(made) else made
+
+
+for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
+    _buffer(_name)
+
+
+def _lifted(*values: Any) -> list[Tensor]:
+    layout = common_layout(*values)
+    return [lift(value, layout).streams for value in values]
+
+
+@jet_rule("index_add")
+@without_dimensions
+def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> JetTensor:
+    stack, added = _lifted(input, source)
+    out = stack.index_add(behind_streams(dim, input.ndim), index, added, alpha=alpha)
+    return JetTensor(out, common_layout(input, source))
+
+
+@jet_rule("index_copy")
+@without_dimensions
+def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
+    stack, copied = _lifted(input, source)
+    out = stack.index_copy(behind_streams(dim, input.ndim), index, copied)
+    return JetTensor(out, common_layout(input, source))
+
+
+@jet_rule("scatter_add")
+@without_dimensions
+def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
+    stack, added = _lifted(input, src)
+    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
+    out = stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added)
+    return JetTensor(out, common_layout(input, src))
+
+
+@jet_rule("scatter_reduce")
+def scatter_reduce(
+    input: Any, dim: int, index: Tensor, src: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if reduce == "prod":
+        raise missing_rule(
+            torch.scatter_reduce,
+            'torch has no forward mode of reduce="prod"; take the logarithm, and "sum" it',
+        )
+    rule = general_rule(torch.scatter_reduce, "")
+    return rule(input, dim, index, src, reduce, include_self=include_self)
+
+
+@jet_rule(torch.scatter, Tensor.scatter)
+@without_dimensions
+def scatter(
+    input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
+) -> JetTensor:
+    """``src`` may be a number, as ``value`` is: a constant, which has no derivative."""
+    written = src if value is None else value
+    if named or written is None or isinstance(index, JetTensor):
+        raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
+    if not isinstance(written, Tensor):
+        return _scatter_number(input, dim, index, written)
+    stack, copied = _lifted(input, written)
+    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
+    out = stack.scatter(behind_streams(dim, input.ndim), everywhere, copied)
+    return JetTensor(out, common_layout(input, written))
+
+
+def _scatter_number(input: JetTensor, dim: int, index: Tensor, number: float) -> JetTensor:
+    place = behind_streams(dim, input.ndim)
+
+    def without_tangents(rest: Tensor) -> Tensor:
+        return rest.scatter(place, index.unsqueeze(0).expand(len(rest), *index.shape), 0)
+
+    return on_primal_and_tangents(
+        input, lambda primal: primal.scatter(dim, index, number), without_tangents
+    )
+
+
+# ---- writes in place -------------------------------------------------------------------------
+#
+# In-place functions: the result of the out-of-place rule is written into the jet's own storage.
+#
+# Views made before share that storage, so they change too, as with plain tensors; autograd's
+# version counter reports a write over something it saved.  Import this file last.
+
+
+_NAMES = (
+    *("add", "sub", "mul", "div", "neg", "pow", "addcmul", "lerp", "masked_fill", "clamp"),
+    *("clamp_min", "clamp_max", "relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs"),
+    *("square", "tril", "triu", "nan_to_num", "reciprocal", "leaky_relu", "elu", "dropout"),
+    *("index_add", "index_copy", "scatter", "scatter_add"),
+)
+_OPERATORS = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__ipow__": "pow"}
+_OPERATORS |= {"__itruediv__": "div", "__idiv__": "div"}
+
+
+def _write(target: Any, value: Any, function: Any) -> JetTensor:
+    """``value``, broadcast and cast to ``target``, over the whole of it."""
+    if not isinstance(target, JetTensor):
+        raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
+    value = value if isinstance(value, Tensor) else torch.as_tensor(value, device=target.device)
+    if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
+        raise missing_rule(
+            function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"
+        )
+    source = lift(value, target.jet_layout).streams
+    refuse_overlap(target, target.streams.stride()[1:], function)
+    prepare_write(target)
+    padded = [len(source), *(1,) * (target.ndim - value.ndim), *value.shape]
+    target.streams.copy_(source.reshape(padded))
+    return target
+
+
+def _in_place(function: Callable, rule: Callable) -> Callable:
+    def write(self: Any, *args: Any, **named: Any) -> JetTensor:
+        if not isinstance(self, JetTensor):
+            raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
+        # Autograd saves the jet that the rule sees, so what is overwritten is another one.
+        return _write(self, rule(self.clone(), *args, **named), function)
+
+    return write
+
+
+def _register(name: str, in_place_name: str) -> None:
+    for function in spellings(in_place_name):
+        rule = find_rule(spellings(name)[0])
+        assert rule is not None, name
+        jet_rule(function)(_in_place(function, rule))
+
+
+for _name in _NAMES:
+    _register(_name, f"{_name}_")
+for _operator, _name in _OPERATORS.items():
+    _register(_name, _operator)
+
+
+@jet_rule("__setitem__")
+def setitem(self: Any, index: Any, value: Any) -> None:
+    """Stream by stream, so that every kind of index means what it means on a plain tensor."""
+    if not isinstance(self, JetTensor):
+        raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
+    index = primal_of(index)
+    if isinstance(value, JetTensor):
+        # Not by iterating: autograd gives no gradient to a view among several of one call, once
+        # its base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
+        stack = lift(value, self.jet_layout).streams
+        sources = [stack[stream] for stream in range(len(stack))]
+    else:
+        sources = [value] + [0] * (len(self.streams) - 1)
+    prepare_write(self)
+    for place, source in enumerate(sources):
+        self.streams[place][index] = source
+
+
+@jet_rule("copy_")
+def copy_(self: Any, src: Any, non_blocking: bool = False) -> JetTensor:
+    return _write(self, src, torch.Tensor.copy_)
+
+
+@jet_rule("fill_")
+def fill_(self: Any, value: Any) -> JetTensor:
+    return _write(self, value, torch.Tensor.fill_)
+
+
+@jet_rule("zero_")
+def zero_(self: Any) -> JetTensor:
+    return _write(self, 0, torch.Tensor.zero_)

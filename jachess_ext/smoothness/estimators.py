@@ -1,0 +1,930 @@
+"""`jx.smoothness`: how strongly a model's hidden states react to its token embeddings.
+
+One forward pass of the model with its token embeddings replaced (`run_model`), and two estimators:
+
+- jet: every layer, token and dimension from one Taylor-mode pass.
+- reverse: Eq. 5 and 6 of the paper as they stand,
+
+      ‖J_t‖_F ≈ √( 1/p Σ_i ‖∂(v_i·z_t)/∂x‖² )        ‖H_j‖_F ≈ √( 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² ),
+
+  one vector–Jacobian product per layer, token and projection; per sampled dimension one more, and p
+  on top of it.  A batch costs what a row costs, since rows do not see each other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from ..jet.api import make_input
+from ..jet.context import without_dynamo
+from ..jet.deferred import end
+from ..jet.directions import Distribution, draw_directions
+from ..jet.fsdp import jets_through_fsdp
+from ..jet.layout import MAX_DIRECTIONS, map_tensors
+from ..jet.tensor import JetTensor, primal_of
+from ..ops.checks import widened
+from ..ops.jet_norms import jet_mean_squares
+from .settings import (
+    ENGINES,
+    Dimensions,
+    Engine,
+    HessianNorm,
+    Layers,
+    Randomness,
+    Scope,
+    Settings,
+    TokenNorms,
+    layer_indices,
+    sample_dimensions,
+    token_weights,
+)
+
+Enter = Callable[[Tensor], Tensor]
+PREFIX = "smoothness/"
+_NO_HIDDEN_STATES = (
+    "the model returned no hidden states; expected a transformers model (or one like it) that "
+    "accepts output_hidden_states=True and returns .hidden_states = (embeddings, block 1, ...)"
+)
+_TWO_STACKS = (
+    "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
+    "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
+)
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Norms of the Jacobian and Hessian of each chosen layer.
+
+    Attributes:
+        jacobian: ``[K]``; batch mean of Σ_t ‖J_t‖_F.
+        hessian: ``[K]``; batch mean of Σ_t Σ_{j∈D} ‖H_{t,j}‖_F; None with ``hessian=False``.
+        jacobian_tokens, hessian_tokens: ``[K, B, T]``, per token; zero where a token is padding or
+            out of scope.  ``layers="logits"`` of a classifier has T = 1.
+        tokens: ``[B, T]`` booleans: the tokens that count.
+    """
+
+    jacobian: Tensor
+    hessian: Tensor | None
+    jacobian_tokens: Tensor
+    hessian_tokens: Tensor | None
+    tokens: Tensor
+
+
+def smoothness(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    engine: Engine = "jet",
+    directions: int = 2,
+    layers: Layers = "all",
+    scope: Scope = "all",
+    dimensions: Dimensions = 10,
+    hessian: bool = True,
+    seed: int | None = None,
+    step: int = 0,
+    hessian_norm: HessianNorm = "per_dimension",
+    squared: bool = False,
+    distribution: Distribution = "gaussian",
+) -> Smoothness:
+    """Estimate norms of ∂z/∂x and ∂²z/∂x² of a model's block outputs z (Eq. 5–7 of the paper).
+
+    The block outputs are the model's ``hidden_states[1:]``; the derivatives are with respect to
+    what its embedding layer returns.  Differentiable unless under ``torch.no_grad()``.  The model
+    runs as it is: call ``model.eval()`` first for a figure without dropout noise.
+
+    Args:
+        model: a transformers model (or one with ``get_input_embeddings`` and ``hidden_states``).
+        batch: what a collator yields: input_ids or inputs_embeds, attention_mask, ...
+        engine: "jet": one Taylor-mode pass. "reverse": Eq. 5 and 6, many backward passes.
+        directions: random directions (jet: 1..4, the Hessian needs 2) or projections (reverse).
+        layers: "all" blocks, a list of block numbers from 0, or "logits".
+        scope: "all" real tokens, the "first" ([CLS]) or the "last" real one.
+        dimensions: how many output dimensions D to sample per layer, afresh in every call; or
+            "all", whose sum is scaled by 10/d so that it means the same.
+        hessian: False computes first derivatives only.
+        seed: any 64-bit integer. Same seed and step, same directions and dimensions, however the
+            batch is padded, in every precision and on every device; None draws a fresh seed from
+            torch's global CPU generator, which `torch.manual_seed` makes repeatable.
+        step: other directions and dimensions of the same seed, independent of other steps'.
+        hessian_norm: "per_dimension", Σ_j ‖H_j‖_F as in Eq. 7; "tensor", √(Σ_j ‖H_j‖_F²) over all
+            dimensions.
+        squared: squares in place of norms; every estimator of these is unbiased.
+        distribution: of the directions, "gaussian" or "rademacher".
+
+    Raises:
+        TypeError, ValueError: bad arguments; a batch without inputs, with an all-padding row or a
+            mask of the wrong shape; NaN embeddings; a model without hidden states.
+        MissingJetRule: the model uses an operation the jet engine has no rule for.
+
+    Example:
+        >>> norms = jx.smoothness(model, batch, layers=[-1], seed=0)
+        >>> norms.jacobian.shape, norms.hessian_tokens.shape
+        (torch.Size([1]), torch.Size([1, 2, 5]))
+    """
+    settings = Settings(
+        engine=engine,
+        directions=directions,
+        layers=layers,
+        scope=scope,
+        dimensions=dimensions,
+        hessian=hessian,
+        hessian_norm=hessian_norm,
+        squared=squared,
+        distribution=distribution,
+    )
+    return reduced(measure_tokens(model, batch, settings, Randomness.from_seed(seed, step)))
+
+
+@without_dynamo
+def measure_tokens(
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+) -> TokenNorms:
+    """Run the engine that ``settings`` names."""
+    return ENGINES[settings.engine](model, batch, settings, random)
+
+
+def reduced(norms: TokenNorms) -> Smoothness:
+    """Sum over tokens, mean over the batch; without a graph under ``torch.no_grad()``."""
+    jacobian, hessian = norms.jacobian, norms.hessian
+    if not torch.is_grad_enabled():
+        jacobian, hessian = jacobian.detach(), None if hessian is None else hessian.detach()
+    means = None if hessian is None else hessian.sum(-1).mean(-1)
+    return Smoothness(jacobian.sum(-1).mean(-1), means, jacobian, hessian, norms.tokens)
+
+
+# ---- one pass of the model ----------------------------------------------------------------------
+#
+# The batch goes to the model as it is: position ids, pooling positions and masks stay those the
+# model itself derives from ``input_ids``; only what the embedding layer returns is replaced, by a
+# hook that lives for the one call.
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Hold the whole model in training mode, or in evaluation mode (no dropout)."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
+@contextmanager
+def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
+    """Make these parameters ask for a gradient, or not."""
+    before = {parameter: parameter.requires_grad for parameter in wanted}
+    try:
+        for parameter, wants in wanted.items():
+            parameter.requires_grad_(wants)
+        yield
+    finally:
+        for parameter, wants in before.items():
+            parameter.requires_grad_(wants)
+
+
+@dataclass
+class Pass:
+    """What a forward pass left.
+
+    Attributes:
+        embeddings: ``[B, T, d]``, the plain embeddings x.
+        blocks: K tensors ``[B, T, d]``: ``hidden_states[1:]``, as the model returns them.
+        output: the model's output, plain tensors only.
+        logits: the model's logits (a jet in a jet pass that went through the head), or None.
+    """
+
+    embeddings: Tensor
+    blocks: list[Tensor]
+    output: Any
+    logits: Tensor | None
+
+
+def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
+    """Return ``[B, T]`` booleans, true at real tokens.
+
+    ``check_rows=False`` leaves out the one check that has to read the mask, for which the host
+    would wait for a GPU.
+
+    Raises:
+        TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
+            row that is all padding.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"batch must be a dict of tensors as a collator yields it, not {type(batch).__name__}"
+        )
+    inputs = batch.get("input_ids")
+    inputs = batch.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None:
+        raise ValueError("the batch has neither input_ids nor inputs_embeds; one of them is needed")
+    for name in ("input_ids", "inputs_embeds", "attention_mask"):
+        value = batch.get(name)
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}; expected a tensor: torch.tensor({name})"
+            )
+    shape = inputs.shape[:2]
+    mask = batch.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(shape, dtype=torch.bool, device=inputs.device)
+    if mask.shape != shape:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}, but the inputs need {list(shape)} "
+            "(one number per token; 1 real, 0 padding)"
+        )
+    mask = mask.bool()
+    if not mask.numel():
+        raise ValueError("the batch is empty; expected at least one row and one token")
+    empty = (~mask.any(1)).nonzero().flatten().tolist() if check_rows else []
+    if empty:
+        raise ValueError(
+            f"rows {empty} of the batch are all padding, so they have no smoothness; drop them"
+        )
+    return mask
+
+
+def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the batch without its labels, so that no task loss is computed."""
+    labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
+    return {key: value for key, value in batch.items() if key not in labels}
+
+
+def on_device_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the batch with its tensors where the model is."""
+    device = next(model.parameters()).device
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
+def run_model(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    enter: Enter,
+    *,
+    through_head: bool = True,
+    hidden: bool = True,
+) -> Pass:
+    """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
+
+    Args:
+        enter: gives what the model goes on with: a jet of x, or x itself.
+        through_head: False lets what follows the backbone see primals only, so that heads and
+            losses cost what they cost without jets.
+        hidden: False asks for no hidden states, and leaves ``blocks`` empty.
+
+    Raises:
+        ValueError: the model returns no hidden states, or has no embedding layer to hook.
+    """
+    seen: list[Tensor] = []
+    entered: list[Tensor] = []
+    collected: list[Any] = []
+
+    def end_pass() -> None:
+        for embeddings in entered:
+            if isinstance(embeddings, JetTensor):
+                end(embeddings.jet_layout.run)
+
+    def keep_states(module: nn.Module, args: Any, output: Any) -> Any:
+        """Keep the backbone's hidden states and hand only primals on."""
+        states = _field(output, "hidden_states")
+        if states and len(states) > 1:
+            collected.append(states)
+        return map_tensors(output, primal_of)
+
+    def replace(x: Tensor) -> Tensor:
+        if seen:
+            raise ValueError(_TWO_STACKS)
+        seen.append(x)
+        entered.append(enter(x))
+        return entered[0]
+
+    arguments = _arguments(model, batch, hidden)
+    with ExitStack() as hooks:
+        if arguments.get("inputs_embeds") is not None:
+            arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
+        else:
+            hooks.enter_context(hooked_embeddings(model, replace))
+        if not through_head:
+            hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
+        hooks.enter_context(jets_through_fsdp())
+        hooks.callback(end_pass)
+        try:
+            output = model(**arguments)
+        except IndexError as error:
+            _explain_ids(model, arguments.get("input_ids"), error)
+            raise
+    if not seen:
+        if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
+            raise ValueError(_TWO_STACKS)
+        raise ValueError(
+            "the model did not call the layer that get_input_embeddings() returns, so the "
+            "embeddings could not be reached; pass inputs_embeds in the batch"
+        )
+    states: Any = ()
+    if hidden:
+        states = collected[0] if collected else _field(output, "hidden_states")
+        if not states or len(states) < 2:
+            raise ValueError(_NO_HIDDEN_STATES)
+    plain = map_tensors(output, primal_of)
+    return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
+
+
+def _explain_ids(model: nn.Module, ids: Any, error: IndexError) -> None:
+    """Raise an IndexError that says more, where a token id has no row."""
+    layer = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
+    count = getattr(layer, "num_embeddings", None)
+    if count is None or not isinstance(ids, Tensor) or not ids.numel():
+        return
+    lowest, highest = ids.min().item(), ids.max().item()
+    if lowest < 0 or highest >= count:
+        raise IndexError(
+            f"input_ids has ids from {lowest} to {highest}, but the model has embeddings of 0 to "
+            f"{count - 1}; use the model's own tokenizer, or model.resize_token_embeddings(...)"
+        ) from error
+
+
+def _field(output: Any, name: str) -> Any:
+    if isinstance(output, Mapping):
+        return output.get(name)
+    return getattr(output, name, None)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's model inside torch.compile and data-parallel wrappers."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict[str, Any]:
+    parameters = inspect.signature(unwrapped(model).forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = dict(batch)
+    if hidden:
+        if "output_hidden_states" not in parameters and not takes_any:
+            raise ValueError(_NO_HIDDEN_STATES)
+        arguments["output_hidden_states"] = True
+    for name, value in (("return_dict", True), ("use_cache", False)):
+        if name in parameters:
+            arguments[name] = value
+    return arguments
+
+
+def hooked_embeddings(model: nn.Module, replace: Enter) -> RemovableHandle:
+    """Let the model go on with ``replace(x)`` in place of its token embeddings x.
+
+    Raises:
+        ValueError: the model has no embedding layer to hook.
+    """
+    inner = unwrapped(model)
+    layer = getattr(inner, "get_input_embeddings", lambda: None)()
+    if layer is None:
+        raise ValueError(
+            f"{type(inner).__name__} has no get_input_embeddings(); pass inputs_embeds in the batch"
+        )
+    return layer.register_forward_hook(lambda module, args, output: replace(output))
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """Return the model without its head, inside wrappers and peft."""
+    inner = unwrapped(model)
+    unwrap_peft = getattr(inner, "get_base_model", None)
+    if unwrap_peft is not None:
+        inner = cast(nn.Module, unwrap_peft())  # type: ignore[operator]
+    base = getattr(inner, "base_model", inner)
+    return base if isinstance(base, nn.Module) else inner
+
+
+# ---- norms of a block -------------------------------------------------------------------------
+
+
+def chi_correction(pairs: int) -> float:
+    """Return c_P = E[χ_P]/√P = √(2/P) Γ((P+1)/2)/Γ(P/2).
+
+    The square root of a mean of P squares of a Gaussian is c_P times its standard deviation in
+    the mean, and uᵀHw is asymptotically Gaussian given u; dividing by c_P takes that bias out.
+    """
+    return math.sqrt(2 / pairs) * math.exp(math.lgamma((pairs + 1) / 2) - math.lgamma(pairs / 2))
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """Take square roots with derivative 0, not infinity, at 0 (a norm's subgradient there)."""
+    zero = squares == 0
+    return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
+
+
+def hessian_norm(
+    squares: Tensor, *, pairs: int, scale: float, per_dimension: bool, squared: bool
+) -> Tensor:
+    """Sum ‖H_{t,j}‖² of the j in D to a number per token: ``[..., |D|]`` → ``[...]``.
+
+    Args:
+        pairs: how many pairs the squares are means of; 0 where they are exact.
+        scale: of the sum over D, from `sample_dimensions`.
+        per_dimension: Σ_j ‖H_j‖ (Eq. 7); False: √(Σ_j ‖H_j‖²), the tensor's Frobenius norm.
+        squared: the squares of these norms.
+    """
+    if not per_dimension:
+        total = squares.sum(-1)
+        return total if squared else safe_sqrt(total)
+    if squared:
+        return squares.sum(-1) * scale
+    correction = chi_correction(pairs) if pairs else 1.0
+    return safe_sqrt(squares).sum(-1) * (scale / correction)
+
+
+def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
+    """Return the outputs that ``settings.layers`` names; a classifier's logits as one token's."""
+    if settings.layers != "logits":
+        return [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
+    logits = result.logits
+    if logits is None:
+        raise ValueError("layers='logits' was asked for, but the model returned no logits")
+    if logits.ndim != 2:
+        return [logits]
+    if isinstance(logits, JetTensor):  # whose pass has ended
+        return [logits.with_streams(logits.streams.unsqueeze(2))]
+    return [logits.unsqueeze(1)]
+
+
+def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
+    """Tell which tokens of a block count; a classifier's logits have one, which always does."""
+    if block.shape[:2] == mask.shape:
+        return token_weights(mask, settings.scope)
+    if block.shape[1] == 1:
+        return torch.ones_like(mask[:, :1])
+    raise ValueError(
+        f"a block output of shape {list(block.shape)} does not match the batch's tokens "
+        f"{list(mask.shape)}"
+    )
+
+
+# ---- the forward estimator ----------------------------------------------------------------------
+
+
+def measure_jet(
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+) -> TokenNorms:
+    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ of the chosen layers, differentiable.
+
+    The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; that over pairs of
+    (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
+    take several passes, as even as they can be, whose squares are averaged before any root.
+    """
+    mask = padding_mask(batch, check_rows=settings.check_values)
+    passes = math.ceil(settings.directions / MAX_DIRECTIONS)
+    more = settings.directions % passes
+    sampled: list[tuple[Tensor | None, float]] = []
+    jacobian: list[Any] = []  # of each layer, sums over directions and pairs
+    hessian: list[Any] = []
+    pairs = 0
+    for number in range(passes):
+        count = settings.directions // passes + (number < more)
+        this = _jet_pass(model, batch, mask, settings, random, count)
+        blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
+        if number == 0:
+            result, tokens = this, block_tokens(blocks[0], mask, settings)
+            for block in blocks:
+                every = (None, 1.0)  # the tensor norm runs over all dimensions
+                sampled.append(
+                    sample_dimensions(block.shape[-1], settings.dimensions, random.dimensions)
+                    if settings.per_dimension
+                    else every
+                )
+            jacobian, hessian = [0] * len(blocks), [0] * len(blocks)
+        layout = blocks[0].jet_layout
+        pairs += len(layout.pairs)
+        for k, (block, (indices, _)) in enumerate(zip(blocks, sampled, strict=True)):
+            streams = block.streams
+            first, second = jet_mean_squares(
+                streams,
+                layout.directions,
+                tokens.to(streams.device),
+                None if indices is None else indices.to(streams.device),
+            )
+            second = second if settings.per_dimension else second.sum(-1, keepdim=True)
+            jacobian[k] = jacobian[k] + first * layout.directions
+            if settings.second_order:
+                hessian[k] = hessian[k] + second * len(layout.pairs)
+    squares = torch.stack(jacobian) / settings.directions
+    norms = [
+        hessian_norm(
+            of_layer / pairs,
+            pairs=pairs,
+            scale=scale,
+            per_dimension=settings.per_dimension,
+            squared=settings.squared,
+        )
+        for of_layer, (_, scale) in zip(hessian, sampled, strict=True)
+        if settings.second_order
+    ]
+    return TokenNorms(
+        squares if settings.squared else safe_sqrt(squares),
+        torch.stack(norms) if norms else None,
+        tokens,
+        result,
+    )
+
+
+def _jet_pass(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    mask: Tensor,
+    settings: Settings,
+    random: Randomness,
+    count: int,
+) -> Pass:
+    def enter(x: Tensor) -> JetTensor:
+        directions = draw_directions(
+            x.detach(),
+            count,
+            mask=mask,
+            distribution=settings.distribution,
+            counter=random.directions,
+        )
+        order = 2 if settings.second_order else 1
+        return make_input(x, directions, order=order, check_values=settings.check_values)
+
+    return run_model(model, batch, enter, through_head=settings.layers == "logits")
+
+
+def _as_jet(block: Any) -> JetTensor:
+    if not isinstance(block, JetTensor):
+        raise ValueError(
+            "a hidden state does not depend on the embeddings (detached, or another input's); "
+            "its derivatives would be zero"
+        )
+    return block
+
+
+# ---- the reverse estimator ----------------------------------------------------------------------
+
+
+@dataclass
+class Graph:
+    """Plain outputs with the graph that leads to the embeddings.
+
+    Attributes:
+        x: ``[B, T, d]`` embeddings.
+        blocks: the chosen outputs, ``[B, T, d_k]``.
+        mask: ``[B, T]``, real tokens.
+        tokens: ``[B, T']``, real tokens in scope (T' = 1 for a classifier's logits).
+        train: whether what is made of the graph will itself be differentiated.
+    """
+
+    x: Tensor
+    blocks: list[Tensor]
+    mask: Tensor
+    tokens: Tensor
+    result: Pass
+    settings: Settings
+    random: Randomness
+    train: bool
+
+    def gradient(self, scalar: Tensor, create_graph: bool) -> Tensor:
+        """Return ∂scalar/∂x, zero at padded positions, which are not of the sequence."""
+        (gradient,) = torch.autograd.grad(
+            scalar, self.x, create_graph=create_graph, retain_graph=True, materialize_grads=True
+        )
+        return gradient * self.mask.unsqueeze(-1)
+
+    def squares(self, scalar: Tensor) -> Tensor:
+        """Return ‖∂scalar/∂x‖² per row, ``[B]``."""
+        return self.gradient(scalar, self.train).square().sum((-1, -2))
+
+    def draw(self, like: Tensor, mask: Tensor | None) -> Tensor:
+        """Draw projections v_i, ``[p, *like.shape]``."""
+        return draw_directions(
+            like.detach(),
+            self.settings.directions,
+            mask=mask,
+            distribution=self.settings.distribution,
+            counter=self.random.directions,
+        )
+
+    def per_token(self, norm: Callable[[int], Tensor]) -> Tensor:
+        """Return ``[B, T]``: ``norm(t)`` of places with a counted token, zero where none counts."""
+        zero = self.x.new_zeros(len(self.x))
+        counted = self.tokens.any(0).tolist()
+        columns = [norm(t) if counts else zero for t, counts in enumerate(counted)]
+        return torch.stack(columns, 1) * self.tokens
+
+
+def measure_reverse(
+    model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
+) -> TokenNorms:
+    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
+    train = torch.is_grad_enabled()
+    with torch.enable_grad():
+        graph = build_graph(model, batch, settings, random, train)
+        jacobian = torch.stack([_jacobian(graph, block) for block in graph.blocks])
+        hessian = None
+        if settings.second_order:
+            hessian = torch.stack([_hessian(graph, block) for block in graph.blocks])
+    return TokenNorms(jacobian, hessian, graph.tokens, graph.result)
+
+
+def build_graph(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    settings: Settings,
+    random: Randomness,
+    train: bool,
+) -> Graph:
+    """Run the model once.  SDPA's fused kernels have no double backward; the math form has.
+
+    Raises:
+        ValueError: in inference mode; or gradient checkpointing is on: what is computed anew
+            during a backward would not be the graph built here.
+    """
+    if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
+        raise ValueError(
+            f"engine={settings.engine!r} does not work with gradient checkpointing: use "
+            "engine='jet', or call model.gradient_checkpointing_disable()"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"engine={settings.engine!r} takes gradients, which torch.inference_mode() forbids: "
+            "use torch.no_grad(), or engine='jet'"
+        )
+    mask = padding_mask(batch)
+    entered: list[Tensor] = []
+
+    def enter(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise TypeError(
+                f"the embeddings have dtype {x.dtype}, but derivatives need a floating-point "
+                "tensor; token ids go in as input_ids"
+            )
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        if settings.check_values and not torch.isfinite(x).all():
+            raise ValueError("the embeddings contain NaN or infinite values; check the weights")
+        entered.append(x)
+        return x
+
+    with ExitStack() as contexts:
+        contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if train and settings.second_order:  # a third derivative
+            contexts.enter_context(ComposedNorms())
+        result = run_model(model, batch, enter)
+    blocks = chosen_blocks(result, settings)
+    tokens = block_tokens(blocks[0], mask, settings)
+    return Graph(entered[0], blocks, mask, tokens, result, settings, random, train)
+
+
+def _jacobian(graph: Graph, block: Tensor) -> Tensor:
+    """``[B, T]``."""
+    projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
+
+    def norm(t: int) -> Tensor:
+        squares = torch.stack([graph.squares((v[:, t] * block[:, t]).sum()) for v in projections])
+        return squares.mean(0) if graph.settings.squared else safe_sqrt(squares.mean(0))
+
+    return graph.per_token(norm)
+
+
+def _hessian(graph: Graph, block: Tensor) -> Tensor:
+    """``[B, T]``."""
+    settings, width = graph.settings, block.shape[-1]
+    indices, scale = sample_dimensions(width, settings.dimensions, graph.random.dimensions)
+    if indices is None or not settings.per_dimension:
+        indices = torch.arange(width)
+
+    def norm(t: int) -> Tensor:
+        return hessian_norm(
+            torch.stack([_hessian_squares(graph, block[:, t, j]) for j in indices], -1),
+            pairs=0,
+            scale=scale,
+            per_dimension=settings.per_dimension,
+            squared=settings.squared,
+        )
+
+    return graph.per_token(norm)
+
+
+def _hessian_squares(graph: Graph, outputs: Tensor) -> Tensor:
+    """The estimate 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² of ‖∂²z_j/∂x²‖² per row, ``[B]``."""
+    gradient = graph.gradient(outputs.sum(), create_graph=True)
+    if not gradient.requires_grad:  # z_j is linear in x
+        return gradient.new_zeros(len(gradient))
+    projections = graph.draw(graph.x, graph.mask)
+    return torch.stack([graph.squares((v * gradient).sum()) for v in projections]).mean(0)
+
+
+ENGINES.update(jet=measure_jet, reverse=measure_reverse)
+
+
+# ---- norms whose third derivative is right ----------------------------------------------------
+#
+# torch's layer norm saves its statistics as constants of the double backward, so that a third
+# derivative drops the terms through them, in silence (torch 2.13: parameter gradients of ‖H‖ off by
+# up to a third against finite differences in float64; first and second derivatives are right).
+# RMS norm is right on the CPU; its fused CUDA kernel saves a statistic too, so it is composed here
+# as well.
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """Compute (x − μ) (v + ε)^(−1/2) w + b of plain operations."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    wide = widened(input)
+    centred = wide - wide.mean(dims, keepdim=True)
+    y = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return _as_torch_returns(y if bias is None else y + bias, input)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Compute x (mean x² + ε)^(−1/2) w of plain operations."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    wide = widened(input)
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    y = wide * (wide.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return _as_torch_returns(y if weight is None else y * weight, input)
+
+
+def _as_torch_returns(y: Tensor, input: Tensor) -> Tensor:
+    """Under autocast torch's norms return float32."""
+    return y if torch.is_autocast_enabled(input.device.type) else y.to(input.dtype)
+
+
+_COMPOSED: dict[Any, Callable] = {
+    F.layer_norm: layer_norm,
+    torch.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
+}
+
+
+class ComposedNorms(TorchFunctionMode):
+    """Replace torch's layer and RMS norms by the composed forms above."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        return _COMPOSED.get(func, func)(*args, **(kwargs or {}))
+
+
+# ---- measuring without penalising -------------------------------------------------------------
+
+
+def check_every(every: Any) -> None:
+    """Raise ValueError unless it is a whole number from 1 up."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
+
+
+class SmoothnessProbe:
+    """Measure a model on a fixed batch, the same way each time.
+
+    The model is run in evaluation mode and gets its modes back; parameters, their gradients and
+    torch's random numbers stay as they were.
+
+    Example:
+        >>> probe = jx.SmoothnessProbe(batch)
+        >>> sorted(probe(model))[:3]
+        ['smoothness/jacobian', 'smoothness/jacobian_0', 'smoothness/jacobian_1']
+
+    Args:
+        batch: rows as a collator yields them: input_ids, attention_mask, and "labels" for the
+            margin.  It is moved to the model's device.
+        every: optimiser steps between two measurements of the callbacks that use this.
+        hessian: whether second derivatives are measured too.
+        directions: random directions of the hidden states' norms (see `jx.smoothness`).
+        seed: of these directions, the same in every measurement.
+
+    Attributes:
+        history: of each measurement of a callback its figures and "step".
+
+    Raises:
+        ValueError: ``every`` is not a whole number from 1 up, or a row of the batch is all padding.
+    """
+
+    def __init__(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        every: int = 100,
+        hessian: bool = False,
+        directions: int = 2,
+        seed: int = 0,
+    ) -> None:
+        check_every(every)
+        padding_mask(batch)  # a batch that cannot be measured is refused before training
+        self.batch = dict(batch)
+        self.every, self.seed = every, seed
+        self.hessian, self.directions = hessian, directions
+        self.history: list[dict[str, float]] = []
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Return the figures, by name:
+
+        - ``smoothness/jacobian_k``: of block k, mean over the rows of Σ_t ‖∂h_t/∂x‖_F, estimated
+          along random directions; ``smoothness/jacobian`` their sum over the blocks.
+        - ``smoothness/hessian_k`` and ``smoothness/hessian``: of second derivatives, where asked.
+        - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`;
+          only of models that decide once a row.
+
+        Raises:
+            MissingJetRule: the model uses an operation that the engine has no rule for.
+        """
+        batch = on_device_of(model, self.batch)
+        how: dict[str, Any] = {"hessian": self.hessian, "directions": self.directions}
+        with torch.no_grad(), in_mode(model, training=False):
+            norms = smoothness(model, without_labels(batch), seed=self.seed, **how)
+        figures: dict[str, float] = {}
+        for name, values in (("jacobian", norms.jacobian), ("hessian", norms.hessian)):
+            if values is not None:
+                figures[name] = float(values.sum())
+                figures |= {f"{name}_{k}": value for k, value in enumerate(values.tolist())}
+        figures |= decision_slopes(model, batch)
+        return {PREFIX + name: value for name, value in figures.items()}
+
+    def measure(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Return the figures and add them to ``history``."""
+        figures = self(model)
+        self.history.append({"step": step, **figures})
+        return figures
+
+    def measured(self, step: int) -> bool:
+        """Tell whether the last measurement was at this step."""
+        return bool(self.history) and self.history[-1]["step"] == step
+
+
+def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, float]:
+    """Measure how fast the logits and the margin change with the embeddings x, by exact gradients.
+
+    ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F.  With the margin m = z_y − max of the other
+    logits, y the label, ``margin_over_slope``: mean over rows of m/‖∂m/∂x‖, which is about the
+    distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
+    wrong, and unmoved by a scale of the logits.  Padding has no part in x.
+
+    Args:
+        model: measured in evaluation mode, which it need not be in.
+        batch: on the model's device; class numbers ``[N]`` under "labels" are needed for the
+            margin.
+
+    Returns:
+        Neither where the logits are not ``[N, C]`` (language models, token classifiers); no margin
+        without class numbers (no labels, a regression, several labels a row).
+
+    Example:
+        >>> sorted(decision_slopes(model, batch))
+        ['logit_jacobian', 'margin_over_slope']
+    """
+    batch = dict(batch)
+    labels, leaves = batch.pop("labels", None), []
+
+    def leaf(x: Tensor) -> Tensor:
+        leaves.append(x.detach().requires_grad_())
+        return leaves[0]
+
+    with torch.enable_grad(), in_mode(model, training=False), hooked_embeddings(model, leaf):
+        logits = model(**batch).logits
+        if logits.ndim != 2:
+            return {}
+        real = padding_mask(batch).unsqueeze(-1)
+
+        def norms(of: Tensor) -> Tensor:
+            (gradient,) = torch.autograd.grad(of.sum(), leaves, retain_graph=True)
+            return (gradient * real).flatten(1).double().norm(dim=1)
+
+        squares = torch.stack([norms(z).square() for z in logits.unbind(1)])
+        result = {"logit_jacobian": squares.sum(0).sqrt().mean().item()}
+        classes = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+        if classes and logits.shape[1] > 1:
+            own = logits.gather(1, labels.unsqueeze(1))[:, 0]
+            others = logits.scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
+            margin = own - others
+            distance = margin.detach().double() / norms(margin)
+            result["margin_over_slope"] = distance.mean().item()
+    return result
