@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
+from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from .opaque import surrounding_functions
 from .settings import operators_enabled
 

@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.ntk_gram import ntk_gram
-from ..ops.ntk_materialised import ntk_materialised
+from ..ops import ntk_gram, ntk_materialised
 from .contributions import Contribution, Dense, Factors, Matches, Tied
 from .cost import Cost, Size, count_cost
 from .sketch import Sketch, contract_sketched

@@ -8,21 +8,12 @@ With NT positions on the left and MT' on the right, inputs of size d, cotangents
     B   2 (NT + MT') C d e to materialise, 2 NC·MC d e to multiply; [NC + MC, d e] written and read
 
 A symmetric block needs half the pairs in A and in B's product, and one side's materialising.
-
-The count is made by `_C.ntk_cost` (csrc/ntk_cost.h), or here in Python where that is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
-
-_compiled: Callable[..., Sequence[float]] | None
-try:
-    from .._C import ntk_cost as _compiled
-except ImportError:  # not built, or an older build
-    _compiled = None
 
 Form = Literal["A", "B"]
 
@@ -67,11 +58,6 @@ class Cost:
 
 def count_cost(size: Size) -> Cost:
     """Operations and bytes of forms A and B."""
-    return count_cost_reference(size) if _compiled is None else Cost(*_compiled(*astuple(size)))
-
-
-def count_cost_reference(size: Size) -> Cost:
-    """`count_cost` in Python."""
     rows, columns = size.samples * size.positions, size.other_samples * size.other_positions
     pairs = size.samples * size.other_samples * size.outputs**2
     features = size.inputs + size.outputs**2 * size.cotangents

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..ops.checks import widened
+from ..ops.library import widened
 
 
 def layer_norm(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..jet.layout import JetLayout
-from ..ops.jet_norms import jet_mean_squares
+from ..ops import jet_mean_squares
 
 
 def chi_correction(pairs: int) -> float:

@@ -139,7 +139,7 @@ FAULTS = [
     _fault(
         "a layer norm of large numbers",
         "norm.py",
-        "    x = x / scale\n",
+        "    rows = rows / scale\n",
         "    scale = torch.ones_like(scale)\n",
         "squares and group_norm",
     ),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jachess_ext import ops
-from jachess_ext.ops.attention_formula import dropout_mask
+from jachess_ext.ops.attention import dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import DEVICES, STREAMS, jet_by_differences, random_jet, relative_error
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jachess_ext import ops
-from jachess_ext.ops.ntk_materialised import WORKSPACE
+from jachess_ext.ops.ntk import WORKSPACE
 from python_tests.ops.ntk_sides import error, expected, make_side
 
 WORKSPACES = [1, 40_000, 10**6, WORKSPACE]
