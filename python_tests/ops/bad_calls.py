@@ -19,7 +19,7 @@ def _jet(*shape: int, streams: int = S, dtype: torch.dtype = torch.float32) -> T
     return torch.ones(streams, *shape).to(dtype)
 
 
-def _signatures() -> dict[str, dict[str, Any]]:
+def signatures() -> dict[str, dict[str, Any]]:
     """Good arguments of every wrapper, by name."""
     x, channels = _jet(3, 5), torch.ones(5)
     rms = {"weight": channels, "eps": 1e-5, "q": Q}
@@ -169,7 +169,7 @@ def try_all() -> dict[tuple[str, str, str], Any]:
     Where an operator is compiled its wrapper hands the arguments to it unseen.
     """
     answers = {}
-    for name, good in _signatures().items():
+    for name, good in signatures().items():
         ways = {"wrapper": getattr(ops, name), "reference": getattr(ops, f"{name}_reference")}
         for way, function in ways.items():
             given = {k: v for k, v in good.items() if way == "wrapper" or k != "workspace"}
