@@ -179,7 +179,7 @@ class OperatorTests:
     def test_opcheck(self, case: Case, device: str, dtype: torch.dtype) -> None:
         """Of the backward operator, too; those of the norms take what the forward saved."""
         if not case.check_registration:
-            pytest.skip("another case of this operator is checked")
+            return  # another case of this operator is
         leaves = requiring(case.leaves(4, 3, 5, dtype=dtype, device=device))
         name = case.name.removeprefix("add_")
         arguments = case.operator(2, *leaves)

@@ -83,8 +83,9 @@ def test_nan_stays_in_its_row() -> None:
 @pytest.mark.parametrize("dim", [-1, -2])
 def test_reference_over_any_dimension(dim: int) -> None:
     x = random_jet(4, 3, 5)
-    turned = ops.softmax_jet_reference(x.transpose(-1, dim), 2).transpose(-1, dim)
-    torch.testing.assert_close(ops.softmax_jet_reference(x, 2, dim=dim), turned)
+    x.transpose(-1, dim)[0, 1] = -torch.inf  # a row without any score
+    turned = ops.softmax_jet_reference(x.transpose(-1, dim), 2, True).transpose(-1, dim)
+    torch.testing.assert_close(ops.softmax_jet_reference(x, 2, True, dim), turned)
 
 
 def test_a_single_score_has_no_derivative() -> None:
