@@ -476,7 +476,7 @@ SHIFTED: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("level", [1.0, 1e9, 1e15, 1e18])
+@pytest.mark.parametrize("level", [1.0, 1e9, 1e15, 1e17])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm"])
 def test_gradients_of_norms_of_large_numbers(name: str, level: float) -> None:
     """Of the composed rules: no power of the root, as of 1e15 cubed, is formed on the way back."""
