@@ -64,10 +64,9 @@ inline void check_attention_tensors(const char* op, const Tensor& query, const T
 
 inline MaskKind mask_kind(const char* op, ScalarType dtype) {
   if (dtype == ScalarType::Bool) return MaskKind::boolean;
-  check(is_supported_dtype(dtype), "jachess::", op, ": mask has dtype ",
-        torch::headeronly::toString(dtype),
-        "; expected Bool (True takes part) or Double, Float, BFloat16 or Half (added to the"
-        " scores): convert it with .to().");
+  check(is_supported_dtype(dtype), "jachess::", op, ": mask has dtype ", dtype_name(dtype),
+        "; expected bool (True takes part) or ", kSupportedDtypes,
+        " (added to the scores): convert it with .to().");
   const MaskKind kinds[] = {MaskKind::f64, MaskKind::f32, MaskKind::bf16, MaskKind::f16};
   return kinds[static_cast<int>(storage_of(dtype))];
 }

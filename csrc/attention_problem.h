@@ -1,6 +1,6 @@
 // Attention's sizes, strides, mask and settings, as the CPU and CUDA kernels both see them. No
 // torch and no CUDA header. The formulas are in docs/how_it_works.md and
-// jachess_ext/ops/attention_formula.py.
+// jachess_ext/ops/attention.py.
 #pragma once
 
 #include <cstdint>

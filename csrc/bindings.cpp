@@ -1,12 +1,11 @@
-// The pybind11 module `_C`: what this build is, and planning functions. It links no torch, so that
-// it loads, and can say what is wrong, even where the operators' library (`_ops`) does not.
+// The pybind11 module `_C`: what this build is. It links no torch, so that it loads, and can say
+// what is wrong, even where the operators' library (`_ops`) does not.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
 
 #include "jet_math.h"
-#include "ntk_cost.h"
 #include "philox.h"
 
 #ifndef JACHESS_TORCH_VERSION
@@ -58,28 +57,14 @@ std::array<uint32_t, 4> philox4x32_10(const std::array<uint32_t, 4>& counter,
   return {words.x, words.y, words.z, words.w};
 }
 
-std::array<double, 4> ntk_cost(double samples, double positions, double other_samples,
-                               double other_positions, double outputs, double inputs,
-                               double cotangents, bool symmetric, double bytes_per_number) {
-  const jachess::NtkCost cost =
-      jachess::ntk_cost({samples, positions, other_samples, other_positions, outputs, inputs,
-                         cotangents, symmetric, bytes_per_number});
-  return {cost.gram_flops, cost.gram_bytes, cost.materialise_flops, cost.materialise_bytes};
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() =
-      "Build information of jachess_ext, its random number generator, and the NTK's cost model.";
+  m.doc() = "Build information of jachess_ext, and its random number generator.";
   m.def("build_info", &build_info,
         "What was built: torch, compiler, cpu, cuda (toolkit version, '' for none), cuda_archs.");
   m.def("activation_kinds", &activation_kinds, "Kinds that the compiled activation_jet knows.");
   m.def("philox4x32_10", &philox4x32_10, py::arg("counter"), py::arg("key"),
         "Four random words of a counter of four and a key of two 32-bit words (csrc/philox.h).");
-  m.def("ntk_cost", &ntk_cost, py::arg("samples"), py::arg("positions"), py::arg("other_samples"),
-        py::arg("other_positions"), py::arg("outputs"), py::arg("inputs"), py::arg("cotangents"),
-        py::arg("symmetric"), py::arg("bytes_per_number"),
-        "Operations and bytes of forms A and B of a linear layer's NTK (csrc/ntk_cost.h).");
   m.attr("max_directions") = jachess::kMaxDirections;
 }

@@ -24,6 +24,34 @@ void check(bool condition, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
+constexpr const char* kSupportedDtypes = "float64, float32, bfloat16 or float16";
+
+// As Python names it, of those that are likely to be given.
+inline const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
 inline std::string shape_of(const Tensor& t) {
   std::ostringstream text;
   text << '[';
@@ -42,8 +70,7 @@ inline int check_jet(const char* op, const char* name, const Tensor& x, int64_t 
   check(q >= 1 && q <= kMaxDirections, "jachess::", op, ": q is ", q,
         "; expected 1 to 4 directions: split the directions over several jets.");
   check(is_supported_dtype(x.scalar_type()), "jachess::", op, ": ", name, " has dtype ",
-        torch::headeronly::toString(x.scalar_type()),
-        "; expected Double, Float, BFloat16 or Half: convert it with .to().");
+        dtype_name(x.scalar_type()), "; expected ", kSupportedDtypes, ": convert it with .to().");
   check(x.dim() >= 1, "jachess::", op, ": ", name,
         " has no dimension; expected streams in front, [S, ...]: stack them with torch.stack.");
   const int64_t streams = x.size(0), pairs = pair_count(static_cast<int>(q));
@@ -58,9 +85,8 @@ inline void check_same(const char* op, const char* name, const Tensor& t, const 
                        const char* like = "x") {
   bool same = t.dim() == x.dim() && t.scalar_type() == x.scalar_type();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = t.size(d) == x.size(d);
-  check(same, "jachess::", op, ": ", name, " is ", torch::headeronly::toString(t.scalar_type()),
-        shape_of(t), "; expected what ", like, " is, ",
-        torch::headeronly::toString(x.scalar_type()), shape_of(x),
+  check(same, "jachess::", op, ": ", name, " is ", dtype_name(t.scalar_type()), shape_of(t),
+        "; expected what ", like, " is, ", dtype_name(x.scalar_type()), shape_of(x),
         ": give both the same shape and dtype.");
   check(t.device() == x.device(), "jachess::", op, ": ", name, " is not on the device of ", like,
         ": move it there with .to(", like, ".device).");
@@ -73,8 +99,7 @@ inline void check_channels(const char* op, const char* name, const std::optional
   check(t->dim() == 1 && t->size(0) == n, "jachess::", op, ": ", name, " has shape ", shape_of(*t),
         "; expected [", n, "], the last dimension of x, which is ", shape_of(x), ".");
   check(is_supported_dtype(t->scalar_type()), "jachess::", op, ": ", name, " has dtype ",
-        torch::headeronly::toString(t->scalar_type()),
-        "; expected Double, Float, BFloat16 or Half: convert it with .to().");
+        dtype_name(t->scalar_type()), "; expected ", kSupportedDtypes, ": convert it with .to().");
   check(t->device() == x.device(), "jachess::", op, ": ", name,
         " is not on the device of x: move it there with .to(x.device).");
 }

@@ -23,8 +23,8 @@ inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t 
                              ScalarType dtype) {
   const char* op = "sample_directions";
   check(token.scalar_type() == ScalarType::Long, "jachess::", op, ": token has dtype ",
-        torch::headeronly::toString(token.scalar_type()),
-        "; expected Long, a token's number or -1 at padding: convert it with .long().");
+        dtype_name(token.scalar_type()),
+        "; expected int64, a token's number or -1 at padding: use token_numbers(mask).");
   check(token.numel() <= kMaxTokens, "jachess::", op, ": token has ", token.numel(),
         " elements; expected at most 2^32: split the batch.");
   check(q >= 0 && q <= kMaxDrawn, "jachess::", op, ": q is ", q, "; expected 0 to ", kMaxDrawn,
@@ -33,8 +33,8 @@ inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t 
         kMaxDimensions, " dimensions.");
   check(offset >= 0 && offset < kOffsets, "jachess::", op, ": offset is ", offset,
         "; expected 0 to 2^62 - 1: use another seed.");
-  check(is_supported_dtype(dtype), "jachess::", op, ": dtype is ",
-        torch::headeronly::toString(dtype), "; expected Double, Float, BFloat16 or Half.");
+  check(is_supported_dtype(dtype), "jachess::", op, ": dtype is ", dtype_name(dtype), "; expected ",
+        kSupportedDtypes, ".");
   std::vector<int64_t> shape = {q};
   for (int64_t k = 0; k < token.dim(); ++k) shape.push_back(token.size(k));
   shape.push_back(d);

@@ -30,8 +30,8 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask, const 
   if (!mask.has_value()) return;
   bool fits = mask->dim() == x.dim() - 2 && mask->scalar_type() == ScalarType::Bool;
   for (int64_t d = 0; fits && d < mask->dim(); ++d) fits = mask->size(d) == x.size(d + 1);
-  check(fits, "jachess::", op, ": mask is ", torch::headeronly::toString(mask->scalar_type()),
-        shape_of(*mask), "; expected Bool of x's shape ", shape_of(x),
+  check(fits, "jachess::", op, ": mask is ", dtype_name(mask->scalar_type()), shape_of(*mask),
+        "; expected bool of x's shape ", shape_of(x),
         " without its first and last dimension: true where a token counts.");
   check(mask->device() == x.device(), "jachess::", op,
         ": mask is not on the device of x: move it there with .to(x.device).");
@@ -40,8 +40,8 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask, const 
 inline void check_index(const char* op, const std::optional<Tensor>& index, const Tensor& x) {
   if (!index.has_value()) return;
   check(index->dim() == 1 && index->scalar_type() == ScalarType::Long, "jachess::", op,
-        ": index is ", torch::headeronly::toString(index->scalar_type()), shape_of(*index),
-        "; expected Long[n], distinct numbers of x's last dimension.");
+        ": index is ", dtype_name(index->scalar_type()), shape_of(*index),
+        "; expected int64[n], distinct numbers of x's last dimension.");
   check(index->device() == x.device(), "jachess::", op,
         ": index is not on the device of x: move it there with .to(x.device).");
 }
@@ -80,9 +80,9 @@ inline void check_gradient(const char* op, const char* name, const Tensor& gradi
   const ScalarType wide = wide_dtype(x.scalar_type());
   check(gradient.numel() == elements && gradient.scalar_type() == wide &&
             gradient.device() == x.device(),
-        "jachess::", op, ": ", name, " is ", torch::headeronly::toString(gradient.scalar_type()),
-        shape_of(gradient), " for x ", shape_of(x), "; expected ", elements, " elements of ",
-        torch::headeronly::toString(wide), " on x's device, as the forward operator returns.");
+        "jachess::", op, ": ", name, " is ", dtype_name(gradient.scalar_type()), shape_of(gradient),
+        " for x ", shape_of(x), "; expected ", elements, " elements of ", dtype_name(wide),
+        " on x's device, as the forward operator returns.");
 }
 
 }  // namespace jachess

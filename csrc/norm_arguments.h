@@ -116,8 +116,8 @@ struct NormOperators {
   static NormForward forward(const char* op, const Tensor& x, const std::optional<Tensor>& residual,
                              const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                              double eps, int64_t q) {
-    const typename Device::Guard guard(x.get_device());
     const NormForward norm = prepare_norm(op, x, residual, weight, bias, q, centred);
+    const typename Device::Guard guard(x.get_device());
     if (!norm.empty()) Device::template forward<centred>(op, norm, weight, bias, eps, q);
     return norm;
   }
@@ -144,9 +144,9 @@ struct NormOperators {
                                const std::optional<Tensor>& weight, int64_t q,
                                const std::optional<Tensor>& mean, const Tensor& rstd,
                                bool need_weight) {
-    const typename Device::Guard guard(x.get_device());
     const NormBackward norm =
         prepare_norm_backward(op, forward, gy, gsum, x, weight, q, mean, rstd, need_weight);
+    const typename Device::Guard guard(x.get_device());
     if (!norm.empty()) Device::template backward<centred>(op, norm, weight, q, need_weight);
     return norm;
   }

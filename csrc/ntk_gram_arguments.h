@@ -35,8 +35,8 @@ struct GramOperands {
 inline void check_gram_side(const char* name, const Tensor& inputs,
                             const std::vector<Tensor>& cotangents) {
   check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "jachess::ntk_gram: ", name,
-        " is ", torch::headeronly::toString(inputs.scalar_type()), shape_of(inputs),
-        "; expected [N, T, d] of Double, Float, BFloat16 or Half: reshape or convert it.");
+        " is ", dtype_name(inputs.scalar_type()), shape_of(inputs), "; expected [N, T, d] of ",
+        kSupportedDtypes, ": reshape or convert it.");
   check(!cotangents.empty(), "jachess::ntk_gram: there is no cotangent for ", name,
         "; expected at least one, [C, N, T, e].");
   for (const Tensor& delta : cotangents) {

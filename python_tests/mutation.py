@@ -168,12 +168,12 @@ class Mutant:
 TESTS_OF = {
     "activation_jet": ("ops/test_activation.py",),
     "attention_jet": ("ops/test_attention.py",),
-    "gated_activation_jet": ("ops/test_gated_activation.py",),
-    "jet_mean_squares": ("ops/test_jet_norms.py",),
-    "layer_norm_jet": ("ops/test_norm.py", "ops/test_add_norm.py"),
-    "ntk_gram": ("ops/test_ntk_operators.py",),
-    "rms_norm_jet": ("ops/test_norm.py", "ops/test_add_norm.py"),
-    "sample_directions": ("ops/test_sample_directions.py",),
+    "gated_activation_jet": ("ops/test_activation.py",),
+    "jet_mean_squares": ("ops/test_jet_mean_squares.py",),
+    "layer_norm_jet": ("ops/test_norm.py",),
+    "ntk_gram": ("ops/test_ntk.py",),
+    "rms_norm_jet": ("ops/test_norm.py",),
+    "sample_directions": ("ops/test_directions.py",),
     "softmax_jet": ("ops/test_softmax.py",),
 }
 # Outputs that only autograd reads are broken where the backward operator receives them.

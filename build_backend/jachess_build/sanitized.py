@@ -170,11 +170,9 @@ def build_operators(
 
 
 # All tests of the operators but those of autograd and of the compiler, which take long and call the
-# kernels as the others do, of peak memory, which a sanitizer's own memory hides, and one of plain
-# torch in several threads, in which the thread sanitizer sees races of torch's own OpenMP.
+# kernels as the others do, and of peak memory, which a sanitizer's own memory hides.
 CHOSEN = (
     "not gradient and not opcheck and not compile and not derivative and not finite and not memory"
-    " and not (test_jet_norms and same_run_to_run)"
 )
 
 

@@ -36,10 +36,10 @@ std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
                                          int64_t window_right, double softcap, double dropout_p,
                                          int64_t dropout_seed) {
   const char* op = "attention_jet";
-  const torch::stable::accelerator::DeviceGuard guard(query.get_device());
   const AttentionInputs inputs = prepare_attention(
       op, query, key, value, mask,
       {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const torch::stable::accelerator::DeviceGuard guard(query.get_device());
   const AttentionProblem& problem = inputs.problem;
   check_sizes(op, problem);
   Tensor y = new_by_token(query, problem.heads, problem.queries, problem.value_size);
@@ -60,10 +60,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
     double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
     double dropout_p, int64_t dropout_seed) {
   const char* op = "attention_jet_backward";
-  const torch::stable::accelerator::DeviceGuard guard(query.get_device());
   const AttentionInputs inputs = prepare_attention(
       op, query, key, value, mask,
       {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+  const torch::stable::accelerator::DeviceGuard guard(query.get_device());
   const AttentionProblem& problem = inputs.problem;
   check_sizes(op, problem);
   check_backward_tensors(op, problem, query, gy, y, stats);

@@ -19,8 +19,8 @@ TokenShape token_shape(const MeanSquaresInputs& in) {
 std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& index, int64_t q) {
   const char* op = "jet_mean_squares";
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
   const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
   Tensor first = new_per_token(x, {}), second = new_per_token(x, {in.count});
   if (first.numel() == 0) return {first, second};
   check_launch(op, jet_mean_squares_cuda(token_shape(in), in.x.const_data_ptr(), pointer(in.mask),
@@ -33,8 +33,8 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
                                  const std::optional<Tensor>& mask,
                                  const std::optional<Tensor>& index, int64_t q) {
   const char* op = "jet_mean_squares_backward";
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
   const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device());
   check_gradient(op, "gfirst", gfirst, x, in.rows.tokens);
   check_gradient(op, "gsecond", gsecond, x, in.rows.tokens * in.count);
   const Tensor g_first = torch::stable::contiguous(gfirst);

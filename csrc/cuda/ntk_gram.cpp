@@ -13,8 +13,8 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
                 const std::optional<Tensor>& other_inputs,
                 const std::vector<Tensor>& other_cotangents) {
   const char* op = "ntk_gram";
-  const torch::stable::accelerator::DeviceGuard guard(inputs.get_device());
   const GramInputs prepared = prepare_gram(inputs, cotangents, other_inputs, other_cotangents);
+  const torch::stable::accelerator::DeviceGuard guard(inputs.get_device());
   if (prepared.empty()) return prepared.result;
   const GramProblem p = prepared.problem();
   const GramScratch scratch = ntk_gram_scratch(p);

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import torch_private
-from ..ops.checks import MAX_DIRECTIONS as MAX_DIRECTIONS
+from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
 from .registry import surrounding_functions
 
 ORDERS = (1, 2)

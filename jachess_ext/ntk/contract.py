@@ -22,8 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..ops.ntk_gram import ntk_gram
-from ..ops.ntk_materialised import ntk_materialised
+from ..ops import ntk_gram, ntk_materialised
 
 Form = Literal["A", "B"]
 LinearForm = Literal["auto", "A", "B"]

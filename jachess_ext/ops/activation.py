@@ -1,10 +1,10 @@
-"""Jets through activation functions: wrapper, pure-torch reference, fake kernels and autograd of
-`jachess::activation_jet`.
-
-Signature: [S, ...], kind, q -> [S, ...], with S = 1 + q (first order) or 1 + q + q(q-1)/2 streams
-(docs/how_it_works.md, pointwise):
+"""Jets through activation functions f(x) and gated ones f(g) · u (gated MLPs): wrappers, pure-torch
+references and autograd of `jachess::activation_jet` and `jachess::gated_activation_jet`.
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
+
+(docs/how_it_works.md, pointwise); with a gate, the product with u follows by Leibniz' rule (there,
+bilinear).
 """
 
 import math
@@ -13,10 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .checks import check_jet, widened
-from .jet_formulas import pointwise_jet
-from .library import available
-from .registration import register_operator
+from .library import available, check_shape, pair_list, register_operator, split_streams
 
 # f, f', f'' at a point
 Derivatives = tuple[Tensor, Tensor, Tensor]
@@ -32,9 +29,7 @@ def _gelu(x: Tensor) -> Derivatives:
 
 def _gated_by_sigmoid(x: Tensor, v: Tensor, v1: Tensor, v2: Tensor) -> Derivatives:
     """f = x σ(v(x)) for an inner function v with derivatives v1, v2 in x."""
-    s = torch.sigmoid(v)
-    s1 = s * torch.sigmoid(-v)
-    s2 = s1 * -torch.tanh(v / 2)
+    s, s1, s2 = _sigmoid(v)
     g1 = s1 * v1
     g2 = s2 * v1 * v1 + s1 * v2
     b = torch.where(s1 == 0, torch.zeros_like(x), x)
@@ -60,8 +55,8 @@ def _silu(x: Tensor) -> Derivatives:
 
 def _quick_gelu(x: Tensor) -> Derivatives:
     """f = x σ(1.702 x)."""
-    one = torch.ones_like(x)
-    return _gated_by_sigmoid(x, 1.702 * x, 1.702 * one, torch.zeros_like(x))
+    slope = torch.full_like(x, 1.702)
+    return _gated_by_sigmoid(x, 1.702 * x, slope, torch.zeros_like(x))
 
 
 def _tanh(x: Tensor) -> Derivatives:
@@ -79,7 +74,7 @@ def _sigmoid(x: Tensor) -> Derivatives:
     return f, f1, -f1 * torch.tanh(x / 2)
 
 
-ACTIVATION_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
+DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
@@ -88,41 +83,56 @@ ACTIVATION_DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "sigmoid": _sigmoid,
     "quick_gelu": _quick_gelu,
 }
-ACTIVATION_KINDS: tuple[str, ...] = tuple(ACTIVATION_DERIVATIVES)
+"""The functions that have compiled operators: x -> (f, f', f''), differentiable further.
+
+The references, the composed rules (`jet.rules.pointwise`) and attention's softcap all use them.
+"""
+ACTIVATION_KINDS: tuple[str, ...] = tuple(DERIVATIVES)
 
 
-def check_kind(op: str, kind: str) -> None:
-    """Refuse what is not one of ACTIVATION_KINDS.
+def pointwise_jet(derivatives: Derivatives, x: list[Tensor], q: int) -> list[Tensor]:
+    """Return the streams of f(x), given f, f', f'' at x_0."""
+    f, f1, f2 = derivatives
+    second = [
+        f1 * x_ij + f2 * x[1 + i] * x[1 + j]
+        for (i, j), x_ij in zip(pair_list(q), x[1 + q :], strict=False)
+    ]
+    return [f, *(f1 * x_i for x_i in x[1 : 1 + q]), *second]
 
-    Raises:
-        ValueError: kind is none of them.
+
+def product_jet(
+    a: list[Tensor],
+    b: list[Tensor],
+    q: int,
+    times: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+) -> list[Tensor]:
+    """Return the streams of a b: y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
+
+    Args:
+        times: the product, which need not commute.
     """
-    if kind not in ACTIVATION_DERIVATIVES:
-        raise ValueError(f"{op}: kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}.")
+    y = [times(a[0], b[0])]
+    y += [times(a[1 + i], b[0]) + times(a[0], b[1 + i]) for i in range(q)]
+    for (i, j), a_ij, b_ij in zip(pair_list(q), a[1 + q :], b[1 + q :], strict=False):
+        cross = times(a[1 + i], b[1 + j]) + times(a[1 + j], b[1 + i])
+        y.append(times(a_ij, b[0]) + cross + times(a[0], b_ij))
+    return y
 
 
-def _check(x: Tensor, kind: str, q: int) -> None:
-    check_jet("activation_jet", x, q)
-    check_kind("activation_jet", kind)
-
-
-def activation_streams(x: list[Tensor], kind: str, q: int) -> list[Tensor]:
-    """The streams of an activation function of a known kind, by pure-torch formulas."""
-    return pointwise_jet(*ACTIVATION_DERIVATIVES[kind](x[0]), x, q)
+def _activated(x: Tensor, kind: str, q: int) -> list[Tensor]:
+    if kind not in DERIVATIVES:
+        raise ValueError(f"kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}.")
+    streams = split_streams(x, q)
+    return pointwise_jet(DERIVATIVES[kind](streams[0]), streams, q)
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
-    """Pure-torch reference of `activation_jet`: any device, any number of backward passes.
-
-    Args, returns and raises: as `activation_jet`. 16-bit types are computed in fp32.
-    """
-    _check(x, kind, q)
-    streams = widened(x)
-    return torch.stack(activation_streams(list(streams.unbind(0)), kind, q)).to(x.dtype)
+    """Push a jet as `activation_jet`, in pure torch: any device, any number of backwards."""
+    return torch.stack(_activated(x, kind, q)).to(x.dtype)
 
 
 def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
-    """Push a 2-jet through an activation function (docs/how_it_works.md, pointwise).
+    """Push a 2-jet through an activation function.
 
     Args:
         x: [S, ...] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16 (the
@@ -135,13 +145,58 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
         x's device, the pure-torch reference is used.
 
     Raises:
-        ValueError: unknown kind, q outside 1..4, or S that does not match q.
-        TypeError: a dtype other than the four.
+        RuntimeError: an argument that is not as above; from the reference also ValueError,
+            TypeError.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[2.0], [1.0]])  # x_0 and x_1
+        >>> activation_jet(x, "relu", 1)
+        tensor([[2.],
+                [1.]])
     """
-    _check(x, kind, q)
     if not available("activation_jet", x.device):
         return activation_jet_reference(x, kind, q)
     return torch.ops.jachess.activation_jet(x, kind, q)
 
 
+def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
+    """Push jets as `gated_activation_jet`, in pure torch: any device, any number of backwards."""
+    check_shape("u", u, g.shape)
+    return torch.stack(product_jet(_activated(g, kind, q), split_streams(u, q), q)).to(g.dtype)
+
+
+def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
+    """Push 2-jets through f(g) · u.
+
+    Args:
+        g: [S, ...] streams of the gate, as x of `activation_jet`. The halves of one
+            [S, ..., 2F] tensor (`.chunk(2, -1)`) are read where they lie.
+        u: as g, of the same shape and dtype, on the same device.
+        kind: one of ACTIVATION_KINDS, the activation of the gate.
+        q: number of directions, 1 to 4.
+
+    Returns:
+        [S, ...] of g's dtype, contiguous; differentiable any number of times in g and u. Where no
+        compiled kernel serves g's device, the pure-torch reference is used.
+
+    Raises:
+        RuntimeError: an argument that is not as above; from the reference also ValueError,
+            TypeError.
+
+    Example:
+        >>> import torch
+        >>> g, u = torch.tensor([[2.0], [1.0]]), torch.tensor([[3.0], [0.0]])
+        >>> gated_activation_jet(g, u, "relu", 1)
+        tensor([[6.],
+                [3.]])
+    """
+    if not available("gated_activation_jet", g.device):
+        return gated_activation_jet_reference(g, u, kind, q)
+    return torch.ops.jachess.gated_activation_jet(g, u, kind, q)
+
+
 register_operator("activation_jet", activation_jet_reference, tensors=1)
+register_operator(
+    "gated_activation_jet", gated_activation_jet_reference, tensors=2, differentiable=2
+)

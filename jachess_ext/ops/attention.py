@@ -1,113 +1,150 @@
 """Jets through scaled dot-product attention: wrapper, reference, fake kernels and autograd
 of `jachess::attention_jet`, whose memory is linear in the number of tokens.
 
-The kernels keep, tile by tile, the jets of the softmax's numerator N = Σ e^{s−m} v and denominator
-L = Σ e^{s−m} (docs/how_it_works.md) and form the jet of N/L once; the backward recomputes the
-tiles. The reference is `attention_formula`.
+    s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
+
+(docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
+after the softmax. The kernels keep, tile by tile, the jets of the softmax's numerator
+N = Σ e^{s−m} v and denominator L = Σ e^{s−m} and form the jet of N/L once; the backward recomputes
+the tiles. The reference builds whole T × Tk tensors.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .attention_formula import AttentionSettings, attention_formula
-from .checks import check_jet, widened
-from .library import available
-from .registration import gradient_of_backward, register
+from .activation import DERIVATIVES, pointwise_jet, product_jet
+from .directions import philox4x32_10
+from .library import available, gradient_of_backward, register, split_streams, wide_dtype
+from .softmax import softmax_jet_reference
 
-_OP = "attention_jet"
-_MAX_HEAD_SIZE_CUDA = 256
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor, q: int) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        check_jet(_OP, x, q, name)
-        if x.dim() != 5:
-            raise ValueError(
-                f"{_OP}: {name} has shape {list(x.shape)}; expected [S, B, H, T, D], streams in "
-                "front, then batch, heads, tokens and head size: add or merge dimensions."
-            )
-        if x.dtype != query.dtype or x.device != query.device:
-            raise TypeError(
-                f"{_OP}: {name} is {x.dtype} on {x.device} but query is {query.dtype} on "
-                f"{query.device}: convert it with .to(query)."
-            )
-    if key.shape[:2] != query.shape[:2] or key.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"{_OP}: key has shape {list(key.shape)}; expected [S, B, Hk, Tk, D] with the S, B and "
-            f"D of query, which is {list(query.shape)}."
-        )
-    if value.shape[:4] != key.shape[:4]:
-        raise ValueError(
-            f"{_OP}: value has shape {list(value.shape)}; expected [S, B, Hk, Tk, Dv] with all but "
-            f"Dv as in key, which is {list(key.shape)}."
-        )
-    heads, key_heads = query.shape[2], key.shape[2]
-    if heads % key_heads if key_heads else heads:
-        raise ValueError(
-            f"{_OP}: query has {heads} heads and key {key_heads}; expected a multiple, so that "
-            "each key head serves equally many query heads."
-        )
+DROPOUT_COUNTER = 0x4A414354
+"""Last word of the counters of attention's dropout ("JACT"), which nothing else draws from."""
 
 
-def _check_mask(mask: Tensor | None, query: Tensor, keys: int) -> None:
-    if mask is None:
-        return
-    full = [*query.shape[1:4], keys]
-    ends = full[4 - mask.dim() :] if mask.dim() <= 4 else None
-    if ends is None or any(m not in (1, n) for m, n in zip(mask.shape, ends, strict=True)):
-        raise ValueError(
-            f"{_OP}: mask has shape {list(mask.shape)}, which does not broadcast to [B, H, T, Tk], "
-            f"here {full}: reshape or expand it."
-        )
-    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+class Settings(NamedTuple):
+    """What shapes the attention apart from its tensors, as in the operator's schema; the window's
+    ends are `left` and `right`. See `attention_jet`."""
+
+    q: int
+    scale: float
+    causal: bool
+    left: int
+    right: int
+    softcap: float
+    dropout_p: float
+    dropout_seed: int
+
+
+# ---- the reference -------------------------------------------------------------------------
+
+
+def _softcap_jet(s: list[Tensor], softcap: float, q: int) -> list[Tensor]:
+    """The jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
+    t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
+    return pointwise_jet((softcap * t, t1, t2 / softcap), s, q)
+
+
+def visible_keys(
+    queries: int, keys: int, causal: bool, window: tuple[int, int], device: torch.device
+) -> Tensor | None:
+    """Return [T, Tk] bool, True where query i may look at key j; None where it sees every key.
+
+    Causal: j ≤ i, both counted from the first; window: i − left ≤ j ≤ i + right, −1 unlimited.
+    """
+    left, right = window
+    right = 0 if causal else right
+    if left < 0 and right < 0:
+        return None
+    ahead = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None]
+    visible = torch.ones_like(ahead, dtype=torch.bool)
+    if left >= 0:
+        visible &= ahead >= -left
+    if right >= 0:
+        visible &= ahead <= right
+    return visible
+
+
+def dropout_mask(
+    batch: int, heads: int, queries: int, keys: int, p: float, seed: int, device: torch.device
+) -> Tensor:
+    """Return [B, H, T, Tk] bool, True where a weight is kept: bit for bit every kernel's mask.
+
+    Philox counter (b·H + h, i, j // 4, "JACT"), key = seed; of its four words number j % 4 decides:
+    kept where (word >> 8) · 2⁻²⁴ ≥ p.
+    """
+    head = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
+    row = torch.arange(queries, device=device).view(-1, 1)
+    quad = torch.arange((keys + 3) // 4, device=device)
+    words = philox4x32_10((head, row, quad, torch.full_like(quad, DROPOUT_COUNTER)), seed)
+    number = torch.stack(words, -1).flatten(-2)[..., :keys]
+    return (number >> 8).double() * 2.0**-24 >= p
+
+
+def _hidden(primal: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
+    """The primal scores [B, H, T, Tk] with masks of every kind."""
+    if mask is not None and mask.dtype == torch.bool:
+        primal = primal.masked_fill(mask.logical_not(), -math.inf)
+    elif mask is not None:
+        primal = primal + mask.to(primal.dtype)
+    queries, keys = primal.shape[-2:]
+    window = (settings.left, settings.right)
+    visible = visible_keys(queries, keys, settings.causal, window, primal.device)
+    return primal if visible is None else primal.masked_fill(visible.logical_not(), -math.inf)
+
+
+def _check(mask: Tensor | None, settings: Settings) -> None:
+    """Refuse what torch would take without a word."""
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"{_OP}: mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
+            f"mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
             "(added to the scores): convert it with .to()."
         )
-    if mask.device != query.device:
+    if min(settings.left, settings.right) < -1:
         raise ValueError(
-            f"{_OP}: mask is on {mask.device} but query is on {query.device}: move it with "
-            ".to(query.device)."
+            f"window is {(settings.left, settings.right)}; expected how many keys to the left and "
+            "to the right take part, −1 for no limit."
+        )
+    if not 0 <= settings.softcap < math.inf:
+        raise ValueError(
+            f"softcap is {settings.softcap}; expected a positive bound, or 0 for none."
+        )
+    if not 0 <= settings.dropout_p < 1:
+        raise ValueError(
+            f"dropout_p is {settings.dropout_p}; expected a probability below 1, or 0 for none."
         )
 
 
-def _checked(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    q: int,
-    scale: float | None,
-    causal: bool,
-    window: tuple[int, int],
-    softcap: float,
-    dropout_p: float,
-    dropout_seed: int,
-) -> AttentionSettings:
-    """The settings, after a check of all arguments."""
-    query, key, _ = tensors
-    _check_tensors(*tensors, q)
-    _check_mask(mask, query, key.shape[3])
-    left, right = window
-    if left < -1 or right < -1:
-        raise ValueError(
-            f"{_OP}: window is {(left, right)}; expected how many keys to the left and to the "
-            "right take part, −1 for no limit."
-        )
-    softcap = softcap or 0.0
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ValueError(f"{_OP}: softcap is {softcap}; expected a positive bound, or 0 for none.")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(
-            f"{_OP}: dropout_p is {dropout_p}; expected a probability below 1, or 0 for no dropout."
-        )
-    if not -(2**63) <= dropout_seed < 2**63:
-        raise ValueError(
-            f"{_OP}: dropout_seed is {dropout_seed}; expected 64 bits, −2⁶³ to 2⁶³ − 1: reduce it."
-        )
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
-    return AttentionSettings(q, scale, causal, left, right, softcap, dropout_p, dropout_seed)
+def _reference(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
+) -> Tensor:
+    _check(mask, settings)
+    q, (batch, heads, queries, _), (key_heads, keys) = settings.q, query.shape[1:], key.shape[2:4]
+    groups = heads // key_heads if key_heads else 1
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        """a b of every head, b shared by groups of them."""
+        product = a.unflatten(1, (key_heads, groups)) @ b.unsqueeze(2)
+        return product.reshape(batch, heads, *product.shape[-2:])
+
+    scaled = [settings.scale * x for x in split_streams(query, q)]
+    s = product_jet(scaled, split_streams(key.mT, q), q, times)
+    if settings.softcap > 0:
+        s = _softcap_jet(s, settings.softcap, q)
+    s = [_hidden(s[0], mask, settings), *s[1:]]
+    p = softmax_jet_reference(torch.stack(s), q, masked=True)
+    if settings.dropout_p > 0:
+        p_drop, seed = settings.dropout_p, settings.dropout_seed
+        kept = dropout_mask(batch, heads, queries, keys, p_drop, seed, p.device)
+        p = p * (kept.to(p.dtype) / (1 - p_drop))
+    y = product_jet(list(p.unbind(0)), split_streams(value, q), q, times)
+    return torch.stack(y).to(query.dtype)
+
+
+def _default_scale(query: Tensor) -> float:
+    return 1 / math.sqrt(max(query.shape[-1:].numel(), 1))
 
 
 def attention_jet_reference(
@@ -124,15 +161,16 @@ def attention_jet_reference(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
 ) -> Tensor:
-    """Pure-torch reference of `attention_jet`: any device, any number of backward passes,
-    whole T × Tk tensors; an additive mask may require a gradient here.
+    """Push jets as `attention_jet`, in pure torch: any device, any number of backwards.
 
-    Args, returns and raises: as `attention_jet`. 16-bit types are computed in fp32.
+    Whole T × Tk tensors are made; an additive mask may require a gradient here.
     """
-    settings = _checked(
-        *((query, key, value), mask, q, scale, causal, window, softcap, dropout_p, dropout_seed)
-    )
-    return attention_formula(query, key, value, mask, settings)
+    scale = _default_scale(query) if scale is None else scale
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
+    return _reference(query, key, value, mask, settings)
+
+
+# ---- the operator --------------------------------------------------------------------------
 
 
 def attention_jet(
@@ -168,7 +206,7 @@ def attention_jet(
         softcap: scores become softcap · tanh(scores / softcap) before the masks; 0 for none.
         dropout_p: probability that a weight is dropped, the others being divided by 1 − dropout_p;
             one mask for all streams, forward and backward.
-        dropout_seed: 64 bits that decide which (`attention_formula.dropout_mask`).
+        dropout_seed: 64 bits that decide which (`dropout_mask`).
 
     Returns:
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
@@ -177,26 +215,25 @@ def attention_jet(
         serves the device, the pure-torch reference is used.
 
     Raises:
-        ValueError: shapes, q, window, softcap or dropout_p as not described above; a mask that
-            requires a gradient; on CUDA a head size above 256.
-        TypeError: dtypes or devices that differ, or are not supported.
+        ValueError: a mask that requires a gradient.
+        RuntimeError: any other argument that is not as above; on CUDA a head size above 256. From
+            the reference also ValueError, TypeError.
+
+    Example:
+        >>> import torch
+        >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
+        >>> attention_jet(heads, heads, heads, q=1, causal=True).shape
+        torch.Size([2, 1, 1, 3, 4])
     """
-    settings = _checked(
-        *((query, key, value), mask, q, scale, causal, window, softcap, dropout_p, dropout_seed)
-    )
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"{_OP}: mask requires a gradient, which this operator does not give: detach it, or "
-            "use attention_jet_reference."
+            "attention_jet: mask requires a gradient, which this operator does not give: detach "
+            "it, or use attention_jet_reference."
         )
-    if not available(_OP, query.device):
-        return attention_formula(query, key, value, mask, settings)
-    largest = max(query.shape[-1], value.shape[-1])
-    if query.device.type == "cuda" and largest > _MAX_HEAD_SIZE_CUDA:
-        raise ValueError(
-            f"{_OP}: the head size is {largest}; the CUDA kernels serve up to "
-            f"{_MAX_HEAD_SIZE_CUDA}: use attention_jet_reference."
-        )
+    scale = _default_scale(query) if scale is None else scale
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
+    if not available("attention_jet", query.device):
+        return _reference(query, key, value, mask, settings)
     return torch.ops.jachess.attention_jet(query, key, value, mask, *settings)[0]
 
 
@@ -210,7 +247,7 @@ def _empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     y = _empty_by_token(query, query.shape[2], query.shape[3], value.shape[-1])
-    return y, query.new_empty(query.shape[:-1], dtype=widened(query).dtype)
+    return y, query.new_empty(query.shape[:-1], dtype=wide_dtype(query.dtype))
 
 
 def _fake_backward(
@@ -244,9 +281,9 @@ def _save_backward(
 
 def _backward_of_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     gy, query, key, value, mask = ctx.saved_tensors
-    settings = AttentionSettings(*ctx.arguments)
+    settings = Settings(*ctx.arguments)
     gradients = gradient_of_backward(
-        lambda query, key, value: attention_formula(query, key, value, mask, settings),
+        lambda query, key, value: _reference(query, key, value, mask, settings),
         [query, key, value],
         [gy],
         cotangents,
@@ -255,7 +292,7 @@ def _backward_of_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor 
 
 
 register(
-    _OP,
+    "attention_jet",
     fake=_fake,
     fake_backward=_fake_backward,
     save=_save,

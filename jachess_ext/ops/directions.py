@@ -1,8 +1,6 @@
 """Random directions from counters: wrapper, pure-torch reference and fake kernel of
 `jachess::sample_directions`.
 
-Signature: token [...], q, d, seed, offset, distribution, dtype -> [q, ..., d].
-
 The value at direction i, token n and dimension j is a function of (seed, offset, i, n, j) alone.
 Dimension j = 32 g + 8 w + l is word w of Philox4x32-10 (Salmon et al., SC 2011) at the counter
 
@@ -18,42 +16,71 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .checks import DTYPES
-from .library import available, loaded
-from .philox import philox4x32_10
+from .library import available, loaded, wide_dtype
 
 Distribution = Literal["gaussian", "rademacher"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
 MAX_DRAWN, MAX_DIMENSIONS, MAX_OFFSET = 2**14, 2**20, 2**62 - 1
 _LANES, _WORDS = 8, 4
 _WORD = 0xFFFFFFFF
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def token_numbers(mask: Tensor) -> Tensor:
-    """The number of each real token, counted row by row from 0; −1 at padding.
+    """Return the number of each real token, counted row by row from 0; −1 at padding.
 
     Args:
         mask: [B, T], true (or not zero) at real tokens; padding may be on either side.
 
     Returns:
         [B, T] int64, what `sample_directions` takes.
+
+    Example:
+        >>> import torch
+        >>> token_numbers(torch.tensor([[1, 1, 0], [0, 1, 1]]))
+        tensor([[ 0,  1, -1],
+                [-1,  2,  3]])
     """
     real = mask.bool()
     return torch.where(real, real.flatten().cumsum(0).view(real.shape) - 1, -1)
 
 
+def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low word of a · b; in halves of b, since int64 does not hold 64 unsigned bits."""
+    low, high = a * (b & 0xFFFF), a * (b >> 16)
+    return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
+
+
+def philox4x32_10(counter: Words, seed: int) -> Words:
+    """Return four words of random bits for every counter: Philox4x32-10, as csrc/philox.h.
+
+    Words are 32-bit numbers in int64 tensors, so that the same numbers come out on every device.
+
+    Args:
+        counter: four int64 tensors of 32-bit words that broadcast together.
+        seed: 64 bits, the key: its low word first; negative numbers by their bit pattern.
+    """
+    x, y, z, w = counter
+    key, key_w = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(10):
+        high_x, low_x = _product(0xD2511F53, x)
+        high_z, low_z = _product(0xCD9E8D57, z)
+        x, y, z, w = high_z ^ y ^ key, low_z, high_x ^ w ^ key_w, low_x
+        key, key_w = (key + 0x9E3779B9) & _WORD, (key_w + 0xBB67AE85) & _WORD
+    broadcast = torch.broadcast_tensors(x, y, z, w)
+    return broadcast[0], broadcast[1], broadcast[2], broadcast[3]
+
+
 def _check(
     token: Tensor, q: int, d: int, seed: int, offset: int, distribution: str, dtype: torch.dtype
 ) -> None:
+    """Refuse, in the reference, what would spoil random numbers without a word."""
     if token.dtype != torch.int64:
         raise TypeError(
-            f"sample_directions: token has dtype {token.dtype}; expected int64, a token's number "
-            "or -1 at padding: use token_numbers(mask)."
+            f"token has dtype {token.dtype}; expected int64, a token's number or -1 at padding: "
+            "use token_numbers(mask)."
         )
-    if dtype not in DTYPES:
-        raise TypeError(
-            f"sample_directions: dtype is {dtype}; expected float64, float32, bfloat16 or float16."
-        )
+    wide_dtype(dtype)
     limits = {
         "q": (q, 0, MAX_DRAWN, "draw more with another offset"),
         "d": (d, 0, MAX_DIMENSIONS, "draw more with another offset"),
@@ -62,14 +89,9 @@ def _check(
     }
     for name, (value, low, high, fix) in limits.items():
         if not low <= value <= high:
-            raise ValueError(
-                f"sample_directions: {name} is {value}; expected {low} to {high}: {fix}."
-            )
+            raise ValueError(f"{name} is {value}; expected {low} to {high}: {fix}.")
     if distribution not in DISTRIBUTIONS:
-        raise ValueError(
-            f"sample_directions: distribution is {distribution!r}; expected 'gaussian' or "
-            "'rademacher'."
-        )
+        raise ValueError(f"distribution is {distribution!r}; expected 'gaussian' or 'rademacher'.")
 
 
 def _normal_pair(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -91,10 +113,7 @@ def sample_directions_reference(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Pure-torch reference of `sample_directions`: the same random words, normals within 1e-6.
-
-    Args, returns and raises: as `sample_directions`.
-    """
+    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6."""
     _check(token, q, d, seed, offset, distribution, dtype)
     groups = -(-d // (_LANES * _WORDS))
 
@@ -126,7 +145,7 @@ def sample_directions(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Independent random directions with identity covariance, one per token.
+    """Draw independent random directions with identity covariance, one per token.
 
     The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone:
     not on the batch's shape, its padding, q, d, the number of threads, or the device. The compiled
@@ -147,15 +166,20 @@ def sample_directions(
         whose normals may differ by 1e-6.
 
     Raises:
-        ValueError: q, d, seed or offset out of range; an unknown distribution.
-        TypeError: token is not int64, or a dtype other than the four.
+        RuntimeError: q, d, seed or offset out of range, an unknown distribution, a token that is
+            not int64, or a dtype other than the four; from the reference ValueError, TypeError.
+
+    Example:
+        >>> import torch
+        >>> tokens = token_numbers(torch.tensor([[1, 1, 0]]))
+        >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
+        torch.Size([2, 1, 3, 8])
     """
     if not available("sample_directions", token.device):
         return sample_directions_reference(
             token, q, d, seed=seed, offset=offset, distribution=distribution, dtype=dtype
         )
-    _check(token, q, d, seed, offset, distribution, dtype)
-    signed = seed - 2**64 if seed >= 2**63 else seed
+    signed = seed - 2**64 if 2**63 <= seed < 2**64 else seed
     return torch.ops.jachess.sample_directions(token, q, d, signed, offset, distribution, dtype)
 
 

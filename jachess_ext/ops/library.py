@@ -1,21 +1,31 @@
-"""Loads the compiled operators and says which of them can run where.
+"""Loads the compiled operators, says which of them can run where, and registers their fake kernels
+and autograd; and what the references of all operators share.
 
 A missing or broken binary must not break the import: one sentence is warned, with the fix, and
-`available` answers False, so that callers use the pure-torch formulas.
+`available` answers False, so that callers use the pure-torch references.
+
+A backward operator without autograd of its own would drop terms of a second backward with no more
+than a warning. Its gradient is taken from the pure-torch reference of the forward operator,
+differentiated twice, so it stays right without a second set of kernels.
 """
 
 import os
 import sysconfig
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import torch_private
 
+MAX_DIRECTIONS = 4
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
@@ -27,10 +37,12 @@ _OPERATORS = (
     *(name + end for name in _WITH_BACKWARD for end in ("", "_backward")),
 )
 
+# ---- loading -------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class LibraryState:
-    """What became of the compiled operators.
+    """State of the compiled operators.
 
     Attributes:
         path: the library that was looked for.
@@ -40,11 +52,11 @@ class LibraryState:
 
     path: Path
     problem: str | None
-    kernels: frozenset[tuple[str, str]]
+    kernels: frozenset[tuple[str, str]] = frozenset()
 
 
 def library_path() -> Path:
-    """Where the build puts the operators' library for this Python.
+    """Return where the build puts the operators' library for this Python.
 
     JACHESS_OPS_LIBRARY names another one: a build of the same operators with sanitizers, say.
     """
@@ -55,7 +67,7 @@ def library_path() -> Path:
 
 
 def build_info() -> dict[str, Any]:
-    """What was built, from the module `_C`; {} where it is missing or broken.
+    """Return what was built, from the module `_C`; {} where it is missing or broken.
 
     Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
     """
@@ -69,7 +81,7 @@ def build_info() -> dict[str, Any]:
 def _load(path: Path) -> LibraryState:
     if not path.is_file():
         problem = f"the compiled operators are missing ({path.name} is not in {path.parent})"
-        return LibraryState(path, f"{problem}: {_GET}.", frozenset())
+        return LibraryState(path, f"{problem}: {_GET}.")
     try:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
@@ -77,16 +89,15 @@ def _load(path: Path) -> LibraryState:
         built = build_info().get("torch", "")
         origin = f", built against torch {built}," if built else ""
         problem = f"the compiled operators{origin} do not load with torch {torch.__version__}"
-        problem = f"{problem} ({reason})"
-        return LibraryState(path, f"{problem}: {_FIX}.", frozenset())
+        return LibraryState(path, f"{problem} ({reason}): {_FIX}.")
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.jachess, name)]
     if missing:
         problem = f"{path.name} is older than this source and lacks {', '.join(missing)}"
-        return LibraryState(path, f"{problem}: {_FIX}.", frozenset())
+        return LibraryState(path, f"{problem}: {_FIX}.")
     try:
         has_kernel = torch_private.dispatch_has_kernel
     except torch_private.MissingPrivate as error:
-        return LibraryState(path, f"{error}.", frozenset())
+        return LibraryState(path, f"{error}.")
     kernels = frozenset(
         (name, key.lower())
         for name in _OPERATORS
@@ -108,12 +119,12 @@ if STATE.problem is not None:
 
 
 def loaded() -> bool:
-    """Whether the compiled operators are registered in `torch.ops.jachess`."""
+    """Return whether the compiled operators are registered in `torch.ops.jachess`."""
     return STATE.problem is None
 
 
 def available(name: str, device: torch.device | str) -> bool:
-    """Whether the compiled operator `name` has a kernel for `device` that can be used here.
+    """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
     Not within forward-mode AD and the transforms of torch.func: custom operators give *zero*
     tangents to forward mode without a word (docs/how_it_works.md, traps), where the pure-torch
@@ -125,15 +136,227 @@ def available(name: str, device: torch.device | str) -> bool:
 
     Returns:
         False also where the library is missing or broken.
+
+    Example:
+        >>> available("activation_jet", "meta")
+        False
     """
     if transformed():
         return False
-    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
-    return (name, kind) in STATE.kernels
+    device_type = device.type if isinstance(device, torch.device) else device.partition(":")[0]
+    return (name, device_type) in STATE.kernels
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func or a level of forward-mode AD is active."""
+    """Return whether a transform of torch.func or a level of forward-mode AD is active."""
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
+
+
+# ---- what references share -----------------------------------------------------------------
+
+
+def pair_list(q: int) -> list[tuple[int, int]]:
+    """Return the pairs i < j of q directions, in the order of the second-order streams."""
+    return list(combinations(range(q), 2))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that sums of `dtype` are kept in: float64 of float64, else float32.
+
+    Raises:
+        TypeError: not float64, float32, bfloat16 or float16.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(
+            f"dtype is {dtype}; expected float64, float32, bfloat16 or float16: convert with .to()."
+        )
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return x in the dtype that its sums are kept in."""
+    return x.to(wide_dtype(x.dtype))
+
+
+def split_streams(x: Tensor, q: int) -> list[Tensor]:
+    """Return the streams of a stack [S, ...], widened; torch's error where S does not fit q."""
+    pairs = len(pair_list(q)) if x.shape[0] > 1 + q else 0
+    primal, first, second = widened(x).split([1, q, pairs])
+    return [primal[0], *first.unbind(0), *second.unbind(0)]
+
+
+def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
+    """Refuse, in a reference, what torch would broadcast to a number that nobody asked for.
+
+    Raises:
+        ValueError: `tensor`, called `name`, is of another shape.
+    """
+    if tensor is not None and tensor.shape != torch.Size(shape):
+        raise ValueError(
+            f"{name} has shape {list(tensor.shape)}; expected {list(shape)}: reshape or expand it."
+        )
+
+
+# ---- registration --------------------------------------------------------------------------
+
+
+def register(
+    name: str,
+    *,
+    fake: Callable[..., Any],
+    fake_backward: Callable[..., Any],
+    save: Callable[..., None],
+    backward: Callable[..., Any],
+    save_backward: Callable[..., None],
+    double_backward: Callable[..., Any],
+) -> None:
+    """Register ``jachess::name`` and ``jachess::name_backward``, where the library is loaded.
+
+    Args:
+        fake, fake_backward: as of `torch.library.register_fake`.
+        save, backward: of the forward operator, as of `torch.library.register_autograd`.
+        save_backward, double_backward: of the backward operator.
+    """
+    if not loaded():
+        return
+    torch.library.register_fake(f"jachess::{name}", fake)
+    torch.library.register_fake(f"jachess::{name}_backward", fake_backward)
+    torch.library.register_autograd(f"jachess::{name}", backward, setup_context=save)
+    torch.library.register_autograd(
+        f"jachess::{name}_backward", double_backward, setup_context=save_backward
+    )
+
+
+def register_operator(
+    name: str,
+    reference: Callable[..., Any],
+    *,
+    tensors: int,
+    differentiable: int = 1,
+    fake: Callable[..., Any] | None = None,
+) -> None:
+    """`register` an operator whose backward takes its results' gradients and its arguments.
+
+    Args:
+        reference: the pure-torch reference, with the operator's own arguments and results.
+        tensors: how many of the operator's first arguments are tensors or None.
+        differentiable: how many of these, from the first, the backward gives a gradient of.
+        fake: as of `torch.library.register_fake`; None: one result like the first argument.
+    """
+
+    def fake_backward(*args: Any) -> Any:
+        inputs = args[results(args) :]
+        gradients = tuple(contiguous_like(x) for x in inputs[:differentiable])
+        return gradients if differentiable > 1 else gradients[0]
+
+    def results(args: Sequence[Any]) -> int:
+        """How many gradients of results stand before the forward's arguments."""
+        return len(args) - arguments
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:tensors])
+        ctx.constants = inputs[tensors:]
+
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        operator = getattr(torch.ops.jachess, f"{name}_backward")
+        of_inputs = operator(*gradients, *ctx.saved_tensors, *ctx.constants)
+        return _padded(of_inputs if differentiable > 1 else (of_inputs,), arguments)
+
+    def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        split = results(inputs) + tensors
+        ctx.save_for_backward(*inputs[:split])
+        ctx.constants = inputs[split:]
+
+    def double_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        gradients, inputs = saved[:-tensors], saved[-tensors:]
+
+        def forward(*leaves: Tensor) -> Any:
+            return reference(*leaves, *inputs[differentiable:], *ctx.constants)
+
+        second = gradient_of_backward(forward, inputs[:differentiable], gradients, cotangents)
+        return _padded(second, len(gradients) + arguments)
+
+    if not loaded():
+        return
+    arguments = len(getattr(torch.ops.jachess, name).default._schema.arguments)
+    register(
+        name,
+        fake=fake or (lambda x, *_: contiguous_like(x)),
+        fake_backward=fake_backward,
+        save=save,
+        backward=backward,
+        save_backward=save_backward,
+        double_backward=double_backward,
+    )
+
+
+def register_without_derivative(name: str, fake: Callable[..., Any]) -> None:
+    """Register the fake kernel, and a sentence in place of a derivative that would be zero."""
+
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"torch.ops.jachess.{name} has no derivative: call jachess_ext.ops.{name}, which takes "
+            "its pure-torch reference where a gradient is asked for."
+        )
+
+    if loaded():
+        torch.library.register_fake(f"jachess::{name}", fake)
+        torch.library.register_autograd(f"jachess::{name}", backward)
+
+
+def contiguous_like(x: Tensor) -> Tensor:
+    """Return an empty tensor of x's shape and dtype."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _padded(gradients: Sequence[Tensor | None], length: int) -> tuple[Tensor | None, ...]:
+    return (*gradients, *([None] * (length - len(gradients))))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    # A view, not a detached copy: with create_graph the result stays connected to the outer graph.
+    view = tensor.view_as(tensor)
+    return view if view.requires_grad else view.requires_grad_()
+
+
+def gradient_of_backward(
+    forward: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Return gradients of a backward operator in what it was given and in the forward's inputs.
+
+    With (y_1, ...) = forward(*inputs) and (g_1, g_2, ...) = backward(*gradients, *inputs), returns
+    the gradient of Σ_k <cotangents_k, g_k> in [*gradients, *inputs].
+
+    Args:
+        forward: the pure-torch reference, twice differentiable.
+        inputs: the forward's differentiable tensors.
+        gradients: what the backward operator was given, shaped as y_1, ...
+        cotangents: one per input; None where there is none.
+
+    Returns:
+        One gradient per [*gradients, *inputs], None where there is no dependence.
+    """
+    keep_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given, aliases = [_alias(g) for g in gradients], [_alias(tensor) for tensor in inputs]
+        y = forward(*aliases)
+        first = torch.autograd.grad(y, aliases, given, create_graph=True, allow_unused=True)
+        pairs = [
+            (g, c.to(g.dtype))
+            for g, c in zip(first, cotangents, strict=True)
+            if g is not None and c is not None and g.requires_grad
+        ]
+        if not pairs:
+            return [None] * (len(given) + len(aliases))
+        outputs, weights = zip(*pairs, strict=True)
+        return list(
+            torch.autograd.grad(
+                outputs, [*given, *aliases], weights, create_graph=keep_graph, allow_unused=True
+            )
+        )

@@ -1,13 +1,14 @@
-"""Jets through layer and root-mean-square normalisation: wrappers, pure-torch references, fake
-kernels and autograd of `jachess::layer_norm_jet` and `jachess::rms_norm_jet`.
+"""Jets through layer and root-mean-square normalisation, and mean squares of a jet's streams:
+wrappers, pure-torch references, fake kernels and autograd of `jachess::layer_norm_jet`,
+`jachess::rms_norm_jet` and `jachess::jet_mean_squares`.
 
-Signature: [S, ..., D], weight [D]?, bias [D]? (layer norm only), eps, q -> [S, ..., D], with
-S = 1 + q (first order) or 1 + q + q(q-1)/2 streams; with a residual, x + residual is normalised and
-returned, too. With c = x − mean(x) (layer norm) or c = x (RMS norm), v = mean(c²), v^ = v_0 + eps
+With c = x − mean(x) (layer norm) or c = x (RMS norm), v = mean(c²), v^ = v_0 + eps
 (docs/how_it_works.md, norm):
 
     r_0 = v^(−1/2);   r_i = −½ r v_i/v^;   r_ij = −½ r v_ij/v^ + ¾ r v_i v_j/v^²
     y = w · c · r (+ bias on the primal), its streams by Leibniz' rule
+
+With a residual, x + residual is normalised and returned, too.
 """
 
 from typing import Any
@@ -15,82 +16,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_channels, check_jet, check_same, widened
-from .jet_formulas import mean_square_jet, product_jet, rsqrt_jet
-from .library import available
-from .registration import contiguous_like, gradient_of_backward, register
+from .activation import pointwise_jet, product_jet
+from .library import (
+    available,
+    check_shape,
+    contiguous_like,
+    gradient_of_backward,
+    register,
+    register_operator,
+    split_streams,
+    wide_dtype,
+    widened,
+)
 
 
-def _check(op: str, x: Tensor, residual: Tensor | None, q: int, **channels: Tensor | None) -> None:
-    """`channels`: weight and, of a layer norm, bias."""
-    check_jet(op, x, q, last="the normalised dimension")
-    if residual is not None:
-        check_same(op, "residual", residual, x)
-    for name, parameter in channels.items():
-        check_channels(op, name, parameter, x)
+def normalised_jet(x: list[Tensor], eps: float | Tensor, q: int, centred: bool) -> list[Tensor]:
+    """Return the streams of c (mean c² + eps)^(−1/2) over the last dimension, without parameters.
+
+    Args:
+        x: streams [..., D]; q = 0 for a primal alone.
+        eps: a number, or one for every row, [..., 1].
+        centred: c = x − mean(x), of a layer norm; else c = x.
+    """
+
+    def mean(t: Tensor) -> Tensor:
+        return t.mean(-1, keepdim=True)
+
+    c = [t - mean(t) for t in x] if centred else x
+    square = [mean(t) for t in product_jet(c, c, q)]
+    shifted = square[0] + eps
+    ratio = [shifted, *(t / shifted for t in square[1:])]
+    r = torch.rsqrt(shifted)
+    return product_jet(c, pointwise_jet((r, -0.5 * r, 0.75 * r), ratio, q), q)
 
 
 def _reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, centred: bool
 ) -> Tensor:
-    wide = widened(x)
-    c = list((wide - wide.mean(-1, keepdim=True) if centred else wide).unbind(0))
-    y = torch.stack(product_jet(c, rsqrt_jet(mean_square_jet(c, q), eps, q), q))
+    streams = split_streams(x, q)
+    channels = streams[0].shape[-1:]
+    y = torch.stack(normalised_jet(streams, eps, q, centred))
+    check_shape("weight", weight, channels)
+    check_shape("bias", bias, channels)
     if weight is not None:
-        y = y * weight.to(wide.dtype)
+        y = y * widened(weight).to(y.dtype)
     if bias is not None:
-        y = torch.cat([y[:1] + bias.to(wide.dtype), y[1:]])
+        y = torch.cat([y[:1] + widened(bias).to(y.dtype), y[1:]])
     return y.to(x.dtype)
+
+
+def _sum(x: Tensor, residual: Tensor) -> Tensor:
+    check_shape("residual", residual, x.shape)
+    return x + residual
 
 
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
-    """Pure-torch reference of `layer_norm_jet`: any device, any number of backward passes.
-
-    Args, returns and raises: as `layer_norm_jet`. 16-bit types are computed in fp32.
-    """
-    _check("layer_norm_jet", x, None, q, weight=weight, bias=bias)
+    """Push a jet as `layer_norm_jet`, in pure torch: any device, any number of backwards."""
     return _reference(x, weight, bias, eps, q, centred=True)
 
 
 def rms_norm_jet_reference(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
-    """Pure-torch reference of `rms_norm_jet`: any device, any number of backward passes.
-
-    Args, returns and raises: as `rms_norm_jet`. 16-bit types are computed in fp32.
-    """
-    _check("rms_norm_jet", x, None, q, weight=weight)
+    """Push a jet as `rms_norm_jet`, in pure torch: any device, any number of backwards."""
     return _reference(x, weight, None, eps, q, centred=False)
 
 
 def add_layer_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Pure-torch reference of `add_layer_norm_jet`.
-
-    Args, returns and raises: as `add_layer_norm_jet`.
-    """
-    _check("add_layer_norm_jet", x, residual, q, weight=weight, bias=bias)
-    total = x + residual
-    return _reference(total, weight, bias, eps, q, centred=True), total
+    """Push jets as `add_layer_norm_jet`, in pure torch: any device, any number of backwards."""
+    total = _sum(x, residual)
+    return layer_norm_jet_reference(total, weight, bias, eps, q), total
 
 
 def add_rms_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Pure-torch reference of `add_rms_norm_jet`.
-
-    Args, returns and raises: as `add_rms_norm_jet`.
-    """
-    _check("add_rms_norm_jet", x, residual, q, weight=weight)
-    total = x + residual
-    return _reference(total, weight, None, eps, q, centred=False), total
+    """Push jets as `add_rms_norm_jet`, in pure torch: any device, any number of backwards."""
+    total = _sum(x, residual)
+    return rms_norm_jet_reference(total, weight, eps, q), total
 
 
 def layer_norm_jet(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
-    """Push a 2-jet through layer normalisation over the last dimension (module docstring).
+    """Push a 2-jet through layer normalisation over the last dimension.
 
     Args:
         x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16
@@ -105,13 +116,18 @@ def layer_norm_jet(
         no compiled kernel serves x's device, the pure-torch reference is used.
 
     Raises:
-        ValueError: q outside 1..4, S that does not match q, or a weight or bias that is not [D]
-            on x's device.
-        TypeError: a dtype other than the four.
+        RuntimeError: an argument that is not as above; from the reference also ValueError,
+            TypeError.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])  # moved as a whole: x_1 has no effect
+        >>> layer_norm_jet(x, None, None, 0.0, 1)
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
     """
-    _check("layer_norm_jet", x, None, q, weight=weight, bias=bias)
     if not available("layer_norm_jet", x.device):
-        return _reference(x, weight, bias, eps, q, centred=True)
+        return layer_norm_jet_reference(x, weight, bias, eps, q)
     return torch.ops.jachess.layer_norm_jet(x, None, weight, bias, eps, q)[0]
 
 
@@ -121,9 +137,8 @@ def add_layer_norm_jet(
     """Add two 2-jets and push the sum through layer normalisation, in one pass.
 
     Args:
-        x: as of `layer_norm_jet`.
         residual: as x, of the same shape and dtype, on the same device.
-        weight, bias, eps, q: as of `layer_norm_jet`.
+        x, weight, bias, eps, q: as of `layer_norm_jet`.
 
     Returns:
         y = norm(x + residual) and the sum x + residual that a pre-norm model goes on with, both
@@ -131,9 +146,8 @@ def add_layer_norm_jet(
         dtype before it is normalised, and is all that is kept for the backward.
 
     Raises:
-        ValueError, TypeError: as `layer_norm_jet`, and for a residual that is not like x.
+        RuntimeError, ValueError, TypeError: as `layer_norm_jet`.
     """
-    _check("add_layer_norm_jet", x, residual, q, weight=weight, bias=bias)
     if not available("layer_norm_jet", x.device):
         return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q)
     y, total, _, _ = torch.ops.jachess.layer_norm_jet(x, residual, weight, bias, eps, q)
@@ -141,28 +155,30 @@ def add_layer_norm_jet(
 
 
 def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
-    """Push a 2-jet through RMS normalisation over the last dimension (docs/how_it_works.md, norm).
+    """Push a 2-jet through RMS normalisation over the last dimension.
 
     Args:
-        x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16
-            (the 16-bit types are computed in fp32); any strides, any size including zero.
         weight: [D] or None; may have another dtype than x. Where a model scales by 1 + w, as
             Gemma does, give 1 + w.
         eps: added to the mean square.
-        q: number of directions, 1 to 4.
+        x, q: as of `layer_norm_jet`.
 
     Returns:
         [S, ..., D] of x's dtype; differentiable any number of times in x and weight. Where no
         compiled kernel serves x's device, the pure-torch reference is used.
 
     Raises:
-        ValueError: q outside 1..4, S that does not match q, or a weight that is not [D] on x's
-            device.
-        TypeError: a dtype other than the four.
+        RuntimeError, ValueError, TypeError: as `layer_norm_jet`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[2.0, 2.0], [1.0, 1.0]])  # scaled as a whole: x_1 has no effect
+        >>> rms_norm_jet(x, None, 0.0, 1)
+        tensor([[1., 1.],
+                [0., 0.]])
     """
-    _check("rms_norm_jet", x, None, q, weight=weight)
     if not available("rms_norm_jet", x.device):
-        return _reference(x, weight, None, eps, q, centred=False)
+        return rms_norm_jet_reference(x, weight, eps, q)
     return torch.ops.jachess.rms_norm_jet(x, None, weight, eps, q)[0]
 
 
@@ -171,24 +187,72 @@ def add_rms_norm_jet(
 ) -> tuple[Tensor, Tensor]:
     """Add two 2-jets and push the sum through RMS normalisation, in one pass.
 
-    Args:
-        x: as of `rms_norm_jet`.
-        residual: as x, of the same shape and dtype, on the same device.
-        weight, eps, q: as of `rms_norm_jet`.
-
-    Returns:
-        y = norm(x + residual) and the sum x + residual that a pre-norm model goes on with, both
-        [S, ..., D] of x's dtype and differentiable any number of times. The sum is rounded to x's
-        dtype before it is normalised, and is all that is kept for the backward.
-
-    Raises:
-        ValueError, TypeError: as `rms_norm_jet`, and for a residual that is not like x.
+    Args, returns and raises: as `add_layer_norm_jet`, without a bias.
     """
-    _check("add_rms_norm_jet", x, residual, q, weight=weight)
     if not available("rms_norm_jet", x.device):
         return add_rms_norm_jet_reference(x, residual, weight, eps, q)
     y, total, _ = torch.ops.jachess.rms_norm_jet(x, residual, weight, eps, q)
     return y, total
+
+
+# ---- mean squares --------------------------------------------------------------------------
+
+
+def jet_mean_squares_reference(
+    x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum as `jet_mean_squares`, in pure torch: any device, any number of backwards.
+
+    Numbers of ``index`` may repeat, and one out of range is torch's error.
+    """
+    check_shape("mask", mask, x.shape[1:-1])
+
+    def mean_square(streams: list[Tensor]) -> Tensor:
+        squares = torch.stack(streams)
+        if mask is not None:  # zero at masked tokens, whatever stood there
+            squares = squares.masked_fill(mask.logical_not().unsqueeze(-1), 0)
+        return squares.square().mean(0)
+
+    primal, *tangents = split_streams(x, q)
+    first, second = tangents[:q], tangents[q:]
+    if index is not None:
+        second = [x_ij.index_select(-1, index) for x_ij in second]
+    return mean_square(first).sum(-1), mean_square(second or [primal[..., :0]])
+
+
+def jet_mean_squares(
+    x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return per token the mean over directions of ‖x_i‖², and over pairs of x_ij² by dimension.
+
+    It is what the estimator needs (docs/how_it_works.md): with directions of identity covariance
+    the results have the expectations ‖J_t‖² and ‖H_{t,j}‖².
+
+    Args:
+        x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16; any
+            strides, any size including zero.
+        q: number of directions, 1 to 4.
+        mask: bool [...], true where a token counts; elsewhere the result and the gradient are zero,
+            and what x holds is not looked at. None: every token counts.
+        index: int64 [n], distinct numbers of the last dimension; None: all of them. The CPU refuses
+            repeated or impossible numbers; CUDA, which must not wait for them, gives NaN there.
+
+    Returns:
+        [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs. Differentiable any
+        number of times. Where no compiled kernel serves x's device, the reference is used.
+
+    Raises:
+        RuntimeError: an argument that is not as above; from the reference also ValueError,
+            TypeError, IndexError.
+
+    Example:
+        >>> import torch
+        >>> jet_mean_squares(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
+        tensor(25.)
+    """
+    if not available("jet_mean_squares", x.device):
+        return jet_mean_squares_reference(x, q, mask, index)
+    return torch.ops.jachess.jet_mean_squares(x, mask, index, q)
 
 
 # ---- registrations: fake kernels and autograd ----------------------------------------------
@@ -202,14 +266,14 @@ def _register(centred: bool) -> None:
     def fake(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
         y = contiguous_like(x)
         total = x.new_empty(0) if residual is None else torch.empty_like(y)
-        dtype = widened(x).dtype
+        dtype = wide_dtype(x.dtype)
         return y, total, *(x.new_empty(x.shape[:-1], dtype=dtype) for _ in range(parameters))
 
     def fake_backward(
         gy: Tensor, gsum: Tensor | None, x: Tensor, weight: Tensor | None, *rest: Any
     ) -> tuple[Tensor, ...]:
         size = x.shape[-1] if rest[-1] else 0
-        dtype = widened(x).dtype
+        dtype = wide_dtype(x.dtype)
         return contiguous_like(x), *(x.new_empty(size, dtype=dtype) for _ in range(parameters))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -232,10 +296,12 @@ def _register(centred: bool) -> None:
         else:
             x, weight, *statistics = ctx.saved_tensors
             operator = getattr(torch.ops.jachess, f"{name}_backward")
-            gx, *found = operator(gy, gsum, x, weight, ctx.eps, ctx.q, *statistics, any(needed))
+            gx, *of_channels = operator(
+                gy, gsum, x, weight, ctx.eps, ctx.q, *statistics, any(needed)
+            )
             channels = [
                 g.to(dtype) if need else None
-                for g, dtype, need in zip(found, ctx.dtypes, needed, strict=True)
+                for g, dtype, need in zip(of_channels, ctx.dtypes, needed, strict=True)
             ]
         return gx, gx if ctx.has_residual else None, *channels, None, None
 
@@ -251,7 +317,7 @@ def _register(centred: bool) -> None:
         gy, x, weight = ctx.saved_tensors
         # The bias' own value does not enter any gradient; zeros stand in, so that its gradient has
         # its term.
-        ones = x.new_ones(x.shape[-1], dtype=widened(x).dtype)
+        ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
         given = [ones if weight is None else weight, torch.zeros_like(ones)][:parameters]
 
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -278,3 +344,20 @@ def _register(centred: bool) -> None:
 
 _register(centred=True)
 _register(centred=False)
+
+
+def _fake_squares(
+    x: Tensor, mask: Tensor | None, index: Tensor | None, q: int
+) -> tuple[Tensor, Tensor]:
+    chosen = x.shape[-1] if index is None else index.shape[0]
+    chosen = 0 if x.shape[0] == 1 + q else chosen
+    first = x.new_empty(x.shape[1:-1], dtype=wide_dtype(x.dtype))
+    return first, first.new_empty((*first.shape, chosen))
+
+
+register_operator(
+    "jet_mean_squares",
+    lambda x, mask, index, q: jet_mean_squares_reference(x, q, mask, index),
+    tensors=3,
+    fake=_fake_squares,
+)

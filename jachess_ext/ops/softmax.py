@@ -1,46 +1,39 @@
-"""Jets through the softmax: wrapper, pure-torch reference, fake kernels and autograd of
-`jachess::softmax_jet`.
+"""Jets through the softmax: wrapper, pure-torch reference and autograd of `jachess::softmax_jet`.
 
-Signature: [S, ..., N], q, masked -> [S, ..., N], with S = 1 + q (first order) or
-1 + q + q(q-1)/2 streams.
 With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
 
-    p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j s_i + p s_ij))
+    p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j c_i + p s_ij))
+
+Both factors p_j and c_i are centred: what the tangents share would cancel only after it has been
+squared.
 """
 
 import torch
 from torch import Tensor
 
-from .checks import check_jet, pair_list, widened
-from .library import available
-from .registration import register_operator
+from .library import available, pair_list, register_operator, split_streams
 
 
-def softmax_jet_reference(x: Tensor, q: int, masked: bool = False) -> Tensor:
-    """Pure-torch reference of `softmax_jet`: any device, any number of backward passes.
+def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, dim: int = -1) -> Tensor:
+    """Push a jet as `softmax_jet`, in pure torch: any device, any number of backwards.
 
-    Args, returns and raises: as `softmax_jet`. 16-bit types are computed in fp32.
+    Args:
+        dim: what the softmax is over, counted from the last dimension (negative).
     """
-    check_jet("softmax_jet", x, q, last="the scores of a row")
-    s = widened(x).unbind(0)
-    hidden = torch.isneginf(s[0]).all(-1, keepdim=True) & masked
-    p = torch.softmax(s[0].masked_fill(hidden, 0), -1).masked_fill(hidden, 0)
-
-    def centred(t: Tensor) -> Tensor:
-        return t - (p * t).sum(-1, keepdim=True)
-
-    c = [centred(s[1 + i]) for i in range(q)]
+    s = split_streams(x, q)
+    # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
+    hidden = torch.isneginf(s[0]).all(dim, keepdim=True) & masked
+    p = torch.softmax(s[0].masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
+    c = [s_i - (p * s_i).sum(dim, keepdim=True) for s_i in s[1 : 1 + q]]
     y = [p, *(p * c_i for c_i in c)]
-    if x.shape[0] > 1 + q:
-        for n, (i, j) in enumerate(pair_list(q)):
-            s_ij = s[1 + q + n]
-            change = (y[1 + j] * s[1 + i] + p * s_ij).sum(-1, keepdim=True)
-            y.append(y[1 + j] * c[i] + p * (s_ij - change))
+    for (i, j), s_ij in zip(pair_list(q), s[1 + q :], strict=False):
+        cross = y[1 + j] * c[i]
+        y.append(cross + p * (s_ij - (cross + p * s_ij).sum(dim, keepdim=True)))
     return torch.stack(y).to(x.dtype)
 
 
 def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
-    """Push a 2-jet through a softmax over the last dimension (docs/how_it_works.md, softmax).
+    """Push a 2-jet through a softmax over the last dimension.
 
     Args:
         x: [S, ..., N] stacked streams of the scores, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32,
@@ -55,10 +48,14 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
         serves x's device, the pure-torch reference is used.
 
     Raises:
-        ValueError: q outside 1..4, S that does not match q, or no dimension behind the streams.
-        TypeError: a dtype other than the four.
+        RuntimeError: an argument that is not as above; from the reference also TypeError.
+
+    Example:
+        >>> import torch
+        >>> softmax_jet(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)
+        tensor([[ 0.5000,  0.5000],
+                [ 0.5000, -0.5000]])
     """
-    check_jet("softmax_jet", x, q, last="the scores of a row")
     if not available("softmax_jet", x.device):
         return softmax_jet_reference(x, q, masked)
     return torch.ops.jachess.softmax_jet(x, q, masked)

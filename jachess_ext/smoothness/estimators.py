@@ -34,8 +34,9 @@ from ..jet.directions import Distribution, draw_directions
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.tensor import JetTensor, primal_of
-from ..ops.checks import widened
-from ..ops.jet_norms import jet_mean_squares
+from ..ops import jet_mean_squares
+from ..ops.library import wide_dtype, widened
+from ..ops.norm import normalised_jet
 from .settings import (
     ENGINES,
     Dimensions,
@@ -750,10 +751,7 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """Compute (x − μ) (v + ε)^(−1/2) w + b of plain operations."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    wide = widened(input)
-    centred = wide - wide.mean(dims, keepdim=True)
-    y = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    y = _normalised(input, len(normalized_shape), eps, centred=True)
     y = y if weight is None else y * weight
     return _as_torch_returns(y if bias is None else y + bias, input)
 
@@ -765,11 +763,14 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) w of plain operations."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    wide = widened(input)
-    eps = torch.finfo(wide.dtype).eps if eps is None else eps
-    y = wide * (wide.square().mean(dims, keepdim=True) + eps).rsqrt()
+    eps = torch.finfo(wide_dtype(input.dtype)).eps if eps is None else eps
+    y = _normalised(input, len(normalized_shape), eps, centred=False)
     return _as_torch_returns(y if weight is None else y * weight, input)
+
+
+def _normalised(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
+    rows = widened(input).flatten(-dimensions)
+    return normalised_jet([rows], eps, 0, centred)[0].reshape(input.shape)
 
 
 def _as_torch_returns(y: Tensor, input: Tensor) -> Tensor:

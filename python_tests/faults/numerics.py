@@ -72,12 +72,16 @@ FAULTS = [
         "    centred = first\n",
         "share_a_constant and logsumexp",
     ),
-    _fault(
-        "softmax of tangents that share a constant",
-        "softmax.py",
-        "        change = first[j - 1] * centred[i - 1] + primal * streams[ij]\n",
-        "        change = first[j - 1] * streams[i] + primal * streams[ij]\n",
-        "share_a_constant and softmax and True",
+    Fault(
+        "numerics: softmax of tangents that share a constant",
+        (
+            Edit(
+                "jachess_ext/ops/softmax.py",
+                "        cross = y[1 + j] * c[i]\n",
+                "        cross = y[1 + j] * s[1 + i]\n",
+            ),
+        ),
+        (f"{TESTS} -k 'share_a_constant and softmax and True'",),
     ),
     _fault(
         "log_softmax of tangents that share a constant",
@@ -139,9 +143,9 @@ FAULTS = [
     _fault(
         "a layer norm of large numbers",
         "norm.py",
-        "    x = x / scale\n",
+        "    rows = rows / scale\n",
         "    scale = torch.ones_like(scale)\n",
-        "squares and group_norm",
+        "norms_of_large_numbers",
     ),
     Fault(
         "numerics: activations far out",

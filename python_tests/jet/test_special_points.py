@@ -476,6 +476,25 @@ SHIFTED: dict[str, Callable] = {
 }
 
 
+@pytest.mark.parametrize("level", [1.0, 1e9, 1e15, 1e17])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm"])
+def test_gradients_of_norms_of_large_numbers(name: str, level: float) -> None:
+    """Of the composed rules: no power of the root, as of 1e15 cubed, is formed on the way back."""
+    torch.manual_seed(0)
+    given = level * torch.randn(3, 2, 768, dtype=torch.float64)
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        x, u = given[0].to(dtype).requires_grad_(), given[1:].to(dtype)
+        with composed_rules():
+            streams = jx.jet(OF_ROWS[name], x, u).streams
+            weighted = streams * torch.linspace(-1, 1, 768, dtype=dtype)
+            return torch.autograd.grad(weighted.sum(), x)[0].double() * level
+
+    expected = gradient(torch.float64)
+    bound = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(gradient(torch.float32), expected, rtol=0, atol=bound)
+
+
 @pytest.mark.parametrize("composed", [False, True])
 @pytest.mark.parametrize("name", SHIFTED)
 def test_tangents_that_share_a_constant(name: str, composed: bool) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from jachess_ext.ntk.contract import Factors, Settings, Size, contract, count_cost
+from jachess_ext.ops import ntk_gram
 
 C, N, M, T, U, D = 2, 5, 3, 4, 6, 7  # outputs, samples, positions left and right, inputs
 WIDTHS = (3, 8)
@@ -53,6 +54,23 @@ def test_layers_that_share_inputs(form: str, sides: str) -> None:
     assert not others and choice.names == ("query", "key") and choice.form == form
     rounded = [(a, [d[0], d[1].float().double()]) for a, d in (left, right)]
     torch.testing.assert_close(found, _expected(*rounded), rtol=1e-11, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gram_of_narrow_types_is_computed_in_single(dtype: torch.dtype) -> None:
+    a, deltas = _side(N, T, 0)
+    narrow = (a.to(dtype), [delta.to(dtype) for delta in deltas])
+    found = ntk_gram(*narrow)
+    rounded = (narrow[0].double(), [delta.double() for delta in narrow[1]])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), _expected(rounded, rounded), rtol=1e-5, atol=1e-4)
+
+
+def test_gram_of_nothing_and_of_strided_inputs() -> None:
+    a, deltas = _side(N, T, 0)
+    assert not ntk_gram(a[:, :0], [delta[:, :, :0] for delta in deltas]).any()
+    strided = a.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(ntk_gram(strided, deltas), ntk_gram(a, deltas))
 
 
 def test_counted_cost() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 STREAMS = [(1, 2), (2, 3), (2, 4), (3, 4), (3, 7), (4, 5), (4, 11)]
 # One body runs on every device; `-m cuda` picks the runs on a GPU.
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # torch's own form of every kind of activation
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -102,3 +103,18 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     size = expected.abs().reshape(len(expected), -1).amax(1).clamp_min(1e-12)
     errors = (got - expected).abs().reshape(len(got), -1).amax(1) / size
     return float(errors.nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def same_for_any_threads(run: Callable[[], Sequence[Tensor]]) -> bool:
+    """Whether the results are the same bits run to run, and for any number of threads."""
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            results.append(run())
+    finally:
+        torch.set_num_threads(before)
+    return all(
+        torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True)
+    )

@@ -1,21 +1,60 @@
-"""`jachess::activation_jet` against finite differences, its reference and autograd's checks."""
+"""`jachess::activation_jet` and `jachess::gated_activation_jet`."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from jachess_ext import ops
 from python_tests.ops.cases import (
     ACTIVATIONS,
     DEVICES,
-    STREAMS,
+    DTYPES,
     away_from_kink,
     dtype_bounds,
-    jet_by_differences,
     random_jet,
     relative_error,
 )
+from python_tests.ops.operator_tests import Case, OperatorTests, requiring
 
-SMOOTH = [kind for kind in ops.ACTIVATION_KINDS if kind != "relu"]
+
+def _case(kind: str, gated: bool) -> Case:
+    def leaves(streams: int, *shape: int, **options) -> list[Tensor]:
+        x = away_from_kink(random_jet(streams, *shape), kind).to(**options)
+        return [x, random_jet(streams, *shape, seed=3).to(**options)][: 1 + gated]
+
+    def of_torch(x: Tensor, u: Tensor | int = 1) -> Tensor:
+        return ACTIVATIONS[kind](x) * u
+
+    return Case(
+        name="gated_activation_jet" if gated else "activation_jet",
+        leaves=leaves,
+        jets=1 + gated,
+        call=lambda f, q, *jets: f(*jets, kind, q),
+        of_torch=of_torch,
+        shapes=[(3, 173)],  # more elements than a block
+        bounds=dict(dtype_bounds(1e-13)),
+        operator=lambda q, *jets: (*jets, kind, q),
+        fast_gradients=gated and kind != "silu",
+        check_registration=kind == "gelu",
+    )
+
+
+CASES = {
+    f"gated {kind}" if gated else kind: _case(kind, gated)
+    for gated in (False, True)
+    for kind in ops.ACTIVATION_KINDS
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+class TestActivations(OperatorTests):
+    pass
 
 
 def test_every_kind_has_an_oracle_and_a_kernel() -> None:
@@ -23,70 +62,25 @@ def test_every_kind_has_an_oracle_and_a_kernel() -> None:
     from jachess_ext import _C
 
     assert _C.activation_kinds() == ops.ACTIVATION_KINDS
-    assert ops.available("activation_jet", "cpu")
-    assert ops.available("activation_jet", torch.device("cpu"))
     assert not ops.available("activation_jet", "meta")
     assert not ops.available("no_such_operator", "cpu")
 
 
-@pytest.mark.parametrize("kind", ops.ACTIVATION_KINDS)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-def test_agrees_with_finite_differences(kind: str, q: int, streams: int) -> None:
-    x = away_from_kink(random_jet(streams, 67), kind)
-    expected = jet_by_differences(ACTIVATIONS[kind], x, q)
-    assert relative_error(torch.ops.jachess.activation_jet(x, kind, q), expected) < 1e-7
-    assert relative_error(ops.activation_jet_reference(x, kind, q), expected) < 1e-7
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ops.ACTIVATION_KINDS)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-@pytest.mark.parametrize(
-    ("dtype", "bound"),
-    dtype_bounds(1e-13),
-)
-def test_agrees_with_the_reference(
-    device: str, kind: str, q: int, streams: int, dtype: torch.dtype, bound: float
-) -> None:
-    """Forward and gradient, on more elements than a block, against the reference in float64."""
-    x = away_from_kink(random_jet(streams, 3, 173), kind).to(device, dtype)
-    gy = random_jet(streams, 3, 173, dtype=dtype, device=device, seed=1)
-    x.requires_grad_()
-    y = ops.activation_jet(x, kind, q)
-    assert y.dtype == dtype
-    assert y.shape == x.shape
-    (gx,) = torch.autograd.grad(y, x, gy)
-    wide = x.detach().double().requires_grad_()
-    expected = ops.activation_jet_reference(wide, kind, q)
-    (expected_gx,) = torch.autograd.grad(expected, wide, gy.double())
-    assert relative_error(y, expected) < bound
-    assert relative_error(gx, expected_gx) < bound
-
-
-@pytest.mark.parametrize("kind", SMOOTH)
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-def test_gradients(kind: str, q: int, streams: int) -> None:
-    x = random_jet(streams, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: ops.activation_jet(x, kind, q), x)
-    assert torch.autograd.gradgradcheck(lambda x: ops.activation_jet(x, kind, q), x)
-
-
-def test_gradients_of_relu_away_from_its_kink() -> None:
-    x = away_from_kink(random_jet(4, 3), "relu").requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: ops.activation_jet(x, "relu", 2), x)
-    assert torch.autograd.gradgradcheck(lambda x: ops.activation_jet(x, "relu", 2), x)
-
-
-def test_third_derivative_through_the_backward_operator() -> None:
+@pytest.mark.parametrize("name", ["gelu", "gated gelu"])
+def test_third_derivative_through_the_backward_operator(name: str) -> None:
     """Nothing is dropped when the backward's own gradient is differentiated once more."""
-    x = random_jet(4, 5).requires_grad_()
+    leaves = requiring(CASES[name].leaves(4, 5))
 
-    def third(f):
-        (g,) = torch.autograd.grad(f(x, "gelu", 2).square().sum(), x, create_graph=True)
-        (gg,) = torch.autograd.grad(g.square().sum(), x, create_graph=True)
-        return torch.autograd.grad(gg.square().sum(), x)[0]
+    def third(ending: str) -> Iterator[Tensor]:
+        value = CASES[name].results(ending, 2, *leaves)[0]
+        for _ in range(3):
+            value = torch.stack(
+                torch.autograd.grad(value.square().sum(), leaves, create_graph=True)
+            )
+        return iter(value)
 
-    assert relative_error(third(ops.activation_jet), third(ops.activation_jet_reference)) < 1e-11
+    for got, expected in zip(third(""), third("_reference"), strict=True):
+        assert relative_error(got, expected) < 1e-11
 
 
 @pytest.mark.parametrize("kind", ops.ACTIVATION_KINDS)
@@ -95,39 +89,23 @@ def test_extreme_and_missing_values(kind: str, dtype: torch.dtype) -> None:
     """Saturated inputs give the limits, not NaN; NaN stays NaN in every stream."""
     points = torch.tensor([-1e30, -1e8, -300.0, -40.0, 0.0, 40.0, 300.0, 1e8, 1e30], dtype=dtype)
     x = torch.stack([points, *[torch.ones_like(points)] * 3])
+    ones = torch.ones_like(x)
     expected = ACTIVATIONS[kind](points.double().clamp(-1e10, 1e10))
     inside = points.abs() <= 1e8
     for f in (torch.ops.jachess.activation_jet, ops.activation_jet_reference):
         y = f(x, kind, 2)
         assert torch.isfinite(y).all()
         torch.testing.assert_close(y[0].double()[inside], expected[inside], rtol=2e-6, atol=1e-7)
-        gx = torch.ops.jachess.activation_jet_backward(torch.ones_like(x), x, kind, 2)
-        assert torch.isfinite(gx).all()
+    assert torch.isfinite(torch.ops.jachess.activation_jet_backward(ones, x, kind, 2)).all()
+    few = x[:, :-1]
+    assert torch.isfinite(ops.gated_activation_jet(few, ones[:, :-1], kind, 2)).all()
+    backward = torch.ops.jachess.gated_activation_jet_backward
+    for gradient in backward(ones[:, :-1], few, ones[:, :-1], kind, 2):
+        assert torch.isfinite(gradient).all()
     x[0, 3] = float("nan")
     y = ops.activation_jet(x, kind, 2)
     assert torch.isnan(y[0, 3])
     assert torch.isfinite(y[:, [0, 1, 2, 4, 5]]).all()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_strides_and_empty(device: str, dtype: torch.dtype) -> None:
-    x = random_jet(8, 6, 5, dtype=dtype, device=device)
-    for view in (x[::2], x[:4].transpose(1, 2), x[:4, ::2], x[:1].expand(4, 6, 5)):
-        dense = view.contiguous()
-        assert torch.equal(
-            ops.activation_jet(view, "gelu", 2), ops.activation_jet(dense, "gelu", 2)
-        )
-        strided = torch.ops.jachess.activation_jet_backward(view, view, "gelu", 2)
-        assert torch.equal(
-            strided, torch.ops.jachess.activation_jet_backward(dense, dense, "gelu", 2)
-        )
-    empty = random_jet(4, 0, 5, dtype=dtype, device=device).requires_grad_()
-    y = ops.activation_jet(empty, "gelu", 2)
-    assert y.shape == (4, 0, 5)
-    y.sum().backward()
-    assert empty.grad is not None
-    assert empty.grad.shape == (4, 0, 5)
 
 
 def test_sixteen_bit_rounding_is_torchs() -> None:
@@ -144,49 +122,52 @@ def test_sixteen_bit_rounding_is_torchs() -> None:
         assert torch.equal(silu, exact.to(dtype))
 
 
-@pytest.mark.parametrize(
-    ("x", "kind", "q", "error", "words"),
-    [
-        (torch.ones(4, 3), "gelu", 0, ValueError, "expected 1 to 4"),
-        (torch.ones(16, 3), "gelu", 5, ValueError, "expected 1 to 4"),
-        (torch.ones(5, 3), "gelu", 2, ValueError, "expects 3 .* or 4"),
-        (torch.tensor(1.0), "gelu", 2, ValueError, "streams in front"),
-        (torch.ones(4, 3, dtype=torch.int64), "gelu", 2, TypeError, "float64"),
-        (torch.ones(4, 3), "swish", 2, (ValueError, RuntimeError), "quick_gelu"),
-    ],
-)
-def test_bad_arguments_get_one_sentence(x, kind, q, error, words) -> None:
-    with pytest.raises(error, match=words):
-        ops.activation_jet(x, kind, q)
-    words = words.replace("float64", "Double").replace("streams in front", "[streams|dimension]")
-    with pytest.raises(RuntimeError, match=words):
-        torch.ops.jachess.activation_jet(x, kind, q)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [5, 300])
+def test_halves_of_one_tensor(device: str, dtype: torch.dtype, width: int) -> None:
+    """What a fused gate-and-up projection gives; bit for bit what dense copies give."""
+    both = random_jet(4, 3, 2, 2 * width, dtype=dtype, device=device)
+    gy = random_jet(4, 3, 2, width, dtype=dtype, device=device, seed=1)
+    g, u = both.chunk(2, -1)
+    dense = [g.contiguous(), u.contiguous()]
+    for left, right in ((g, u), (dense[0], u), (g, dense[1])):
+        _check_against_dense(left, right, gy)
 
 
-def test_backward_refuses_what_does_not_fit_x() -> None:
-    x = torch.ones(4, 3)
-    for gy in (torch.ones(4, 2), torch.ones(4, 3, dtype=torch.float64)):
-        with pytest.raises(RuntimeError, match="expected what x is"):
-            torch.ops.jachess.activation_jet_backward(gy, x, "gelu", 2)
+def test_opcheck_of_strided_jets() -> None:
+    halves = random_jet(4, 3, 10).requires_grad_().chunk(2, -1)
+    torch.library.opcheck(torch.ops.jachess.gated_activation_jet, (*halves, "silu", 2))
+    x = random_jet(4, 3, 5).requires_grad_().transpose(1, 2)
+    torch.library.opcheck(torch.ops.jachess.activation_jet, (x, "silu", 2))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(device: str, dtype: torch.dtype) -> None:
-    x = random_jet(4, 3, 5, dtype=dtype, device=device).requires_grad_()
-    gy = random_jet(4, 3, 5, dtype=dtype, device=device, seed=1).requires_grad_()
-    torch.library.opcheck(torch.ops.jachess.activation_jet, (x, "gelu", 2))
-    torch.library.opcheck(torch.ops.jachess.activation_jet, (x.transpose(1, 2), "silu", 2))
-    torch.library.opcheck(torch.ops.jachess.activation_jet_backward, (gy, x, "gelu", 2))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_of_gates(device: str, dtype: torch.dtype) -> None:
+    x = random_jet(8, 6, 7, 6, dtype=dtype, device=device)
+    for g in (
+        x[:4].transpose(2, 3),
+        x[:4, ::2],
+        x[:4, :, ::2],
+        x[:4, :, :, ::2],
+        x[:4, :1].expand(4, 6, 7, 6),
+        x[:4, :, :1].expand(4, 6, 7, 6),
+        x[:4, 0, :, :1],
+        x[:4, 0, 0, 0],
+        x[:4, 0, 0, ::3],
+    ):
+        _check_against_dense(g, g.flip(0), g.contiguous().flip(0))
+        _check_against_dense(g.contiguous(), g, g.contiguous())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiles_to_one_graph(device: str) -> None:
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        return ops.activation_jet(2 * x, "gelu", 2).square().sum()
-
-    x = random_jet(4, 8, 16, dtype=torch.float32, device=device).requires_grad_()
-    (eager,) = torch.autograd.grad(loss(x), x)
-    (compiled,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(x), x)
-    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
+def _check_against_dense(g: Tensor, u: Tensor, gy: Tensor) -> None:
+    dense = (g.contiguous(), u.contiguous())
+    got = ops.gated_activation_jet(g, u, "silu", 2)
+    assert got.is_contiguous()
+    assert torch.equal(got, ops.gated_activation_jet(*dense, "silu", 2))
+    backward = torch.ops.jachess.gated_activation_jet_backward
+    pairs = zip(backward(gy, g, u, "silu", 2), backward(gy, *dense, "silu", 2), strict=True)
+    for a, b in pairs:
+        assert a.is_contiguous()
+        assert torch.equal(a, b)

@@ -1,5 +1,4 @@
-"""`jachess::layer_norm_jet` and `jachess::rms_norm_jet` against finite differences, their
-references, and autograd's own checks; the residual forms are in test_add_norm.py."""
+"""`jachess::layer_norm_jet` and `jachess::rms_norm_jet`, alone and of a sum with a residual."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,14 @@ from torch import Tensor
 from jachess_ext import ops
 from python_tests.ops.cases import (
     DEVICES,
-    STREAMS,
+    DTYPES,
     dtype_bounds,
     jet_by_differences,
     random_jet,
     relative_error,
+    same_for_any_threads,
 )
+from python_tests.ops.operator_tests import Case, OperatorTests
 
 EPS = 1e-5
 
@@ -37,6 +38,9 @@ class Norm:
 
     def reference(self, x: Tensor, *rest: Any) -> Tensor:
         return getattr(ops, f"{self.name}_jet_reference")(x, *self.padded(*rest))
+
+    def add(self, x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        return getattr(ops, f"add_{self.name}_jet")(x, residual, *self.padded(*rest))
 
     def compiled(self, x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         """The operator itself: y, the sum and the statistics."""
@@ -61,54 +65,70 @@ class Norm:
         both = random_jet(2, n, dtype=dtype, device=device, seed=7)
         return list(both.unbind(0))[: self.parameters]
 
+    def case(self, add: bool, affine: bool) -> Case:
+        def leaves(
+            streams: int, *shape: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
+        ) -> list[Tensor]:
+            """16-bit jets meet fp32 parameters; their sums with a residual are exact."""
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            jets = [random_jet(streams, *shape, seed=seed) for seed in ((0, 5) if add else (0,))]
+            if add:
+                jets = [(8 * x).round().clamp(-32, 32) / 8 for x in jets]
+            scales = self.scales(shape[-1], wide, device) if affine else []
+            return [*(x.to(device, dtype) for x in jets), *scales]
 
-@pytest.fixture(params=["layer_norm", "rms_norm"])
+        def call(f: Any, q: int, *given: Tensor) -> Any:
+            # one channel: no variance, or y is ±1, and eps alone leaves derivatives
+            eps = 1.0 if given[0].shape[-1] == 1 else EPS
+            jets = 1 + add
+            return f(*given[:jets], *self.padded(*given[jets:], eps, q))
+
+        def operator(q: int, *given: Tensor) -> tuple[Any, ...]:
+            x, residual, *scales = given if add else (given[0], None, *given[1:])
+            return (x, residual, *self.padded(*scales, EPS, q))
+
+        def of_torch(*given: Tensor) -> Tensor:
+            jets = 1 + add
+            return self.of_torch(sum(given[:jets], torch.zeros(())), *given[jets:])
+
+        return Case(
+            name=f"add_{self.name}_jet" if add else f"{self.name}_jet",
+            leaves=leaves,
+            jets=1 + add,
+            call=call,
+            of_torch=of_torch,
+            shapes=[(2, 21, channels) for channels in ((8, 19, 100) if add else (1, 8, 19, 384))],
+            bounds=dict(dtype_bounds(1e-11)),
+            operator=operator,
+            fast_gradients=add,
+        )
+
+
+NORMS = {name: Norm(name) for name in ("layer_norm", "rms_norm")}
+CASES = {
+    f"{'add ' if add else ''}{name}{'' if affine else ' without parameters'}": norm.case(
+        add, affine
+    )
+    for name, norm in NORMS.items()
+    for add, affine in ((False, True), (False, False), (True, True))
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=NORMS)
 def norm(request: pytest.FixtureRequest) -> Norm:
-    return Norm(request.param)
+    return NORMS[request.param]
 
 
-def test_is_available(norm: Norm) -> None:
-    assert ops.available(f"{norm.name}_jet", "cpu")
-    assert ops.available(f"{norm.name}_jet_backward", "cpu")
+class TestNorms(OperatorTests):
+    pass
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-def test_agrees_with_finite_differences(norm: Norm, q: int, streams: int, affine: bool) -> None:
-    x, given = random_jet(streams, 5, 19), norm.scales(19) if affine else []
-    expected = jet_by_differences(lambda x: norm.of_torch(x, *given), x, q)
-    assert relative_error(norm.compiled(x, None, *given, EPS, q)[0], expected) < 1e-7
-    assert relative_error(norm.reference(x, *given, EPS, q), expected) < 1e-7
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("channels", [1, 8, 19, 384])
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-@pytest.mark.parametrize(("dtype", "bound"), dtype_bounds(1e-11))
-def test_agrees_with_the_reference(
-    norm: Norm, device: str, channels: int, q: int, streams: int, dtype: torch.dtype, bound: float
-) -> None:
-    """Forward and all gradients against it in float64; 16-bit x meets an fp32 weight."""
-    # one channel: no variance, or y is ±1, and eps alone leaves derivatives
-    eps = 1.0 if channels == 1 else EPS
-    wide_type = torch.float64 if dtype == torch.float64 else torch.float32
-    x = random_jet(streams, 2, 21, channels, dtype=dtype, device=device).requires_grad_()
-    gy = random_jet(streams, 2, 21, channels, dtype=dtype, device=device, seed=1)
-    leaves = [x, *(p.requires_grad_() for p in norm.scales(channels, wide_type, device))]
-    y = norm.call(*leaves, eps, q)
-    assert y.dtype == dtype
-    got = torch.autograd.grad(y, leaves, gy)
-    assert [g.dtype for g in got] == [dtype, *[wide_type] * norm.parameters]
-    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected_y = norm.reference(*wide, eps, q)
-    expected = torch.autograd.grad(expected_y, wide, gy.double())
-    assert relative_error(y, expected_y) < bound
-    assert relative_error(got[0], expected[0]) < bound
-    for g, e in zip(got[1:], expected[1:], strict=True):
-        assert relative_error(g[None], e[None]) < bound
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_weight_may_have_any_dtype(norm: Norm, dtype: torch.dtype) -> None:
     """The same numbers as the parameters widened, and their gradients in their own dtype."""
     x = random_jet(4, 3, 9, dtype=torch.float32)
@@ -116,28 +136,6 @@ def test_weight_may_have_any_dtype(norm: Norm, dtype: torch.dtype) -> None:
     y = norm.call(x, *given, EPS, 2)
     assert torch.equal(y, norm.call(x, *(p.detach().float() for p in given), EPS, 2))
     assert all(g.dtype == dtype for g in torch.autograd.grad(y.square().sum(), given))
-
-
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize(("q", "streams"), STREAMS)
-def test_gradients(norm: Norm, q: int, streams: int, affine: bool) -> None:
-    leaves = [random_jet(streams, 2, 3), *(norm.scales(3) if affine else [])]
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-
-    def f(*leaves: Tensor) -> Tensor:
-        return norm.call(*leaves, 0.3, q)
-
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=streams > 5)
-    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=streams > 5)
-
-
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_gradient_of_one_input_alone(norm: Norm, wanted: int) -> None:
-    inputs = [random_jet(4, 3, 9), *norm.scales(9)]
-    leaf = inputs[min(wanted, norm.parameters)].requires_grad_()
-    (got,) = torch.autograd.grad(norm.call(*inputs, EPS, 2).square().sum(), leaf)
-    expected = norm.reference(*inputs, EPS, 2).square().sum()
-    torch.testing.assert_close(got, torch.autograd.grad(expected, leaf)[0])
 
 
 def test_saved_statistics_are_jets(norm: Norm) -> None:
@@ -175,39 +173,9 @@ def test_keeps_its_accuracy_at_any_scale(norm: Norm, scale: float) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_weight_gradients_are_the_same_run_to_run(norm: Norm, device: str) -> None:
     """Bit for bit, and on the CPU whatever the number of threads."""
-    x = random_jet(4, 301, 64, dtype=torch.float32, device=device).requires_grad_()
-    gy = random_jet(4, 301, 64, dtype=torch.float32, device=device, seed=1)
-    leaves = [x, *(p.requires_grad_() for p in norm.scales(64, torch.float32, device))]
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3, 2):
-            torch.set_num_threads(threads)
-            results.append(torch.autograd.grad(norm.call(*leaves, EPS, 2), leaves, gy))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_strides_and_empty(norm: Norm, device: str, dtype: torch.dtype) -> None:
-    x = random_jet(8, 6, 6, dtype=dtype, device=device)
-    weight, *bias = norm.scales(12, dtype, device)
-    weight, bias = weight[::2], [b[:6] for b in bias]
-    for view in (x[::2], x[:4].transpose(1, 2), x[:1].expand(4, 6, 6)):
-        got = norm.call(view, weight, *bias, EPS, 2)
-        dense = norm.call(view.contiguous(), weight.contiguous(), *bias, EPS, 2)
-        assert torch.equal(got, dense)
-    for shape in ((0, 6), (3, 0)):
-        leaves = [random_jet(4, *shape, dtype=dtype, device=device).requires_grad_()]
-        leaves += [p.requires_grad_() for p in norm.scales(shape[-1], dtype, device)]
-        y = norm.call(*leaves, EPS, 2)
-        assert y.shape == (4, *shape)
-        for leaf, grad in zip(leaves, torch.autograd.grad(y.sum(), leaves), strict=True):
-            assert grad.shape == leaf.shape
-            assert not grad.any()
+    x, gy = (random_jet(4, 301, 64, dtype=torch.float32, device=device, seed=n) for n in (0, 1))
+    leaves = [t.requires_grad_() for t in (x, *norm.scales(64, torch.float32, device))]
+    assert same_for_any_threads(lambda: torch.autograd.grad(norm.call(*leaves, EPS, 2), leaves, gy))
 
 
 def test_nan_stays_in_its_row(norm: Norm) -> None:
@@ -216,36 +184,6 @@ def test_nan_stays_in_its_row(norm: Norm) -> None:
     y = norm.call(x, EPS, 2)
     assert torch.isnan(y[:, 1]).all()
     assert torch.isfinite(y[:, [0, 2]]).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ((torch.ones(4), EPS, 2), ValueError, "normalised dimension last"),
-        ((torch.ones(5, 3), EPS, 2), ValueError, "expects 3 .* or 4"),
-        ((torch.ones(4, 3), EPS, 7), ValueError, "expected 1 to 4"),
-        ((torch.ones(4, 3).int(), EPS, 2), TypeError, "loat|Double"),
-        ((torch.ones(4, 3), torch.ones(2), EPS, 2), ValueError, r"expected \[3\]"),
-        ((torch.ones(4, 3), torch.ones(3).int(), EPS, 2), TypeError, "weight has dtype"),
-        ((torch.ones(4, 3), torch.ones(3, device="meta"), EPS, 2), ValueError, "move it with"),
-    ],
-)
-def test_bad_arguments_get_one_sentence(
-    norm: Norm, arguments: tuple, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        norm.call(*arguments)
-    if not getattr(arguments[1], "is_meta", False):
-        with pytest.raises(RuntimeError, match=words):
-            norm.compiled(arguments[0], None, *arguments[1:])
-
-
-def test_a_bad_bias_gets_one_sentence() -> None:
-    arguments = (torch.ones(4, 3), None, torch.ones(3, 1), EPS, 2)
-    with pytest.raises(ValueError, match=r"expected \[3\]"):
-        ops.layer_norm_jet(*arguments)
-    with pytest.raises(RuntimeError, match=r"expected \[3\]"):
-        torch.ops.jachess.layer_norm_jet(arguments[0], None, *arguments[1:])
 
 
 def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
@@ -262,31 +200,91 @@ def test_backward_refuses_what_does_not_fit_x(norm: Norm) -> None:
                 norm.backward(x, None, x, None, EPS, 2, *given, False)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(norm: Norm, device: str, dtype: torch.dtype) -> None:
-    x = random_jet(4, 3, 5, dtype=dtype, device=device).requires_grad_()
-    residual = random_jet(4, 3, 5, dtype=dtype, device=device, seed=2).requires_grad_()
-    gy = random_jet(4, 3, 5, dtype=dtype, device=device, seed=1)
-    weight, *bias = (p.requires_grad_() for p in norm.scales(5, torch.float32, device))
-    added, need_weight = (residual, False) if dtype == torch.bfloat16 else (None, True)
-    forward = getattr(torch.ops.jachess, f"{norm.name}_jet")
-    torch.library.opcheck(forward, (x, added, weight, *bias, EPS, 2))
-    _, _, *statistics = forward(x.detach(), None, weight, *bias, EPS, 2)
-    torch.library.opcheck(norm.backward, (gy, added, x, weight, EPS, 2, *statistics, need_weight))
+# ---- with a residual ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_compiles_to_one_graph(norm: Norm, device: str) -> None:
-    wrapper = getattr(ops, f"{norm.name}_jet")
+def residual_leaves(norm: Norm, *shape: int) -> list[Tensor]:
+    """x, residual and the parameters, all with gradients."""
+    tensors = [random_jet(*shape), random_jet(*shape, seed=5), *norm.scales(shape[-1])]
+    return [t.requires_grad_() for t in tensors]
 
-    def loss(x: Tensor, *given: Tensor) -> Tensor:
-        return wrapper(2 * x, *given, EPS, 2).square().sum()
 
-    leaves = [random_jet(4, 8, 16, dtype=torch.float32, device=device).requires_grad_()]
-    leaves += [p.requires_grad_() for p in norm.scales(16, torch.float32, device)]
-    eager = torch.autograd.grad(loss(*leaves), leaves)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
-    for a, b in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4), (3, 4)])
+def test_gradients(norm: Norm, q: int, streams: int, used: tuple[int, ...]) -> None:
+    """First and second, with each output used alone and with both."""
+
+    def f(*leaves: Tensor) -> tuple[Tensor, ...]:
+        outputs = norm.add(*leaves, 0.3, q)
+        return tuple(outputs[i] for i in used)
+
+    leaves = residual_leaves(norm, streams, 2, 3)
+    assert torch.autograd.gradcheck(f, leaves)
+    assert torch.autograd.gradgradcheck(f, leaves)
+
+
+def test_only_the_sum_is_kept(norm: Norm) -> None:
+    """Neither x nor residual is saved; without a residual x itself is, nothing else so large."""
+    saved: list[Tensor] = []
+
+    def record(t: Tensor) -> Tensor:
+        saved.append(t)
+        return t
+
+    x, residual, *given = residual_leaves(norm, 4, 3, 8)
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
+        _, total = norm.add(x, residual, *given, EPS, 2)
+    pointers = [t.data_ptr() for t in saved if t.numel() == x.numel()]
+    assert pointers == [total.data_ptr()]
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
+        norm.call(x, *given, EPS, 2)
+    assert [t.data_ptr() for t in saved if t.numel() == x.numel()] == [x.data_ptr()]
+
+
+def test_an_unused_output_gets_no_zeros(norm: Norm) -> None:
+    """The backward operator gets the gradients that exist, and does not run for the sum alone."""
+    calls: list[tuple] = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append((str(func), args))
+            return func(*args, **(kwargs or {}))
+
+    leaves = residual_leaves(norm, 4, 3, 8)
+    name = f"jachess.{norm.name}_jet_backward.default"
+    y, _ = norm.add(*leaves, EPS, 2)
+    with Record():
+        torch.autograd.grad(y, leaves, torch.ones_like(y))
+    backward = [args for func, args in calls if func == name]
+    assert len(backward) == 1
+    assert backward[0][1] is None  # gsum
+    assert not [func for func, _ in calls if "zeros" in func or "fill" in func]
+    calls.clear()
+    _, total = norm.add(*leaves, EPS, 2)
+    with Record():
+        gradients = torch.autograd.grad(total, leaves[:2], torch.ones_like(total))
+    assert not [func for func, _ in calls if func == name]
+    assert all(torch.equal(g, torch.ones_like(total)) for g in gradients)
+
+
+def test_results_alias_no_argument_and_none_another(norm: Norm) -> None:
+    x, residual, *given = (leaf.detach() for leaf in residual_leaves(norm, 4, 3, 8))
+    kept = x.clone(), residual.clone()
+    y, total = norm.add(x, residual, *given, EPS, 2)
+    pointers = {t.data_ptr() for t in (x, residual, y, total)}
+    assert len(pointers) == 4
+    y.zero_()
+    total.zero_()
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
+
+
+def test_the_sum_is_rounded_before_it_is_normalised(norm: Norm) -> None:
+    """As an unfused model rounds its residual stream; one gradient serves x and the residual."""
+    leaves = [random_jet(4, 9, 19, dtype=torch.bfloat16, seed=n).requires_grad_() for n in (0, 5)]
+    y, total = norm.add(*leaves, EPS, 2)
+    assert torch.equal(total, leaves[0] + leaves[1])
+    assert torch.equal(y, norm.call(total.detach(), EPS, 2))
+    first, second = torch.autograd.grad((y * y).sum() + total.sum(), leaves)
+    assert torch.equal(first, second)

@@ -42,7 +42,6 @@ WRAPPERS: dict[str, tuple[Wrapper, list[Tensor]]] = {
         lambda query, k, v: ops.attention_jet(query, k, v, q=Q, causal=True),
         [random_jet(S, 1, 2, 4, 3, seed=seed) for seed in range(3)],
     ),
-    "jet_norms": (lambda x: ops.jet_norms(x, Q), [random_jet(S, 2, 5)]),
     "jet_mean_squares": (lambda x: ops.jet_mean_squares(x, Q)[1], [random_jet(S, 2, 5)]),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse
 from .patterns import RepeatedHeads, fusable
-from .softmax import along, masked_softmax_streams
+from .softmax import along, softmax_streams
 
 
 @jet_rule("scaled_dot_product_attention")
@@ -43,7 +44,7 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = _scores(query, key, attn_mask, is_causal, scale)
     layout = common_layout(query, key, value, attn_mask)
-    weights = along(lift(scores, layout), -1, None, masked_softmax_streams)
+    weights = along(lift(scores, layout), -1, None, partial(softmax_streams, masked=True))
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""Normalisations: compiled operators where they exist, else composed of the elementary rules."""
+"""Normalisations: compiled operators where they exist, else the formula of their references."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import ops
+from ...ops.norm import normalised_jet
 from ..registry import calling_modules, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
 from .patterns import Sum
@@ -31,7 +32,8 @@ def layer_norm(
     if simple and _has_operator("layer_norm_jet", input):
         settings = (weight, bias, eps, input.jet_layout.directions)
         return _fused(input, ops.layer_norm_jet, ops.add_layer_norm_jet, *settings)
-    return composed_layer_norm(input, normalized_shape, weight, bias, eps)
+    out = _normalised(input, len(normalized_shape), eps, centred=True)
+    return _affine(out, weight, bias, input.dtype)
 
 
 def _has_operator(name: str, input: JetTensor) -> bool:
@@ -53,24 +55,25 @@ def _fused(
     return input.with_streams(alone(input.streams, *settings))
 
 
-def composed_layer_norm(
-    input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float
-) -> JetTensor:
-    """(x − μ) (v + ε)^(−1/2) · w + b, written with functions that have rules of their own."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    x = wide(input)
-    centred = x - x.mean(dims, keepdim=True)
-    return _affine(_over_root_mean_square(centred, dims, eps), weight, bias, input.dtype)
+def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
+    """The norm over the last dimensions, without parameters and in float32 for halves; of a jet, or
+    of a plain tensor where the parameters alone are jets.
 
-
-def _over_root_mean_square(x: Any, dims: tuple[int, ...], eps: float) -> Any:
-    """x (mean x² + ε)^(−1/2), computed of x / s with s a constant close to the root, so that powers
-    of it do not overflow where the result does not."""
-    primal = (x.primal if isinstance(x, JetTensor) else x).detach()
-    scale = ((primal * primal).mean(dims, keepdim=True) + eps).sqrt()
+    It is computed of x / s, with s a constant close to the root, so that powers of it do not
+    overflow where the result does not.
+    """
+    is_jet = isinstance(input, JetTensor)
+    streams = wide(input.streams if is_jet else input.unsqueeze(0))
+    q = input.jet_layout.directions if is_jet else 0
+    rows = streams.flatten(-dimensions)
+    primal = rows[0].detach()
+    primal = primal - primal.mean(-1, keepdim=True) if centred else primal
+    scale = ((primal * primal).mean(-1, keepdim=True) + eps).sqrt()
     scale = torch.where((scale == 0) | scale.isinf(), 1, scale)
-    x = x / scale
-    return x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps / scale / scale)
+    rows = rows / scale
+    out = torch.stack(normalised_jet(list(rows), eps / scale / scale, q, centred))
+    out = out.reshape(streams.shape)
+    return input.with_streams(out) if is_jet else out[0]
 
 
 @jet_rule("rms_norm")
@@ -78,15 +81,13 @@ def rms_norm(
     input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> JetTensor:
     """x (mean x² + ε)^(−1/2) · w; ε defaults to the dtype's machine epsilon, as in torch."""
-    x = wide(input)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor)
     simple = simple and not (weight is not None and weight.is_complex())
     if simple and _has_operator("rms_norm_jet", input):
         return rms_norm_operator(input, weight, eps)
-    dims = tuple(range(-len(normalized_shape), 0))
-    out = _over_root_mean_square(x, dims, eps)
+    out = _normalised(input, len(normalized_shape), eps, centred=False)
     return _affine(out, weight, None, input.dtype)
 
 
@@ -146,7 +147,7 @@ def group_norm(
 ) -> Any:
     """Layer norm over each group of channels of ``[N, C, ...]``, then scale and shift a channel."""
     x = wide(input).reshape(input.shape[0], num_groups, -1)
-    out = composed_layer_norm(x, x.shape[-1:], None, None, eps).reshape(input.shape)
+    out = _normalised(x, 1, eps, centred=True).reshape(input.shape)
     return _affine_of_channels(out, weight, bias, input.dtype)
 
 
@@ -209,8 +210,7 @@ def batch_norm(
 ) -> Any:
     """With running statistics: an affine map of each channel of ``[N, C, ...]``."""
     if training and running_mean is None and running_var is None:
-        rows = input.transpose(0, 1).flatten(1)
-        out = composed_layer_norm(rows, rows.shape[-1:], None, None, eps)
+        out = _normalised(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
         return _affine_of_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:

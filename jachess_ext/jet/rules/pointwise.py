@@ -15,13 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ...ops.activation import ACTIVATION_DERIVATIVES
+from ...ops.activation import DERIVATIVES, Derivatives
 from ..registry import find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
 from .streamwise import write_in_place
-
-Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
@@ -114,33 +112,26 @@ def with_operator(
     return push_forward(jet, in_float32(jet.primal, composed))
 
 
-# ---- activations (those that are an operator, too, have their formulas in ops/activation.py) ----
+# ---- activations -------------------------------------------------------------------------------
+
+
+def of_operator(name: str) -> Callable[..., Derivatives]:
+    """The rule of an activation function that also has a compiled operator."""
+
+    @pointwise(name)
+    def derivatives(x: Tensor, inplace: bool = False) -> Derivatives:
+        return DERIVATIVES[name](x)
+
+    return derivatives
+
+
+sigmoid, silu, tanh, relu = map(of_operator, ("sigmoid", "silu", "tanh", "relu"))
 
 
 @jet_rule("gelu")
 def gelu(input: JetTensor, approximate: str = "none") -> JetTensor:
     kind = "gelu" if approximate == "none" else "gelu_tanh"
-    return with_operator(kind, input, ACTIVATION_DERIVATIVES[kind])
-
-
-@pointwise("sigmoid")
-def sigmoid(x: Tensor) -> Derivatives:
-    return ACTIVATION_DERIVATIVES["sigmoid"](x)
-
-
-@pointwise("silu")
-def silu(x: Tensor, inplace: bool = False) -> Derivatives:
-    return ACTIVATION_DERIVATIVES["silu"](x)
-
-
-@pointwise("tanh")
-def tanh(x: Tensor) -> Derivatives:
-    return ACTIVATION_DERIVATIVES["tanh"](x)
-
-
-@pointwise("relu")
-def relu(x: Tensor, inplace: bool = False) -> Derivatives:
-    return ACTIVATION_DERIVATIVES["relu"](x)
+    return with_operator(kind, input, DERIVATIVES[kind])
 
 
 @pointwise("leaky_relu")

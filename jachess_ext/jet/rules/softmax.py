@@ -1,10 +1,7 @@
 """Softmax, its logarithm, and log-sum-exp (docs/how_it_works.md, softmax).
 
-With centred scores c_i = s_i − Σ p s_i:   p_i = p c_i,
-    p_ij = p_j c_i + p (s_ij − Σ p (c_i c_j + s_ij)).
-
-Where a product of two tangents is summed, both are centred: what they share would cancel only
-after it has been squared.
+c_i = s_i − Σ p s_i are centred scores. Where a product of two tangents is summed, both are centred:
+what they share would cancel only after it has been squared.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ...ops.library import transformed
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
@@ -25,46 +21,15 @@ from .pointwise import wide
 from .streamwise import behind_streams, behind_streams_all, varargs, without_dimensions
 
 
-def softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
+def softmax_streams(streams: Tensor, layout: JetLayout, dim: int, masked: bool = False) -> Tensor:
     """Softmax of a stack along ``dim`` (negative).
 
-    Rows whose scores are all −inf give NaN, as torch's softmax does.
+    Rows whose scores are all −inf give NaN, as torch's softmax does; masked: zeros, as its
+    attention does.
     """
-    if _has_operator(streams, layout, dim):
-        return ops.softmax_jet(streams, layout.directions)
-    return _streams_from_primal(streams, torch.softmax(streams[0], dim), layout, dim)
-
-
-def masked_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
-    """`softmax_streams`, but rows whose scores are all −inf give zeros, as torch's attention does.
-
-    Their scores are replaced before the softmax: 0 · NaN would make their gradient NaN otherwise.
-    """
-    if _has_operator(streams, layout, dim):
-        return ops.softmax_jet(streams, layout.directions, masked=True)
-    scores = streams[0]
-    hidden = torch.isneginf(scores).all(dim, keepdim=True)
-    if not transformed() and not hidden.any():  # vmap knows no value to branch on
-        return softmax_streams(streams, layout, dim)
-    primal = torch.softmax(scores.masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
-    return _streams_from_primal(streams, primal, layout, dim)
-
-
-def _has_operator(streams: Tensor, layout: JetLayout, dim: int) -> bool:
-    return dim == -1 and not layout.composed and ops.available("softmax_jet", streams.device)
-
-
-def _streams_from_primal(streams: Tensor, primal: Tensor, layout: JetLayout, dim: int) -> Tensor:
-    centred = _centred(streams, primal, dim, layout)
-    first = primal * centred
-    if not layout.pairs:
-        return torch.cat([primal.unsqueeze(0), first])
-    second = []
-    for i, j, ij in layout.pair_streams():
-        change = first[j - 1] * centred[i - 1] + primal * streams[ij]
-        row = streams[ij] - change.sum(dim, keepdim=True)
-        second.append(first[j - 1] * centred[i - 1] + primal * row)
-    return torch.cat([primal.unsqueeze(0), first, torch.stack(second)])
+    if dim == -1 and not layout.composed:
+        return ops.softmax_jet(streams, layout.directions, masked)
+    return ops.softmax_jet_reference(streams, layout.directions, masked, dim)
 
 
 def _centred(streams: Tensor, primal: Tensor, dim: int, layout: JetLayout) -> Tensor:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jachess_ext import ops
-from python_tests.ops.cases import DEVICES
+from jachess_ext.ops.ntk import WORKSPACE
+from python_tests.ops.cases import DEVICES, same_for_any_threads
 from python_tests.ops.ntk_sides import BOUNDS, SIZES, Side, error, expected, make_side
 
 FORMS = ["ntk_gram", "ntk_materialised"]
@@ -223,13 +224,9 @@ def test_deterministic(form: Form, dtype: torch.dtype, device: str) -> None:
     """Bit for bit, run to run, and form A for any number of threads."""
     left = make_side(3, 60, 13, 40, (24,), dtype=dtype, device=device)
     first = form.compiled(left)
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 3, 5) if form.name == "ntk_gram" else (threads, threads):
-            torch.set_num_threads(number)
-            assert torch.equal(form.compiled(left), first)
-    finally:
-        torch.set_num_threads(threads)
+    if form.name == "ntk_gram":
+        assert same_for_any_threads(lambda: [form.compiled(left)])
+    assert torch.equal(form.compiled(left), first)
 
 
 def test_large_offset_keeps_its_digits(form: Form) -> None:
@@ -270,94 +267,6 @@ def test_a_position_without_cotangents_still_has_a_gradient(form: Form) -> None:
     assert torch.autograd.gradcheck(lambda d: form.call(a, [d]), [delta.requires_grad_()])
 
 
-A, D = torch.zeros(3, 4, 5), torch.zeros(2, 3, 4, 6)
-REFUSED: list[tuple[Callable[[Form], Tensor], type[Exception], str]] = [
-    (lambda form: form.call(A[0], [D]), ValueError, r"inputs have shape \[4, 5\]"),
-    (lambda form: form.call(A, []), ValueError, "there are 0 cotangents"),
-    (lambda form: form.call(A, [D[0]]), ValueError, r"a cotangent has shape \[3, 4, 6\]"),
-    (lambda form: form.call(A, [D[:, :2]]), ValueError, r"expected \[C, 3, 4, e\]"),
-    (lambda form: form.call(A, [D, D[:1]]), ValueError, "with the same C for every layer"),
-    (
-        lambda form: form.call(A, [D], A),
-        ValueError,
-        "pass both other_inputs and other_cotangents",
-    ),
-    (lambda form: form.call(A, [D], A, [D, D]), ValueError, "outputs or layers"),
-    (lambda form: form.call(A, [D], A, [D[:1]]), ValueError, "outputs or layers"),
-    (
-        lambda form: form.call(A, [D], A, [D[..., :2]]),
-        ValueError,
-        "differ in their feature sizes",
-    ),
-    (
-        lambda form: form.call(A, [D], A[..., 1:], [D]),
-        ValueError,
-        "differ in their feature sizes",
-    ),
-    (
-        lambda form: form.call(A, [D.double()]),
-        TypeError,
-        r"a cotangent has dtype torch\.float64",
-    ),
-    (lambda form: form.call(A.int(), [D.int()]), TypeError, r"inputs has dtype torch\.int32"),
-    (
-        lambda form: form.call(A, [D], A.half(), [D.half()]),
-        TypeError,
-        r"has dtype torch\.float16",
-    ),
-    (lambda form: form.call(A, [D.to("meta")]), ValueError, "is on meta but the first inputs"),
-]
-
-
-@pytest.mark.parametrize(("call", "kind", "sentence"), REFUSED)
-def test_refuses(
-    form: Form, call: Callable[[Form], Tensor], kind: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(kind, match=sentence):
-        call(form)
-
-
-def gram(left: Side, right: Side | None = None) -> Tensor:
-    return torch.ops.jachess.ntk_gram(*arguments(left, right))
-
-
-REFUSED_BY_THE_OPERATOR: list[tuple[Callable[[], Tensor], str]] = [
-    (lambda: gram((A[0], [D])), r"expected \[N, T, d\]"),
-    (
-        lambda: gram((A.int(), [D])),
-        "of Double, Float, BFloat16 or Half",
-    ),
-    (lambda: gram((A, [])), "no cotangent for inputs"),
-    (
-        lambda: gram((A, [D[:, :2]])),
-        r"a cotangent has shape \[2, 2, 4, 6\]",
-    ),
-    (
-        lambda: gram((A, [D.double()])),
-        "another dtype or device than inputs",
-    ),
-    (lambda: gram((A, [D]), (A, [])), "other_cotangents is missing"),
-    (
-        lambda: torch.ops.jachess.ntk_gram(A, [D], None, [D]),
-        "one of other_inputs and other_cotangents is missing",
-    ),
-    (
-        lambda: gram((A, [D]), (A.double(), [D.double()])),
-        "another dtype",
-    ),
-    (
-        lambda: gram((A, [D]), (A, [D[..., :2]])),
-        "differ in their numbers",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "sentence"), REFUSED_BY_THE_OPERATOR)
-def test_the_operator_refuses(call: Callable[[], Tensor], sentence: str) -> None:
-    with pytest.raises(RuntimeError, match=sentence):
-        call()
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
@@ -373,3 +282,56 @@ def test_compiles_to_one_graph() -> None:
     a, deltas = make_side(2, 5, 4, 8, (6,))
     compiled = torch.compile(lambda a, d: 2 * ops.ntk_gram(a, [d]), fullgraph=True)
     assert torch.equal(compiled(a, deltas[0]), 2 * ops.ntk_gram(a, deltas))
+
+
+# ---- form B alone: how it cuts gradients, weights and workspace --------------------------------
+
+WORKSPACES = [1, 40_000, 10**6, WORKSPACE]
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_any_workspace(dtype: torch.dtype, workspace: int) -> None:
+    """Gradients in one block or many."""
+    left = make_side(2, 11, 9, 70, (45, 3, 50), dtype=dtype)
+    right = make_side(2, 5, 12, 70, (45, 3, 50), seed=1, dtype=dtype)
+    bound = 1e-13 if dtype == torch.float64 else 1e-6
+    got = ops.ntk_materialised(*left, workspace=workspace)
+    assert error(got, expected(left, left)) < bound
+    assert torch.equal(got, got.permute(2, 3, 0, 1))
+    unequal = ops.ntk_materialised(*left, *right, workspace=workspace)
+    assert error(unequal, expected(left, right)) < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_more_than_a_block(dtype: torch.dtype) -> None:
+    """Many gradients: strips of the upper triangle, samples of which nothing counts."""
+    lengths = torch.arange(300) % 4  # of some samples nothing counts
+    a, (delta,) = make_side(3, 300, 3, 4, (5,), dtype=dtype)
+    delta[:, torch.arange(3) >= lengths[:, None]] = 0
+    left, right = (a, [delta]), make_side(3, 280, 2, 4, (5,), seed=1, dtype=dtype)
+    bound = 1e-13 if dtype == torch.float64 else 1e-6
+    got = ops.ntk_materialised(*left)
+    assert error(got, expected(left, left)) < bound
+    assert torch.equal(got, got.permute(2, 3, 0, 1))
+    assert error(ops.ntk_materialised(*left, *right), expected(left, right)) < bound
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    inputs=st.integers(1, 400),
+    widths=st.lists(st.integers(0, 250), min_size=1, max_size=3),
+    workspace=st.integers(1, 10**6),
+    positions=st.integers(1, 3),
+)
+def test_any_features(inputs: int, widths: list[int], workspace: int, positions: int) -> None:
+    """Blocks of any number of rows, the last one smaller."""
+    left = make_side(1, 5, positions, inputs, tuple(widths))
+    got = ops.ntk_materialised(*left, workspace=workspace)
+    torch.testing.assert_close(got, expected(left, left), rtol=1e-11, atol=1e-9)
+
+
+def test_long_samples() -> None:
+    """A number of a gradient is a sum over many positions."""
+    left = make_side(2, 3, 130, 7, (6,), dtype=torch.float32)
+    assert error(ops.ntk_materialised(*left), expected(left, left)) < 1e-6

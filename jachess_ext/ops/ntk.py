@@ -1,0 +1,329 @@
+"""The NTK of linear layers that share an input, in two forms (docs/ntk.md). With inputs
+a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L:
+
+    A   K[c, n, c', m] = Σ_{t,t'} (a_{n,t}·a_{m,t'}) Σ_l (δ^l_{n,c,t}·δ^l_{m,c',t'})
+    B   G^l_{n,c} = Σ_t δ^l_{n,c,t} a_{n,t}ᵀ;
+        K[c, n, c', m] = Σ_l Σ_{blocks of rows r} ⟨G^l_{n,c}[r], G^l_{m,c'}[r]⟩
+
+A, `jachess::ntk_gram`, multiplies the two Gram matrices while their tiles are in registers or
+cache. B is torch's own matrix products: a block of rows of every per-sample gradient, as small as
+the cache so that it need not go to main memory and back, is written, multiplied and forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .gemm import rows_times
+from .library import (
+    available,
+    check_shape,
+    register_without_derivative,
+    transformed,
+    wide_dtype,
+    widened,
+)
+
+_TILE_POSITIONS = 512  # a side of a tile of form A's reference: its Gram matrices stay in cache
+WORKSPACE = 128 * 2**20
+# Measured on a Zen 4 core (1 MiB of L2, 32 MiB of L3), of the rate of large products: blocks of 3
+# to 6 MiB are written at 75 to 90 % and multiplied at all of it; 36 MiB of fresh memory at 28 and
+# 80 %.
+_CACHE_BYTES = 6 * 2**20
+_LEAST_ROWS = 32  # fewer make the products of single samples too small: 4 run at half the rate
+_STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
+
+
+# ---- operands of one or two sides ----------------------------------------------------------
+
+
+def _differentiated(*operands: Tensor | Sequence[Tensor] | None) -> bool:
+    """Whether a derivative is asked for, by autograd or a transform of torch.func."""
+    tensors = [x for given in operands if given is not None for x in _listed(given)]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return recorded or transformed()
+
+
+def _listed(given: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return [given] if isinstance(given, Tensor) else given
+
+
+def _sides(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None,
+    other_cotangents: Sequence[Tensor] | None,
+) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+    """Both sides, checked and widened; the left one twice where there is no other.
+
+    Raises:
+        ValueError: shapes that do not fit together; one side of the right without the other.
+        TypeError: a dtype other than the four, or several.
+    """
+    if (other_inputs is None) != (other_cotangents is None):
+        raise ValueError("pass both other_inputs and other_cotangents, or neither.")
+    left = _side(inputs, cotangents)
+    if other_inputs is None or other_cotangents is None:
+        return *left, *left
+    right = _side(other_inputs, other_cotangents)
+    if inputs.dtype != other_inputs.dtype:
+        raise TypeError(
+            f"inputs has dtype {inputs.dtype} and other_inputs {other_inputs.dtype}; expected the "
+            "same for all: convert one with .to()."
+        )
+    features = [[inputs.shape[-1], *(d.shape[::3] for d in cotangents)]]
+    features += [[other_inputs.shape[-1], *(d.shape[::3] for d in other_cotangents)]]
+    if features[0] != features[1]:
+        raise ValueError(
+            "left and right differ in their feature sizes, or in their numbers of outputs or "
+            "layers: give the cotangents of the same layers in the same order."
+        )
+    return *left, *right
+
+
+def _side(inputs: Tensor, cotangents: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    if inputs.dim() != 3 or not cotangents or cotangents[0].dim() != 4:
+        raise ValueError(
+            f"inputs have shape {list(inputs.shape)} and cotangents "
+            f"{[list(delta.shape) for delta in cotangents]}; expected [N, T, d] and at least one "
+            "[C, N, T, e]."
+        )
+    for delta in cotangents:
+        check_shape("a cotangent", delta, (len(cotangents[0]), *inputs.shape[:2], delta.shape[-1]))
+        if delta.dtype != inputs.dtype:
+            raise TypeError(
+                f"a cotangent has dtype {delta.dtype} and inputs {inputs.dtype}; expected the same "
+                "for all: convert one with .to()."
+            )
+    a, deltas = widened(inputs), [widened(delta) for delta in cotangents]
+    # A position without a cotangent adds nothing, whatever its inputs hold: 0 · inf would be NaN.
+    unused = torch.stack([~delta.ne(0).any(-1).any(0) for delta in deltas]).all(0)
+    return a.masked_fill(unused[..., None] & ~a.isfinite(), 0), deltas
+
+
+# ---- form A --------------------------------------------------------------------------------
+
+
+def ntk_gram(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Sum form A tile by tile; no [N T, M T'] matrix is ever whole.
+
+    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
+    whatever their inputs hold; on the CPU they cost nothing either.
+
+    Args:
+        inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are summed in fp32); any
+            strides, any size including zero.
+        cotangents: δ^l, each [C, N, T, e_l], of the layers that share these inputs; of a's dtype.
+        other_inputs, other_cotangents: [M, T', d] and [C, M, T', e_l] of the right side; None:
+            the left side itself, each pair computed once.
+
+    Returns:
+        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
+        symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
+        no compiled kernel serves the device, the pure-torch reference is used.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit together; one side of the right
+            given without the other. From the reference ValueError, TypeError.
+
+    Example:
+        >>> import torch
+        >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
+        >>> ntk_gram(inputs, cotangents)[0, :, 0]  # 3² pairs of positions times 4 times 5
+        tensor([[180., 180.],
+                [180., 180.]])
+    """
+    operands = (inputs, cotangents, other_inputs, other_cotangents)
+    if not available("ntk_gram", inputs.device) or _differentiated(*operands):
+        return ntk_gram_reference(*operands)
+    return torch.ops.jachess.ntk_gram(
+        inputs, list(cotangents), other_inputs, list(other_cotangents or [])
+    )
+
+
+def ntk_gram_reference(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Sum as `ntk_gram`, in pure torch: any device, any number of backwards."""
+    left, deltas, right, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
+    symmetric = other_inputs is None
+    outputs, count, positions, _ = deltas[0].shape
+    other_count, other_positions = right.shape[:2]
+    kernel = left.new_zeros(outputs, count, outputs, other_count)
+    if not positions or not other_positions:
+        return kernel
+    step = max(1, _TILE_POSITIONS // positions)
+    other_step = max(1, _TILE_POSITIONS // other_positions)
+    for i in range(0, count, step):
+        rows = slice(i, i + step)
+        a, a_deltas = _flat(left, deltas, rows)
+        for j in range(i if symmetric else 0, other_count, other_step):
+            columns = slice(j, j + other_step)
+            b, b_deltas = _flat(right, others, columns)
+            tile = _tile(a, a_deltas, b, b_deltas, positions, other_positions)
+            if symmetric and i == j:
+                tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
+            kernel[:, rows, :, columns] = tile
+            if symmetric and i != j:
+                kernel[:, columns, :, rows] = tile.permute(2, 3, 0, 1)
+    return kernel
+
+
+def _tile(
+    a: Tensor,
+    deltas: list[Tensor],
+    b: Tensor,
+    others: list[Tensor],
+    positions: int,
+    other_positions: int,
+) -> Tensor:
+    """[C, rows, C, columns]; the input Gram matrix serves every pair of outputs."""
+    gram = a @ b.T
+    outputs = deltas[0].shape[0]
+    shape = (a.shape[0] // positions, positions, b.shape[0] // other_positions, other_positions)
+    tile = gram.new_empty(outputs, shape[0], outputs, shape[2])
+    for c in range(outputs):
+        for d in range(outputs):
+            product = deltas[0][c] @ others[0][d].T
+            for delta, other in zip(deltas[1:], others[1:], strict=True):
+                product = torch.addmm(product, delta[c], other[d].T)
+            tile[c, :, d] = (product * gram).view(shape).sum(3).sum(1)
+    return tile
+
+
+def _flat(inputs: Tensor, cotangents: Sequence[Tensor], rows: slice) -> tuple[Tensor, list[Tensor]]:
+    """Samples and positions as one dimension, of these rows."""
+    return inputs[rows].flatten(0, 1), [delta[:, rows].flatten(1, 2) for delta in cotangents]
+
+
+def _fake(
+    inputs: Tensor,
+    cotangents: list[Tensor],
+    other_inputs: Tensor | None,
+    *_: object,
+) -> Tensor:
+    outputs, count = cotangents[0].shape[:2]
+    other_count = count if other_inputs is None else other_inputs.shape[0]
+    return inputs.new_empty(outputs, count, outputs, other_count, dtype=wide_dtype(inputs.dtype))
+
+
+register_without_derivative("ntk_gram", _fake)
+
+# ---- form B --------------------------------------------------------------------------------
+
+
+def ntk_materialised(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+    workspace: int = WORKSPACE,
+) -> Tensor:
+    """Sum form B block by block; no gradient of a sample is ever whole.
+
+    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
+    whatever their inputs hold.
+
+    Args:
+        inputs, cotangents, other_inputs, other_cotangents: as of `ntk_gram`.
+        workspace: bytes that the blocks of gradients may take; one row of every gradient is taken
+            in any case. It changes the last bits.
+
+    Returns:
+        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
+        symmetric. Where a gradient is asked for, `ntk_materialised_reference` is used.
+
+    Raises:
+        ValueError: shapes that do not fit together; one side of the right given without the other;
+            a workspace below 1.
+        TypeError: a dtype other than the four, or several.
+        RuntimeError: operands on several devices.
+
+    Example:
+        >>> import torch
+        >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
+        >>> ntk_materialised(inputs, cotangents)[0, :, 0]
+        tensor([[180., 180.],
+                [180., 180.]])
+    """
+    if workspace < 1:
+        raise ValueError(
+            f"ntk_materialised: workspace is {workspace}; expected bytes that it may take, at "
+            "least 1."
+        )
+    operands = (inputs, cotangents, other_inputs, other_cotangents)
+    if _differentiated(*operands):
+        return ntk_materialised_reference(*operands)
+    a, deltas, b, others = _sides(*operands)
+    symmetric = other_inputs is None
+    outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
+    kernel = a.new_zeros(count * outputs, other_count * outputs)
+    for delta, other in zip(deltas, others, strict=True):
+        vectors = outputs * (count if symmetric else count + other_count)
+        row_bytes = max(1, vectors * a.shape[-1] * a.itemsize)
+        step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
+        step = max(1, min(step, delta.shape[-1]))
+        # written into the same memory again and again: fresh pages would cost more than the product
+        mine = a.new_empty(outputs * count * step * a.shape[-1])
+        theirs = mine if symmetric else a.new_empty(outputs * other_count * step * a.shape[-1])
+        for start in range(0, delta.shape[-1], step):
+            block = _rows(a, delta[..., start : start + step], mine)
+            if symmetric:
+                _add_upper_triangle(kernel, block)
+            else:
+                beside = _rows(b, other[..., start : start + step], theirs)
+                kernel += rows_times(block, beside, _STRIP)
+    if symmetric:
+        kernel = kernel.triu() + kernel.triu(1).T
+    return kernel.view(count, outputs, other_count, outputs).permute(1, 0, 3, 2)
+
+
+def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
+    """[N C, rows d]: these rows of every gradient, one batched product over samples."""
+    outputs, count, positions, rows = delta.shape
+    turned = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
+    shape = (count, outputs * rows, a.shape[-1])
+    out = memory[: math.prod(shape)].view(shape)
+    torch.bmm(turned, a, out=out)
+    return out.view(count * outputs, rows * a.shape[-1])
+
+
+def _add_upper_triangle(kernel: Tensor, block: Tensor) -> None:
+    for start in range(0, kernel.shape[0], _STRIP):
+        strip = block[start : start + _STRIP]
+        kernel[start : start + _STRIP, start:] += rows_times(strip, block[start:], len(strip))
+
+
+def ntk_materialised_reference(
+    inputs: Tensor,
+    cotangents: Sequence[Tensor],
+    other_inputs: Tensor | None = None,
+    other_cotangents: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Sum as `ntk_materialised` one layer's gradients at a time: any number of backwards."""
+    a, deltas, b, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
+    outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
+    kernel = a.new_zeros(outputs * count, outputs * other_count)
+    for delta, other in zip(deltas, others, strict=True):
+        left = _gradients(a, delta)
+        kernel = kernel + left @ (left if other_inputs is None else _gradients(b, other)).T
+    if other_inputs is None:
+        kernel = (kernel + kernel.T) / 2  # round-off leaves the last bits apart
+    return kernel.view(outputs, count, outputs, other_count)
+
+
+def _gradients(a: Tensor, delta: Tensor) -> Tensor:
+    """[C n, e d]"""
+    return torch.einsum("cntr,ntk->cnrk", delta, a).flatten(2).flatten(0, 1)
