@@ -34,9 +34,10 @@ _VIEWS = frozenset(
             *("transpose", "swapaxes", "swapdims", "t", "permute", "movedim", "moveaxis"),
             *("unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "narrow", "select"),
             *("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "__iter__"),
-            *("diagonal", "hsplit", "vsplit", "dsplit"),
+            *("diagonal", "hsplit", "vsplit", "dsplit", "adjoint"),
+            *("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
         ),
-        *(attribute(name) for name in ("T", "mT")),
+        *(attribute(name) for name in ("T", "mT", "H", "mH")),
         torch.linalg.diagonal,
     ]
 )
@@ -369,7 +370,7 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
 # their arguments are contiguous and the rules' results have memory of their own.
 _NOT_CONTIGUOUS = frozenset(
     [
-        *spellings("to", "rot90", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),
+        *spellings("to", "rot90"),
         *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),
         *(torch.Tensor.stft, torch.Tensor.unfold),
     ]

@@ -317,12 +317,18 @@ def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Any:
     return _each(input, input.streams.chunk(chunks, behind_streams(dim, input.ndim)))
 
 
-def _copied(name: str, rule: Callable) -> None:
-    """torch's unsafe_* forget that their results are views: each may be written into alone."""
+def _written_alone(name: str, rule: Callable) -> None:
+    """torch's unsafe_* let each part be written into, which torch refuses of a split's."""
 
     @jet_rule(name)
-    def copied(input: JetTensor, *args: Any, **named: Any) -> Any:
-        return tuple(clone(part) for part in rule(input, *args, **named))
+    def views(input: JetTensor, *args: Any, **named: Any) -> Any:
+        parts = [part.streams for part in rule(input, *args, **named)]
+        return tuple(
+            input.with_streams(
+                input.streams.as_strided(part.shape, part.stride(), part.storage_offset())
+            )
+            for part in parts
+        )
 
 
 for _name, _rule in (
@@ -330,7 +336,7 @@ for _name, _rule in (
     ("unsafe_split_with_sizes", split_with_sizes),
     ("unsafe_chunk", chunk),
 ):
-    _copied(_name, _rule)
+    _written_alone(_name, _rule)
 
 
 @jet_rule("tensor_split")
