@@ -64,8 +64,7 @@ import jachess_ext as jx
 from benchmarks.common import SHAPES, Shape, Step
 from benchmarks.conftest import Timed
 from jachess_ext import ops
-from jachess_ext.jet.layout import make_layout
-from jachess_ext.jet.layout import composed_rules
+from jachess_ext.jet.layout import composed_rules, make_layout
 from jachess_ext.jet.tensor import JetTensor
 from jachess_ext.scaling import fit
 from jachess_ext.scaling.fitting import huber

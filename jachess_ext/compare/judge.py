@@ -14,8 +14,7 @@ import torch
 
 from ..smoothness import decision_slopes, smoothness
 from ..smoothness.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
-from ..smoothness.estimators import on_device_of, without_labels
-from ..smoothness.estimators import in_mode
+from ..smoothness.estimators import in_mode, on_device_of, without_labels
 from .metrics import (
     Floats,
     Metric,

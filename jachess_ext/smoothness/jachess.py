@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from ..jet.directions import Distribution
 from .._io import DataError, from_json
+from ..jet.directions import Distribution
 from .estimators import Smoothness, in_mode, measure_tokens, padding_mask, reduced
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (

@@ -22,8 +22,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import find_labels
 
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.estimators import unwrapped, without_labels
-from ..smoothness.estimators import in_mode
+from ..smoothness.estimators import in_mode, unwrapped, without_labels
 
 Batch = Mapping[str, Any]
 _WORD = 2**64

@@ -14,8 +14,7 @@ from transformers import TrainerCallback
 
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.estimators import on_device_of
-from ..smoothness.estimators import SmoothnessProbe, check_every
+from ..smoothness.estimators import SmoothnessProbe, check_every, on_device_of
 
 
 class StepLog:
@@ -176,7 +175,7 @@ class DriftPoint:
         step: optimiser steps done.
         drift: ‖Θ_t − Θ_0‖ / ‖Θ_0‖.
         change: ‖Θ_t − Θ_s‖ / ‖Θ_s‖, s the measurement before; 0 at the first.
-        alignment: centred alignment with the labels (`ntk.label_alignment`); None without class labels.
+        alignment: centred alignment with the labels (`label_alignment`); None without class labels.
     """
 
     step: int
@@ -195,7 +194,7 @@ class NTKDrift(_Periodic):
         >>> trainer.train()
         >>> drift.stabilised(0.05)           # the step from which Θ hardly moved, or None
 
-    Entries ``ntk.label_alignment``, ``ntk/change`` and ``ntk/alignment`` go through ``log`` where it is set,
+    Entries ``ntk/drift``, ``ntk/change`` and ``ntk/alignment`` go through ``log`` where it is set,
     else into ``state.log_history``.  A kernel that stops moving is the sign of the power phase
     (LensLLM).  In a run of several processes the first one measures.
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from ...smoothness import DecisionPenalty, Isotropic, Substitution
-from ...smoothness.estimators import in_mode
 from ...smoothness.decision import Perturbation
+from ...smoothness.estimators import in_mode
 from ..batches import drawing_apart
 from .base import Batch, Loss, Method, Run, check_choice, check_flag, check_positive
 from .jachess import OnePass

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
-from ...smoothness.estimators import without_labels
-from ...smoothness.estimators import in_mode
+from ...smoothness.estimators import in_mode, without_labels
 from ...smoothness.parallel import ranks_of
 from ..batches import drawing_apart, endless
 from ..callbacks import flat, write_entry

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import Kind, kl_divergence
-from ...smoothness.estimators import hooked_embeddings, unwrapped, without_labels
-from ...smoothness.estimators import in_mode, trained
+from ...smoothness.estimators import hooked_embeddings, in_mode, trained, unwrapped, without_labels
 from ..batches import RandomState, drawing_apart
 from .base import (
     Batch,

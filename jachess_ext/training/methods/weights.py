@@ -10,8 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..._io import require
-from ...smoothness.estimators import backbone_of, unwrapped
-from ...smoothness.estimators import trained
+from ...smoothness.estimators import backbone_of, trained, unwrapped
 from ..batches import RandomState, drawing_apart
 from .base import Batch, Method, check_fraction, check_positive, check_share
 
