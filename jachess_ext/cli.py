@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ._io import quiet_libraries, require
+from ._io import DataError, quiet_libraries, require
 
 
 class _Command(NamedTuple):
@@ -24,7 +24,7 @@ class _Command(NamedTuple):
 
     function: str
     summary: str
-    errors: tuple[type[Exception], ...] = (ImportError,)
+    errors: tuple[type[Exception], ...] = ()
 
 
 _COMMANDS = {
@@ -49,12 +49,12 @@ _COMMANDS = {
     "select": _Command(
         "commands.select:select",
         "which model to fine-tune, from a table of losses on small subsets",
-        (ImportError, ValueError),
+        (ValueError,),
     ),
     "select-live": _Command(
         "commands.select:select_live",
         "which model to fine-tune, by fine-tuning the candidates on small subsets",
-        (ImportError, ValueError),
+        (ValueError,),
     ),
     "doctor": _Command("doctor:main", "what was built, for what, what is missing, how to fix it"),
 }
@@ -82,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except (*_COMMANDS[name].errors, *_user_errors()) as error:
+    except Exception as error:
+        from .jet import MissingJetRule  # imports torch, which help does not
+
+        users = (DataError, ImportError, MissingJetRule, OSError, *_COMMANDS[name].errors)
+        if not isinstance(error, users):
+            raise
         print(f"jachess {name}: {error}", file=sys.stderr)
         return 2
 
@@ -109,11 +114,3 @@ def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
 
         with_defaults, given = with_grid_file(call, given)
     return tyro.cli(with_defaults, prog=f"jachess {name}", args=given)  # type: ignore[no-any-return]
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Return what the user can fix, whatever the command; imported only where asked."""
-    from ._io import DataError, MissingExtra
-    from .jet import MissingJetRule
-
-    return DataError, MissingExtra, MissingJetRule, OSError

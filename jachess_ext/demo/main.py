@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from .._io import DataError
-from ..compare.report import to_text, wrap
 from ..compare.settings import Columns
 from .options import Form, Options, Recipe
-from .results import Outcome, table
-from .run import run
-from .write import check_folder, main_table, paragraphs, write_outcome
+
+if TYPE_CHECKING:
+    from .results import Outcome
 
 
 def demo(
@@ -59,6 +58,9 @@ def demo(
         DataError: The data, the model or the output folder cannot be used.
         MissingExtra: A library the demo needs is not installed.
     """
+    from .run import run
+    from .write import check_folder, write_outcome
+
     lr = lr if lr is not None else 2e-5 if model else Recipe.lr
     whole = {"seeds": seeds, "steps": steps, "threads": threads, "batch_size": batch_size}
     for name, value in (whole | {"max_length": max_length}).items():
@@ -95,6 +97,10 @@ def print_table(outcome: Outcome, width: int | None = None) -> None:
 
     `width` replaces the terminal's width; 80 columns suffice.
     """
+    from ..compare.report import to_text, wrap
+    from .results import table
+    from .write import main_table, paragraphs
+
     width = width or shutil.get_terminal_size().columns
     rows = table(outcome)
     print()
