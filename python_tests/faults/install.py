@@ -34,7 +34,7 @@ FAULTS = [
     ),
     Fault(
         "start: torchao's own warnings before every command",
-        (Edit("jachess_ext/cli.py", "        quiet_libraries()\n", ""),),
+        (Edit("jachess_ext/cli.py", "    quiet_libraries()\n", ""),),
         ("python_tests/commands/test_start.py -k libraries_say",),
     ),
     Fault(
