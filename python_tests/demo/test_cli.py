@@ -69,6 +69,11 @@ def test_one_file_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert_refused(code, capfd, "--train and --dev go together")
 
 
+@pytest.mark.parametrize("given", [("--seeds", "0"), ("--strength", "-1")])
+def test_bad_numbers(given: tuple[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert_refused(main(["demo", *given]), capfd, f"{given[0][2:]} is {given[1]}")
+
+
 def test_file_and_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given = ["--train", "a.csv", "--dev", "a.csv", "--dataset", "glue/cola"]
     code = main(["demo", *given, "--out", str(tmp_path / "o")])
@@ -103,7 +108,7 @@ def test_output_that_is_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "arguments",
-    [["demo", "--seeds", "0"], ["demo", "--strength", "-1"], ["demo", "--nonsense"], [], ["fit"]],
+    [["demo", "--seeds", "few"], ["demo", "--unlab", "none"], ["demo", "--nonsense"], [], ["fit"]],
 )
 def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
