@@ -8,7 +8,7 @@ care: `as_torch_lays_out` corrects its result.
 What torch does is known without asking where every argument is contiguous, and so is the result,
 in memory of its own (`_NOT_CONTIGUOUS` names the exceptions); and for functions that are the same
 view of the primal and of the stack.  Otherwise the function itself is called with the primals, once
-for each combination of shapes, strides and settings.
+for each combination of shapes, strides, settings and arguments that share memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
         return result
     if transformed():  # where a function may have no derivative of torch's, or no memory to see
         return result
-    key = (function, _key(args), _key(named)) if named else (function, _key(args))
+    key = (function, _key(args), _key(named), _sharing(tensors))
     made = [part for part in results if part.made_streams is not None]
     shown = tuple((part.streams.stride(), memory_of(part) in memories) for part in made)
     try:
@@ -268,6 +268,21 @@ def _key(value: Any) -> Any:
     if isinstance(value, slice):
         return (slice, value.start, value.stop, value.step)
     return (type(value), value)
+
+
+def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
+    """Return which tensors lie in the memory of an earlier one, which, and how far behind it."""
+    first: dict[Any, tuple[int, int]] = {}
+    shared = []
+    for place, tensor in enumerate(tensors):
+        memory = memory_of(tensor)
+        if memory is None:
+            continue
+        offset = (tensor.streams if _is_jet(tensor) else tensor).storage_offset()  # type: ignore[attr-defined]
+        earlier, start = first.setdefault(memory, (place, offset))
+        if earlier != place:
+            shared.append((place, earlier, offset - start))
+    return tuple(shared)
 
 
 def _ask_torch(

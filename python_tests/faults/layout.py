@@ -20,6 +20,11 @@ FAULTS = [
         ),
     ),
     Fault(
+        name="memory: what torch answered for a tensor given twice is taken for two tensors",
+        edits=(Edit(STRIDES, "_key(named), _sharing(tensors))", "_key(named))"),),
+        tests=("python_tests/jet/test_strides.py -k share_memory_are",),
+    ),
+    Fault(
         name="memory: a result that shares memory with an argument is left so",
         edits=(
             Edit(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -150,3 +151,32 @@ QUICK = {
 )
 def test_results_lie_in_memory_as_torchs(op: Any) -> None:
     assert list(differences(op, limit=3)) == []
+
+
+TWO_TENSORS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "broadcast_tensors": torch.broadcast_tensors,
+    "meshgrid": lambda a, b: torch.meshgrid(a[0], b[0], indexing="ij"),
+    "atleast_2d": torch.atleast_2d,
+    "atleast_3d": torch.atleast_3d,
+    "cosine_similarity": lambda a, b: [torch.nn.functional.cosine_similarity(a, b, dim=-1)],
+    "expand_as": lambda a, b: [a[:1].expand_as(b)],
+    "where": lambda a, b: [torch.where(a > b, a, b)],
+}
+
+
+@pytest.mark.parametrize("function", TWO_TENSORS.values(), ids=TWO_TENSORS)
+def test_arguments_that_share_memory_are_not_taken_for_others(function: Any) -> None:
+    """How torch lays out a result is remembered; not for tensors that share memory otherwise."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        both = torch.stack([x.sin(), x.cos()])
+        tensors = [x * 2, both[0], both[1], x.tanh(), torch.nn.functional.gelu(x)]
+        calls = [(a, a) for a in tensors] + list(permutations(tensors, 2))
+        return tuple(part * k for k, call in enumerate(calls, 1) for part in function(*call))
+
+    x, u = torch.randn(2, 3, 4, dtype=torch.float64)
+    step = 1e-5
+    ahead, behind = program(x + step * u), program(x - step * u)
+    for jet, value, up, down in zip(jx.jet(program, x, u[None]), program(x), ahead, behind, strict=True):
+        torch.testing.assert_close(jet.primal, value)
+        torch.testing.assert_close(jet.first[0], (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
