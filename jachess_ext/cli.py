@@ -31,8 +31,8 @@ class _Command:
 
 _COMMANDS = {
     "demo": _Command(
-        "demo.main:show",
-        "demo.arguments:add_options",
+        "demo:show",
+        "demo:add_options",
         "fine-tune on real text with and without JacHess",
         (FloatingPointError,),
     ),

@@ -15,7 +15,7 @@ import jachess_ext
 from jachess_ext._io import DataError
 from jachess_ext.compare.models import load_config, load_fine_tuned, load_head_model, load_model
 from jachess_ext.compare.models import load_tokenizer as tokenizer_of
-from jachess_ext.demo.data import ASSETS
+from jachess_ext.demo import ASSETS
 
 PACKAGE = Path(jachess_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
