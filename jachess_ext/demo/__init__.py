@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
+from tempfile import TemporaryFile
 from timeit import timeit
 from typing import TYPE_CHECKING, Any
 
@@ -315,8 +316,8 @@ def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
 
     stderr = os.dup(2)
     try:
-        with open(os.devnull, "w") as nowhere:  # where the profiler says that it starts and stops
-            os.dup2(nowhere.fileno(), 2)
+        with TemporaryFile() as unread:  # the profiler says that it starts and stops
+            os.dup2(unread.fileno(), 2)
         with profile(use_kineto=False, profile_memory=True) as recorded:
             call(x, v)
     finally:
@@ -379,7 +380,7 @@ def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) 
             lines = (json.dumps({"text": t, "label": task.classes[int(y)]}) + "\n" for t, y in rows)
             write_text(out / "docstrings" / f"{name}.jsonl", "".join(lines))
     count = len(grid.methods) * len(grid.seeds)
-    processes = min(require("joblib").cpu_count(), count)
+    processes = min(require("joblib").cpu_count(), count, 4)  # of 0.8 GB each
     with _stage(
         f"{len(grid.methods)} methods, {len(grid.seeds)} seeds: fine-tuning a small encoder on "
         f"{train} sentences, judging it on {dev}; {processes} at a time, one thread each"
@@ -390,7 +391,9 @@ def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) 
     attention = Section("Derivatives through fused attention", texts, [table])
     write_html(page, "JacHess demo", [answer, scores, *rest, attention])
     print(*(wrap(text, width) + "\n" for text in answer.paragraphs), sep="\n")
-    print(*(to_text(table, width) for table in (*answer.tables, *scores.tables)), sep="\n")
+    norms = next(section for section in rest if section.title == "Smoothness").tables[-2:]
+    for shown in (*answer.tables, *scores.tables, *norms):
+        print(to_text(shown, width))
     print(f"More tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
 
 
