@@ -37,7 +37,7 @@ def main() -> None:
             optimizer.zero_grad()
         summary = passes.after_epoch()
         assert summary is not None
-        print(f"epoch {epoch}: penalty {summary.penalty:.4f}")
+        print(f"epoch {epoch}: penalty {summary['penalty']:.4f}")
     print(f"accuracy {accuracy(model, dev):.3f}")
 
 

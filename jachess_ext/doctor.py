@@ -14,7 +14,9 @@ from .torch_floor import TORCH_FLOOR, release
 
 # Extras a command needs, by distribution name, and the pip extra that brings them.
 _OPTIONAL = {
-    **dict.fromkeys(("transformers", "peft", "accelerate", "datasets", "safetensors"), "hf"),
+    **dict.fromkeys(
+        ("transformers", "peft", "accelerate", "datasets", "safetensors", "tyro"), "hf"
+    ),
     **dict.fromkeys(("joblib", "matplotlib", "tqdm", "scikit-learn", "scipy"), "demo"),
 }
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
@@ -137,7 +139,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def main(_options: Any = None) -> int:
+def main() -> int:
     """Print the report; the exit code is 0 when nothing is broken, else 1."""
     found = report()
     built, gpu = found["built"], found["gpu"]

@@ -30,7 +30,7 @@ TORCH = "2.13.0"
 # Import names that a goal needs beyond torch and numpy, and the extra that brings them.
 _DEMO = (
     *("transformers", "accelerate", "safetensors", "jinja2", "joblib", "matplotlib", "pandas"),
-    *("tqdm", "sklearn", "scipy"),
+    *("tqdm", "tyro", "sklearn", "scipy"),
 )
 _PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
 _TRAINERS = ("peft", "accelerate", "datasets")

@@ -1,1 +1,53 @@
-"""Commands of `jachess` that are no package of their own: one file of options, one that runs."""
+"""Commands of `jachess`: functions whose signature and docstring are the options."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._io import DataError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def check_ending(path: Path | None, *endings: str) -> None:
+    """Refuse a file name that ends in none of these, with a DataError."""
+    if path is not None and path.suffix not in endings:
+        raise DataError(f"'{path}' is not a file name that ends in {' or '.join(endings)}")
+
+
+def print_frame(frame: DataFrame) -> None:
+    """Print a table: numbers with four significant digits."""
+    print(frame.to_string(index=False, float_format="{:#.4g}".format))
+
+
+def use_device(name: str) -> None:
+    """Let this process and those it starts see the device alone.
+
+    Trainer would spread a run over all the GPUs it sees; for several, each with runs of its own,
+    there is Ray.
+
+    Args:
+        name: "cpu", "cuda" (the first GPU) or "cuda:N".
+
+    Raises:
+        DataError: Another name, no such GPU, or CUDA is in use already.
+    """
+    import torch
+
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if match is None:
+        raise DataError(f"the device {name!r} is not known; expected cpu, cuda or cuda:N")
+    if torch.cuda.is_initialized():
+        raise DataError("CUDA is in use in this process; choose the device before anything runs")
+    if name == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    seen = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    place, count = int(match[1] or 0), torch.cuda.device_count()
+    if place >= count:
+        raise DataError(f"the device {name} is not there: this machine has {count} GPUs to use")
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen[place] if seen else str(place)

@@ -2,115 +2,270 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+import tyro
+from torch import Tensor, nn
 
 from .._io import DataError, require, write_bytes
-from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk, ntk
-from .ntk_data import class_numbers, load, make_batch, read_samples
+from ..compare.models import load_config, load_head_model, load_model, load_tokenizer
+from ..compare.tasks import open_text, read_records
+from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk
+from ..ntk import ntk as plan_ntk
+from . import check_ending
+
+Head = Literal["auto", "classifier", "causal", "masked", "seq2seq"]
+Label = int | str | None
+_IGNORED = -100
+_MOST_CLASSES = 100_000  # a head of them is made where the model has none
+# How an architecture's name ends → its head.
+_ENDINGS = {
+    "ForSequenceClassification": "classifier",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForMaskedLM": "masked",
+    "ForConditionalGeneration": "seq2seq",
+}
 
 
-def run(options: argparse.Namespace) -> None:
-    """Computes, saves and prints.
+def ntk(
+    model: tyro.conf.Positional[str],
+    file: tyro.conf.Positional[Path],
+    head: Head = "auto",
+    text_column: str = "text",
+    pair_column: str | None = None,
+    label_column: str = "label",
+    classes: int | None = None,
+    samples: int = 64,
+    max_length: int = 128,
+    outputs: Literal["logits", "sum", "label"] | int = "logits",
+    parameters: str | None = None,
+    method: Literal["auto", "gram", "materialise", "per_sample", "explain"] = "auto",
+    memory: float | None = None,
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int | None = None,
+    out: Path = Path("ntk.npz"),
+) -> None:
+    """Save the neural tangent kernel of a model on the texts of a file.
+
+    Args:
+        model: Folder or hub id of a transformers model.
+        file: .txt (a sample a line), .jsonl, .csv, .tsv, perhaps with .gz after it, or .parquet.
+        head: What the model is; auto: its own head.
+        text_column: Column of the texts.
+        pair_column: Column of second texts.
+        label_column: Column of the labels.
+        classes: Of a classifier's new head, where it has none.
+        samples: The first so many.
+        max_length: Tokens that texts are cut to.
+        outputs: logits, sum, label, or a number of random projections.
+        parameters: Regular expression: only parameters whose name it matches.
+        method: Of the kernel; explain: the plan, no kernel.
+        memory: Budget in bytes, like 2e9.
+        dtype: Of the model.
+        seed: Of new heads and of draws.
+        device: cpu, cuda, cuda:1, …
+        threads: Threads of torch.
+        out: .npz or .safetensors, with ``theta`` [N, C, N, C], ``labels`` [N] if known, and what
+            it is of.
 
     Raises:
-        DataError: model or file cannot be used; the output file cannot be written.
-        TypeError, ValueError, RuntimeError: as `jx.ntk`.
+        DataError: Model or file cannot be used; the output file cannot be written.
+        TypeError, ValueError, RuntimeError: As `jx.ntk`.
     """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    _require_writable(options.out)
-    samples = read_samples(options, options.samples)
-    labels = class_numbers(samples)
-    model, tokenizer, head = load(options, labels)
-    batch = make_batch(samples, labels, tokenizer, head, options)
-    settings = _settings(options, model)
-    if options.method == "explain":
-        print(ntk(model, batch, **settings))
+    counts = {"samples": samples, "max-length": max_length, "classes": classes, "threads": threads}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise DataError(f"--{name} is {value}; expected at least 1")
+    _check_writable(out)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    columns = (text_column, pair_column) if pair_column else (text_column,)
+    texts, labels = read_samples(file, columns, label_column, samples)
+    numbers = class_numbers(labels)
+    tokenizer = load_tokenizer(model)
+    network, own = _load(model, tokenizer, head, classes, numbers, seed)
+    try:
+        network = network.to(device=device, dtype=getattr(torch, dtype)).eval()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"--device {device} cannot be used: {reason}") from error
+    numbers = numbers if own == "classifier" else None
+    batch = _batch(texts, numbers, tokenizer, own, max_length)
+    batch = {name: value.to(device) for name, value in batch.items()}
+    settings: dict[str, Any] = {"outputs": outputs, "method": method, "seed": seed}
+    settings["memory_budget"] = None if memory is None else int(memory)
+    if parameters is not None:
+        settings["parameters"] = _matching(parameters, network)
+    if method == "explain":
+        print(plan_ntk(network, batch, **settings))
         return
     start = time.perf_counter()
-    found = measure_ntk(model, batch, **settings)
+    measurement = measure_ntk(network, batch, **settings)
     seconds = time.perf_counter() - start
-    classes = labels if head == "classifier" else None
-    _save(options, found, head, classes)
-    print(_summary(found, options, seconds, classes))
-
-
-def _settings(options: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "outputs": options.outputs,
-        "method": options.method,
-        "memory_budget": options.memory,
-        "seed": options.seed,
+    about = {
+        "model": model,
+        "file": str(file),
+        "head": own,
+        "outputs": str(outputs),
+        "method": method,
+        "parameters": parameters or "",
+        "seed": str(seed),
+        "dtype": dtype,
+        "max_length": str(max_length),
     }
-    if options.parameters is not None:
-        try:
-            pattern = re.compile(options.parameters)
-        except re.error as error:
-            raise DataError(
-                f"--parameters {options.parameters!r} is no regular expression: {error}"
-            ) from error
-        if not any(pattern.search(name) for name, _ in model.named_parameters()):
-            raise DataError(f"--parameters {options.parameters!r} matches no parameter's name")
-        settings["parameters"] = lambda name, parameter: bool(pattern.search(name))
-    return settings
+    _save(out, measurement.theta.cpu().contiguous(), numbers, about)
+    print(_summary(measurement, seconds, numbers))
+    print(f"saved in {out}")
 
 
-def _require_writable(out: Path) -> None:
+def _check_writable(out: Path) -> None:
+    check_ending(out, ".npz", ".safetensors")
     if out.is_dir():
         raise DataError(f"--out {out} is a folder; expected a file name")
-    for folder in out.absolute().parents:
-        if folder.exists():
-            if not folder.is_dir():
-                raise DataError(f"--out {out}: {folder} is a file, not a folder")
-            return
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise DataError(f"--out {out}: {folder} is a file, not a folder")
 
 
-def _save(
-    options: argparse.Namespace, found: Measurement, head: str, labels: list[int] | None
-) -> None:
-    """Both formats hold ``theta`` [N, C, N, C], ``labels`` [N] if known, and what it is of."""
-    about = {
-        "model": options.model,
-        "file": str(options.file),
-        "head": head,
-        "outputs": str(options.outputs),
-        "method": options.method,
-        "parameters": options.parameters or "",
-        "seed": str(options.seed),
-        "dtype": options.dtype,
-        "max_length": str(options.max_length),
-    }
-    tensors = {"theta": found.theta.cpu().contiguous()}
+def read_samples(
+    file: Path, columns: Sequence[str], label_column: str, most: int
+) -> tuple[list[tuple[str, ...]], list[Label]]:
+    """Return the texts of a file's first samples, one or two each, and their labels.
+
+    Raises:
+        DataError: The file is missing, empty, of another format, or without the named columns.
+    """
+    if file.name.lower().endswith((".txt", ".txt.gz")):
+        with open_text(file) as lines:
+            samples: Iterator[tuple[tuple[str, ...], Label]]
+            samples = (((line.strip(),), None) for line in lines if line.strip())
+            chosen = list(islice(samples, most))
+    else:
+        chosen = list(islice(_samples_of_records(file, columns, label_column), most))
+    if not chosen:
+        raise DataError(f"{file} is empty; expected at least one text")
+    return [texts for texts, _ in chosen], [label for _, label in chosen]
+
+
+def _samples_of_records(
+    file: Path, columns: Sequence[str], label_column: str
+) -> Iterator[tuple[tuple[str, ...], Label]]:
+    for number, record in enumerate(read_records(file), start=1):
+        texts: Any = tuple(record.get(column) for column in columns)
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(
+                f"{file}: record {number} has no text in column "
+                f"{' or '.join(map(repr, columns))}; choose with --text-column and --pair-column"
+            )
+        label: Any = record.get(label_column)
+        known = isinstance(label, (int, str)) and not isinstance(label, bool)
+        yield texts, label if known else None
+
+
+def class_numbers(labels: Sequence[Label]) -> list[int] | None:
+    """Return labels as class numbers, names in sorted order; None where a sample has none.
+
+    Raises:
+        DataError: A number that no class has.
+    """
+    if any(label is None for label in labels):
+        return None
+    if not all(re.fullmatch(r"-?[0-9]{1,18}", str(label)) for label in labels):
+        order = {name: i for i, name in enumerate(sorted(set(map(str, labels))))}
+        return [order[str(label)] for label in labels]
+    numbers = [int(str(label)) for label in labels]
+    bad = next((number for number in numbers if not 0 <= number < _MOST_CLASSES), None)
+    if bad is not None:
+        raise DataError(
+            f"the label {bad} cannot be the number of a class; expected 0 to {_MOST_CLASSES - 1}, "
+            "or names"
+        )
+    return numbers
+
+
+def _load(
+    source: str,
+    tokenizer: Any,
+    head: Head,
+    classes: int | None,
+    labels: list[int] | None,
+    seed: int,
+) -> tuple[nn.Module, str]:
+    """Return a model and its head, which is not "auto"."""
+    config = load_config(source)
+    names = getattr(config, "architectures", None) or ()
+    heads = (h for name in names for ending, h in _ENDINGS.items() if name.endswith(ending))
+    own = next(heads, None)
+    wanted = head if head != "auto" else own or "classifier"
+    if wanted != "classifier":
+        return load_head_model(source, wanted, tokenizer, seed), wanted
+    keep = own == "classifier" and classes is None
+    count = config.num_labels if keep else classes or 1 + max([1, *(labels or ())])
+    return load_model(source, count, tokenizer, seed), wanted
+
+
+def _batch(
+    texts: Sequence[tuple[str, ...]],
+    labels: list[int] | None,
+    tokenizer: Any,
+    head: str,
+    max_length: int,
+) -> dict[str, Tensor]:
+    """Return what `jx.ntk` takes; of language models the labels are the tokens themselves."""
+    length = min(max_length, tokenizer.model_max_length)
+    if hasattr(tokenizer, "padding_side"):
+        tokenizer.padding_side = "right"
+    columns = [list(column) for column in zip(*texts, strict=True)]
+    batch = dict(
+        tokenizer(*columns, padding=True, truncation=True, max_length=length, return_tensors="pt")
+    )
+    if head != "classifier":
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, _IGNORED)
+    elif labels is not None:
+        batch["labels"] = torch.tensor(labels)
+    return batch
+
+
+def _matching(pattern: str, model: nn.Module) -> Any:
+    """Return the choice of the parameters whose name a regular expression matches."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise DataError(f"--parameters {pattern!r} is no regular expression: {error}") from error
+    if not any(compiled.search(name) for name, _ in model.named_parameters()):
+        raise DataError(f"--parameters {pattern!r} matches no parameter's name")
+    return lambda name, parameter: bool(compiled.search(name))
+
+
+def _save(out: Path, theta: Tensor, labels: list[int] | None, about: dict[str, str]) -> None:
+    tensors = {"theta": theta}
     if labels is not None:
         tensors["labels"] = torch.tensor(labels)
-    if options.out.suffix == ".safetensors":
+    if out.suffix == ".safetensors":
         content = require("safetensors.torch").save(tensors, metadata=about)
     else:
         file = io.BytesIO()
         arrays = {name: value.numpy() for name, value in tensors.items()}
         np.savez(file, **arrays, about=np.array(json.dumps(about)))  # type: ignore[arg-type]
         content = file.getvalue()
-    try:
-        write_bytes(options.out, content)
-    except OSError as error:
-        raise DataError(f"{options.out} cannot be written: {error.strerror}") from error
+    write_bytes(out, content)
 
 
-def _summary(
-    found: Measurement, options: argparse.Namespace, seconds: float, labels: list[int] | None
-) -> str:
-    report, theta = found.report, found.theta
+def _summary(measurement: Measurement, seconds: float, labels: list[int] | None) -> str:
+    report, theta = measurement.report, measurement.theta
     values = Spectrum.of(theta, tolerance=1e-3).eigenvalues
     total = float(values.sum())
     rank = total**2 / float(values.square().sum()) if total else 0.0
@@ -124,9 +279,7 @@ def _summary(
         f"of {len(values)}",
     ]
     if labels is not None and len(set(labels)) > 1:
-        lines.append(
-            f"alignment with the labels {label_alignment(theta.cpu(), torch.tensor(labels)):.3f}"
-        )
+        aligned = label_alignment(theta.cpu(), torch.tensor(labels))
+        lines.append(f"alignment with the labels {aligned:.3f}")
     lines.append(f"against a plain backward pass: relative difference {report.difference:.1e}")
-    lines.append(f"saved in {options.out}")
     return "\n".join(lines)

@@ -1,161 +1,269 @@
-"""`jachess select`: which model to fine-tune, from a table of losses."""
+"""`jachess select` and `jachess select-live`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from .option_types import ending_in, out_path, positive, probability
-from .records import print_records, write_records
+import tyro
+
+from .._io import DataError, MissingExtra, require, write_json, write_text
+from ..compare.settings import Columns, Recipe
+from . import check_ending, print_frame, use_device
 
 if TYPE_CHECKING:
-    from ..scaling import LossTable, Selection
+    from ..scaling import LiveSelection
 
-# named here and not read from `scaling.selection`, since help imports no numpy
-OF_TABLES = (
-    "blend",
-    "lensllm",
-    "rectified",
-    "power",
-    "ats",
-    "subtuning",
-    "zeroshot",
-    "modelsize",
-)
-_DEFAULT = "default %(default)s"
+REPORT = "report.html"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `jachess select`."""
-    parser.add_argument(
-        "table",
-        type=Path,
-        metavar="FILE",
-        help="csv: a row a model, columns named by sizes, `size` for numbers of parameters",
-    )
-    parser.add_argument(
-        "--target", type=positive, required=True, metavar="D", help="size of the full data"
-    )
-    parser.add_argument("--method", choices=OF_TABLES, default="blend", help=_DEFAULT)
-    how_far = parser.add_mutually_exclusive_group()
-    how_far.add_argument(
-        "--budget",
-        type=positive,
-        metavar="D",
-        help="largest size used (default: the largest below --target)",
-    )
-    how_far.add_argument(
-        "--confidence",
-        type=probability,
-        metavar="P",
-        help="the smallest budget at which one model is best with this probability",
-    )
-    parser.add_argument(
-        "--reference",
-        nargs="+",
-        default=[],
-        metavar="MODEL",
-        help="models whose loss at --target is in the table: intervals are calibrated on them",
-    )
-    parser.add_argument(
-        "--tokens", type=positive, default=1.0, help=f"an example, for the FLOPs; {_DEFAULT}"
-    )
-    parser.add_argument(
-        "--epochs", type=positive, default=1.0, metavar="N", help=f"over every subset; {_DEFAULT}"
-    )
-    parser.add_argument(
-        "--gamma", type=int, default=3, help=f"ats: points accepted unseen; {_DEFAULT}"
-    )
-    parser.add_argument(
-        "--tau", type=positive, default=5.0, help=f"ats: deviations that stop it; {_DEFAULT}"
-    )
-    parser.add_argument(
-        "--level", type=probability, default=0.9, help=f"of the intervals; {_DEFAULT}"
-    )
-    parser.add_argument("--out", type=out_path, metavar="FILE", help=".csv or .json")
-    parser.add_argument(
-        "--report",
-        type=ending_in(".html", ".htm"),
-        metavar="FILE.html",
-        help="one page of curves, predictions, ranking, cost",
-    )
+def select(
+    table: tyro.conf.Positional[Path],
+    target: float,
+    method: str = "blend",
+    budget: float | None = None,
+    confidence: float | None = None,
+    reference: tuple[str, ...] = (),
+    tokens: float = 1.0,
+    epochs: float = 1.0,
+    gamma: int = 3,
+    tau: float = 5.0,
+    level: float = 0.9,
+    out: Path | None = None,
+    report: Path | None = None,
+) -> None:
+    """Rank models by the loss they will have in full, from a table of losses on small subsets.
 
-
-def run(options: argparse.Namespace) -> None:
-    """Rank, print, write.
+    Args:
+        table: csv: a row a model, columns named by sizes, `size` for numbers of parameters.
+        target: Size of the full data.
+        method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
+        budget: Largest size used; None: the largest below the target.
+        confidence: Use the smallest budget at which one model is best with this probability.
+        reference: Models whose loss at the target is in the table: intervals are calibrated on
+            them.
+        tokens: Tokens of an example, for the FLOPs.
+        epochs: Epochs over every subset, for the FLOPs.
+        gamma: ats: points accepted unseen.
+        tau: ats: deviations that stop it.
+        level: Probability of the intervals.
+        out: File for the ranking, .csv or .json.
+        report: File for one page of curves, predictions, ranking and cost, .html.
 
     Raises:
-        ValueError: the table or the options cannot be used; no file is written.
-        MissingExtra: an optional library is needed and missing.
+        ValueError: The table or the options cannot be used; no file is written.
+        MissingExtra: An optional library is needed and missing.
     """
-    from ..compare.selection import share
-    from ..scaling import TableError, read_table
+    from .. import scaling
+    from ..compare.selection import share, view_of_table, write_selection
 
-    table = read_table(options.table)
-    settings = {name: getattr(options, name) for name in ("gamma", "tau", "tokens", "epochs")}
-    settings |= {"references": options.reference}
-    selection = _select(options, table, settings)
-    spent, full = None, None
-    with suppress(TableError):  # the table does not tell the models' sizes
-        spent, full = selection.flops, selection.full_flops
-    if options.report is not None:
-        _write_report(options, table, selection, settings)
-    rows = selection.to_frame(options.level).drop(columns=["cost", "full_cost"])
+    if budget is not None and confidence is not None:
+        raise DataError("give either --budget or --confidence")
+    check_ending(out, ".csv", ".json")
+    check_ending(report, ".html", ".htm")
+    losses, selection = scaling.read_table(table), None
+    settings: dict[str, Any] = {"gamma": gamma, "tau": tau, "tokens": tokens, "epochs": epochs}
+    settings["references"] = reference
+    if confidence is not None:
+        selection = scaling.sufficient_budget(losses, target, confidence, method, **settings)
+        if selection is None:
+            print(
+                f"no size of the table decides with probability {confidence:g}; the largest is "
+                "used",
+                file=sys.stderr,
+            )
+    if selection is None:
+        below = losses.trained[losses.trained < target]
+        if not len(below):
+            raise DataError(f"{table} has no size below the target {target:g}")
+        largest = float(below[-1]) if budget is None else budget
+        selection = scaling.select(losses, largest, target, method, **settings)
+    costs: dict[str, float | None] = {"flops": None, "full_flops": None}
+    with suppress(scaling.TableError):  # the table does not tell the models' sizes
+        costs = {"flops": selection.flops, "full_flops": selection.full_flops}
+    rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
     if selection.forecast.predicted is not None:
         rows = rows.drop(columns="score")
-    records = rows.dropna(axis=1, how="all").to_dict("records")
-    if options.out is not None:
-        write_records(
-            options.out,
-            records,
-            method=selection.method,
-            budget=selection.budget,
-            target=selection.target,
-            level=options.level,
-            flops=spent,
-            full_flops=full,
-        )
+    rows = rows.dropna(axis=1, how="all")
+    if report is not None:
+        view = view_of_table(losses, selection, table.name, level=level, **settings)
+        write_selection(report, view)
+    if out is not None and out.suffix == ".csv":
+        write_text(out, rows.to_csv(index=False))
+    elif out is not None:
+        facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        write_json(out, {**facts, "level": level, **costs, "rows": rows.to_dict("records")})
     print(
         f"{selection.method}, losses up to {selection.budget:g} ({100 * selection.share:.3g} % of "
         f"the target {selection.target:g})"
     )
-    print_records([{k: v if k != "prob_best" else share(v) for k, v in r.items()} for r in records])
-    if spent is not None and full is not None:
-        print(f"cost {spent:.3g} FLOPs, {100 * spent / full:.3g} % of training all models in full")
-    for path in filter(None, (options.out, options.report)):
+    if "prob_best" in rows:
+        rows["prob_best"] = rows["prob_best"].map(share)
+    print_frame(rows)
+    if costs["flops"] is not None:
+        of_all = 100 * selection.flops / selection.full_flops
+        print(f"cost {selection.flops:.3g} FLOPs, {of_all:.3g} % of training all models in full")
+    for path in filter(None, (out, report)):
         print(f"written to {path}")
 
 
-def _write_report(
-    options: argparse.Namespace, table: LossTable, selection: Selection, settings: dict[str, Any]
+class LiveOptions(TypedDict, total=False):
+    """Settings that are `select_live`'s own where they are not given.
+
+    Attributes:
+        target: Rows to predict for; default all training rows.
+        rank_by: loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman.
+        method: As for jachess select, or logme, hscore, knn; default blend.
+        budget: Largest subset as a share of the target, at most; default 1/8.
+        flops: Limit of all runs' FLOPs together; default none.
+        sizes: Subsets' rows; default quarters of the largest.
+        strategy: growing (default): all models on small subsets first; algorithm1: from the largest
+            down, with gamma and tau.
+        gamma: ats and algorithm1: points accepted unseen; default 3.
+        tau: ats and algorithm1: deviations that stop it; default 5.
+        confidence: End when a model is best with this probability.
+        drop: Give up models that are best with less than this probability.
+        screen: Fine-tune only this share of the models, the best by their frozen features.
+        screen_by: logme (default), hscore or knn.
+        screen_rows: Rows for that; default 512.
+        seeds: Runs of a model and size, at most, of models the ranking is open among; default 1.
+        probe: Rows that Θ is measured on; default 0, with lensllm 32.
+        dev_size: Dev rows judged on; default few, see the docs.
+        seed: Of head, order and dropout; default 0.
+        data_seed: Of which rows a subset has; default 0.
+    """
+
+    target: int
+    rank_by: str
+    method: str
+    budget: float
+    flops: float
+    sizes: tuple[int, ...]
+    strategy: Literal["growing", "algorithm1"]
+    gamma: int
+    tau: float
+    confidence: float
+    drop: float
+    screen: float
+    screen_by: Literal["logme", "hscore", "knn"]
+    screen_rows: int
+    seeds: int
+    probe: int
+    dev_size: int
+    seed: int
+    data_seed: int
+
+
+def select_live(
+    models: tuple[str, ...],
+    task: str,
+    settings: Annotated[LiveOptions, tyro.conf.arg(name="")],
+    columns: Columns = Columns(),  # noqa: B008  frozen
+    recipe: Recipe = Recipe(),  # noqa: B008  frozen
+    processes: int = 1,
+    threads: int = 1,
+    device: str | None = None,
+    ray: str | None = None,
+    keep_winner: bool = False,
+    out: Path = Path("jachess-select"),
+    report: Path | None = None,
 ) -> None:
-    from ..compare.selection import view_of_table, write_selection
+    """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
 
-    view = view_of_table(table, selection, options.table.name, level=options.level, **settings)
+    Args:
+        models: Two or more, paths or hub ids.
+        task: train.csv:dev.csv (or tsv, jsonl, parquet, .gz), a folder, glue/NAME, hub:NAME.
+        settings: What is run and when it stops.
+        columns: Columns of the files.
+        recipe: How every model is fine-tuned.
+        processes: Runs at a time.
+        threads: Threads of each process.
+        device: cpu, cuda or cuda:N; None: the GPU.
+        ray: Run on a Ray cluster: its address, "auto" or "local".
+        keep_winner: Fine-tune the best on the target's rows, and save it.
+        out: Folder of runs and result; the same command goes on from it.
+        report: File of the page, .html; None: in the folder.
+
+    Raises:
+        DataError: What was given cannot be used; nothing has been trained.
+        MissingExtra: An optional library is needed and missing.
+    """
+    check_ending(report, ".html", ".htm")
+    for name, value in (("processes", processes), ("threads", threads)):
+        if value < 1:
+            raise DataError(f"--{name} is {value}; expected at least 1")
+    if device is not None:
+        use_device(device)
+    require("transformers", extra="hf")
+    from ..compare.runs import connect_ray
+    from ..compare.selection import view_of_live, write_selection
+    from ..scaling import live
+
+    if ray is not None:
+        connect_ray(ray)
+    selection = live.select_live(
+        models,
+        task,
+        out,
+        columns=columns,
+        recipe=recipe,
+        keep_winner=keep_winner,
+        processes=processes,
+        threads=threads,
+        backend="loky" if ray is None else "ray",
+        progress=lambda text: print(text, file=sys.stderr),
+        **settings,
+    )
+    _print(selection)
+    print(f"Result: {out / live.RESULT}; the runs: {out / live.RECORDS}")
+    if selection.winner is not None and selection.winner["error"] is None:
+        print(f"Model: {out / live.WINNER}")
     try:
-        write_selection(options.report, view)
-    except OSError as error:
-        raise ValueError(f"{options.report} cannot be written: {error.strerror}") from error
+        write_selection(report or out / REPORT, view_of_live(selection))
+        print(f"Report: {report or out / REPORT}")
+    except MissingExtra as error:
+        print(f"no report: {error}; then give the same command again", file=sys.stderr)
 
 
-def _select(options: argparse.Namespace, table: LossTable, settings: dict[str, Any]) -> Selection:
-    from ..scaling import TableError, select, sufficient_budget
+def _print(live: LiveSelection) -> None:
+    from ..scaling.live import from_forecast, ranked_loss
 
-    settings = {"method": options.method, **settings}
-    if options.confidence is not None:
-        selection = sufficient_budget(table, options.target, options.confidence, **settings)
-        if selection is not None:
-            return selection
-        print(
-            f"no size of the table decides with probability {options.confidence:g}; the largest "
-            "is used",
-            file=sys.stderr,
-        )
-    below = table.trained[table.trained < options.target]
-    if not len(below):
-        raise TableError(f"{options.table} has no size below the target {options.target:g}")
-    budget = float(below[-1]) if options.budget is None else options.budget
-    return select(table, budget, options.target, **settings)
+    search, rank_by = live.search, live.rank_by
+    print(
+        f"{search.method}, {live.task}: predicted dev {rank_by} with {search.target} rows, "
+        f"from {100 * live.share:.3g} % of them"
+    )
+    runs = live.to_frame()
+    trained = runs[(runs["size"] > 0) & runs["loss"].notna()].groupby("candidate")["size"].nunique()
+    frame = search.selection().to_frame().rename(columns={"name": "model"})
+    frame.insert(2, "sizes", frame["model"].map(trained).fillna(0).astype(int))
+    columns = ["rank", "model", "sizes", "score"]
+    if frame["predicted"].notna().any():
+        columns[3:] = ["predicted"]
+        if frame["prob_best"].notna().all():
+            columns += ["low", "high", "prob_best"]
+        ends: Any = from_forecast(rank_by, frame[["low", "high"]])
+        frame["low"], frame["high"] = ends.min(axis=1), ends.max(axis=1)
+        frame["predicted"] = from_forecast(rank_by, frame["predicted"])
+    print_frame(frame[columns])
+    for model, reason in live.stops.items():
+        if reason != search.stop:
+            print(f"{model}: {reason}")
+    print(f"stopped: {search.stop}")
+    flops = live.flops
+    parts = {name: flops[name] for name in ("training", "judging", "probe", "features")}
+    shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
+    print(
+        f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "
+        f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
+    )
+    winner = live.winner
+    if winner is not None and winner["error"] is not None:
+        print(f"{winner['model']} could not be trained on all rows: {winner['error']}")
+    elif winner is not None:
+        loss = ranked_loss(winner, rank_by)
+        assert loss is not None, "the run did not fail"
+        measured = from_forecast(rank_by, loss)
+        print(f"{winner['model']} trained on {winner['size']} rows: dev {rank_by} {measured:.4g}")

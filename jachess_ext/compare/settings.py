@@ -145,7 +145,7 @@ class Tuning:
             those of l2 and r3f are on scales of their own.
         unlab_lr_ratio: values for mode unlab.
         validation: share of the training rows that is judged on.
-        seeds: of the tuning runs.
+        seeds: seeds of the tuning runs.
         methods: values to try for one method in place of all these, by its text in the grid or its
             name with the mode ("l2", "jachess-train").
     """
@@ -177,9 +177,10 @@ class Grid:
 
     Attributes:
         model: path or hub id of the model.
-        tasks: as `load_task` takes them.
-        methods: as `parse_method` takes them.
-        seeds: of the runs that count.
+        tasks: glue/cola, hub:owner/name, a folder or train.csv:dev.csv, perhaps with name= before
+            it (`load_task`).
+        methods: like none, sam,rho=0.1 or jachess-unlab,weights=norm (`parse_method`).
+        seeds: seeds of the runs that count.
         shift: by a task's name, tasks whose dev rows its models are judged on as well.
         train_size: training rows; None: all.
         unlabelled_size: unlabelled rows; None: all.
@@ -193,7 +194,7 @@ class Grid:
         validation: share of the dev rows on which temperatures are fitted and epochs chosen, and
             which are judged on in no way; 0: no temperatures.
         curve: whole epochs after which the models of `curve_methods` are judged as well.
-        curve_methods: those methods.
+        curve_methods: methods of `curve`.
         columns: of the tasks' files.
         recipe: how every method fine-tunes.
         tuning: how strengths are chosen.

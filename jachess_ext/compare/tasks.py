@@ -408,7 +408,7 @@ def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str]
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
                     f"{', '.join(map(repr, filter(None, record))) or 'none'} "
-                    "(choose with --text-column, --pair-column, --label-column)"
+                    "(choose with --columns.text, --columns.pair, --columns.label)"
                 )
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")

@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 from .._io import DataError, require, write_text
 
 if TYPE_CHECKING:
-    import argparse
-
     from torch import Tensor
 
     from ..compare.tables import Table
@@ -403,15 +401,3 @@ def _stage(title: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     print(f"… {time.perf_counter() - start:.1f} s\n", flush=True)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `demo`."""
-    parser.add_argument("--out", type=Path, default=Path("jachess-demo"), metavar="FOLDER")
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps: does it run?")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
-
-
-def show(given: argparse.Namespace) -> None:
-    """Run `demo` with parsed options."""
-    demo(given.out, given.quick, given.seeds)

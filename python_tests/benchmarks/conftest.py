@@ -1,6 +1,5 @@
 """One thread a test: these models are tiny, and threads that wait for each other cost more."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +8,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def own_settings() -> Iterator[None]:
-    """Put back torch's thread count, which scripts set; keep their collections of garbage short."""
+    """Put back torch's thread count, which scripts set."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(before)

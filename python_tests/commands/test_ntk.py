@@ -127,7 +127,7 @@ def test_a_language_model_as_safetensors(
 
 @pytest.mark.parametrize("options, words", [
     (["--method", "explain", "--parameters", "attention"], "GFLOP A"),
-    (["--memory", "32K", "--outputs", "sum"], "6 pairs of blocks"),
+    (["--memory", "32768", "--outputs", "sum"], "6 pairs of blocks"),
     (["--outputs", "3", "--classes", "4", "--seed", "2"], "5 samples, 3 outputs"),
 ])  # fmt: skip
 def test_options(
@@ -175,7 +175,7 @@ def _refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str
 
 
 BAD_OPTIONS = [
-    (["--memory", "1K"], "memory_budget is 1024 bytes, too few for one sample"),
+    (["--memory", "1024"], "memory_budget is 1024 bytes, too few for one sample"),
     (["--parameters", "nothing"], "matches no parameter"),
     (["--parameters", "("], "is no regular expression"),
     (["--label-column", "none", "--outputs", "label"], "outputs='label' needs labels"),
@@ -183,7 +183,8 @@ BAD_OPTIONS = [
     (["--file-missing"], None),
     (["--outputs", "all"], None),
     (["--memory", "lots"], None),
-    (["--out", "kernel.txt"], None),
+    (["--out", "kernel.txt"], "ends in .npz or .safetensors"),
+    (["--samples", "0"], "--samples is 0"),
 ]
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from jachess_ext.cli import main
-from jachess_ext.commands.select import OF_TABLES
 from jachess_ext.scaling import LossTable, read_table, select
-from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
 Capture = pytest.CaptureFixture[str]
@@ -57,8 +55,7 @@ def test_select_writes_a_report(path: Path, tmp_path: Path, capsys: Capture) -> 
 
 
 def test_a_report_is_html(path: Path, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["select", str(path), "--target", "1638400", "--report", "r.pdf"])
+    assert main(["select", str(path), "--target", "1638400", "--report", "r.pdf"]) == 2
     assert "'r.pdf' is not a file name that ends in .html" in capsys.readouterr().err
 
 
@@ -67,7 +64,7 @@ def test_a_report_that_cannot_be_written(path: Path, tmp_path: Path, capsys: Cap
     out = tmp_path / "r.csv"
     given = ["--target", "1638400", "--method", "subtuning", "--out", str(out)]
     assert main(["select", str(path), *given, "--report", str(tmp_path / "file" / "r.html")]) == 2
-    assert "r.html cannot be written: " in capsys.readouterr().err and not out.exists()
+    assert str(tmp_path / "file") in capsys.readouterr().err and not out.exists()
 
 
 def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
@@ -106,6 +103,11 @@ BAD = [
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
     (["select", "{}", "--target", "3276800", "--method", "ats", "--gamma", "2"], "gamma is 2"),
+    (["select", "{}", "--target", "-1"], "no size below the target"),
+    (["select", "{}", "--target", "3276800", "--confidence", "2"], "confidence is 2.0"),
+    (["select", "{}", "--target", "9", "--budget", "9", "--confidence", ".9"], "give either"),
+    (["select", "{}", "--target", "3276800", "--method", "logme"], "logme"),
+    (["select", "{}", "--target", "3276800", "--method", "best"], "unknown method 'best'"),
 ]
 
 
@@ -126,12 +128,9 @@ def test_bad_input_is_one_sentence_and_no_file(
     [
         ["select"],
         ["select", "t.csv"],
-        ["select", "t.csv", "--target", "-1"],
-        ["select", "t.csv", "--target", "9", "--confidence", "2"],
+        ["select", "t.csv", "--target", "much"],
         ["select", "t.csv", "--target", "9", "--budget", "1/8"],
-        ["select", "t.csv", "--target", "9", "--budget", "9", "--confidence", ".9"],
-        ["select", "t.csv", "--target", "9", "--out", "x.txt"],
-        ["select", "t.csv", "--target", "9", "--method", "logme"],
+        ["select", "t.csv", "--target", "9", "--nonsense"],
     ],
 )
 def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +138,3 @@ def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFi
         main(arguments)
     assert caught.value.code == 2
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_the_methods_offered_are_those_there_are() -> None:
-    ready = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
-    assert list(OF_TABLES) == ready

@@ -5,23 +5,32 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+from subprocess import CompletedProcess
 
 import pytest
 
+from jachess_ext import cli, doctor
 from jachess_ext._io import quiet_libraries
 from jachess_ext.cli import _COMMANDS
 from python_tests import processes
 
+Capture = pytest.CaptureFixture[str]
+
+# What is not installed is imported with an error, as sys.modules has it.
 HELP = """
 import sys
-sys.argv = ["jachess", *sys.argv[1:]]
+missing, *arguments = sys.argv[1:]
+sys.modules.update({name: None for name in missing.split()})
 from jachess_ext.cli import main
 try:
-    main()
+    sys.exit(main(arguments))
 finally:
-    heavy = ("torch", "transformers", "numpy", "torchao", "bitsandbytes", "peft", "scipy")
-    print("imported:", *(name for name in heavy if name in sys.modules))
+    heavy = ("torch", "transformers", "numpy", "torchao", "bitsandbytes", "peft", "scipy", "tyro")
+    print("imported:", *(name for name in heavy if sys.modules.get(name)))
 """
+EXTRAS = (
+    "transformers peft accelerate datasets safetensors sklearn scipy pandas matplotlib joblib tqdm"
+)
 # As in the command, once transformers and peft look what else is installed.
 LIBRARIES = """
 from jachess_ext.cli import main
@@ -30,12 +39,42 @@ import transformers.quantizers.auto, peft, torchao, bitsandbytes
 """
 
 
-@pytest.mark.parametrize("command", ["", *_COMMANDS])
-def test_help_imports_no_heavy_library(command: str) -> None:
-    done = processes.run([sys.executable, "-c", HELP, *command.split(), "--help"])
-    assert "usage: jachess" in done.stdout
-    assert done.stdout.splitlines()[-1] == "imported:"
+def start(missing: str, *arguments: str) -> CompletedProcess[str]:
+    return processes.run([sys.executable, "-c", HELP, missing, *arguments])
+
+
+def test_help_imports_no_heavy_library() -> None:
+    done = start("", "--help")
     assert done.returncode == 0 and not done.stderr
+    assert "usage: jachess" in done.stdout and all(name in done.stdout for name in _COMMANDS)
+    assert done.stdout.splitlines()[-1] == "imported:"
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_needs_no_extra_but_the_command_line_s(command: str) -> None:
+    done = start(EXTRAS, command, "--help")
+    assert done.returncode == 0 and not done.stderr
+    assert f"usage: jachess {command}" in done.stdout
+    if command in ("finetune", "evaluate", "select", "select-live", "doctor"):
+        assert "torch" not in done.stdout.splitlines()[-1]
+
+
+def test_without_the_command_line_s_library() -> None:
+    done = start("tyro", "select", "t.csv", "--target", "9")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "jachess select: tyro is needed for this and not installed: pip install 'jachess-ext[hf]'\n"
+    )
+    doctor = start(f"tyro {EXTRAS}", "doctor")
+    assert "platform" in doctor.stdout and not doctor.stderr
+
+
+def test_ctrl_c_is_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", stop)
+    assert cli.main(["doctor"]) == 130 and capsys.readouterr().err == "stopped\n"
 
 
 def test_libraries_say_nothing_of_their_own() -> None:

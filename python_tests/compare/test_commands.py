@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
-from jachess_ext.commands.finetune import add_finetune_options, grid_from
 from jachess_ext.compare import finetune
+from jachess_ext.compare.settings import Grid
 from python_tests.browser import assert_shown
 
-SMALL = ("--epochs", "1", "--batch-size", "8", "--lr", "5e-3", "--max-length", "16")
+SMALL = ("--recipe.epochs", "1", "--recipe.batch-size", "8", "--recipe.lr", "5e-3")
+SMALL += ("--recipe.max-length", "16")
 
 
 def command(model: Path, data: Path, out: Path, *more: str) -> list[str]:
@@ -37,7 +40,9 @@ def test_finetune_then_evaluate(
 ) -> None:
     out = tmp_path / "out"
     more = ("--methods", "none", "jachess-unlab", "--seeds", "0", "--save-models")
-    assert main(command(tiny_model, sentiment, out, *more, *(["--lora"] if lora else []))) == 0
+    assert (
+        main(command(tiny_model, sentiment, out, *more, *(["--recipe.lora"] if lora else []))) == 0
+    )
     shown = capfd.readouterr()
     assert "jachess-unlab" in shown.out and str(out / "report.html") in shown.out
     records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
@@ -64,9 +69,10 @@ def test_finetune_then_evaluate(
         assert figures[name] == pytest.approx(records[0][name], rel=1e-6), name
     assert figures["corrupted"] == pytest.approx(records[0]["corrupted"])
     name = figures["task"]
-    more = ["--shift", f"{name}={sentiment}:{sentiment}", "--texts", "case", "--corruption", "0.5"]
+    more = ["--shift", f"{name}={sentiment}:{sentiment}", "--conditions.texts", "case"]
+    more += ["--conditions.corruption", "0.5"]
     page = tmp_path / "f.html"
-    small = ["--max-length", "16", "--deltas", "--device", "cpu"]
+    small = ["--max-length", "16", "--conditions.deltas", "--device", "cpu"]
     assert main(["evaluate", *given, *small, *more, "--out", str(page)]) == 0
     shown = capfd.readouterr().out
     assert "case: accuracy" in shown and "50% tokens unknown" in shown and "noise" not in shown
@@ -114,30 +120,49 @@ def test_a_grid_file_with_options_in_its_place(
     assert (found["seed"], found["rows"][0], found["recipe"]["epochs"]) == (3, 24, 1.0)
 
 
-def parsed(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_finetune_options(parser)
-    return parser.parse_args(["--model", "m", "--tasks", "t", "--methods", "r3f", *given])
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Grid]:
+    """Return the grid that options give."""
+
+    def parse(*given: str) -> Grid:
+        grids = []
+        with monkeypatch.context() as patch:
+            patch.setattr(finetune, "run_grid", lambda grid, *_, **__: grids.append(grid))
+            with contextlib.suppress(TypeError):  # of the report: there are no records
+                main(["finetune", *given])
+        return grids[0]
+
+    return parse
 
 
-def test_strengths_for_all_and_for_one_method(tmp_path: Path) -> None:
-    made = grid_from(parsed("--strengths", "r3f=0.3,1,3", "0.001", "0.01", "--validation", "0.2"))
-    assert made.tuning.strength == (0.001, 0.01) and made.tuning.validation == 0.2
-    assert made.tuning.methods == {"r3f": (0.3, 1.0, 3.0)}
-    assert grid_from(parsed("--strengths", "l2=1e-6")).tuning.strength == ()
-    (tmp_path / "g.json").write_text(
-        json.dumps({"tuning": {"strength": [0.5], "methods": {"l2": [0.1], "r3f": [2.0]}}})
-    )
-    over = grid_from(parsed("--grid", str(tmp_path / "g.json"), "--strengths", "r3f=1"))
-    assert over.tuning.strength == (0.5,)
-    assert over.tuning.methods == {"l2": (0.1,), "r3f": (1.0,)}
+GIVEN = ("--model", "m", "--tasks", "t", "--methods", "r3f")
 
 
-@pytest.mark.parametrize("text", ["much", "r3f=", "r3f=a,b", "=1", "1,2"])
+def test_values_by_name(parsed: Callable[..., Grid], tmp_path: Path) -> None:
+    strengths = ("--tuning.strength", "0.001", "0.01", "--tuning.methods", "r3f=0.3", "r3f=1")
+    grid = parsed(*GIVEN, *strengths, "sam,rho=0.1=2", "--shift", "t=a=x:y", "t=b", "u=c")
+    assert grid.tuning.strength == (0.001, 0.01)
+    assert grid.tuning.methods == {"r3f": (0.3, 1.0), "sam,rho=0.1": (2.0,)}
+    assert grid.shift == {"t": ("a=x:y", "b"), "u": ("c",)}
+    path = tmp_path / "g.json"
+    content = {"tuning": {"strength": [0.5], "methods": {"l2": [0.1]}}, "recipe": {"lora": True}}
+    path.write_text(json.dumps(content))
+    over = parsed(*GIVEN, "--grid", str(path), "--tuning.methods", "r3f=1", "--recipe.no-lora")
+    assert over.tuning.strength == (0.5,) and over.tuning.methods == {"r3f": (1.0,)}
+    assert not over.recipe.lora and parsed(*GIVEN, f"--grid={path}").recipe.lora
+
+
+def test_options_and_file_give_the_same_grid(parsed: Callable[..., Grid], tmp_path: Path) -> None:
+    grid = parsed(*GIVEN, "--recipe.epochs", "2", "--conditions.texts", "case", "--seeds", "7")
+    (tmp_path / "grid.json").write_text(json.dumps(asdict(grid)))
+    assert parsed("--grid", str(tmp_path / "grid.json")) == grid
+
+
+@pytest.mark.parametrize("text", ["much", "r3f=", "r3f=a", "=1"])
 def test_bad_strengths(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("--strengths", text)
-    assert f"{text!r} is no strength; expected a number" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["finetune", *GIVEN, "--tuning.methods", text])
+    assert caught.value.code == 2 and "--tuning.methods" in capsys.readouterr().err
 
 
 def refused(code: int, capfd: pytest.CaptureFixture[str], words: str, name: str) -> None:
@@ -230,14 +255,50 @@ def test_tokenizers_that_lack_a_token(
         (["evaluate"], "give either a results folder or --model"),
         (["evaluate", "x", "--model", "y"], "give either a results folder or --model"),
         (["evaluate", "/nowhere/at/all"], "cannot be read"),
-        (["evaluate", "--model", "m"], "the grid lacks tasks"),
+        (["evaluate", "--model", "m"], "tasks is []; expected some"),
         (["evaluate", "--model", "m", "--tasks", "t", "--device", "tpu"], "'tpu' is not known"),
-        (["finetune", "--model", "m", "--tasks", "t"], "the grid lacks methods"),
         (["finetune", "--grid", "/nowhere.json"], "cannot be read"),
+        (["finetune", *GIVEN, "--processes", "0"], "--processes is 0; expected at least 1"),
     ],
 )
 def test_bad_commands(given: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
     refused(main(given), capfd, words, given[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--model", "m", "--tasks", "t"], "--methods"),
+        ([*GIVEN, "--recipe.lr", "fast"], "--recipe.lr"),
+        ([*GIVEN, "--recipe.epochs", "0"], "epochs is 0.0; expected more than 0"),
+        ([*GIVEN, "--strengths", "1"], "--strengths"),
+    ],
+)
+def test_bad_options(given: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["finetune", *given])
+    error = capfd.readouterr().err
+    assert caught.value.code == 2 and words in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "expected an object"),
+        (
+            '{"recipe": {"lr": "fast"}}',
+            "the grid's recipe's lr is 'fast'; expected a finite number",
+        ),
+        ('{"rate": 1}', "the grid has no setting 'rate'"),
+        ('{"seeds": [1, 1]}', "seeds is [1, 1]; expected some, each of them once"),
+    ],
+)
+def test_bad_grid_files(
+    content: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "g.json").write_text(content)
+    given = ["finetune", *GIVEN, "--grid", str(tmp_path / "g.json")]
+    refused(main(given), capfd, words, "finetune")
 
 
 def test_a_model_that_was_not_fine_tuned(

@@ -112,3 +112,13 @@ def test_refused_in_a_sentence_before_the_work(
     error = capfd.readouterr().err
     assert error.startswith("jachess demo: ") and words in error and "Traceback" not in error
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["demo", "--seeds", "few"], ["demo", "--nonsense"], [], ["fit"]]
+)
+def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "Traceback" not in capfd.readouterr().err

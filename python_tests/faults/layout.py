@@ -16,7 +16,6 @@ FAULTS = [
         ),
         tests=(
             "python_tests/jet/test_strides.py -k tanh",
-            "python_tests/jet/test_strides.py -k reduction_no_dim",
             PROGRAMS,
         ),
     ),

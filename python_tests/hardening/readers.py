@@ -17,8 +17,7 @@ import torch
 from jachess_ext import JacHess
 from jachess_ext._io import from_json, read_json
 from jachess_ext.cli import main
-from jachess_ext.commands.ntk_arguments import add_options as add_ntk_options
-from jachess_ext.commands.ntk_data import class_numbers, read_samples
+from jachess_ext.commands.ntk import class_numbers, read_samples
 from jachess_ext.compare.finetune import check_record, read_records
 from jachess_ext.compare.report import sections
 from jachess_ext.compare.runs import run_all
@@ -96,11 +95,8 @@ def labels(path: Path) -> object:
 
 
 def ntk_samples(path: Path) -> object:
-    parser = argparse.ArgumentParser()
-    add_ntk_options(parser)
-    out = str(path.parent / "theta.npz")
-    options = parser.parse_args(["model", str(path), "--out", out])
-    return class_numbers(read_samples(options, options.samples))
+    _, labels = read_samples(path, ["text"], "label", 64)
+    return class_numbers(labels)
 
 
 def command(*arguments: str) -> None:

@@ -60,7 +60,7 @@ def imported() -> Iterator[tuple[str, str]]:
 def test_the_scan_sees_the_package() -> None:
     """A scan of nothing would find nothing."""
     found = [name for _, _, name in calls()]
-    assert len(SOURCES) > 100 and found.count("write_text") > 5 and "from_pretrained" in found
+    assert len(SOURCES) > 80 and found.count("write_text") > 5 and "from_pretrained" in found
 
 
 def test_nothing_is_unpickled() -> None:
@@ -90,8 +90,10 @@ def test_files_are_written_in_one_place_alone() -> None:
     for file, call, name in calls():
         owner = getattr(getattr(call.func, "value", None), "id", "")
         own = isinstance(call.func, ast.Name) and name in ("write_text", "write_bytes")
-        if name in ("write_text", "write_bytes", "to_csv", "dump", "savetxt") and not own:
+        if name in ("write_text", "write_bytes", "dump", "savetxt") and not own:
             raise AssertionError(f"{file} calls {name}")
+        if name == "to_csv":  # without a path it gives the text
+            assert not call.args and "path_or_buf" not in keywords(call), file
         if name == "savefig":
             assert isinstance(call.args[0], ast.Name), f"{file}: savefig to other than a buffer"
         if name in ("save", "savez", "savez_compressed", "save_file"):

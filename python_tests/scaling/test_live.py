@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from jachess_ext.cli import main
-from jachess_ext.commands.select_live import use_device
+from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live
@@ -424,8 +423,8 @@ Whole = tuple[Path, LiveSelection]
 @pytest.fixture(scope="module")
 def command(models: tuple[str, str], files: tuple[Path, Path]) -> Command:
     """The command line of a small selection; arguments are added."""
-    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 1/4 --probe 4"
-    how = "--epochs 2 --lr 5e-3 --batch-size 8 --max-length 16"
+    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25 --probe 4"
+    how = "--recipe.epochs 2 --recipe.lr 5e-3 --recipe.batch-size 8 --recipe.max-length 16"
     return lambda *more: [*words.split(), "--models", *models, *how.split(), *more]
 
 
@@ -566,9 +565,10 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
     models: tuple[str, str], files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = f"--task {files[0]}:{files[1]} --sizes 16 32 --target 64 --budget 1/2"
-    how = "--method subtuning --lora --gradient-accumulation 2 --gradient-checkpointing"
-    more = f"--epochs 1 --batch-size 4 --max-length 16 --lr 2e-2 --keep-winner --out {out}"
+    words = f"--task {files[0]}:{files[1]} --sizes 16 32 --target 64 --budget 0.5"
+    how = "--method subtuning --recipe.lora --recipe.gradient-accumulation 2"
+    how += " --recipe.gradient-checkpointing --recipe.epochs 1 --recipe.batch-size 4"
+    more = f"--recipe.max-length 16 --recipe.lr 2e-2 --keep-winner --out {out}"
     arguments = ["select-live", "--models", *models, *f"{words} {how} {more}".split()]
     assert main(arguments) == 0
     selection = read_selection(out)
@@ -592,15 +592,13 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 
 
 BAD_COMMANDS = [
-    (["--budget", "2"], "'2' is no share up to 1"),
-    (["--budget", "much"], "'much' is no share up to 1"),
-    (["--budget", "1/32"], "the size 64 is above it"),
+    (["--budget", "2"], "the budget is 2, a share of the target's"),
+    (["--budget", "0.03"], "the size 64 is above it"),
     (["--sizes", "8", "8"], "sizes must increase strictly"),
     (["--sizes", "8", "16", "999"], "is above the data"),
-    (["--target", "100.5"], "'100.5' is not a whole number"),
-    (["--processes", "0"], "'0' is not a whole number of at least 1"),
-    (["--lr", "-1"], "lr is -1.0"),
-    (["--text-column", "words"], "has no column 'words'"),
+    (["--target", "0"], "target is 0; expected 1 or more"),
+    (["--processes", "0"], "--processes is 0; expected at least 1"),
+    (["--columns.text", "words"], "has no column 'words'"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -613,11 +611,28 @@ def test_bad_input_is_one_sentence_and_no_folder(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with contextlib.suppress(SystemExit):  # by argparse
-        assert main(command(*arguments, "--out", str(tmp_path / "out"))) == 2
+    assert main(command(*arguments, "--out", str(tmp_path / "out"))) == 2
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert words in last and last.startswith("jachess select-live: ")
     assert not (tmp_path / "out").exists()
+
+
+BAD_OPTIONS = [
+    (["--budget", "much"], "--budget"),
+    (["--target", "100.5"], "--target"),
+    (["--recipe.lr", "-1"], "lr is -1.0"),
+    (["--strategy", "none"], "growing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_OPTIONS)
+def test_bad_options_exit_with_two(
+    command: Command, arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(command(*arguments))
+    error = capfd.readouterr().err
+    assert caught.value.code == 2 and words in error and "Traceback" not in error
 
 
 def test_missing_libraries_are_sentences_before_any_training(

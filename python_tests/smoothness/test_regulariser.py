@@ -144,7 +144,7 @@ def test_state_goes_through_json_and_the_run_goes_on() -> None:
     again = jx.JacHess(classifier("bert"), weights="uniform", hessian=False)
     again.load_state_dict(json.loads(json.dumps(plain.state_dict())))
     assert again.base.hessian is None and again.seed == 1
-    with pytest.raises(ValueError, match=r"state lacks \['base', 'seed'\]"):
+    with pytest.raises(ValueError, match="state lacks seed, base"):
         other.load_state_dict({"step": 1})
 
 
