@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import sys
 from collections import Counter
@@ -29,18 +30,14 @@ def sentences(docstring: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("The value of `alpha` is used", f"The value of {NAME} is used"),
         ("The my_value is used", f"The {NAME} is used"),
-        ("The np.array is used", f"The {NAME} is used"),
         ("The DataFrame is used", f"The {NAME} is used"),
         ("The GPU is used", f"The {NAME} is used"),
         ("The value 3 is used", f"The value {NAME} is used"),
         ("The call foo(x, y=2) is used", f"The call {NAME} is used"),
         ("The NumPy library is used", f"The {NAME} library is used"),
         ("The numpy's library is used", f"The {NAME} library is used"),
-        ("The torch-like library is used", f"The {NAME} library is used"),
         ("The :class:`~a.B` object is used", f"The {NAME} object is used"),
         ('The "mean" mode is used', f"The {NAME} mode is used"),
-        ("The $x^2$ term is used", f"The {NAME} term is used"),
-        ("The page [1]_ is used", f"The page {NAME} is used"),
         ("The a.b, c_d and e1 are used", f"The {NAME} and {NAME} are used"),
         ("The signals of the package are used", f"The {NAME} of the package are used"),
     ],
@@ -134,10 +131,11 @@ def test_no_near_duplicates(task: Task) -> None:
         assert max(len(own & other) / len(own) for other in train) < 0.5
 
 
-def test_sources_are_without_tests() -> None:
+def test_sources_are_without_tests_and_the_example_is_right() -> None:
     files = source_files("numpy")
     assert files == sorted(files) and "linalg/_linalg.py" in files
     assert not any("/tests/" in f"/{path}" for path in files)
+    assert doctest.testmod(demo) == (0, 2)
 
 
 def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
