@@ -24,9 +24,8 @@ from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
 from benchmarks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
 from benchmarks.vocabulary import train_wordpiece
-from jachess_ext.demo.docstrings import package_root, source_files
-from jachess_ext.demo.sentences import NAME
-from jachess_ext.demo.text import PACKAGES, file_sentences, is_dev_file
+from jachess_ext._io import DataError
+from jachess_ext.demo import NAME, PACKAGES, file_sentences, is_dev_file, source_files
 
 TEXT_PACKAGES = (
     *PACKAGES,
@@ -45,11 +44,12 @@ def corpus(packages: Iterable[str]) -> list[list[str]]:
     held_out: set[str] = set()
     documents: list[list[str]] = []
     for package in packages:
-        root = package_root(package)
-        if root is None:
+        try:
+            paths = source_files(package)
+        except DataError:
             print(f"{package} is not installed: skipped")
             continue
-        for path in source_files(root):
+        for path in paths:
             groups = file_sentences(package, path)
             if package in PACKAGES and is_dev_file(package, path):
                 held_out.update(text for group in groups for text in group)

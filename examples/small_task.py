@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from jachess_ext.compare.models import Encoded, encode, load_model, load_tokenizer
-from jachess_ext.demo.data import ASSETS, docstring_task
+from jachess_ext.demo import ASSETS, docstring_task
 
 
 def parse(summary: str | None) -> argparse.Namespace:
@@ -20,11 +20,12 @@ def parse(summary: str | None) -> argparse.Namespace:
 def load(tiny: bool, seed: int = 0) -> tuple[Any, Encoded, Encoded, Encoded]:
     """(model, labelled rows, unlabelled rows, dev rows): which package is a sentence from?"""
     size = 48 if tiny else 600
-    task = docstring_task(size, size, 48 if tiny else 480)
+    task = docstring_task(2 * size, 48 if tiny else 480)
     tokenizer = load_tokenizer(ASSETS)
     model = load_model(ASSETS, task.outputs, tokenizer, seed)
-    parts = [encode(part, tokenizer, 48) for part in (task.train, task.unlabelled, task.dev)]
-    return model, parts[0], parts[1], parts[2]
+    parts = task.train.part(0, size), task.train.part(size, 2 * size), task.dev
+    train, unlabelled, dev = (encode(part, tokenizer, 48) for part in parts)
+    return model, train, unlabelled, dev
 
 
 def accuracy(model: Any, data: Encoded) -> float:

@@ -16,7 +16,7 @@ from small_task import load, parse
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from jachess_ext.demo.data import docstring_task
+from jachess_ext.demo import docstring_task
 from jachess_ext.training import JacHess, MethodMixin
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    texts = docstring_task(48 if options.tiny else 600, 1, 6).train.texts
+    texts = docstring_task(48 if options.tiny else 600, 6).train.texts
     with tempfile.TemporaryDirectory() as folder:
         trainer = MethodSFTTrainer(
             model=model,

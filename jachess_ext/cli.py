@@ -29,8 +29,8 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "demo": _Command(
-        "demo.main:demo",
-        "fine-tune on real text with and without JacHess",
+        "demo:demo",
+        "derivatives where torch refuses, then methods compared on real text",
         (FloatingPointError,),
     ),
     "finetune": _Command(

@@ -28,7 +28,10 @@ PYTHON = VENV / "bin" / "python"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = "2.13.0"
 # Import names that a goal needs beyond torch and numpy, and the extra that brings them.
-_DEMO = ("transformers", "safetensors", "matplotlib", "rich", "tqdm", "sklearn", "scipy")
+_DEMO = (
+    *("transformers", "accelerate", "safetensors", "jinja2", "joblib", "matplotlib", "pandas"),
+    *("tqdm", "tyro", "sklearn", "scipy"),
+)
 _PYTEST = ("pytest", "pytest_benchmark", "xdist", "hypothesis")
 _TRAINERS = ("peft", "accelerate", "datasets")
 _LIBRARIES = ("bitsandbytes", "torchao", "diffusers")  # whose models and layers are tested

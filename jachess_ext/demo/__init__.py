@@ -1,1 +1,403 @@
-"""The demo: fine-tunes a transformer on real text with and without JacHess, and reports."""
+"""`jachess demo`: derivatives through fused attention, then methods compared on real text."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import statistics
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, chain, groupby
+from pathlib import Path
+from tempfile import TemporaryFile
+from timeit import timeit
+from typing import TYPE_CHECKING, Any
+
+from .._io import DataError, require, write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..compare.tables import Table
+    from ..compare.tasks import Task
+
+    Tensors = tuple[Tensor, ...]
+    Derivative = Callable[[Tensors, Tensors], Tensors]
+
+ASSETS = Path(__file__).parent / "assets"
+"""Folder of the encoder that `examples/pretrain_demo_encoder.py` made."""
+
+PACKAGES = ("numpy", "python", "scipy", "sklearn", "torch", "transformers")
+"""The task's classes: the standard library (`python`) and what the demo needs anyway."""
+
+NAME = "[NAME]"
+"""What stands in a sentence where a name or identifier was."""
+
+METHODS = ("none", "label-smoothing", "r-drop", "recommended", "jachess-train", "jachess-joint")
+"""What is compared: the plain model, two controls, what the comparisons chose, and JacHess."""
+
+
+# The task: which package is a sentence from?
+
+_LEFT_OUT = {
+    *("test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "lib2to3"),
+    *("turtledemo", "_vendor", "vendor", "_bundled", "externals", "include", "__pycache__"),
+}
+_PACKAGE_WORDS = {  # they name a package, or as good as name one
+    *("python", "cpython", "pythonic", "numpy", "np", "scipy", "scikit", "scikits", "sklearn"),
+    *("torch", "pytorch", "libtorch", "facebook", "transformers", "tokenizers", "huggingface"),
+    *("hugging", "face", "google", "matplotlib", "mpl", "plt", "pyplot", "pandas", "tensorflow"),
+}
+_NO_PROSE = re.compile(  # blank, or a directive, prompt, field, item, comment, cell or underline
+    r"\s*(\.\. |>>> |\.\.\. |\$ |:[a-z]+[^:]*:( |$)|[-*+] |\d+[.)] |[@#|]|$|([^\w\s])\3{2,}\s*$)"
+)
+_NAME_OR_WORD = re.compile(
+    r"(:[\w:+-]+:`[^`]*`|``[^`]*``|`[^`]*`_{0,2}|\$[^$]*\$|\*{1,2}[^*\s][^*]*\*{1,2}"  # markup
+    r"""|(?<!\w)"[^"]*"|(?<!\w)'[^']*'(?!\w)|\[[^\]]*\]_?|https?://\S+"""  # quotations, citations
+    r"|[A-Za-z_][\w.]*\([^()]*\)"  # calls
+    r"|[\w.]*(?:[\d_]|[a-zA-Z][A-Z]|\w\.\w)(?:[\w.]*\w)?)"  # identifiers, numbers
+    r"|[A-Za-z]+"
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z]|\[NAME\])")
+_PROSE = re.compile(r"[A-Z\[]([A-Za-z'-]|\[NAME\])*([ ,;:()]+([A-Za-z'-]|\[NAME\])+)*\)?\.")
+_MOST_OF_A_FILE = 10  # sentences, so that no large file makes up a class
+
+
+def source_files(package: str) -> list[str]:
+    """Return the paths of a package's sources below `root_of` it, sorted; tests are left out."""
+    root, paths = root_of(package), []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        relative = Path(folder).relative_to(root)
+        paths += [(relative / name).as_posix() for name in files if name.endswith(".py")]
+    return sorted(path for path in paths if not Path(path).name.startswith("test_"))
+
+
+def root_of(package: str) -> Path:
+    """Return a package's folder, of ``python`` the standard library's; nothing is imported.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    if package == "python":
+        return Path(sysconfig.get_paths()["stdlib"])
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            f"package {package!r} is not installed, and the texts are the packages' docstrings: "
+            "pip install 'jachess-ext[demo]'"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def is_dev_file(package: str, path: str) -> bool:
+    """Return whether a source file is one to judge on: its name decides, on any machine."""
+    return _digest(f"{package}/{path}") % 4 == 0
+
+
+def file_sentences(package: str, path: str) -> list[list[str]]:
+    """Return the masked English sentences of each docstring of a source file.
+
+    Masked are code, identifiers, and the words of package names and of the file's own path.
+    """
+    hidden = {word for word in re.findall(r"[a-z]+", path[:-3].lower()) if len(word) > 2}
+    groups = [
+        [
+            sentence
+            for paragraph in _paragraphs(docstring)
+            for sentence in _SENTENCE_END.split(_masked(paragraph, _PACKAGE_WORDS | hidden))
+            if _is_prose(sentence)
+        ]
+        for docstring in _docstrings(root_of(package) / path)
+    ]
+    return [group for group in groups if group]
+
+
+def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
+    """Build the task from the installed packages' docstrings; the same on every call.
+
+    Classes are balanced, and no source file has sentences in both parts.  Sentences half of whose
+    four-word runs were seen before are left out, so that neither a copied docstring nor a template
+    stands on both sides.
+
+    Args:
+        train_size, dev_size: Sentences, rounded down to a multiple of the number of packages.
+
+    Raises:
+        DataError: A package is not installed or has too few sentences.
+
+    Example:
+        >>> task = docstring_task(6, 6)
+        >>> task.classes[1], sorted(task.train.labels)
+        ('python', [0, 1, 2, 3, 4, 5])
+    """
+    from ..compare.metrics import ACCURACY
+    from ..compare.tasks import Examples, Task
+
+    seen: set[str] = set()
+
+    def part(per_class: int, dev: bool) -> Examples:
+        labels: dict[str, int] = {}
+        left = dict.fromkeys(range(len(PACKAGES)), per_class)
+        streams = [_long_sentences(package, dev) for package in PACKAGES]
+        while any(left.values()):
+            for label in (label for label, count in left.items() if count):
+                text = next(streams[label], None)
+                if text is None:
+                    raise DataError(
+                        f"package {PACKAGES[label]!r} has {per_class - left[label]} sentences to "
+                        f"use, and {per_class} are needed; ask for fewer"
+                    )
+                if _is_new(text, seen):
+                    labels[text] = label
+                    left[label] -= 1
+        texts = sorted(labels, key=_digest)
+        return Examples(texts, None, [labels[text] for text in texts])
+
+    dev = part(dev_size // len(PACKAGES), True)
+    train = part(train_size // len(PACKAGES), False)
+    description = "which package is a sentence of documentation from"
+    return Task("docstrings", description, PACKAGES, train, train, dev, ACCURACY)
+
+
+def _docstrings(path: Path) -> list[str]:
+    """Return the docstrings of a file; none where it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [ast.get_docstring(n) or "" for n in ast.walk(tree) if isinstance(n, documented)]
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+    """Yield runs of lines of one indentation; whatever is no prose ends them."""
+
+    def indentation(line: str) -> int | None:
+        return None if _NO_PROSE.match(line) else len(line) - len(line.lstrip())
+
+    for depth, lines in groupby(docstring.splitlines(), indentation):
+        if depth is not None:
+            yield " ".join(line.strip() for line in lines)
+
+
+def _masked(text: str, hidden: set[str]) -> str:
+    """Return a text with `NAME` for names and words of `hidden`, and for runs of them."""
+
+    def masked(match: re.Match[str]) -> str:
+        word = match[0].lower()
+        return NAME if match[1] or hidden & {word, word.removesuffix("s")} else match[0]
+
+    name = re.escape(NAME)
+    text = re.sub(rf"[\w-]*{name}[\w'’-]*", NAME, _NAME_OR_WORD.sub(masked, text))
+    return re.sub(rf"{name}(?:[\s,-]+{name})+", NAME, text)
+
+
+def _is_prose(sentence: str) -> bool:
+    """Return whether it is of 6 to 40 words and nothing else, at most a quarter of them names."""
+    words = sentence.split()
+    few = 4 * sentence.count(NAME) <= len(words)
+    return 6 <= len(words) <= 40 and few and bool(_PROSE.fullmatch(sentence))
+
+
+def _long_sentences(package: str, dev: bool) -> Iterator[str]:
+    """Yield sentences of a package's files of one part, in an order that is always the same.
+
+    They have ten words or more: a shorter one rarely says where it is from.
+    """
+    files = [path for path in source_files(package) if is_dev_file(package, path) == dev]
+    for path in sorted(files, key=lambda path: _digest(f"order/{package}/{path}")):
+        texts = set(chain.from_iterable(file_sentences(package, path)))
+        long = [text for text in texts if len(text.replace(NAME, " ").split()) >= 10]
+        yield from sorted(long, key=_digest)[:_MOST_OF_A_FILE]
+
+
+def _is_new(text: str, seen: set[str]) -> bool:
+    """Return whether most four-word runs of a text are new; if so, they are seen from now on."""
+    words = re.findall(r"[a-z]+", text.replace(NAME, " ").lower())
+    runs = {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
+    if 2 * len(runs & seen) >= len(runs):
+        return False
+    seen |= runs
+    return True
+
+
+def _digest(text: str) -> int:
+    """Return a number that depends on the text alone; `hash` differs from run to run."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+# Derivatives through fused attention
+
+
+def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
+    """Return what torch says to derivatives through fused attention, and a table of ours measured.
+
+    Errors are those in float64 on 256 tokens from torch's derivatives of attention written out;
+    times are medians of five in float32 on `tokens`, taken in turns.
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as fused
+
+    from ..compare.tables import Table
+    from ..jet.api import jvp
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    def loss_of(attention: Any) -> Callable[..., Tensor]:
+        return lambda *x: attention(*x).square().sum()
+
+    def hvp(x: Tensors, v: Tensors) -> Tensors:
+        x = tuple(part.detach().requires_grad_() for part in x)
+        return torch.autograd.grad(jvp(loss_of(fused), x, v)[1], x)
+
+    draws = torch.randn(2, 3, 1, 4, tokens, 64, generator=torch.Generator().manual_seed(0))
+    x, v = (draw.unbind() for draw in draws)
+    exact = [draw.unbind() for draw in draws[..., :256, :].double()]
+    texts, rows = [], []
+    for derivative in (torch.func.jvp, torch.autograd.functional.hvp):
+        name = f"{derivative.__name__} through F.scaled_dot_product_attention: torch"
+        try:
+            derivative(loss_of(fused), x, v)
+            texts.append(f"{name} {torch.__version__} no longer refuses it.")
+        except RuntimeError as error:
+            texts.append(f'{name} says "{str(error).splitlines()[0]}"')
+    for title, theirs, ours in (
+        (
+            "output's tangent",
+            lambda x, v: torch.func.jvp(written, x, v)[1:],
+            lambda x, v: jvp(fused, x, v)[1:],
+        ),
+        (
+            "Hessian-vector product",
+            lambda x, v: torch.func.jvp(torch.func.grad(loss_of(written), (0, 1, 2)), x, v)[1],
+            hvp,
+        ),
+    ):
+        right, own = (torch.stack(call(*exact)) for call in (theirs, ours))
+        turns = [
+            [timeit(partial(call, x, v), number=1) for call in (theirs, ours)] for _ in range(6)
+        ]
+        slow, fast = map(statistics.median, zip(*turns[1:], strict=True))
+        most, least = (_peak_mebibytes(call, x, v) for call in (theirs, ours))
+        rows.append(
+            [
+                title,
+                f"{float((own - right).norm() / right.norm()):.0e}",
+                f"{1e3 * slow:.0f} → {1e3 * fast:.0f} ms, {slow / fast:.1f} ×",
+                f"{most:.0f} → {least:.0f} MiB, {most / least:.1f} ×",
+            ]
+        )
+    caption = (
+        "torch.func.jvp of attention written out → ours through fused attention, measured now: "
+        f"relative error in float64; time and peak memory (of torch's allocator, by its profiler) "
+        f"in float32, {tokens} tokens, 4 heads of 64, on {torch.get_num_threads()} thread(s)."
+    )
+    return texts, Table(caption, ["derivative", "error", "time", "memory"], rows)
+
+
+def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
+    """Return the most that torch's CPU allocator held for a call, kernels' own buffers included."""
+    from torch.autograd.profiler import profile
+
+    stderr = os.dup(2)
+    try:
+        with TemporaryFile() as unread:  # the profiler says that it starts and stops
+            os.dup2(unread.fileno(), 2)
+        with profile(use_kineto=False, profile_memory=True) as recorded:
+            call(x, v)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events)) / 2**20
+
+
+# The command
+
+
+def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) -> None:
+    """Show derivatives through fused attention, then fine-tune by several methods and compare.
+
+    Needs no network: the encoder comes with the package, the text is the docstrings of installed
+    packages.  Finished runs in the folder are not repeated.
+
+    Args:
+        out: Folder of the task, the runs and the report.
+        quick: One seed, few steps: does it run?
+        seeds: How many runs of each method.
+
+    Raises:
+        DataError: The text or the folder cannot be used.
+        MissingExtra: A library is not installed.
+    """
+    start = time.perf_counter()
+    for library in ("transformers", "joblib", "jinja2", "matplotlib", "scipy"):
+        require(library)
+    from ..compare.finetune import run_grid
+    from ..compare.report import Section, sections, to_text, wrap, write_html
+    from ..compare.runs import locked, prepare
+    from ..compare.settings import Conditions, Grid, Recipe
+
+    train, unlabelled, dev = (240, 120, 120) if quick else (600, 600, 480)
+    epochs = 1 if quick else 2
+    grid = Grid(
+        model=str(ASSETS),
+        tasks=(f"docstrings={out / 'docstrings'}",),
+        methods=METHODS,
+        seeds=tuple(range(min(seeds, 1) if quick else seeds)),
+        train_size=train,
+        unlabelled_size=unlabelled,
+        recipe=Recipe(epochs=epochs, batch_size=8, lr=1e-3, weight_decay=0.01, max_length=48),
+        conditions=Conditions(corruption=(0.1, 0.2), deltas=(1.0,)),
+    )
+    with locked(out / "runs"):
+        pass  # where it cannot be used, that is said before the work
+    prepare(threads=1)
+    width = shutil.get_terminal_size().columns
+    with _stage("Derivatives through fused attention, on one thread of the CPU"):
+        texts, table = attention_table()
+        print(*(wrap(text, width) for text in texts), to_text(table, width), sep="\n")
+    with _stage("The task: which package's documentation is a sentence from? Reading docstrings"):
+        task = docstring_task(train + unlabelled, dev)
+        for name, part in (("train", task.train), ("dev", task.dev)):
+            rows = zip(part.texts, part.labels, strict=True)
+            lines = (json.dumps({"text": t, "label": task.classes[int(y)]}) + "\n" for t, y in rows)
+            write_text(out / "docstrings" / f"{name}.jsonl", "".join(lines))
+    count = len(grid.methods) * len(grid.seeds)
+    processes = min(require("joblib").cpu_count(), count, 4)  # of 0.8 GB each
+    with _stage(
+        f"{len(grid.methods)} methods, {len(grid.seeds)} seeds: fine-tuning a small encoder on "
+        f"{train} sentences, judging it on {dev}; {processes} at a time, one thread each"
+    ):
+        records = run_grid(grid, out, processes=processes, progress=True)
+    page = out / "report.html"
+    answer, scores, *rest = sections(records)
+    attention = Section("Derivatives through fused attention", texts, [table])
+    write_html(page, "JacHess demo", [answer, scores, *rest, attention])
+    print(*(wrap(text, width) + "\n" for text in answer.paragraphs), sep="\n")
+    norms = next(section for section in rest if section.title == "Smoothness").tables[-2:]
+    for shown in (*answer.tables, *scores.tables, *norms):
+        print(to_text(shown, width))
+    print(f"More tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
+
+
+@contextmanager
+def _stage(title: str) -> Iterator[None]:
+    print(f"{title} …", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"… {time.perf_counter() - start:.1f} s\n", flush=True)

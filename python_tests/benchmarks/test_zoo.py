@@ -36,7 +36,7 @@ from benchmarks.make_zoo import (
 from benchmarks.vocabulary import train_byte_pairs, train_wordpiece
 from jachess_ext._io import DataError
 from jachess_ext.compare.models import load_model, load_tokenizer
-from jachess_ext.demo.text import file_sentences, ordered_files
+from jachess_ext.demo import file_sentences, source_files
 from python_tests import processes
 
 TINY = (
@@ -300,7 +300,7 @@ def docstrings(path: Path) -> Path:
     texts = [
         " ".join(group)
         for package in ("torch", "transformers")
-        for file in ordered_files(package, dev=False)[:400]
+        for file in source_files(package)[:400]
         for group in file_sentences(package, file)
     ]
     path.write_text("\n".join(texts), encoding="utf-8")

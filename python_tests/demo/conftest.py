@@ -26,7 +26,7 @@ def save_tiny_model(folder: Path) -> Path:
     )
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     PreTrainedTokenizerFast(
-        tokenizer_object=core, **dict(zip(names, SPECIAL, strict=True))
+        tokenizer_object=core, model_max_length=32, **dict(zip(names, SPECIAL, strict=True))
     ).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(

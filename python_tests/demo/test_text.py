@@ -1,83 +1,146 @@
-"""The demo's own task: the same on every call, balanced, without leaks."""
+"""The demo's task: clean masked sentences, the same on every call, balanced, without leaks."""
 
 from __future__ import annotations
 
-import hashlib
+import doctest
 import re
 import sys
 from collections import Counter
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
-from jachess_ext.demo.sentences import NAME, PACKAGE_WORDS
-from jachess_ext.demo.text import TextTask, is_dev_file, load_text_task
+from jachess_ext import demo
+from jachess_ext._io import DataError
+from jachess_ext.compare.tasks import Task, digest
+from jachess_ext.demo import NAME, docstring_task, file_sentences, is_dev_file, source_files
 from python_tests import processes
 
-PACKAGES = ("python", "numpy", "sklearn")
+
+def sentences(docstring: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return what the demo makes of a file that does nothing but fail when it is imported."""
+    monkeypatch.setattr(demo, "root_of", lambda package: folder)
+    (folder / "signal.py").write_text(f'def f():\n    r"""{docstring}"""\nraise SystemExit\n')
+    return file_sentences("any", "signal.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The value of `alpha` is used", f"The value of {NAME} is used"),
+        ("The my_value is used", f"The {NAME} is used"),
+        ("The DataFrame is used", f"The {NAME} is used"),
+        ("The GPU is used", f"The {NAME} is used"),
+        ("The value 3 is used", f"The value {NAME} is used"),
+        ("The call foo(x, y=2) is used", f"The call {NAME} is used"),
+        ("The NumPy library is used", f"The {NAME} library is used"),
+        ("The numpy's library is used", f"The {NAME} library is used"),
+        ("The :class:`~a.B` object is used", f"The {NAME} object is used"),
+        ('The "mean" mode is used', f"The {NAME} mode is used"),
+        ("The a.b, c_d and e1 are used", f"The {NAME} and {NAME} are used"),
+        ("The signals of the package are used", f"The {NAME} of the package are used"),
+    ],
+)
+def test_names_are_masked(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sentences(f"{text} for all of the rows.", tmp_path, monkeypatch)
+    assert made == [[f"{expected} for all of the rows."]]
+
+
+def test_what_is_no_prose_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """Return the sum of all the
+    values in it. And then the rest of the values.
+
+    Parameters
+    ----------
+    x : array of the values that are to be summed here.
+        The values that are to be added to one another.
+
+    >>> The line below the prompt is not for the reader.
+    - An item of a list that is not for the reader.
+    .. note:: The directive of the text is not for the reader.
+    Too short it is.
+    no capital letter at the start of this line here.
+
+    The result x = y is for all of the rows.
+
+    The naïve result is for all of the rows.
+
+    No full stop at the end of this line here
+    """
+    assert sentences(text, tmp_path, monkeypatch) == [
+        [
+            "Return the sum of all the values in it.",
+            "And then the rest of the values.",
+            "The values that are to be added to one another.",
+        ]
+    ]
+    assert sentences('"""def broken(:', tmp_path, monkeypatch) == []
 
 
 @pytest.fixture(scope="module")
-def task() -> TextTask:
-    return load_text_task(90, 60, PACKAGES)
+def task() -> Task:
+    return docstring_task(90, 60)
 
 
-def test_it_is_the_same_in_another_process(task: TextTask) -> None:
+def test_it_is_the_same_in_another_process(task: Task) -> None:
     code = (
-        "from jachess_ext.demo.text import load_text_task as load; import hashlib;"
-        f"t = load(90, 60, {PACKAGES}); print(hashlib.sha256(repr(t).encode()).hexdigest())"
+        "from jachess_ext.demo import docstring_task; from jachess_ext.compare.tasks import digest;"
+        "print(digest(docstring_task(90, 60)))"
     )
-    found = {
-        processes.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert found == {hashlib.sha256(repr(task).encode()).hexdigest() + "\n"}
+    env = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = processes.run([sys.executable, "-c", code], env=env, check=True)
+    assert done.stdout == digest(task) + "\n"
 
 
-def test_classes_are_balanced(task: TextTask) -> None:
-    assert Counter(task.train.labels) == dict.fromkeys(range(3), 30)
-    assert Counter(task.dev.labels) == dict.fromkeys(range(3), 20)
-    assert task.classes == PACKAGES
+def test_classes_are_balanced_and_named_by_none(task: Task) -> None:
+    assert Counter(task.train.labels) == dict.fromkeys(range(6), 15)
+    assert Counter(task.dev.labels) == dict.fromkeys(range(6), 10)
+    for text in task.train.texts + task.dev.texts:
+        words = set(re.findall(r"[a-z]+", text.replace(NAME, " ").lower()))
+        assert not words & {*task.classes, "pytorch", "np", "scikit"}, text
 
 
-def test_labels_are_those_of_the_files(task: TextTask) -> None:
-    for split in (task.train, task.dev):
-        for label, file in zip(split.labels, split.files, strict=True):
-            assert file.startswith(f"{PACKAGES[label]}/")
+def test_no_file_serves_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: dict[str, set[tuple[str, str]]] = {}
+
+    def spy(package: str, path: str) -> list[list[str]]:
+        groups = file_sentences(package, path)
+        for text in chain.from_iterable(groups):
+            sources.setdefault(text, set()).add((package, path))
+        return groups
+
+    monkeypatch.setattr(demo, "file_sentences", spy)
+    task = docstring_task(60, 30)
+    for part, dev in ((task.train, False), (task.dev, True)):
+        for text, label in zip(part.texts, part.labels, strict=True):
+            own = {file for file in sources[text] if is_dev_file(*file) == dev}
+            assert task.classes[int(label)] in {package for package, _ in own}
 
 
-def test_no_file_serves_both_splits(task: TextTask) -> None:
-    assert not set(task.train.files) & set(task.dev.files)
-    for split, dev in ((task.train, False), (task.dev, True)):
-        for file in split.files:
-            assert is_dev_file(*file.split("/", 1)) == dev
+def test_no_near_duplicates(task: Task) -> None:
+    def runs(text: str) -> set[str]:
+        words = re.findall(r"[a-z]+", text.replace(NAME, " ").lower())
+        return {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
 
-
-def runs(text: str) -> set[str]:
-    words = re.findall(r"[a-z]+", text.replace(NAME, " ").lower())
-    return {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
-
-
-def test_no_near_duplicates(task: TextTask) -> None:
+    assert not demo._is_new("b c d e f g h.", runs("a b c d e f g"))
     train = [runs(text) for text in task.train.texts]
-    for text in task.dev.texts:
-        own = runs(text)
+    for own in map(runs, task.dev.texts):
         assert max(len(own & other) / len(own) for other in train) < 0.5
 
 
-def test_no_sentence_names_a_package(task: TextTask) -> None:
-    for text in task.train.texts + task.dev.texts:
-        words = set(re.findall(r"[a-z]+", text.replace(NAME, " ").lower()))
-        assert not words & PACKAGE_WORDS, text
+def test_sources_are_without_tests_and_the_example_is_right() -> None:
+    files = source_files("numpy")
+    assert files == sorted(files) and "linalg/_linalg.py" in files
+    assert not any("/tests/" in f"/{path}" for path in files)
+    assert doctest.testmod(demo) == (0, 2)
 
 
-def test_bad_requests_are_named() -> None:
-    with pytest.raises(ValueError, match="two packages"):
-        load_text_task(90, 60, ("numpy",))
-    with pytest.raises(ValueError, match=r"'no_such_package_here' is not installed.*\[demo\]"):
-        load_text_task(90, 60, ("numpy", "no_such_package_here"))
-    with pytest.raises(ValueError, match=r"'mpmath' has \d+ usable sentences"):
-        load_text_task(20_000, 60, ("mpmath", "joblib"))
+def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "PACKAGES", ("joblib", "tqdm"))
+    with pytest.raises(DataError, match=r"'tqdm' has \d+ sentences to use, and 900 are needed"):
+        docstring_task(2, 1800)
+    with pytest.raises(DataError, match=r"'no_such_package' is not installed.*\[demo\]"):
+        source_files("no_such_package")

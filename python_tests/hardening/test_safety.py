@@ -15,7 +15,7 @@ import jachess_ext
 from jachess_ext._io import DataError
 from jachess_ext.compare.models import load_config, load_fine_tuned, load_head_model, load_model
 from jachess_ext.compare.models import load_tokenizer as tokenizer_of
-from jachess_ext.demo.data import ASSETS
+from jachess_ext.demo import ASSETS
 
 PACKAGE = Path(jachess_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -60,7 +60,7 @@ def imported() -> Iterator[tuple[str, str]]:
 def test_the_scan_sees_the_package() -> None:
     """A scan of nothing would find nothing."""
     found = [name for _, _, name in calls()]
-    assert len(SOURCES) > 100 and found.count("write_text") > 5 and "from_pretrained" in found
+    assert len(SOURCES) > 80 and found.count("write_text") > 5 and "from_pretrained" in found
 
 
 def test_nothing_is_unpickled() -> None:
