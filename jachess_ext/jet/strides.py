@@ -278,10 +278,10 @@ def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
         memory = memory_of(tensor)
         if memory is None:
             continue
-        offset = (tensor.streams if _is_jet(tensor) else tensor).storage_offset()  # type: ignore[attr-defined]
-        earlier, start = first.setdefault(memory, (place, offset))
+        plain: Any = tensor.streams if _is_jet(tensor) else tensor  # type: ignore[attr-defined]
+        earlier, start = first.setdefault(memory, (place, plain.storage_offset()))
         if earlier != place:
-            shared.append((place, earlier, offset - start))
+            shared.append((place, earlier, plain.storage_offset() - start))
     return tuple(shared)
 
 

@@ -177,6 +177,8 @@ def test_arguments_that_share_memory_are_not_taken_for_others(function: Any) -> 
     x, u = torch.randn(2, 3, 4, dtype=torch.float64)
     step = 1e-5
     ahead, behind = program(x + step * u), program(x - step * u)
-    for jet, value, up, down in zip(jx.jet(program, x, u[None]), program(x), ahead, behind, strict=True):
+    for jet, value, up, down in zip(
+        jx.jet(program, x, u[None]), program(x), ahead, behind, strict=True
+    ):
         torch.testing.assert_close(jet.primal, value)
         torch.testing.assert_close(jet.first[0], (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
