@@ -23,8 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-def pytest_collection_finish() -> None:
-    """Take what collecting made out of the garbage collector's sight.
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """Take what is there before a file of tests out of the garbage collector's sight.
 
     Accelerate collects after every training; over all tests and libraries that takes half a second,
     more than most trainings here.

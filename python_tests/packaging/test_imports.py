@@ -30,7 +30,6 @@ def _run(code: str) -> str:
     [
         "import jachess_ext",
         "import jachess_ext.cli",
-        "import jachess_ext.cli; jachess_ext.cli._parser([])",
         "import jachess_ext.torch_floor",
     ],
 )
