@@ -101,6 +101,8 @@ class Norm:
             bounds=dict(dtype_bounds(1e-11)),
             operator=operator,
             fast_gradients=add,
+            # one operator: with a residual and parameters, and with neither
+            check_registration=add == affine,
         )
 
 
