@@ -133,7 +133,7 @@ QUICK = """
     matmul max.reduction_no_dim max.reduction_with_dim mean mul nn.functional.gelu
     nn.functional.layer_norm nn.functional.linear nn.functional.pad.constant positive real repeat
     roll sum tanh to where
-""".split()
+""".split()  # noqa: SIM905  a list takes a line each
 
 
 @pytest.mark.parametrize("name", QUICK)
