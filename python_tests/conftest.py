@@ -15,17 +15,8 @@ for backend in (torch.cuda, torch.xpu, torch.mtia):
         backend.manual_seed_all = lambda seed: None
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep files of many small tests in one process, and skip `cuda` tests unless torch sees a GPU.
-
-    pytest-xdist looks through all groups it has handed out whenever a test ends: with a group for
-    each of 20,000 tests that is a process's work.  And what a file builds is built once.
-    """
-    for item in items:
-        folder = item.path.parent.name
-        if folder in ("jet", "ops", "models") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.name}"))
+    """Skip every test marked `cuda` unless torch sees a GPU."""
     if torch.cuda.is_available():
         return
     if torch.version.cuda is None:

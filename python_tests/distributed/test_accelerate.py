@@ -18,7 +18,6 @@ from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixtu
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
-pytestmark = pytest.mark.xdist_group("ranks")
 # --cpu would start one process whatever --num_processes says (accelerate 1.15): the script asks
 # for the CPU itself, with Accelerator(cpu=True).
 LAUNCH = (

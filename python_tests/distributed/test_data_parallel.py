@@ -28,7 +28,6 @@ from python_tests.distributed.rank_jobs import (
 from python_tests.smoothness.tiny_models import classifier
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("ranks")
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
