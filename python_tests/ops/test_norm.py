@@ -102,7 +102,9 @@ class Norm:
             operator=operator,
             fast_gradients=add,
             # one operator: with a residual and parameters, and with neither
-            check_registration=add == affine,
+            registration={(True, True): [torch.float32], (False, False): [torch.bfloat16]}.get(
+                (add, affine), []
+            ),
         )
 
 
