@@ -24,7 +24,9 @@ class LightningSmoothnessMonitor(Callback):
     It penalises nothing: training with it is bit for bit the training without it.
 
     Example:
-        >>> lightning.Trainer(callbacks=[jx.LightningSmoothnessMonitor(batch, every=50)])
+        >>> import lightning
+        >>> monitor = jx.LightningSmoothnessMonitor(batch, every=50)
+        >>> trainer = lightning.Trainer(callbacks=[monitor], logger=False)
 
     The figures of `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes
     each measures the same rows, and Lightning's loggers write the first one's.
