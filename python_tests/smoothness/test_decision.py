@@ -420,8 +420,8 @@ def test_calibrating_leaves_the_model_as_it_was() -> None:
         ({"strength": float("nan")}, "strength is nan; expected a finite number"),
         ({"target": -1.0}, "target is -1.0; expected a number above 0"),
         ({"target": 1.0, "strength": 0}, "strength is 0; expected a number above 0"),
-        ({"every": 0}, "every is 0; expected a whole number from 1 up"),
-        ({"on_nonfinite": "stop"}, "on_nonfinite is 'stop'; expected 'raise' or 'skip'"),
+        ({"every": 0}, "every is 0; expected a number of steps from 1 up"),
+        ({"on_nonfinite": "stop"}, "on_nonfinite is 'stop'; expected one of 'raise', 'skip'"),
     ],
 )
 def test_bad_arguments(settings: dict[str, Any], message: str) -> None:

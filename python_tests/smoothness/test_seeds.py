@@ -7,7 +7,7 @@ import torch
 
 import jachess_ext as jx
 from jachess_ext.jet.directions import DrawCounter, draw_directions
-from jachess_ext.smoothness.settings import sample_dimensions
+from jachess_ext.smoothness.settings import Settings, sample_dimensions
 
 from .tiny_models import classifier, token_batch
 
@@ -128,7 +128,7 @@ def test_dimensions_are_a_uniform_subset() -> None:
     counter = DrawCounter(0, "dimensions")
     member = torch.zeros(draws, width)
     for row in member:
-        indices, scale = sample_dimensions(width, size, counter)
+        indices, scale = sample_dimensions(width, Settings(dimensions=size), counter)
         assert scale == 1 and len(indices.unique()) == size
         row[indices] = 1
     together = member.T @ member / draws
