@@ -55,11 +55,11 @@ def plain_numbers(name: str, engine: str) -> dict[str, Tensor]:
     return numbers(classifier(name), batch_of(name), engine)
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
-    assert found.keys() == expected.keys() and float(expected["loss"]) > 0
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
+    assert actual.keys() == expected.keys() and expected["loss"].item() > 0
     for key, value in expected.items():
         assert value.isfinite().all()
-        torch.testing.assert_close(found[key].to(value), value, **(tolerance or EXACT))
+        torch.testing.assert_close(actual[key].to(value), value, **(tolerance or EXACT))
 
 
 @pytest.mark.parametrize("engine", ["jet", "exact"])  # "reverse" draws for padding, too
