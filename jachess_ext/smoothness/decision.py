@@ -105,26 +105,18 @@ def kl_divergence(
 
 def margin(at: Decisions) -> Tensor:
     """Return log slope − log margin of rows that are right and 0 of the others, ``[N]``."""
-    m, slope = margin_and_slope(at)
-    right = m > 0
-    ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
-    return torch.where(right, ratio, torch.zeros_like(ratio))
-
-
-def margin_and_slope(at: Decisions) -> tuple[Tensor, Tensor]:
-    """Return the margin m = z_y − max_{c≠y} z_c and √(mean_u (∂_u m)²), ``[N]`` each."""
     label = at.labels.unsqueeze(-1)
-    others = at.logits.scatter(-1, label, -math.inf)
-    rival = others.argmax(-1, keepdim=True)
+    rival = at.logits.scatter(-1, label, -math.inf).argmax(-1, keepdim=True)
 
     def difference(values: Tensor) -> Tensor:
-        shape = (*values.shape[:-1], 1)
-        return (
-            values.gather(-1, label.expand(shape)) - values.gather(-1, rival.expand(shape))
-        ).squeeze(-1)
+        """Return z_y − max_{c≠y} z_c of the last dimension, or its derivative."""
+        own, other = (i.expand(*values.shape[:-1], 1) for i in (label, rival))
+        return (values.gather(-1, own) - values.gather(-1, other)).squeeze(-1)
 
     slope = (difference(at.first).square().mean(0) + _SLOPE_FLOOR).sqrt()
-    return difference(at.logits), slope
+    m = difference(at.logits)
+    ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
+    return torch.where(m > 0, ratio, torch.zeros_like(ratio))
 
 
 # Forms of the penalty, `Decisions` → ``[N]``.

@@ -431,9 +431,10 @@ class JacHess:
             ValueError: it is not such a state; the regulariser stays as it was.
         """
         _check_state(state)
+        base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
+        skipped = {int(layer): count for layer, count in state["skipped"].items()}
         self.step, self.seed = state["step"], state["seed"]
-        self.base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
-        self.skipped = Counter({int(layer): n for layer, n in state["skipped"].items()})
+        self.base, self.skipped = base, Counter(skipped)
         before, now = state["layer_weights"], self._known_weights()
         if before is None or now is None:
             return
