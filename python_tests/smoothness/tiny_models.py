@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
@@ -38,14 +40,18 @@ def classifier(
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    head: Any = AutoModelForSequenceClassification,
 ) -> PreTrainedModel:
-    """Return a sequence classifier with random weights, in evaluation mode."""
+    """Return a sequence classifier, or a model with another head, in evaluation mode.
+
+    Its weights are random.
+    """
     settings = _SIZES | _OF_MODEL.get(name, {})
     settings |= dict.fromkeys(_DROPOUTS.get(name, _ENCODERS_DROPOUTS), dropout)
     settings |= {"bos_token_id": 1, "eos_token_id": 2} if name in DECODERS else {}
     config = AutoConfig.for_model(name, **settings)
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
+    model = head.from_config(config, attn_implementation=attention)
     randomise(model)
     return model.to(dtype).eval()
 
