@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.estimators import SmoothnessProbe, check_every, on_device_of
+from ..smoothness.estimators import SmoothnessProbe, on_device_of
+from ..smoothness.settings import check_every
 
 
 class StepLog:
