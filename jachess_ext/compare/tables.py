@@ -413,12 +413,10 @@ def association_tables(runs: DataFrame) -> list[Table]:
     rows = []
     for task in runs["task"].unique():
         for norm in ("Σ‖J‖", "Σ‖H‖"):
-            pairs = [
-                _apart_from_seed(runs[runs["task"] == task], [norm, quality])
-                for quality in qualities.values()
-            ]
-            if len(pairs[0]) >= _FEWEST:
-                rows.append([task, norm, str(len(pairs[0])), *map(_correlation, pairs)])
+            of_task = runs[runs["task"] == task]
+            ranks = [_ranks_in_seed(of_task, [norm, quality]) for quality in qualities.values()]
+            if len(ranks[0]) >= _FEWEST:
+                rows.append([task, norm, str(len(ranks[0])), *map(_correlation, ranks)])
     caption = (
         "Smoothness and quality over runs: Spearman's rank correlation, both taken from the mean "
         "of their seed's runs. Where smoother models are better ones, the score's is negative and "
@@ -427,18 +425,26 @@ def association_tables(runs: DataFrame) -> list[Table]:
     return [Table(caption, ["task", "norm", "runs", *qualities], rows)] if rows else []
 
 
-def _apart_from_seed(runs: DataFrame, figures: list[str]) -> DataFrame:
-    """Return the figures less their seed's mean, of seeds with several runs that have them."""
-    both = runs.reindex(columns=["seed", *figures]).dropna().set_index("seed").astype(float)
-    several = [of - of.to_numpy().mean(0) for _, of in both.groupby("seed") if len(of) > 1]
-    return require("pandas").concat([both[:0], *several])
+def _ranks_in_seed(runs: DataFrame, figures: list[str]) -> DataFrame:
+    """Rank the figures less their seed's mean, of seeds with several runs that have them.
+
+    Differences of less than 1e-9 of a figure's largest value are rounding: such runs share a rank.
+    """
+    both = runs.reindex(columns=["seed", *figures]).dropna().astype(dict.fromkeys(figures, float))
+    by_seed = both.groupby("seed")[figures]
+    apart = (both[figures] - by_seed.transform("mean"))[by_seed.transform("size") > 1]
+    ranks = {}
+    for figure in figures:
+        steps = apart[figure].sort_values().diff()
+        ranks[figure] = (steps > 1e-9 * both[figure].abs().max()).cumsum()
+    return require("pandas").DataFrame(ranks)
 
 
-def _correlation(pairs: DataFrame) -> str:
-    """Return Spearman's ρ; a dash of too few runs, or where one side differs by rounding alone."""
-    if len(pairs) < _FEWEST or np.ptp(pairs, axis=0).min() < 1e-9:
+def _correlation(ranks: DataFrame) -> str:
+    """Return Spearman's ρ, or a dash of too few runs or where one side is constant."""
+    if len(ranks) < _FEWEST or ranks.nunique().min() < 2:
         return DASH
-    return f"{require('scipy.stats').spearmanr(pairs).statistic:+.2f}"
+    return f"{require('scipy.stats').spearmanr(ranks).statistic:+.2f}"
 
 
 def ablation_tables(runs: DataFrame) -> list[Table]:
