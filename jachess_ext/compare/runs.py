@@ -98,7 +98,7 @@ def run_all(
                 yield job, record
         run_job = functools.partial(_run_job, run=run, threads=threads)
         if backend == "ray":
-            computed = _on_ray(missing, run_job, threads)
+            computed = _on_ray(missing, run, threads)
         elif processes == 1 and backend == "loky":
             computed = map(run_job, missing.values())
         else:
@@ -310,7 +310,7 @@ def connect_ray(address: str = "auto") -> None:
         ) from error
 
 
-def _on_ray(jobs: Mapping[str, J], run: Callable[[J], tuple[str, Record]], threads: int) -> Results:
+def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
     """Yield as `_by_joblib` does; joblib's Ray backend gives no result before all have ended.
 
     A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
@@ -319,8 +319,8 @@ def _on_ray(jobs: Mapping[str, J], run: Callable[[J], tuple[str, Record]], threa
     connect_ray()
     ray = require("ray", extra="ray")
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
-    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(run)
-    waiting = {task.remote(job): name for name, job in jobs.items()}
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
+    waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}
     try:
         while waiting:
             (first,), _ = ray.wait(list(waiting), num_returns=1)

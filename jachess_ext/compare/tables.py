@@ -1,4 +1,4 @@
-"""Tables of a comparison, from the records of its runs."""
+"""Draw the tables of a comparison from the records of its runs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
 
 
 def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the record as of its best epochs, without what the last epoch alone was judged by."""
+    """Yield the record as of its best epochs, without the figures that only the last one has."""
     orders = {
         "score": lambda judged: (judged["score"], -(judged["nll"] or 0.0)),
         "NLL": lambda judged: (-(judged["nll"] or 0.0),),
@@ -142,7 +142,7 @@ def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
 def _with_sums(record: Record) -> dict[str, Any]:
     """Return a record with the sums of its norms, and its figures under each condition by title.
 
-    Accuracies stand under noise and on changed texts; of old records, which have none, scores.
+    Under noise and on changed texts these are accuracies, or scores where a record has none.
     """
     accuracies = record.get("accuracies") or {}
     row = dict(record) | {"corruption": {"clean": record.get("score")}}
@@ -170,13 +170,13 @@ def methods_of(runs: DataFrame) -> list[str]:
 
 
 def compared(runs: DataFrame) -> list[str]:
-    """Return the methods that stand against the unregularised model; none where it was not run."""
+    """Return the methods other than the unregularised one; none if that was not run."""
     methods = methods_of(runs)
     return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
 
 
 def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
-    """Return the tasks of which some run has one of the figures, in the order of the runs."""
+    """Return the tasks that have one of the figures in some run, in the order of the runs."""
     having = runs.reindex(columns=figures).notna().any(axis=1)
     return list(runs.loc[having, "task"].unique())
 
@@ -225,6 +225,15 @@ def differences(
         By method: the mean, half of its 95 % interval by Student's t ("±", NaN for one seed), how
         many seeds both have ("seeds"), and on how many the method has more ("more") or less
         ("less").
+
+    Example:
+        >>> runs = to_frame(
+        ...     {"method": method, "task": "cola", "seed": seed, "score": score}
+        ...     for method, seed, score in (("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5),
+        ...                                 ("sam", 1, 0.25))
+        ... )
+        >>> differences(runs, "score").loc["sam", ["mean", "more", "seeds"]].tolist()
+        [0.0, 1.0, 2.0]
     """
     pandas, stats = require("pandas"), require("scipy.stats")
     means = by_seed(runs, figure, tasks)
@@ -241,9 +250,9 @@ def differences(
 
 
 def costs(runs: DataFrame) -> dict[str, float]:
-    """Return training's processor seconds over the plain run's of the same task and seed.
+    """Return by method training's processor seconds over the plain run's, mean over the pairs.
 
-    The mean ratio over the pairs, by method; methods without any are left out.
+    A pair has the same task and seed; methods without a pair are left out.
     """
     if "seconds.processor" not in runs or REFERENCE not in methods_of(runs):
         return {}
@@ -253,7 +262,7 @@ def costs(runs: DataFrame) -> dict[str, float]:
 
 
 def is_control(runs: DataFrame, method: str) -> bool:
-    """Return whether a method is one that others have to beat; placebos are."""
+    """Return whether a method is a control or placebo, which the other methods have to beat."""
     settings = runs.loc[runs["method"] == method, "settings"].iloc[0]
     entry = METHODS.get(settings["method"])
     return bool(settings.get("placebo")) or (entry is not None and entry.control)
@@ -391,7 +400,7 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
 
 
 def shift_tables(runs: DataFrame) -> list[Table]:
-    """Return the score on other domains; labelled and unlabelled data are of the task only."""
+    """Return the table of scores on other domains, of which no row was trained on."""
     targets = [c[6:-6] for c in runs if c.startswith("shift.") and c.endswith(".score")]
     columns = [
         (f"{task} → {target}", by_seed(runs, f"shift.{target}.score", [task]))
@@ -404,11 +413,11 @@ def shift_tables(runs: DataFrame) -> list[Table]:
 
 
 _FEWEST = 10
-"""Runs of a task below which no correlation is shown: of fewer, chance alone makes ± 0.6."""
+"""Fewest runs for which a correlation is shown: with fewer, chance alone gives ± 0.6."""
 
 
 def association_tables(runs: DataFrame) -> list[Table]:
-    """Return rank correlations of the norms with quality over runs, the seeds' luck taken out."""
+    """Return rank correlations of norms with quality over the runs, less the means of the seeds."""
     qualities = {"score": "score", "Brier score": "brier", "ECE": "ece"}
     rows = []
     for task in runs["task"].unique():
@@ -448,7 +457,7 @@ def _correlation(ranks: DataFrame) -> str:
 
 
 def ablation_tables(runs: DataFrame) -> list[Table]:
-    """Return the score over a setting of JacHess, for methods that differ in nothing else."""
+    """Return scores by a setting of JacHess, of methods that differ in nothing else."""
     tasks = list(runs["task"].unique())
     columns = [by_seed(runs, "score", group) for group in (*([task] for task in tasks), tasks)]
     first = runs.drop_duplicates("method").set_index("method")
@@ -474,7 +483,7 @@ def ablation_tables(runs: DataFrame) -> list[Table]:
 
 
 def chosen_tables(runs: DataFrame) -> list[Table]:
-    """Return which value of its knob each method was given on each task."""
+    """Return the table of the knob's value by method and task."""
     if runs["value"].isna().all():
         return []
     tasks = list(runs["task"].unique())
@@ -491,7 +500,7 @@ def chosen_tables(runs: DataFrame) -> list[Table]:
 
 
 def failed_tables(runs: DataFrame) -> list[Table]:
-    """Return the runs without figures, and why."""
+    """Return the table of the runs that failed, and why."""
     failed = runs.loc[runs["error"].notna(), ["method", "task", "seed", "error"]].astype(str)
     header, rows = ["method", "task", "seed", "why"], failed.to_numpy().tolist()
     return [Table("Runs that failed", header, rows, frozenset({3}))] if rows else []
@@ -516,10 +525,12 @@ def paired_tables(runs: DataFrame) -> list[Table]:
     On average over the tasks where there are several, then on each task.
     """
     methods = compared(runs)
-    figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED if methods}
+    if not methods:
+        return []
+    figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED}
     *each, average = groups(list(runs["task"].unique()))
     tables = []
-    for title, tasks in (average, *each) if methods else ():
+    for title, tasks in (average, *each):
         columns = {}
         for figure, having in figures.items():
             shared = [task for task in having if task in tasks]
@@ -540,7 +551,7 @@ def paired_tables(runs: DataFrame) -> list[Table]:
 
 
 def overall_tables(runs: DataFrame) -> list[Table]:
-    """Return one test for each method and figure over all pairs of task and seed."""
+    """Return a table for each figure: tests of each method over all pairs of task and seed."""
     tables = []
     for figure in TESTED:
         if figure.column not in runs or not compared(runs):
@@ -563,7 +574,7 @@ def overall_tables(runs: DataFrame) -> list[Table]:
 
 
 def cost_tables(runs: DataFrame) -> list[Table]:
-    """Return what training costs."""
+    """Return the table of what training costs."""
     rows = [[method, f"{cost:.2f}"] for method, cost in costs(runs).items()]
     caption = (
         "Training: processor seconds over the plain run's of the same task and seed, mean ratio."
@@ -572,7 +583,7 @@ def cost_tables(runs: DataFrame) -> list[Table]:
 
 
 def best_control_tables(runs: DataFrame) -> list[Table]:
-    """Return each method that is no control against the best control of its cost or less."""
+    """Return the table of methods against the best control that costs no more."""
     cost = costs(runs)
     controls = [method for method in compared(runs) if is_control(runs, method)]
     apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from itertools import combinations
 from math import comb
@@ -13,7 +12,6 @@ from scipy import stats
 from scipy.special import logit, softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
-from jachess_ext.compare import judge, metrics
 from jachess_ext.compare.metrics import (
     GLUE,
     at_temperature,
@@ -27,14 +25,6 @@ from jachess_ext.compare.metrics import (
     reliability,
     sign_test,
 )
-from jachess_ext.smoothness import corruption
-
-
-@pytest.mark.parametrize("module", [metrics, judge, corruption], ids=lambda module: module.__name__)
-def test_examples(module: object) -> None:
-    assert doctest.testmod(module).attempted  # type: ignore[arg-type]
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
-
 
 PREDICTIONS = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1])
 REFERENCES = np.array([1, 0, 1, 0, 1, 0, 1, 0, 0, 1])

@@ -23,7 +23,7 @@ from jachess_ext.compare.report import (
     answer,
     forest_figure,
     forests,
-    judged_sections,
+    judged_section,
     model_card,
     norms_figure,
     pooled,
@@ -158,7 +158,7 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     for draw in (
         lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
         lambda: score_curves_figure([0, 1], {"h": [[0.8, 0.6], [0.7, 0.5]]}, "x", "y", styles),
-        lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles=styles),
+        lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles),
         lambda: forest_figure(apart, "x", styles),
     ):
         drawn = Picture("caption", draw()).svg()
@@ -193,7 +193,11 @@ def test_user_text_is_escaped_everywhere() -> None:
     diagram = {HOSTILE: reliability([[0.3, 0.7]], [1])}
     table = Table(HOSTILE, [HOSTILE, "b"], [[HOSTILE, "1"]], frozenset({0}))
     section = Section(
-        HOSTILE, [HOSTILE], [table], [Picture(HOSTILE, reliability_figure(diagram))], [HOSTILE]
+        HOSTILE,
+        [HOSTILE],
+        [table],
+        [Picture(HOSTILE, reliability_figure(diagram, styles_of([HOSTILE])))],
+        [HOSTILE],
     )
     page = Page(to_html(HOSTILE, [section]))
     assert "script" not in page.tags
@@ -273,7 +277,7 @@ JUDGED = {
 
 
 def test_a_judged_model() -> None:
-    (section,) = judged_sections([JUDGED])
+    section = judged_section(JUDGED)
     assert section.tables[0].rows == [
         ["as they are", "0.750", "0.250", "0.125"],
         ["20% of the tokens unknown", "0.500", "–", "–"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 from typing import Any
 
@@ -31,11 +30,6 @@ def results(**extra: list[float]) -> Any:
 
 def rows(table: Table) -> dict[str, list[str]]:
     return {row[0]: list(row[1:]) for row in table.rows}
-
-
-def test_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(to_frame, globs=vars(tables))
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_scores_averages_and_marks() -> None:
