@@ -69,7 +69,7 @@ class GridOptions(Grid):
 def with_grid_file(
     function: Callable[..., Any], given: Sequence[str]
 ) -> tuple[Callable[..., Any], list[str]]:
-    """Take ``--grid FILE`` out of the options: what it holds becomes the function's defaults.
+    """Take ``--grid FILE`` out of the options; the file's settings become the function's defaults.
 
     Raises:
         DataError: The file cannot be read, or has a setting that is unknown or out of range.

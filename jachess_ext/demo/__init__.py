@@ -165,8 +165,7 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
 
     dev = part(dev_size // len(PACKAGES), True)
     train = part(train_size // len(PACKAGES), False)
-    description = "which package is a sentence of documentation from"
-    return Task("docstrings", description, PACKAGES, train, train, dev, ACCURACY)
+    return Task("docstrings", PACKAGES, train, train, dev, ACCURACY)
 
 
 def _docstrings(path: Path) -> list[str]:

@@ -283,7 +283,7 @@ def test_a_live_selection_whose_losses_at_the_target_were_measured_apart() -> No
 
 
 def test_the_forecast_figure(view: SelectionView) -> None:
-    (panel,) = forecast_figure(view.candidates).axes
+    (panel,) = forecast_figure(view.candidates, "loss", 0.9, view.labels).axes
     rows = view.candidates
     assert lines(panel, "o") == [(list(rows["predicted"]), list(range(6)))]
     assert lines(panel, "x") == [(list(rows["truth"]), list(range(6)))]

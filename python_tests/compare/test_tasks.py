@@ -258,7 +258,7 @@ def test_words_may_be_ordered_by_labels_json(tmp_path: Path) -> None:
 
 
 def test_folders_without_the_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         folder_task(tmp_path / "no", Columns())
     with pytest.raises(DataError, match=r"expected exactly one of train\.jsonl.*it has none"):
         folder_task(tmp_path, Columns())
@@ -407,7 +407,7 @@ def task(rows: int = 20, dev: int = 10) -> Task:
         return Examples([f"{kind}{i}" for i in range(count)], None, [i % 2 for i in range(count)])
 
     train = examples(rows, "t")
-    return Task("x", "", ("a", "b"), train, train, examples(dev, "d"), ACCURACY)
+    return Task("x", ("a", "b"), train, train, examples(dev, "d"), ACCURACY)
 
 
 @settings(deadline=None)
