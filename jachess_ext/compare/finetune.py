@@ -153,7 +153,7 @@ def load(grid: Grid) -> LoadedGrid:
         methods = [parse_method(method) for method in grid.methods]
     except ValueError as error:
         raise DataError(str(error)) from error
-    schedulers = sorted({kind.value for kind in transformers.SchedulerType} - _NEED_MORE)
+    schedulers = sorted({each.value for each in transformers.SchedulerType} - _NEED_MORE)
     if grid.recipe.scheduler not in schedulers:
         raise DataError(
             f"scheduler is {grid.recipe.scheduler!r}; expected one of {', '.join(schedulers)}"
@@ -379,11 +379,11 @@ def fine_tune(
         model: a sequence classifier or regressor.
         train: labelled rows.
         recipe: epochs, batches, learning rate and so on; applying its `lora` is up to the caller.
-        seed: of the order of examples and of dropout.
-        method: one of docs/methods.md, or its text.
-        unlabelled: for the methods that use it.
-        callbacks: the Trainer's.
-        report_to: the Trainer's trackers, which get losses and penalties under `run_name`.
+        seed: draws the order of examples and dropout.
+        method: a `Method` or its text, see docs/methods.md.
+        unlabelled: rows for the methods that use them.
+        callbacks: callbacks of the Trainer.
+        report_to: trackers of the Trainer, which log losses and penalties under `run_name`.
 
     Raises:
         FloatingPointError: a loss or penalty that is not finite.
@@ -570,7 +570,7 @@ class Curve(transformers.TrainerCallback):
         self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Judge where the epoch is one of the job's."""
+        """Judge the model if the epoch is in the job's curve."""
         epoch = round(state.epoch)
         if epoch not in self._job.curve:
             return
@@ -688,7 +688,7 @@ def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
 
 
 def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
-    """Yield the figures of a fine-tuned model on each task of a grid, and on the tasks' shifts.
+    """Yield the figures of the grid's fine-tuned model on each task and on the tasks' shifts.
 
     Raises:
         DataError: the model or a task cannot be used.
@@ -750,10 +750,10 @@ _SOME_RECORDS: dict[str, Any] = {
 
 
 def check_record(record: Any) -> None:
-    """Refuse a record that lacks what tables and report read, or has it of another type.
+    """Check that a record has what tables and report read, of the right types.
 
     Raises:
-        DataError: what is wrong.
+        DataError: a name is missing or unknown, or a value is of another type.
     """
     if not isinstance(record, Mapping):
         raise DataError(f"the record is {shown(record)}; expected an object")
@@ -795,7 +795,7 @@ def _needs(values: Mapping[str, Any], place: str, *names: str) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a results file, or of the one in a folder.
+    """Return the records of a results file, or of the results file in a folder.
 
     Raises:
         DataError: there is none, a line is not a record, or none is of a final run.

@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +38,16 @@ Styles = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A matplotlib figure with a caption, which serves as its alternative text too."""
+    """A matplotlib figure, drawn when a page needs it, and its caption and alternative text."""
 
     caption: str
-    figure: Any
+    draw: Callable[[], Any]
 
     def svg(self) -> Any:
         """Return the figure as an ``<svg>`` element without a background, date or link."""
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
-            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            self.draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         _, _, drawn = buffer.getvalue().partition("<svg")
         drawn = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", drawn, flags=re.S)
         label = markup.escape(self.caption)
@@ -151,12 +152,12 @@ def wrapped(name: str, width: int = 26) -> str:
 
 
 def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
-    """Draw differences from a reference: a row each method, a line at zero.
+    """Draw differences from a reference, a row for each method, and a line at zero.
 
     Args:
         apart: By method "mean" and "±", as `tables.differences` has them.
         across: Label of the horizontal axis.
-        styles: Of all methods, which stand below one another in this order.
+        styles: Styles of all methods, in the order of the rows.
     """
     names = [name for name in styles if name in apart.index]
     labels = [wrapped(name) for name in names]
@@ -430,7 +431,7 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
                     "mean and 95 % interval over seeds" if several else "the one seed's difference"
                 )
                 caption = f"{task}, {figure.title}: {shown}; better to the {side}."
-                pictures.append(Picture(caption, forest_figure(apart, across, styles)))
+                pictures.append(Picture(caption, partial(forest_figure, apart, across, styles)))
     return pictures
 
 
@@ -448,8 +449,10 @@ def _curves(runs: DataFrame, name: str, across: str, styles: Styles) -> list[Pic
             by_method = scores.dropna().groupby("method", sort=False)
             heights = {method: each[places].to_numpy() for method, each in by_method}
             metric = str(of["metric"].iloc[0])
-            drawn = score_curves_figure([*map(float, places)], heights, across, metric, styles)
-            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", drawn))
+            draw = partial(
+                score_curves_figure, [*map(float, places)], heights, across, metric, styles
+            )
+            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", draw))
     return pictures
 
 
@@ -467,7 +470,7 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     return [
         Picture(
             f"Reliability, all tasks and seeds together: {_RELIABILITY}",
-            reliability_figure({name: diagrams[name] for name in names[i : i + 4]}, styles),
+            partial(reliability_figure, {n: diagrams[n] for n in names[i : i + 4]}, styles),
         )
         for i in range(0, len(names), 4)
     ]
@@ -522,16 +525,15 @@ def judged_section(figures: Record) -> Section:
     pictures = []
     if figures["reliability"] is not None:
         diagram = {task: pooled([figures["reliability"]])}
-        pictures.append(
-            Picture(f"Reliability: {_RELIABILITY}", reliability_figure(diagram, styles))
-        )
+        draw = partial(reliability_figure, diagram, styles)
+        pictures.append(Picture(f"Reliability: {_RELIABILITY}", draw))
     if figures["jacobian"]:
         caption = (
             "Norms of the first and second derivatives of each layer with respect to the token "
             "embeddings."
         )
-        norms = norms_figure({task: figures["jacobian"]}, {task: figures["hessian"]}, styles)
-        pictures.append(Picture(caption, norms))
+        norms = {task: figures["jacobian"]}, {task: figures["hessian"]}
+        pictures.append(Picture(caption, partial(norms_figure, *norms, styles)))
     scores = Table("Under each condition", ["rows", figures["metric"], "Brier", "ECE"], rows)
     return Section(task, [f"{text}. Judged on {figures['device']}."], [scores], pictures)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -327,11 +328,11 @@ def selection_sections(view: SelectionView) -> list[Section]:
         "of the two; its own last point is 100 by definition). A line that is still moving "
         "says that more data may change the ranking."
     )
-    figures = [Picture(curves, curves_figure(view, up))]
+    figures = [Picture(curves, partial(curves_figure, view, up))]
     if predicted:
-        drawn = forecast_figure(view.candidates, f"{up} {at_target}", view.level, view.labels)
-        figures.insert(0, Picture(forecast, drawn))
-    history = history_figure(view.history, view.method) if len(view.history) else None
+        given = view.candidates, f"{up} {at_target}", view.level, view.labels
+        figures.insert(0, Picture(forecast, partial(forecast_figure, *given)))
+    history = Picture(settled, partial(history_figure, view.history, view.method))
     return filled(
         [
             Section(
@@ -340,7 +341,7 @@ def selection_sections(view: SelectionView) -> list[Section]:
             Section(
                 "Ranking quality and cost" if view.known else "How early the ranking settled",
                 judgement(view),
-                pictures=[Picture(settled, history)] if history else [],
+                pictures=[history] if len(view.history) else [],
             ),
             Section("Cost", tables=_cost_tables(view)),
             Section("Why each model's runs ended", tables=_stop_tables(view)),

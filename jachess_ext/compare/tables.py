@@ -90,11 +90,11 @@ _OF_THE_LAST_EPOCH = (
 
 
 def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
-    """Return the runs that count as a table: one row a run, one column a figure.
+    """Return the final runs as a table with a row for each run and a column for each figure.
 
-    Tuning runs are left out. Figures in a record's mappings become columns such as
-    "scaled.brier" or "shift.imdb.score". Of a run with a curve over epochs, the best epoch by the
-    validation rows' score and the one by their NLL are methods of their own.
+    Figures in a record's mappings become columns such as "scaled.brier" or "shift.imdb.score". Of a
+    run with a curve over epochs, the best epochs by the validation rows' score and by their NLL
+    become methods of their own.
 
     Args:
         records: As in ``results.jsonl``: dicts, or a DataFrame with a column for each key.
@@ -188,7 +188,7 @@ def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def by_pair(runs: DataFrame, figure: str) -> DataFrame:
-    """Return a figure with a row for each task and seed and a column for each method."""
+    """Return a figure of the finished runs by task and seed (rows) and method (columns)."""
     finished = runs[runs["score"].notna()].astype({figure: float})
     wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
     return wide.reindex(columns=methods_of(runs))
@@ -200,7 +200,7 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
     A seed's mean is missing (NaN) unless the method has the figure on all of the tasks.
 
     Args:
-        tasks: Those that count; None: all that have the figure.
+        tasks: Tasks to average over; None: all that have the figure.
     """
     tasks = tasks_with(runs, figure) if tasks is None else tasks
     pairs = by_pair(runs, figure)
@@ -219,7 +219,7 @@ def differences(
     Args:
         runs: From `to_frame`.
         figure: One of its columns.
-        tasks: Those whose mean counts; None: all that have the figure.
+        tasks: Tasks to average over; None: all that have the figure.
 
     Returns:
         By method: the mean, half of its 95 % interval by Student's t ("±", NaN for one seed), how
@@ -284,7 +284,7 @@ def adjusted_p(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
-    """Return the mean ± the sample standard deviation of what is there, or a dash."""
+    """Return the mean ± the sample standard deviation, or a dash if there is no value."""
     mean, spread = scale * values.mean(), scale * values.std()
     if np.isnan(mean):
         return DASH

@@ -112,7 +112,7 @@ def test_forests() -> None:
     assert titles == ["a, score × 100", "b, score × 100", "a, Brier score", "b, Brier score"]
     assert "95 % interval over seeds; better to the right." in pictures[0].caption
     assert "better to the left" in pictures[2].caption
-    (panel,) = pictures[0].figure.axes
+    (panel,) = pictures[0].draw().axes
     means = [container.lines[0].get_xdata()[0] for container in panel.containers]
     assert means == pytest.approx([10.0, 10.0])
     bars = [container.lines[2][0].get_segments()[0][:, 0] for container in panel.containers]
@@ -161,10 +161,10 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
         lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles),
         lambda: forest_figure(apart, "x", styles),
     ):
-        drawn = Picture("caption", draw()).svg()
+        drawn = Picture("caption", draw).svg()
         assert styles["h"]["color"] in drawn
         assert not any(styles[name]["color"] in drawn for name in "abcdefg")
-        assert drawn == Picture("caption", draw()).svg(), "it repeats exactly"
+        assert drawn == Picture("caption", draw).svg(), "it repeats exactly"
 
 
 def test_pooled_reliability_weighs_by_examples() -> None:
@@ -179,7 +179,7 @@ def test_pooled_reliability_weighs_by_examples() -> None:
 def test_score_curves_begin_at_the_clean_score() -> None:
     records = by_method({"none": [0.5, 0.7], "sam": [0.8]})
     (section,) = (s for s in sections(records) if s.title == "Token corruption")
-    (panel,) = section.pictures[0].figure.axes
+    (panel,) = section.pictures[0].draw().axes
     drawn = [line for line in panel.lines if line.get_marker() in "os"]
     assert [list(line.get_xdata()) for line in drawn] == [[0, 0.05, 0.2]] * 2
     np.testing.assert_allclose(drawn[0].get_ydata(), [0.6, 0.59, 0.5])
@@ -190,13 +190,13 @@ def test_score_curves_begin_at_the_clean_score() -> None:
 
 
 def test_user_text_is_escaped_everywhere() -> None:
-    diagram = {HOSTILE: reliability([[0.3, 0.7]], [1])}
+    diagram, styles = {HOSTILE: reliability([[0.3, 0.7]], [1])}, styles_of([HOSTILE])
     table = Table(HOSTILE, [HOSTILE, "b"], [[HOSTILE, "1"]], frozenset({0}))
     section = Section(
         HOSTILE,
         [HOSTILE],
         [table],
-        [Picture(HOSTILE, reliability_figure(diagram, styles_of([HOSTILE])))],
+        [Picture(HOSTILE, lambda: reliability_figure(diagram, styles))],
         [HOSTILE],
     )
     page = Page(to_html(HOSTILE, [section]))

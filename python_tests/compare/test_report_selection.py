@@ -324,7 +324,7 @@ def test_the_history_figure(view: SelectionView) -> None:
 def test_no_text_lies_over_another(names: tuple[str, ...]) -> None:
     for section in selection_sections(view_of(losses(len(names) or 6, names))):
         for picture in section.pictures:
-            assert_legible(picture.figure)
+            assert_legible(picture.draw())
 
 
 @pytest.mark.parametrize("end", [np.inf, np.nan])
@@ -333,7 +333,7 @@ def test_intervals_without_an_end(view: SelectionView, end: float) -> None:
     high = [end, *view.candidates["high"].iloc[1:]]
     for section in selection_sections(changed(view, high=high)):
         for picture in section.pictures:
-            assert_legible(picture.figure)
+            assert_legible(picture.draw())
 
 
 def test_every_text_of_the_user_is_escaped() -> None:
