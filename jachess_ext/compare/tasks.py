@@ -80,10 +80,11 @@ class Task:
     validation: Examples | None = None
 
     def __post_init__(self) -> None:
-        # a loss may take such a label for "no label" and silently leave the row out
+        if self.regression:
+            return
+        known = range(self.outputs)  # a loss may silently leave out rows with other labels
         for part, examples in (("training", self.train), ("dev", self.dev)):
-            known = range(self.outputs)
-            wrong = (y for y in examples.labels if not self.regression and y not in known)
+            wrong = (label for label in examples.labels if label not in known)
             if (label := next(wrong, None)) is not None:
                 raise DataError(
                     f"{self.name}: a {part} row has the label {label}; expected an index of its "
