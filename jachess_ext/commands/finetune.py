@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _by_name(metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]) -> Any:
-    """Return tyro's specification of a mapping whose items are given as ``name=value``."""
+    """Return tyro's specification of values by name, each given as ``name=value``."""
 
     def parse(given: list[str]) -> dict[str, tuple[Any, ...]]:
         values: dict[str, tuple[Any, ...]] = {}
@@ -45,7 +45,7 @@ def _by_name(metavar: str, value: type, cut: Callable[[str], tuple[str, str, str
 Targets = Annotated[
     Mapping[str, tuple[str, ...]], _by_name("TASK=TARGET", str, lambda text: text.partition("="))
 ]
-# A method's text may contain "=" as well.
+# a method's text may hold "=" as well
 Strengths = Annotated[
     Mapping[str, tuple[float, ...]], _by_name("METHOD=X", float, lambda text: text.rpartition("="))
 ]
@@ -69,7 +69,7 @@ class GridOptions(Grid):
 def with_grid_file(
     function: Callable[..., Any], given: Sequence[str]
 ) -> tuple[Callable[..., Any], list[str]]:
-    """Remove ``--grid FILE`` from the options; its settings become the function's defaults.
+    """Take ``--grid FILE`` out of the options; the file's settings become the function's defaults.
 
     Raises:
         DataError: The file cannot be read, or has a setting that is unknown or out of range.
@@ -115,10 +115,10 @@ def finetune(
         save_models: Keep the models below <out>/models; finished runs without one are repeated.
         report_to: Trackers of transformers' Trainer to log losses and penalties to, each run under
             its name: tensorboard (in <out>/logs), mlflow, trackio, wandb, …
-        quick: Use one seed and few rows, to see whether everything runs.
+        quick: One seed, few rows: does it run?
 
     Returns:
-        1 if a run has failed, else 0.
+        1 where a run has failed.
 
     Raises:
         DataError: What was given cannot be used; nothing has been trained.
@@ -173,22 +173,22 @@ def evaluate(
         results: Folder or results.jsonl of jachess finetune.
         model: Path or hub id of a fine-tuned model.
         tasks: Tasks to judge it on, as for jachess finetune.
-        shift: Other tasks on whose rows the model is judged too.
+        shift: Tasks whose rows a task's model is judged on too.
         dev_size: Rows to judge on; None: all.
         shift_size: Rows of each task of shift; None: all.
-        data_seed: Seed with which the rows are drawn.
-        max_length: Number of tokens after which texts are cut.
+        data_seed: Draws the rows.
+        max_length: Tokens that texts are cut to.
         columns: Columns of the tasks' files.
         conditions: How the model is judged.
         device: cpu, cuda or cuda:N.
-        threads: Number of torch's threads.
-        out: File of the report, .html; for a judged model also .json, with its figures.
+        threads: Threads of torch.
+        out: File of the report: .html, or for a judged model .json for its figures.
 
     Raises:
         DataError: What was given cannot be used.
     """
     from ..compare.finetune import judge_saved, read_records
-    from ..compare.report import judged_sections, print_report, write_html, write_report
+    from ..compare.report import judged_section, print_report, write_html, write_report
     from ..compare.runs import prepare
 
     if (results is None) == (model is None):
@@ -218,7 +218,7 @@ def evaluate(
     for figures in judged:
         _print(figures)
     if out is not None and out.suffix == ".html":
-        write_html(out, f"Judged: {model}", judged_sections(judged))
+        write_html(out, f"Judged: {model}", map(judged_section, judged))
     elif out is not None:
         write_json(out, judged)
 
