@@ -1035,10 +1035,8 @@ def select_live(
     records: dict[Ask, Record] = {}
 
     def in_order() -> list[Record]:
-        places = {size: place for place, size in enumerate(search.rounds)}
-
         def place(ask: Ask) -> tuple[int, int, int]:
-            return places[ask.rows], list(search.models).index(ask.model), ask.seed
+            return search.rounds.index(ask.rows), search.models.index(ask.model), ask.seed
 
         return [records[ask] for ask in sorted(records, key=place)]
 
