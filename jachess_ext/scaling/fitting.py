@@ -411,7 +411,7 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
     return np.where(keep, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)
 
 
-# What comes out ---------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

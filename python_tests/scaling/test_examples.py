@@ -23,7 +23,7 @@ def run(name: str, **names: Any) -> None:
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", [*NAMES, "Search"])
+@pytest.mark.parametrize("name", [*NAMES, "Ask", "LossTable", "Search"])
 def test_example(name: str) -> None:
     run(name)
 
