@@ -5,16 +5,24 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PrinterCallback, Trainer
 
 import jachess_ext as jx
 from jachess_ext.jet import registry
 from python_tests.smoothness.tiny_models import classifier, token_batch
+from python_tests.training import runs
 
-PACKAGES = ("jachess_ext.jet", "jachess_ext.ntk", "jachess_ext.smoothness")
+PACKAGES = (
+    "jachess_ext.jet",
+    "jachess_ext.ntk",
+    "jachess_ext.smoothness",
+    "jachess_ext.training",
+)
 
 
 def _public() -> list[Any]:
@@ -25,13 +33,15 @@ def _public() -> list[Any]:
 
 
 @pytest.mark.parametrize("value", _public(), ids=lambda value: value.__name__)
-def test_example(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule
+    monkeypatch.setattr(PrinterCallback, "on_log", lambda *_, **__: None)
     torch.manual_seed(0)
     module = importlib.import_module(value.__module__)
     batch = token_batch([5, 4]) | {"labels": torch.tensor([0, 1])}
     names = {"torch": torch, "jx": jx, "model": classifier("bert"), "batch": batch}
-    names = {**vars(module), **names}
+    names |= {"rows": runs.examples(2), "arguments": runs.arguments(tmp_path, max_steps=1)}
+    names = {"Trainer": Trainer, **vars(module), **names}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
     assert example.examples, f"{value.__name__} has no example"
     assert doctest.DocTestRunner().run(example).failed == 0

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
+from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import with_lora
 from jachess_ext.training.methods import L2
-from jachess_ext.training.methods.noise import symmetric_divergence
 from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 
 from .runs import SGD, method_trainer, tapt_loss
@@ -178,8 +178,10 @@ def test_divergence_is_the_sum_of_both_kl(size: float) -> None:
     q = p + size * torch.randn(4, 3, generator=generator)
     a, b = p.double().log_softmax(-1), q.double().log_softmax(-1)
     expected = (a.exp() * (a - b) + b.exp() * (b - a)).sum(-1)
-    torch.testing.assert_close(symmetric_divergence(p, q).double(), expected, rtol=0.1, atol=0)
-    assert symmetric_divergence(p, p, "regression").tolist() == [0.0] * 4
+    torch.testing.assert_close(
+        kl_divergence(p, q, symmetric=True).double(), expected, rtol=0.1, atol=0
+    )
+    assert kl_divergence(p, p, "regression", symmetric=True).tolist() == [0.0] * 4
 
 
 class TwoTokens(nn.Module):
