@@ -18,10 +18,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ..smoothness.decision import NO_LABEL
 from ..smoothness.estimators import in_mode
 from ..smoothness.parallel import ranks_of
-from .batches import LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
+from .batches import Batch, LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
 from .callbacks import StepLog
 from .methods import Method, parse_method
-from .methods.base import Batch
 from .methods.weights import placebo
 
 STATE = "jachess.pt"

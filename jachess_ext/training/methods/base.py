@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ...smoothness.decision import Kind, decision_kind
+from ..batches import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Batch = Mapping[str, Any]
 Run = Callable[..., tuple[Tensor, Any]]
 """``run(batch, called=model)``: the Trainer's own task loss of a labelled batch and the output of
 the model, or of ``called`` in its place."""

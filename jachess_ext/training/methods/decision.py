@@ -9,8 +9,8 @@ from torch import nn
 from ...smoothness import DecisionPenalty, Isotropic, Substitution
 from ...smoothness.decision import Perturbation
 from ...smoothness.estimators import in_mode
-from ..batches import drawing_apart
-from .base import Batch, Loss, Method, Run, check_choice, check_flag, check_positive
+from ..batches import Batch, drawing_apart
+from .base import Loss, Method, Run, check_choice, check_flag, check_positive
 from .jachess import OnePass
 
 

@@ -14,10 +14,9 @@ from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
 from ...smoothness.estimators import in_mode, without_labels
 from ...smoothness.parallel import ranks_of
-from ..batches import drawing_apart, endless
+from ..batches import Batch, drawing_apart, endless
 from ..callbacks import flat, write_entry
 from .base import (
-    Batch,
     Loss,
     Method,
     Run,

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import kl_divergence
 from ...smoothness.estimators import hooked_embeddings, in_mode, trained, unwrapped, without_labels
-from ..batches import RandomState, drawing_apart
+from ..batches import Batch, RandomState, drawing_apart
 from .base import (
-    Batch,
     Loss,
     Method,
     Run,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..._io import require
 from ...smoothness.estimators import backbone_of, trained, unwrapped
-from ..batches import RandomState, drawing_apart
-from .base import Batch, Method, check_fraction, check_positive, check_share
+from ..batches import Batch, RandomState, drawing_apart
+from .base import Method, check_fraction, check_positive, check_share
 
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 _OF_THE_TASK = (
