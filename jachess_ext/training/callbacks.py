@@ -152,7 +152,6 @@ class SmoothnessMonitor(_Periodic):
         super().on_train_begin(args, state, control, **kwargs)
 
     def measure(self, model: nn.Module, state: Any) -> dict[str, float]:
-        """Return the figures of `SmoothnessProbe`."""
         return self.probe.measure(model, state.global_step)
 
 
@@ -233,7 +232,6 @@ class NTKDrift(_Periodic):
         return since
 
     def measure(self, model: nn.Module, state: Any) -> dict[str, float] | None:
-        """Return the measurement, in the first process alone."""
         if not state.is_world_process_zero:
             return None
         batch = on_device_of(model, self.batch)

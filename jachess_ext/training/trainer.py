@@ -184,8 +184,6 @@ class MethodMixin(_Base):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Take the method's step, by default the Trainer's."""
-
         def run(batch: Batch) -> Tensor:
             return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import MethodTrainer, with_lora
-from jachess_ext.training.methods.noise import TokenSwaps, row_noise
+from jachess_ext.training.methods.noise import row_noise
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .runs import LABELS, SGD, arguments, examples, method_trainer, parameters
@@ -124,28 +124,20 @@ def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> No
         method_trainer(tmp_path, "recommended")
 
 
-def test_swaps_without_an_unknown_token_are_words() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 1.0, 0.5)
-    ids = torch.full((50, 4), 2)
-    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
-    assert set(seen.flatten().tolist()) == set(range(1, len(WORDS))), "all but the special first"
-
-
-def test_swaps_stay_within_the_models_table() -> None:
-    """A tokenizer may know words that the model has no row for."""
-    words, model = [f"w{n}" for n in range(200)], LinearModel()
-    rows = model.get_input_embeddings().num_embeddings
-    assert rows < len(words)
-    ids = torch.full((400, 4), 2)
-    swaps = TokenSwaps(word_tokenizer(words), model, 1.0, 0.5)
-    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
-    assert set(seen.flatten().tolist()) == set(range(1, rows))
-
-
-def test_swaps_need_token_ids() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 0.5, 0.5)
+@pytest.mark.parametrize("count", [5, 200])
+def test_swaps_are_words_that_the_model_has_a_row_for(tmp_path: Path, count: int) -> None:
+    """All but the special first of 5 rows; this tokenizer has no unknown token."""
+    made = method_trainer(
+        tmp_path,
+        "corrupt-augment",
+        model=LinearModel(),
+        method={"swapped": 0.99},
+        options={"processing_class": word_tokenizer([f"w{n}" for n in range(count)])},
+    )
+    seen = made.method.corrupted({"input_ids": torch.full((400, 4), 2)})["input_ids"]
+    assert set(seen.flatten().tolist()) == {1, 2, 3, 4}
     with pytest.raises(ValueError, match="a batch with input_ids to swap; it has pixel_values"):
-        swaps({"pixel_values": torch.zeros(1, 3, 2, 2)}, torch.Generator())
+        made.method.corrupted({"pixel_values": torch.zeros(1, 3, 2, 2)})
 
 
 def test_neftune_is_uniform_noise_on_the_embeddings(tmp_path: Path) -> None:

@@ -246,22 +246,16 @@ class Method:
                 raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
         if self.smoothing:
             trainer.label_smoother = _Smoother(epsilon=self.smoothing)
-            if reason := self._cannot_smooth():
-                self._leave_out_smoothing(reason)
-
-    def _cannot_smooth(self) -> str | None:
-        """Return why the labels cannot be smoothed, as far as is known before the first batch."""
-        problem = self.problem()
-        if self.trainer.compute_loss_func is not None:
-            return "compute_loss_func takes the labels"
-        if problem == "multi_label_classification":
-            return "the model has several labels a row"
-        if problem == "regression":
-            return "the model is a regression"
-        if "labels" not in self.trainer.label_names:
-            names = ", ".join(self.trainer.label_names) or "none"
-            return f"the model's labels are not called 'labels' ({names})"
-        return None
+            problem = self.problem()
+            if trainer.compute_loss_func is not None:
+                self._leave_out_smoothing("compute_loss_func takes the labels")
+            elif problem == "multi_label_classification":
+                self._leave_out_smoothing("the model has several labels a row")
+            elif problem == "regression":
+                self._leave_out_smoothing("the model is a regression")
+            elif "labels" not in trainer.label_names:
+                names = ", ".join(trainer.label_names) or "none"
+                self._leave_out_smoothing(f"the model's labels are not called 'labels' ({names})")
 
     def _leave_out_smoothing(self, reason: str) -> None:
         if not self.any_task:

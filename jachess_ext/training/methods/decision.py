@@ -50,7 +50,6 @@ class Decision(Method):
         self.needs_tokenizer = along == "swaps"
 
     def prepare(self) -> None:
-        """Build the penalty."""
         super().prepare()
         perturbation: Perturbation = Isotropic(self.size)
         if self.along == "swaps":
@@ -70,7 +69,6 @@ class Decision(Method):
         )
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return task loss and penalty, in mode train from the same forward pass."""
         self._penalty.model, self._penalty.seed = model, self.key()
         self._penalty.step = self.trainer.state.global_step
         if self.mode == "joint":

@@ -137,13 +137,11 @@ class JacHess(Method, name="jachess"):
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
-        """Return the settings that can be given, each with its default."""
         known = {**defaults_of(JacHess), **defaults_of(cls), **_OF_REGULARISER}
         return {name: value for name, value in known.items() if name not in cls.fixed}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all arguments of the constructor, as given or by default."""
         own = {**vars(self), **self._given}
         return {name: own[name] for name in self.parameters()}
 
@@ -165,7 +163,6 @@ class JacHess(Method, name="jachess"):
     # A run --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Check the mode and build the regulariser."""
         super().prepare()
         args = self.trainer.args
         if self.mode == "unlab" and args.fp16:
@@ -222,7 +219,6 @@ class JacHess(Method, name="jachess"):
             write_entry(flat(figures), self.trainer.control, self.trainer.log)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the task loss and, in modes train and joint, the penalty."""
         if self.mode == "unlab" or self.strength == 0:
             return Loss(*run(inputs))
         self.regulariser.model = model
@@ -255,29 +251,24 @@ class JacHess(Method, name="jachess"):
             )
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return a zero without any parameter's gradient, where such steps are skipped."""
         if self.regulariser.on_nonfinite == "raise":
             return None
         return self.regulariser.zero_loss(task, ranks_of(self.regulariser.model))
 
     def after_step(self) -> None:
-        """Run a pass where it is due."""
         if self.dual is not None:
             self._log_pass(self.dual.after_step())
 
     def after_epoch(self) -> None:
-        """Run a pass where it is due."""
         if self.dual is not None:
             self._log_pass(self.dual.after_epoch())
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """Name the parts that a checkpoint needs for the run to be resumed exactly."""
         own = ("regulariser",) if self.strength else ()
         return (*own, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the regulariser's state and, in mode unlab, the schedule's."""
         state = {"regulariser": self.regulariser.state_dict()}
         return state if self.dual is None else {**state, "schedule": self.dual.state_dict()}
 

@@ -38,7 +38,6 @@ class RDrop(Method, name="r-drop"):
         super().__init__(strength=strength, smoothing=smoothing, placebo=placebo)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the mean of both task losses and the divergence of the outputs."""
         first, outputs = run(inputs)
         with drawing_apart(self.key()):
             second, others = run(inputs)
@@ -105,8 +104,6 @@ class NEFTune(Method, name="neftune"):
         self.alpha = alpha
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the task loss under noise, with the plain run's dropout masks."""
-
         def add(x: Tensor) -> Tensor:
             return x + row_noise(x, inputs, self.alpha, self.generator()).to(x.dtype)
 
@@ -156,7 +153,6 @@ class FreeLB(_Adversarial, name="freelb"):
         )
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Go K times forward and backward; return the mean loss."""
         inputs = self.trainer._prepare_inputs(dict(inputs))
         before = RandomState()
         noise: Tensor | None = None
@@ -180,7 +176,6 @@ class FreeLB(_Adversarial, name="freelb"):
         return torch.stack(losses).sum()
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return a pass's share of the mean."""
         task, outputs = run(inputs)
         return Loss(task * self._share, outputs)
 
@@ -227,7 +222,6 @@ class SMART(_Adversarial, name="smart"):
         )
 
     def prepare(self) -> None:
-        """Measure the embedding table's entries."""
         super().prepare()
         self._scale = embedding_scale(unwrapped(self.trainer.model))
 
@@ -263,20 +257,47 @@ class SMART(_Adversarial, name="smart"):
 
 
 class _Corruption(Method):
-    """A method with copies of its batches in which tokens are swapped."""
+    """A method with copies of its batches in which tokens are swapped.
+
+    Special tokens are neither swapped nor drawn, nor are tokens without a row in the model's
+    embedding table.  A tokenizer without an unknown and a mask token gives random tokens alone.
+    """
 
     needs_tokenizer = True
 
     def prepare(self) -> None:
-        """Read the tokens to swap in from the tokenizer."""
         super().prepare()
-        if self.needs_tokenizer:
-            tokenizer, model = self.trainer.processing_class, self.trainer.model
-            self._swaps = TokenSwaps(tokenizer, model, self.swapped, self.unknown)
+        if not self.needs_tokenizer:
+            return
+        tokenizer: Any = self.trainer.processing_class
+        table = unwrapped(self.trainer.model).get_input_embeddings()  # type: ignore[operator]
+        self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
+        self._unknown = known_unknown_token(tokenizer)
+        self._padding = tokenizer.pad_token_id
+        ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
+        self._words = ids[~torch.isin(ids, self._special)]
 
     def corrupted(self, inputs: Batch) -> dict[str, Any]:
-        """Return the batch with swapped tokens."""
-        return self._swaps(inputs, self.generator())
+        """Return the batch with a share of its tokens swapped."""
+        if "input_ids" not in inputs:
+            raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(inputs)}")
+        ids, mask, generator = inputs["input_ids"], inputs.get("attention_mask"), self.generator()
+        chosen = chosen_tokens(
+            ids,
+            torch.ones_like(ids) if mask is None else mask,
+            self.swapped,
+            special=self._special,
+            generator=generator,
+            spared=self._padding if self._unknown == self._padding else None,
+        )
+        count = int(chosen.sum())
+        new = self._words[torch.randint(len(self._words), (count,), generator=generator)]
+        unknown = torch.rand(count, generator=generator) < self.unknown
+        if self._unknown is not None:
+            new = torch.where(unknown, self._unknown, new)
+        swapped = ids.clone()
+        swapped[chosen.to(ids.device)] = new.to(ids)
+        return {**inputs, "input_ids": swapped}
 
 
 class CorruptAugment(_Corruption, name="corrupt-augment"):
@@ -299,7 +320,6 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
         self.clean = clean
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the weighted mean of both losses."""
         if self.clean == 0:
             return Loss(*run(self.corrupted(inputs)))
         task, outputs = run(inputs)
@@ -348,7 +368,6 @@ class Recommended(CorruptConsistency, name="recommended"):
         super().__init__("joint", every=2, smoothing=0.1)
 
     def prepare(self) -> None:
-        """Decide what the task and the data allow."""
         trainer = self.trainer
         regression = self.problem() == "regression"
         self.needs_tokenizer = trainer.unlabelled_dataset is not None and not regression
@@ -361,49 +380,7 @@ class Recommended(CorruptConsistency, name="recommended"):
             )
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
-        """Return the penalty, where the task and the data allow it."""
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None
-
-
-class TokenSwaps:
-    """Swap tokens of a batch for the unknown token or for random ones.
-
-    Args:
-        tokenizer: its special tokens are neither swapped nor drawn.
-        model: its embedding table bounds the tokens that are drawn.
-        share: share of the tokens that are swapped.
-        unknown: share of the swapped tokens that become the unknown (or mask) token; none do where
-            the tokenizer has neither.
-    """
-
-    def __init__(self, tokenizer: Any, model: nn.Module, share: float, unknown: float) -> None:
-        self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
-        self._unknown = known_unknown_token(tokenizer)
-        self._share, self._unknown_share = share, 0.0 if self._unknown is None else unknown
-        table: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
-        ids = torch.arange(min(len(tokenizer), getattr(table, "num_embeddings", len(tokenizer))))
-        self._words = ids[~torch.isin(ids, self._special)]
-        self._padding = tokenizer.pad_token_id
-
-    def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Any]:
-        """Return the batch with other ``input_ids``, drawn by a generator on the CPU."""
-        if "input_ids" not in batch:
-            raise ValueError(f"expected a batch with input_ids to swap; it has {', '.join(batch)}")
-        ids, mask = batch["input_ids"], batch.get("attention_mask")
-        chosen = chosen_tokens(
-            ids,
-            torch.ones_like(ids) if mask is None else mask,
-            self._share,
-            special=self._special,
-            generator=generator,
-            spared=self._padding if self._unknown == self._padding else None,
-        )
-        count = int(chosen.sum())
-        words = self._words[torch.randint(len(self._words), (count,), generator=generator)]
-        unknown = torch.rand(count, generator=generator) < self._unknown_share
-        swapped = ids.clone()
-        swapped[chosen.to(ids.device)] = torch.where(unknown, self._unknown or 0, words).to(ids)
-        return {**batch, "input_ids": swapped}
 
 
 def row_mean(apart: Tensor, batch: Batch) -> Tensor:

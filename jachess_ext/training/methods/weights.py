@@ -38,7 +38,6 @@ class L2(Method, name="l2"):
         super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return ½ Σ θ² in float32 or wider."""
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         if not matrices:
             raise ValueError(
@@ -93,7 +92,6 @@ class L2SP(_Start, name="l2-sp"):
         super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return ½ Σ (θ − θ₀)² in float32 or wider."""
         return _half_squares(now - start for now, start in self.moved(model))
 
 
@@ -113,7 +111,6 @@ class WiSEFT(_Start, name="wise-ft"):
         self.mix = mix
 
     def prepare(self) -> None:
-        """Copy the weights, and refuse adapters."""
         super().prepare()
         if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
             raise ValueError(
@@ -123,7 +120,6 @@ class WiSEFT(_Start, name="wise-ft"):
 
     @torch.no_grad()
     def end(self, model: nn.Module) -> None:
-        """Interpolate the weights in place."""
         for now, start in self.moved(model):
             now.copy_(torch.lerp(start, now, self.mix))
 
@@ -147,9 +143,8 @@ class SAM(Method, name="sam"):
         self.rho = rho
 
     def begin(self, model: nn.Module) -> None:
-        """Drop the batches of an interrupted run."""
         super().begin(model)
-        self._window: list[tuple[Batch, RandomState]] = []
+        self._window: list[tuple[Batch, RandomState]] = []  # an interrupted run's are dropped
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
         """Take the plain step; after the last micro-batch, climb and repeat them all."""
@@ -250,7 +245,6 @@ class TAPT(Method, name="tapt"):
         self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
 
     def begin(self, model: nn.Module) -> None:
-        """Train the language model, unless the run resumes from a checkpoint."""
         super().begin(model)
         if self.trainer.state.global_step == 0:
             self._adapt(model)
