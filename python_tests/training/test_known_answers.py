@@ -17,7 +17,7 @@ from jachess_ext.training import with_lora
 from jachess_ext.training.methods import L2
 from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 
-from .runs import SGD, method_trainer, tapt_loss
+from .runs import SGD, first, method_trainer, tensors
 
 LR = SGD["learning_rate"]
 CURVATURE = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_l2_on_a_linear_model(tmp_path: Path) -> None:
     )
     model = LinearModel()
     made.train()
-    ids, labels = (torch.stack([row[k] for row in ROWS]) for k in ("input_ids", "labels"))
+    ids, labels = tensors(ROWS).values()
     x = model.embeddings(ids).sum(1)
     weight, bias = model.linear.weight.detach(), model.linear.bias.detach()
     away = (x @ weight.T + bias).softmax(-1) - torch.eye(2, dtype=torch.float64)[labels]
@@ -142,7 +142,7 @@ def test_l2_on_a_linear_model(tmp_path: Path) -> None:
     torch.testing.assert_close(
         made.model.linear.bias.detach(), bias - LR * away.mean(0), rtol=1e-9, atol=1e-9
     )
-    logged = made.state.log_history[0]["jachess/penalty"]
+    logged = first(made, "jachess/penalty")
     assert logged == pytest.approx(0.15 * weight.square().sum().item(), rel=1e-6)
 
 
@@ -162,12 +162,12 @@ def test_r3f_on_a_linear_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     model = LinearModel()
     made.train()
-    ids = torch.stack([row["input_ids"] for row in ROWS])
+    ids, _ = tensors(ROWS).values()
     weight, bias = model.linear.weight.detach(), model.linear.bias.detach()
     x = model.embeddings(ids).sum(1)
     s, t = ((y @ weight.T + bias).diff(dim=-1)[:, 0] for y in (x, x + 2 * z))
     expected = ((torch.sigmoid(s) - torch.sigmoid(t)) * (s - t)).mean()
-    logged = made.state.log_history[0]["jachess/penalty"]
+    logged = first(made, "jachess/penalty")
     assert logged == pytest.approx(2 * expected.item(), rel=1e-6)
 
 
@@ -236,7 +236,8 @@ def test_logit_derivatives_of_two_tokens(tmp_path: Path, name: str, mode: str, e
     )
     model = TwoTokens()
     made.train()
-    s = model.embeddings(torch.stack([row["input_ids"] for row in ROWS])).sum(1)
+    ids, labels = tensors(ROWS).values()
+    s = model.embeddings(ids).sum(1)
     curvature = (model.second + model.second.transpose(1, 2)) / 2
     slopes = model.first + torch.einsum("cij,bj->bci", curvature, s)
     jacobian = 2 * slopes.square().sum((1, 2))
@@ -244,11 +245,9 @@ def test_logit_derivatives_of_two_tokens(tmp_path: Path, name: str, mode: str, e
     if exact:
         jacobian, hessian = jacobian.sqrt(), hessian.sqrt()
     penalty = 0.1 * (jacobian.mean() + (hessian.sum() if name == "cross-holder" else 0.0))
-    logged = made.state.log_history[0]["jachess/penalty"]
+    logged = first(made, "jachess/penalty")
     assert logged == pytest.approx(penalty.item(), rel=1e-6 if exact else 0.15)
     if exact:
-        labels = torch.tensor([0, 1])
-        ids = torch.stack([row["input_ids"] for row in ROWS])
         (model(ids, labels=labels).loss + penalty).backward()
         for after, before in zip(
             [made.model.first, made.model.second], [model.first, model.second], strict=True
@@ -323,7 +322,7 @@ def test_tapt_learns_the_chain_of_two_tokens(tmp_path: Path, lora: bool) -> None
         assert p[place, stay].item() == pytest.approx(1 - FLIP, abs=0.05)
         assert p[place, 3 - stay].item() == pytest.approx(FLIP, abs=0.05)
     entropy = -(FLIP * math.log(FLIP) + (1 - FLIP) * math.log(1 - FLIP))
-    logged = tapt_loss(made)
+    logged = first(made, "jachess/tapt_loss")
     assert entropy - 0.02 < logged < math.log(3)
     assert {n: p.requires_grad for n, p in model.named_parameters()} == before
     score = inner.score.original_module if lora else inner.score
@@ -352,7 +351,7 @@ def test_tapt_masks_tokens_of_encoders(tmp_path: Path) -> None:
     )
     made.train()
     assert not torch.allclose(model.bert.encoder.layer[0].attention.self.query.weight, before)
-    logged = tapt_loss(made)
+    logged = first(made, "jachess/tapt_loss")
     assert logged < 0.5 * math.log(VOCABULARY), "rows of one word leave nothing to guess"
 
 
