@@ -390,12 +390,10 @@ class DualSchedule:
         max_grad_norm: float | None = 1.0,
         dropout: bool = True,
     ) -> None:
-        for name, value in (("every", every), ("steps", steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; expected a whole number from 1 up, or None")
+        check_count_or_none(every=every, steps=steps)
         parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
         if not parameters:
-            raise ValueError("the model has no parameters that require gradients")
+            raise ValueError("the model has no parameters that require gradients; unfreeze some")
         self.regulariser = regulariser
         self.batches = batches
         self.every, self.steps = every, steps

@@ -112,12 +112,19 @@ class NEFTune(Method, name="neftune"):
 
 
 class _Adversarial(Method):
-    """A method with steps of ascent on noise δ on the embeddings."""
+    """A method with steps of ascent on noise δ on the embeddings; the defaults are SMART's."""
 
     def __init__(
-        self, *, adv_steps: int, adv_lr: float, adv_start: float, adv_radius: float, **settings: Any
+        self,
+        strength: float = 1.0,
+        *,
+        adv_steps: int = 1,
+        adv_lr: float = 1.0,
+        adv_start: float = 0.1,
+        adv_radius: float = 0.5,
+        placebo: bool = False,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(strength=strength, placebo=placebo)
         check_count(adv_steps=adv_steps)
         check_positive(adv_lr=adv_lr, adv_start=adv_start)
         check_nonnegative(adv_radius=adv_radius)
@@ -201,25 +208,6 @@ class SMART(_Adversarial, name="smart"):
         adv_start: standard deviation of the normal noise that δ starts from.
         adv_radius: half width ε of the box that δ is clamped to.
     """
-
-    def __init__(
-        self,
-        strength: float = 1.0,
-        *,
-        adv_steps: int = 1,
-        adv_lr: float = 1.0,
-        adv_start: float = 0.1,
-        adv_radius: float = 0.5,
-        placebo: bool = False,
-    ) -> None:
-        super().__init__(
-            adv_steps=adv_steps,
-            adv_lr=adv_lr,
-            adv_start=adv_start,
-            adv_radius=adv_radius,
-            strength=strength,
-            placebo=placebo,
-        )
 
     def prepare(self) -> None:
         super().prepare()
