@@ -60,6 +60,34 @@ def weights(model: LinearModel) -> tuple[np.ndarray, np.ndarray]:
     return model.linear.weight.detach().numpy().copy(), model.linear.bias.detach().numpy().copy()
 
 
+def test_l2(tmp_path: Path) -> None:
+    """W ← W − η (g + s W), and b ← b − η g: biases are left free."""
+    model = LinearModel()
+    (weight, bias), x = weights(model), features(model)
+    made = trained(tmp_path, "l2", model, method={"strength": 0.3})
+    away = softmax(x @ weight.T + bias, -1) - np.eye(2)
+    slope = away.T @ x / 2 + 0.3 * weight
+    np.testing.assert_allclose(weights(model)[0], weight - LR * slope, rtol=1e-9)
+    np.testing.assert_allclose(weights(model)[1], bias - LR * away.mean(0), rtol=1e-9)
+    penalty = first(made, "jachess/penalty")
+    assert penalty == pytest.approx(0.15 * np.square(weight).sum(), rel=1e-6)
+
+
+def test_r3f(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes: KL(p‖q) + KL(q‖p) = (p₁ − q₁) (s − t), s and t the differences of the logits."""
+    z = torch.tensor([[0.01, -0.02, 0.03]])
+    monkeypatch.setattr(
+        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: z.expand(shape)
+    )
+    model = LinearModel()
+    (weight, bias), x = weights(model), features(model)
+    made = trained(tmp_path, "r3f", model, method={"strength": 2.0})
+    line, offset = weight[1] - weight[0], bias[1] - bias[0]
+    s, t = (seen @ line + offset for seen in (x, x + 2 * z.numpy()))
+    expected = 2 * ((expit(s) - expit(t)) * (s - t)).mean()
+    assert first(made, "jachess/penalty") == pytest.approx(expected, rel=1e-6)
+
+
 def test_label_smoothing(tmp_path: Path) -> None:
     """The gradient of the logits is p − ((1 − ε) one-hot + ε/C)."""
     model = LinearModel()
