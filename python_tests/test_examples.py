@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PrinterCallback, Trainer
 
 import jachess_ext as jx
 from jachess_ext.jet import registry
 from python_tests.smoothness.tiny_models import classifier, token_batch
+from python_tests.training import runs
 
 PACKAGES = (
     "jachess_ext",
@@ -114,11 +116,13 @@ def test_every_public_name_has_an_example() -> None:
 )
 def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule
+    monkeypatch.setattr(PrinterCallback, "on_log", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     module = importlib.import_module(value.__module__)
     batch = token_batch([5, 4]) | {"labels": torch.tensor([0, 1])}
     names = {"torch": torch, "jx": jx, "model": classifier("bert"), "batch": batch}
-    names = {**vars(module), **names}
+    names |= {"rows": runs.examples(2), "arguments": runs.arguments(tmp_path, max_steps=1)}
+    names = {"Trainer": Trainer, **vars(module), **names}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
     assert doctest.DocTestRunner().run(example).failed == 0
