@@ -11,17 +11,24 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet import registry
+from jachess_ext.jet import directions, registry
+from jachess_ext.jet.rules.pointwise import pointwise
 from python_tests.smoothness.tiny_models import classifier, token_batch
 
 PACKAGES = ("jachess_ext.jet", "jachess_ext.ntk", "jachess_ext.smoothness")
+# Functions that are not exported by a package, but documented for whoever adds a rule.
+FOR_RULES = (
+    *(registry.recognise, registry.spellings, pointwise),
+    *(directions.draw_directions, directions.DrawCounter),
+)
 
 
 def _public() -> list[Any]:
     """Each package's functions, and those of its classes that have an example."""
     modules = [importlib.import_module(package) for package in PACKAGES]
     values = [getattr(module, name) for module in modules for name in module.__all__]
-    return [v for v in values if inspect.isfunction(v) or ">>>" in (inspect.getdoc(v) or "")]
+    examples = [v for v in values if inspect.isfunction(v) or ">>>" in (inspect.getdoc(v) or "")]
+    return [*examples, *FOR_RULES]
 
 
 @pytest.mark.parametrize("value", _public(), ids=lambda value: value.__name__)
