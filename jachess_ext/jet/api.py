@@ -138,8 +138,9 @@ def make_arguments(
 def paired_leaves(
     points: Any, name: str, steps: Any, steps_name: str
 ) -> tuple[list[tuple[str, Tensor]], list[Any], Any]:
-    """Flatten a nest of points and one of steps: return ``(name, point)`` pairs, with names like
-    ``x[0]['mask']``, the steps, and their common structure.
+    """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
+
+    The names are those of messages, such as ``x[0]['mask']``.
 
     Raises:
         TypeError: there are no points, or some cannot start a jet; the steps are nested otherwise.

@@ -144,7 +144,9 @@ def _replaced(value: Any, replace: Callable[[DualTensor], Any]) -> Any:
     return replace_tensors(value, lambda t: replace(t) if isinstance(t, DualTensor) else t)
 
 
-_primal, _tangent = attrgetter("primal"), attrgetter("tangent")
+def _primals(value: Any) -> Any:
+    """Replace every dual tensor in arguments by its primal."""
+    return replace_tensors(value, lambda t: t.primal if isinstance(t, DualTensor) else t)
 
 
 # ---- functions whose tangent needs no rule ------------------------------------------------------
@@ -195,7 +197,7 @@ def _as_another(func: Callable, args: tuple, named: dict) -> Any:
     """Use the other tensor only for its shape or dtype."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
-    rest, named = _replaced((args[1:], named), _primal)
+    rest, named = _primals((args[1:], named))
     return _linear_in_first(func, (args[0], *rest), named)
 
 
@@ -231,7 +233,7 @@ def _sum(func: Callable, args: tuple, named: dict) -> Any:
     duals = _duals(args, named)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
-    primal = func(*_replaced(args, _primal), **named)
+    primal = func(*_primals(args), **named)
     with torch.no_grad():
         zero = duals[0].tangent.new_zeros(())
         parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
@@ -249,10 +251,10 @@ def _product(func: Callable, args: tuple, named: dict) -> Any:
     if len(args) != 2 or named:
         return NotImplemented
     a, b = args
-    primal = func(*_replaced(args, _primal))
+    primal = func(*_primals(args))
     with torch.no_grad():
         if len(duals) == 1:
-            tangent = func(*_replaced(args, _tangent))
+            tangent = func(*_replaced(args, attrgetter("tangent")))
         else:
             tangent = func(a.tangent, b.primal) + func(a.primal, b.tangent)
         return DualTensor(primal, tangent.to(primal.dtype), duals[0].of_pass)
@@ -269,7 +271,7 @@ def _joined(func: Callable, args: tuple, named: dict) -> Any:
     if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], named):
         return NotImplemented
     tensors, *rest = args
-    primal = func(_replaced(tensors, _primal), *rest, **named)
+    primal = func(_primals(tensors), *rest, **named)
     with torch.no_grad():
         parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
         tangent = func(parts, *rest, **named)
@@ -338,7 +340,7 @@ def _attention(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("bernoulli", "rand_like", "randn_like")
 def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
-    return func(*_replaced(args, _primal), **_replaced(named, _primal))
+    return func(*_primals(args), **_primals(named))
 
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
@@ -366,7 +368,7 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
         return call_rule(func, rule, jet_args, jet_named)
 
     by_jets = by_rule() if func in _CHANGES_A_MODEL else None
-    plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
+    plain = func(*_primals(args), **_primals(named))
     by_jets = by_jets if func in _CHANGES_A_MODEL else by_rule()
     with torch.no_grad():
         for dual in duals:

@@ -253,7 +253,7 @@ def float_power(input: Any, exponent: Any) -> JetTensor:
 
 @jet_rule("maximum")
 def maximum(input: Any, other: Any) -> Any:
-    """Ties share the derivative equally, as in torch's autograd; NaN on either side stays."""
+    """Share the derivative equally between ties, as torch's autograd does, and keep NaN."""
     return _both_of_a_tie(input, other, (input > other) | torch.isnan(input))
 
 
@@ -274,7 +274,7 @@ _FMAX_SHARES_TIES = release(torch.__version__) >= (2, 14)
 
 @jet_rule("fmax")
 def fmax(input: Any, other: Any) -> Any:
-    """Numbers win over NaN.  Ties are shared as in torch's autograd; ``input``'s before 2.14."""
+    """Prefer numbers to NaN.  Ties share the derivative; before torch 2.14 ``input`` has it all."""
     if not _FMAX_SHARES_TIES:
         return torch.where((input >= other) | torch.isnan(other), input, other)
     return _both_of_a_tie(input, other, (input > other) | torch.isnan(other))
@@ -414,7 +414,7 @@ def _modulus(name: str) -> None:
 
     @jet_rule(name)
     def rule(input: JetTensor) -> Any:
-        """Of complex numbers this is a norm, which has no derivative at 0 (`euclidean_norm`)."""
+        """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
         if not input.dtype.is_complex:
             return of_real(input)
         return euclidean_norm(torch.view_as_real(input), -1)

@@ -57,11 +57,11 @@ def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
     if input is other or not fusable("gated_activation_jet", input, other):
         return None
     for activated, factor in ((input, other), (other, input)):
-        if isinstance(activated.pattern, Activated):
-            source, kind = activated.pattern.source, activated.pattern.kind
+        pattern = activated.pattern
+        if isinstance(pattern, Activated):
             q = input.jet_layout.directions
             return input.with_streams(
-                ops.gated_activation_jet(source.streams, factor.streams, kind, q)
+                ops.gated_activation_jet(pattern.source.streams, factor.streams, pattern.kind, q)
             )
     return None
 

@@ -171,7 +171,7 @@ def _reduction(name: str) -> None:
         axis: Any = None,
         keepdims: bool = False,
     ) -> JetTensor:
-        """``axis`` and ``keepdims`` are NumPy's names, which torch takes, too."""
+        """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
         dims = _reduce_dims(dim if axis is None else axis, input.ndim)
         keepdim = keepdim or keepdims
         if input.ndim == 0:

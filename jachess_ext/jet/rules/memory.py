@@ -138,7 +138,7 @@ def scatter_reduce(
 def scatter(
     input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
 ) -> JetTensor:
-    """``src`` may be a number, as ``value`` is: a constant."""
+    """Write ``src``, or the number ``value``; ``src`` may be a number, too."""
     written = src if value is None else value
     if named or written is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")

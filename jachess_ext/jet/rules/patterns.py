@@ -86,8 +86,12 @@ class RmsNormed(Pattern):
 def promise(
     pattern: Pattern, rule: Rule, args: tuple, named: dict, like: JetTensor, **shown: Any
 ) -> JetTensor:
-    """Defer ``rule(*args, **named)``, a jet like ``like`` but for ``shape`` and ``dtype`` in
-    ``shown``."""
+    """Defer ``rule(*args, **named)``.
+
+    Args:
+        like: a jet with the shape, dtype, device and layout of the result.
+        shown: ``shape`` or ``dtype`` of the result, if it differs from that of ``like``.
+    """
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
     stacks = [jet.streams for jet in jets if jet.pattern is None]

@@ -183,7 +183,7 @@ def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
 
 @pointwise("softsign")
 def softsign(x: Tensor) -> Derivatives:
-    """x / (1 + |x|)."""
+    """Compute x / (1 + |x|)."""
     inverse = 1 / (1 + x.abs())
     return F.softsign(x), inverse * inverse, -2 * x.sign() * inverse**3
 
@@ -209,7 +209,7 @@ def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("hardswish")
 def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
-    """x hardsigmoid(x)."""
+    """Compute x hardsigmoid(x)."""
     _, slope, _ = hardsigmoid(x)
     gate = ((x + 3) / 6).clamp(0, 1)  # F.hardsigmoid's slope is not 1/6 in float64
     return F.hardswish(x), gate + x * slope, 2 * slope
@@ -217,7 +217,7 @@ def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("mish")
 def mish(x: Tensor, inplace: bool = False) -> Derivatives:
-    """x tanh(softplus(x))."""
+    """Compute x tanh(softplus(x))."""
     t, t1, t2 = tanh(F.softplus(x))
     s, s1, _ = sigmoid(x)
     slope, curvature = t1 * s, t2 * s * s + t1 * s1
@@ -238,7 +238,7 @@ def glu(input: Any, dim: int = -1) -> Any:
 
 @pointwise("logit")
 def logit(x: Tensor, eps: float | None = None) -> Derivatives:
-    """ln(x / (1 − x)), flat where ε clamps x."""
+    """Compute ln(x / (1 − x)), with derivatives 0 where ε clamps x."""
     value, outside = torch.logit(x, eps), None
     if eps is not None:
         outside = (x < eps) | (x > 1 - eps)

@@ -169,7 +169,7 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 
 @jet_rule(torch.meshgrid, built_in("meshgrid"))
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
-    """Do as torch does, without the warning about its default."""
+    """Return torch's grids, without its warning about the default of ``indexing``."""
     several: list[Any] = varargs(tensors[0], tensors[1:])
     if indexing == "xy" and len(several) > 1:
         several[:2] = several[1::-1]
@@ -294,7 +294,7 @@ for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
 def split(
     tensor: JetTensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
-    """``split_size`` is what ``Tensor.split`` calls the second argument."""
+    """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
     size = split_size_or_sections if split_size is None else split_size
     return _each(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
 
