@@ -13,7 +13,8 @@ import torch
 from transformers import PrinterCallback, Trainer
 
 import jachess_ext as jx
-from jachess_ext.jet import registry
+from jachess_ext.jet import directions, registry
+from jachess_ext.jet.rules.pointwise import pointwise
 from python_tests.smoothness.tiny_models import classifier, token_batch
 from python_tests.training import runs
 
@@ -25,6 +26,11 @@ PACKAGES = (
     "jachess_ext.scaling",
     "jachess_ext.smoothness",
     "jachess_ext.training",
+)
+# Functions that are not exported by a package, but documented for whoever adds a rule.
+FOR_RULES = (
+    *(registry.recognise, registry.spellings, pointwise),
+    *(directions.draw_directions, directions.DrawCounter),
 )
 
 # Public names that still lack an example, by subpackage. Errors and constants need none.
@@ -86,7 +92,7 @@ def _public() -> list[Any]:
             error = isinstance(value, type) and issubclass(value, Exception)
             if callable(value) and not error:
                 values[id(value)] = value
-    return list(values.values())
+    return [*values.values(), *FOR_RULES]
 
 
 def _name(value: Any) -> str:

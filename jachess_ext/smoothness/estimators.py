@@ -29,11 +29,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..jet.api import check_point, make_input
 from ..jet.context import without_dynamo
-from ..jet.deferred import end
 from ..jet.directions import Distribution, draw_directions
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
-from ..jet.tensor import JetTensor, primal_of
+from ..jet.tensor import JetTensor, end, primal_of
 from ..ops import jet_mean_squares
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
