@@ -14,7 +14,7 @@ import jachess_ext as jx
 from jachess_ext.jet import registry
 from python_tests.smoothness.tiny_models import classifier, token_batch
 
-PACKAGES = ("jachess_ext.jet", "jachess_ext.ntk", "jachess_ext.smoothness")
+PACKAGES = ("jachess_ext.jet", "jachess_ext.ntk", "jachess_ext.ops", "jachess_ext.smoothness")
 
 
 def _public() -> list[Any]:
