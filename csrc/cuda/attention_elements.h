@@ -1,5 +1,5 @@
-// What the attention kernels do to one score: which take part, soft cap, mask, dropout, and the
-// jets of the softmax's pieces (docs/how_it_works.md).
+// Single scores in the attention kernels: band, mask, soft cap and dropout, and the jets of the
+// softmax's parts (docs/how_it_works.md).
 #pragma once
 
 #include <limits>
@@ -8,7 +8,7 @@
 
 namespace jachess {
 
-// From the host: what of AttentionProblem decides on single scores, in the kernel's own types.
+// The settings of AttentionProblem that apply to single scores, in the kernel's own types.
 template <typename A>
 struct ScoreRules {
   A scale, softcap;
@@ -71,7 +71,7 @@ __device__ inline A mask_entry(const void* data, int64_t at) {
   return static_cast<A>(value);
 }
 
-// What the mask adds to a score; −inf where the score takes no part.
+// The mask's addend to a score; −inf where the score takes no part.
 template <typename A>
 __device__ inline A mask_value(const AttentionMask& mask, const ScorePlace& p) {
   const int64_t at =
@@ -92,7 +92,7 @@ __device__ inline A mask_value(const AttentionMask& mask, const ScorePlace& p) {
   }
 }
 
-// What is added to the score at p: −inf outside the band, too.
+// The addend to the score at p: the mask's, and −inf outside the band.
 template <typename A>
 __device__ inline A offset_of_score(const ScoreRules<A>& rules, const ScorePlace& p) {
   return in_band(rules, p.query, p.key) ? mask_value<A>(rules.mask, p) : minus_infinity<A>();
@@ -112,7 +112,7 @@ __device__ inline bool tile_takes_part(const ScoreRules<A>& rules, int batch, in
   return __syncthreads_or(any) != 0;
 }
 
-// What dropout multiplies the weight at p by: 0 or 1 / (1 − dropout_p).
+// Dropout's factor of the weight at p: 0 or 1 / (1 − dropout_p).
 template <typename A>
 __device__ inline A dropout_factor(const ScoreRules<A>& rules, const ScorePlace& p) {
   if (rules.keep_from == 0) return A(1);
@@ -126,8 +126,8 @@ __device__ inline A dropout_factor(const ScoreRules<A>& rules, const ScorePlace&
   return (word >> 8) >= rules.keep_from ? rules.kept_weight : A(0);
 }
 
-// The jet at (row, column) of a tile [S][rows][columns], times `factor`; 0 in streams that this jet
-// has not.
+// The jet at (row, column) of a tile [S][rows][columns], times `factor`; 0 in streams that the jet
+// lacks.
 template <int q, int P, typename A>
 __device__ inline void load_element(const Tile<A>& tile, const StreamMap& map, int row, int column,
                                     A factor, A* jet) {
@@ -173,16 +173,9 @@ __device__ inline void quotient_jet(const A* n, const A* d, A* y) {
   y[0] = n[0] * inverse;
   JACHESS_UNROLL
   for (int i = 1; i <= q; ++i) y[i] = (n[i] - y[0] * d[i]) * inverse;
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        y[ij] = (n[ij] - y[1 + i] * d[1 + j] - y[1 + j] * d[1 + i] - y[0] * d[ij]) * inverse;
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    y[ij] = (n[ij] - y[1 + i] * d[1 + j] - y[1 + j] * d[1 + i] - y[0] * d[ij]) * inverse;
+  });
 }
 
 }  // namespace jachess

@@ -49,7 +49,7 @@ struct ForwardShape {
   using Sums = OutputSums<kUnitRows, kUnits, A>;
 };
 
-// What the block knows of each of its queries, in shared memory, and how a row's threads meet.
+// State of each of the block's queries, in shared memory, and reductions over a row's threads.
 template <int rows, int S, typename A>
 struct RowState {
   A* data;
