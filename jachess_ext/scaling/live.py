@@ -867,6 +867,12 @@ class LiveSelection:
             records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> live = jx.scaling.read_selection("runs")
+        >>> sorted({record["size"] for record in live.records})
+        [8, 16, 31]
     """
 
     task: str

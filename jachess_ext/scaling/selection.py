@@ -469,6 +469,15 @@ class Selection:
         costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
             number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
+
+    Example:
+        >>> import pandas as pd
+        >>> import jachess_ext as jx
+        >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
+        >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
+        >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
+        >>> selection.names, [float(score) for score in selection.scores.round(2)]
+        (('a', 'b'), [0.67, 1.06])
     """
 
     method: str

@@ -772,7 +772,13 @@ class ComposedNorms(TorchFunctionMode):
 class SmoothnessProbe:
     """Measure a model on a fixed batch along the same directions each time.
 
-    The model runs in evaluation mode and is left as it was, torch's random numbers included.
+    The model runs in evaluation mode and is left as it was, torch's random numbers included.  The
+    figures are
+
+    - ``smoothness/jacobian_k``: mean over the rows of Σ_t ‖∂h_t/∂x‖_F of block k, estimated along
+      random directions; ``smoothness/jacobian``: their sum over the blocks;
+    - ``smoothness/hessian_k``, ``smoothness/hessian``: the same of second derivatives;
+    - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
     Example:
         >>> probe = jx.SmoothnessProbe(batch)
@@ -812,11 +818,6 @@ class SmoothnessProbe:
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return the figures by name.
-
-        - ``smoothness/jacobian_k``: mean over the rows of Σ_t ‖∂h_t/∂x‖_F of block k, estimated
-          along random directions; ``smoothness/jacobian``: their sum over the blocks.
-        - ``smoothness/hessian_k``, ``smoothness/hessian``: the same of second derivatives.
-        - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
         Raises:
             MissingJetRule: the model uses an operation that the engine has no rule for.
