@@ -78,7 +78,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @cache
-def twenty_steps(world: int, micro: int) -> dict[str, Tensor]:
+def eight_steps(world: int, micro: int) -> dict[str, Tensor]:
     """Parameters after one process's steps on the joined batches (with `joined_directions`)."""
     expected, _ = one_process(
         lambda step: joined([shard(step, rank) for rank in range(world)]), micro=micro
@@ -92,9 +92,9 @@ def twenty_steps(world: int, micro: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["1", "2", "checkpointing"])
-def test_twenty_steps(world: int, engine: str, kind: str, joined_directions: None) -> None:
+def test_eight_steps(world: int, engine: str, kind: str, joined_directions: None) -> None:
     """The same parameters as one process, to 1e-6, and they have moved by far more."""
-    expected = twenty_steps(world, 2 if kind == "2" else 1)
+    expected = eight_steps(world, 2 if kind == "2" else 1)
     for rank in results(world):
         assert_same(rank[f"{engine} {kind}"]["parameters"], expected)
 
