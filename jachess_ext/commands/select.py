@@ -228,7 +228,7 @@ def select_live(
 
 
 def _print(live: LiveSelection) -> None:
-    from ..scaling.live import from_forecast, ranked_loss
+    from ..scaling.trial import from_forecast, ranked_loss
 
     search, rank_by = live.search, live.rank_by
     print(

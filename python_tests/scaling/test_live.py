@@ -23,16 +23,17 @@ from jachess_ext.cli import main
 from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
-from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live
-from jachess_ext.scaling.live import (
+from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
+from jachess_ext.scaling.plan import (
     Candidate,
     judged_rows,
     make_plan,
-    read_kernel,
     size_ladder,
     smallest_rows,
     stratified,
 )
+from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
 from .live import save_model, write_rows
@@ -215,15 +216,15 @@ class Runs:
     """Runs done, and what each is said to give."""
 
     def __init__(self) -> None:
-        self.jobs: list[live.Job] = []
+        self.jobs: list[Job] = []
 
-    def loss(self, job: live.Job) -> float:
+    def loss(self, job: Job) -> float:
         return (0.3 if job.model.endswith("wide") else 0.4) + 1 / (job.size + 1)
 
-    def run(self, job: live.Job) -> Record:
+    def run(self, job: Job) -> Record:
         self.jobs.append(job)
         loss = self.loss(job)
-        return live._head(job) | {
+        return trial._head(job) | {
             "parameters": 100,
             "steps": job.size,
             "time": float(job.size),
@@ -316,7 +317,7 @@ def test_a_model_that_diverges_is_left_out(
 ) -> None:
     original = runs.run
 
-    def run(job: live.Job) -> Record:
+    def run(job: Job) -> Record:
         bad = job.model.endswith("wide") and job.size == 8
         return original(job) | ({"dev_loss": None, "error": "not finite"} if bad else {})
 
@@ -387,10 +388,10 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     torch.nn.init.constant_(weights.embeddings.word_embeddings.weight, torch.nan)
     weights.save_pretrained(spoiled)
     hungry = str(save_model(tmp_path / "hungry", 8, 4))
-    new_model, train = live.new_model, live.fine_tune
+    new_model, train = trial.new_model, trial.fine_tune
     current: list[str] = []
 
-    def watched(job: live.Job, tokenizer: Any) -> Any:
+    def watched(job: Job, tokenizer: Any) -> Any:
         current[:] = [job.model]
         return new_model(job, tokenizer)
 
@@ -399,8 +400,8 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
             torch.empty(1 << 60)  # what torch raises when memory ends
         return train(*given, **named)
 
-    monkeypatch.setattr(live, "new_model", watched)
-    monkeypatch.setattr(live, "fine_tune", fine_tune)
+    monkeypatch.setattr(trial, "new_model", watched)
+    monkeypatch.setattr(trial, "fine_tune", fine_tune)
     named = (str(spoiled), models[0], "/nowhere", hungry, models[1])
     given = settings(models=named, sizes=(8, 16, 32))
     selection = select_live(out=tmp_path / "out", **given)

@@ -10,7 +10,7 @@ import sklearn.covariance
 import sklearn.metrics
 
 from jachess_ext.scaling.baselines import hscore, knn, logme
-from jachess_ext.scaling.live import class_scores, from_forecast, number_scores, to_forecast
+from jachess_ext.scaling.trial import class_scores, from_forecast, number_scores, to_forecast
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 24)
