@@ -175,6 +175,8 @@ def make_plan(
             "lensllm reads the kernel Θ of every run, and probe is 0; give it rows to measure Θ "
             "on, or take rectified, which is the same law with F free"
         )
+    if task.regression and "hscore" in (method, search.get("screen") and search.get("screen_by")):
+        raise DataError("hscore compares classes, and the labels are numbers; take logme or knn")
     largest = max(sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")

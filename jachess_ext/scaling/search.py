@@ -460,6 +460,11 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+        if METHODS[self.method].needs == "weights":
+            raise DataError(
+                f"{self.method} reads the models' weights, which a search is not told; give them "
+                "to `select`, or take another method"
+            )
         for name in ("confidence", "drop", "screen"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

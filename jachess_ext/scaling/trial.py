@@ -374,8 +374,11 @@ def _features(job: Job, model: Any, data: Encoded, parameters: int) -> Record:
     features, labels = frozen_features(model, data, _BATCH), np.asarray(data.labels)
     regression = job.task.regression
     names = [name for name in FEATURE_SCORES if not (regression and name == "hscore")]
+    scores = {name: FEATURE_SCORES[name](features, labels, regression) for name in names}
+    if not np.isfinite(list(scores.values())).all():
+        raise FloatingPointError("the scores of the model's frozen features are not finite")
     return {
-        "features": {name: FEATURE_SCORES[name](features, labels, regression) for name in names},
+        "features": scores,
         "features_flops": judging_flops(parameters, count_tokens(data)),
     }
 

@@ -33,6 +33,7 @@ from jachess_ext.scaling.plan import (
     stratified,
 )
 from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.scaling.selection import METHODS
 from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
@@ -148,6 +149,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": 1 / 100}, "a subset needs 16 rows or more"),
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
+    ({"method": "nlpmetrics"}, "nlpmetrics reads the models' weights, which a search is not told"),
     ({"probe": 1000}, "probe is 1000, and there are 256 training rows"),
     ({"probe": -1}, "probe is -1; expected 0 or more"),
     ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
@@ -485,6 +487,37 @@ def test_a_finished_selection_is_read_not_repeated(
     first, second = (Path(name).name for name in whole[1].search.selection().ranking)
     assert printed.index(first) < printed.index(second)
     assert "stopped: every planned size was run" in printed and "% of training all" in printed
+
+
+LIVE_METHODS = [name for name, method in METHODS.items() if method.needs != "weights"]
+
+
+@pytest.mark.parametrize("method", LIVE_METHODS)
+def test_every_method_runs_to_its_page(
+    command: Command,
+    whole: Whole,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    if METHODS[method].trains != "none":  # of the same runs
+        shutil.copytree(whole[0], out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
+    arguments = command("--method", method, "--out", str(out))
+    assert main(arguments) == 0
+    selection, page = read_selection(out), out / "report.html"
+    ranking = selection.search.selection().ranking
+    assert selection.search.method == method and sorted(ranking) == sorted(selection.search.models)
+    assert f"by the method {method}" in page.read_text(encoding="utf-8")
+    json.loads((out / "selection.json").read_text(), parse_constant=pytest.fail)
+    printed = capsys.readouterr().out
+    assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
+    assert "nan" not in printed.lower()
+    page.unlink()
+    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    assert main(arguments) == 0 and read_selection(out) == selection and page.exists()
+    assert capsys.readouterr().out == printed
 
 
 def test_without_matplotlib_the_result_stays(

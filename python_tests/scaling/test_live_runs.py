@@ -239,6 +239,16 @@ def test_lora_costs_what_is_trained(job: Job) -> None:
     assert record["parameters"] >= base
 
 
+def test_scores_that_are_not_finite_are_an_error(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(**settings(method="logme"))
+    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
+    monkeypatch.setitem(trial.FEATURE_SCORES, "knn", lambda *given: float("nan"))
+    record = run(job)
+    assert "frozen features are not finite" in record["error"] and record["features"] is None
+
+
 def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
     def write(name: str, shift: int) -> Path:
         lines = ["text,label"]
@@ -250,6 +260,8 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
 
     files = {"train": write("train.csv", 0), "dev": write("dev.csv", 1)}
     columns = Columns(regression=True)
+    with pytest.raises(ValueError, match="hscore compares classes, and the labels are numbers"):
+        make_plan(**settings(**files, columns=columns, method="hscore"))
     plan = make_plan(**settings(**files, columns=columns, sizes=(4, 8, 12), probe=4))
     job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
     record = run(job)
