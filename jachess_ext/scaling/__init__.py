@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from .fitting import FittedLaw, Transition, fit
     from .live import LiveSelection, read_selection, select_live
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
-    from .runs import LossTable, TableError, read_table
+    from .runs import LossTable, TableError
     from .search import Ask, Search
     from .selection import Selection, select, sufficient_budget
+    from .tables import read_table
 
 __all__ = [
     "Ask",
@@ -55,7 +56,7 @@ _MODULES = {
     "log_rmse": "metrics",
     "pac_bayes": "bound",
     "pear_corr": "metrics",
-    "read_table": "runs",
+    "read_table": "tables",
     "read_selection": "live",
     "rel_acc": "metrics",
     "select": "selection",

@@ -16,7 +16,8 @@ from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
 from .blend import FEWEST_SIZES, cautious
 from .blend import forecast as blend_forecast
 from .predictive import Array, Index, Student, check_level
-from .runs import LossTable, TableError, read_table
+from .runs import LossTable, TableError, higher_is_better
+from .tables import read_table
 
 DEFAULT = "blend"
 """The method where none is named."""
@@ -244,6 +245,21 @@ METHODS: dict[str, Method] = {
 }
 
 
+def too_few(table: LossTable, method: str) -> dict[str, str]:
+    """Return the models that have fewer sizes than a method needs, each with a sentence."""
+    present = np.isfinite(table.losses)
+    trained = present[:, table.sizes > 0].sum(1)
+    zero = present[:, table.sizes == 0].sum(1) > 0
+    reasons = {}
+    for name, count, known in zip(table.names, trained, zero, strict=True):
+        needed = METHODS[method].fewest_sizes(zero=bool(known))
+        if count < needed:
+            reasons[name] = f"{method} needs {needed} sizes above 0 or more, and {name} has {count}"
+        elif METHODS[method].needs == "zero" and zero.any() and not known:
+            reasons[name] = f"{method} needs the loss before fine-tuning, and {name} has none"
+    return reasons
+
+
 def forecast_each(table: LossTable, target: float, method: str, known: Known) -> Forecast:
     """Forecast every model from its own sizes, where losses of some are missing (NaN).
 
@@ -254,14 +270,8 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         ValueError: a model has fewer sizes than the method needs.
     """
     present = np.isfinite(table.losses)
-    needed = METHODS[method].fewest_sizes(zero=bool((table.sizes[present.all(0)] == 0).any()))
-    trained = present[:, table.sizes > 0].sum(1)
-    if (trained < needed).any():
-        row = int(trained.argmin())
-        raise ValueError(
-            f"{method} needs {needed} sizes above 0 or more, and {table.names[row]} has "
-            f"{trained[row]}"
-        )
+    for reason in too_few(table, method).values():
+        raise ValueError(reason)
     parts, places = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))
@@ -303,10 +313,11 @@ def joined(each: Sequence[Forecast]) -> Forecast:
 
 def select(
     table: Any,
-    budget: float,
-    target: float,
+    budget: float | None = None,
+    target: float | None = None,
     method: str = DEFAULT,
     *,
+    metric: str | None = None,
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -317,14 +328,18 @@ def select(
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
-    Only losses at sizes up to the budget are read, and those of the references at the target.
+    Only losses at sizes up to the budget are read, and those of the references at the target.  A
+    model is forecast from its own sizes; one that has too few for the method is not ranked but
+    listed in `unranked`.
 
     Args:
-        table: csv path, pandas DataFrame or `LossTable`, one row a model; see `read_table`.
-        budget: training examples a model may be trained on; up to the table's largest size.
+        table: csv path, pandas DataFrame or `LossTable` of losses or scores; see `read_table`.
+        budget: training examples a model may be trained on, up to the table's largest size; None:
+            the largest size below the target.
         target: training examples to predict for, above the budget.
         method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
             zeroshot needs it; modelsize needs the column `size`.
+        metric: what the table's numbers are, such as "accuracy"; see `read_table`.
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
@@ -335,7 +350,8 @@ def select(
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
-        ValueError: an unknown method, a target not above the budget, or too few sizes.
+        ValueError: an unknown method, a target not above the budget, or too few sizes of every
+            model.
 
     Example:
         >>> import pandas as pd
@@ -348,20 +364,30 @@ def select(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    if target is None:
+        raise ValueError("target is missing; expected the training examples to predict for")
     for name, value in (("budget", budget), ("target", target)):
-        if not 0 < value < float("inf"):
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number of training examples")
-    if target <= budget:
+    if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
     for name, value in (("tokens", tokens), ("epochs", epochs)):
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
-    whole = read_table(table)
-    read = whole.up_to(budget)
+    whole = read_table(table, metric=metric)
+    read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
+    unranked = too_few(read, method)
+    if len(unranked) == len(read.names):
+        raise ValueError(next(iter(unranked.values())))
+    ranked = np.flatnonzero([name not in unranked for name in read.names])
+    read = read.rows(ranked)
     known = Known(gamma, tau, weights or {}, features or {})
-    forecast = METHODS[method].forecast(read, float(target), known)
+    forecast = forecast_each(read, float(target), method, known)
+    for name in references:
+        if name in unranked:
+            raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
     if references:
-        forecast = _calibrated(forecast, whole, float(target), references, method)
+        forecast = _calibrated(forecast, whole.rows(ranked), float(target), references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan)
     return Selection(
@@ -372,7 +398,21 @@ def select(
         forecast=forecast,
         costs=example * forecast.trained * tokens * epochs,
         full_costs=example * target * tokens * epochs,
+        unranked=unranked,
     )
+
+
+def _sizes_below(table: LossTable, target: float) -> list[float]:
+    """Return the sizes below the target at which any model has a loss, ascending.
+
+    Raises:
+        TableError: there is none.
+    """
+    measured = table.trained[~np.isnan(table.trained_losses).all(0)]
+    sizes = [float(size) for size in measured if size < target]
+    if not sizes:
+        raise TableError(f"the table has no size below the target {target:g}")
+    return sizes
 
 
 def _calibrated(
@@ -414,12 +454,20 @@ def _moved(predictive: Student, references: Index, truth: Array) -> Student:
 
 
 def sufficient_budget(
-    table: Any, target: float, confidence: float, method: str = DEFAULT, **settings: Any
+    table: Any,
+    target: float,
+    confidence: float,
+    method: str = DEFAULT,
+    *,
+    metric: str | None = None,
+    **settings: Any,
 ) -> Selection | None:
     """Return the selection at the smallest budget whose best model is best with a probability.
 
+    A budget counts at which all models are ranked that are at the largest.
+
     Args:
-        table, target, method, settings: as for `select`.
+        table, target, method, metric, settings: as for `select`.
         confidence: the probability, in (0, 1).
 
     Returns:
@@ -438,10 +486,8 @@ def sufficient_budget(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
-    losses = read_table(table)
-    budgets = [float(size) for size in losses.trained if size < target]
-    if not budgets:
-        raise TableError(f"the table has no size below the target {target:g}")
+    losses = read_table(table, metric=metric)
+    budgets = _sizes_below(losses, target)
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
     largest.best_probabilities  # noqa: B018 - raises where the method has none
     for budget in budgets:
@@ -451,7 +497,9 @@ def sufficient_budget(
             raise
         except ValueError:
             continue  # too few sizes yet: the largest budget was fine
-        if selection.has_intervals and selection.best_probabilities.max() >= confidence:
+        if not selection.has_intervals or selection.names != largest.names:
+            continue
+        if selection.best_probabilities.max() >= confidence:
             return selection
     return None
 
@@ -469,6 +517,7 @@ class Selection:
         costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
             number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
+        unranked: the models that have too few sizes for the method, each with a sentence.
 
     Example:
         >>> import pandas as pd
@@ -487,6 +536,7 @@ class Selection:
     forecast: Forecast
     costs: Array
     full_costs: Array
+    unranked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -590,36 +640,40 @@ class Selection:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
-        prob_best, cost, full_cost; NaN where the method has no such figure.
+        prob_best, cost, full_cost; NaN where the method has no such figure.  predicted, low and
+        high are in the metric's own terms where the table has one.  Models that are not ranked come
+        last, and a column `reason` says why.
 
         Raises:
             MissingExtra: pandas is not installed.
         """
         missing = np.full(len(self.names), np.nan)
-        low, high = self.interval_ends(level) if self.has_intervals else (missing, missing)
-        frame = (
-            require("pandas")
-            .DataFrame(
-                {
-                    "name": self.names,
-                    "score": self.scores,
-                    "predicted": missing
-                    if self.forecast.predicted is None
-                    else self.predicted_losses,
-                    "low": low,
-                    "high": high,
-                    "prob_best": self.best_probabilities if self.has_intervals else missing,
-                    "cost": self.costs,
-                    "full_cost": self.full_costs,
-                }
-            )
-            .iloc[np.argsort(self.scores, kind="stable")]
-        )
+        predicted = self.forecast.predicted
+        ends = self.interval_ends(level) if self.has_intervals else (missing, missing)
+        shown = [self.table.shown(end) for end in ends]
+        pandas = require("pandas")
+        frame = pandas.DataFrame(
+            {
+                "name": self.names,
+                "score": self.scores,
+                "predicted": missing if predicted is None else self.table.shown(predicted),
+                "low": np.minimum(*shown),
+                "high": np.maximum(*shown),
+                "prob_best": self.best_probabilities if self.has_intervals else missing,
+                "cost": self.costs,
+                "full_cost": self.full_costs,
+            }
+        ).iloc[np.argsort(self.scores, kind="stable")]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+        if self.unranked:
+            rest = {"name": list(self.unranked), "reason": list(self.unranked.values())}
+            frame = pandas.concat([frame, pandas.DataFrame(rest)]).astype({"rank": "Int64"})
         return frame.reset_index(drop=True)
 
     def plot(self, ax: Any = None, level: float = 0.9) -> Any:
         """Draw every candidate's losses over sizes, and its predicted loss with its interval.
+
+        A score, whose best is 1, is drawn as such.
 
         Args:
             ax: matplotlib axes to draw on; None: new axes.
@@ -634,17 +688,19 @@ class Selection:
         """
         if ax is None:
             ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
-        losses = dict(zip(self.names, self.table.trained_losses, strict=True))
+        table = self.table
+        losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
         self.predicted_losses  # noqa: B018 - raises where the method has none
-        for row in self.to_frame(level).itertuples():
-            (line,) = ax.plot(self.table.trained, losses[row.name], "o-", label=row.name)
+        for row in self.to_frame(level).head(len(self.names)).itertuples():
+            (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
             ends = [[row.predicted - row.low], [row.high - row.predicted]]
             drawn = ends if np.isfinite(ends).all() else None
             ax.errorbar(self.target, row.predicted, drawn, fmt="D", color=line.get_color())
         ax.set_xscale("log")
-        ax.set_yscale("log")
+        if table.metric is None or not higher_is_better(table.metric):
+            ax.set_yscale("log")
         ax.set_xlabel("training examples")
-        ax.set_ylabel("loss")
+        ax.set_ylabel(table.label)
         ax.legend(title=f"{self.method}, best first")
         return ax
 

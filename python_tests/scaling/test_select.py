@@ -184,7 +184,9 @@ CALLS = [
     ({"target": 51200}, "is not above the budget"),
     ({"budget": 2e6, "target": 3e6}, "above the data"),
     ({"budget": 100}, "below the smallest subset"),
-    ({"budget": 200, "method": "lensllm"}, "4 free parameters and there are 2"),
+    ({"target": None}, "target is missing"),
+    ({"budget": 100, "method": "lensllm"}, "below the smallest subset"),
+    ({"budget": 200, "method": "lensllm"}, "lensllm needs 3 sizes .* and model-0 has 1"),
     ({"budget": 400, "method": "blend"}, "blend needs 3 sizes"),
     ({"budget": 200, "method": "ats"}, "needs 2 sizes"),
     ({"tokens": 0}, "tokens is 0"),
@@ -203,8 +205,7 @@ def test_bad_calls(change: dict, words: str) -> None:
 
 FRAMES = [
     (lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]), "no column named by"),
-    (lambda f: f[[400, 200, 800, "size"]], "400 is followed by 200"),
-    (lambda f: pd.concat([f, f[[400]]], axis=1), "is followed by"),
+    (lambda f: pd.concat([f, f[[400]]], axis=1), "'400' and '400' of the table are both of size"),
     (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
@@ -221,7 +222,7 @@ def test_bad_frames(change, words: str) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(np.nan, "size 800 is nan"), (-1.0, "size 800 is -1"), (0.0, "is 0;")]
+    ("value", "words"), [(np.inf, "size 800 is inf"), (-1.0, "size 800 is -1"), (0.0, "is 0;")]
 )
 def test_bad_losses(value: float, words: str) -> None:
     bad = frame()
@@ -236,7 +237,7 @@ FILES = [
     ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
     ("name,200,400\na,1,2\nb,1,1.5", "without a newline"),
     ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
-    ("name,200,200\na,1,2\nb,1,1\n", "200 is followed by 200"),
+    ("name,200,200\na,1,2\nb,1,1\n", "'200' and '200' .* are both of size 200"),
     ("name,200,400\n", "0 models"),
 ]
 
@@ -381,8 +382,7 @@ def test_equal_models_are_equally_good() -> None:
     ("value", "words"),
     [
         (0.0, "is 0; expected a positive number .*half a test example"),
-        (np.nan, "size 400 is nan; expected a positive number$"),
-        (np.inf, "is inf"),
+        (np.inf, "size 400 is inf; expected a positive number$"),
         (-0.5, "is -0.5"),
     ],
 )
@@ -398,3 +398,107 @@ def test_two_sizes() -> None:
     with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more"):
         select(table, 200, TARGET)
     assert select(table, 200, TARGET, "ats").ranking == ["a", "b"]
+
+
+# Candidates whose sizes differ -------------------------------------------------------------------
+
+
+def with_gaps(*gaps: tuple[int, int | slice]) -> LossTable:
+    losses = SIX.losses.copy()
+    for row, columns in gaps:
+        losses[row, columns] = np.nan
+    return LossTable(SIX.names, SIX.sizes, losses, SIX.parameters)
+
+
+@pytest.mark.parametrize("method", FORECASTERS)
+def test_a_missing_cell_leaves_the_other_models_what_they_were(method: str) -> None:
+    found = select(with_gaps((2, 5)), BUDGET, TARGET, method)
+    others = np.array([0, 1, 3, 4, 5])  # blend learns what curves share from those with all sizes
+    whole = select(SIX.rows(others), BUDGET, TARGET, method).predicted_losses
+    assert found.names == SIX.names and not found.unranked
+    np.testing.assert_allclose(found.predicted_losses[others], whole, rtol=1e-9)
+    # the model itself is forecast as in a table without that size
+    without = LossTable(SIX.names, np.delete(SIX.sizes, 5), np.delete(SIX.losses, 5, 1), None)
+    alone = select(without, BUDGET, TARGET, method).predicted_losses[2]
+    full = select(SIX, BUDGET, TARGET, method).predicted_losses[2]
+    assert found.predicted_losses[2] == alone != full
+
+
+def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
+    table = with_gaps((1, slice(3, None)), (4, slice(None)))  # two sizes and size 0; nothing at all
+    found = select(table, BUDGET, TARGET)
+    kept = [0, 2, 3, 5]
+    assert found.names == tuple(SIX.names[place] for place in kept)
+    assert found.unranked == {
+        "model-1": "blend needs 3 sizes above 0 or more, and model-1 has 2",
+        "model-4": "blend needs 3 sizes above 0 or more, and model-4 has 0",
+    }
+    alone = select(SIX.rows(np.array(kept)), BUDGET, TARGET)
+    np.testing.assert_array_equal(found.predicted_losses, alone.predicted_losses)
+    frame = found.to_frame()
+    assert frame["rank"].tolist()[:4] == [1, 2, 3, 4] and frame["rank"].isna().tolist()[4:] == [
+        True,
+        True,
+    ]
+    assert frame["name"].tolist() == [*found.ranking, "model-1", "model-4"]
+    assert frame["reason"].tolist()[4:] == list(found.unranked.values())
+    assert frame["reason"].isna().tolist()[:4] == [True] * 4
+    assert "reason" not in alone.to_frame()
+    labels = [line.get_label() for line in found.plot().get_lines()]
+    assert "model-0" in labels and "model-1" not in labels
+
+
+def test_all_models_with_too_few_sizes_are_an_error() -> None:
+    table = with_gaps(*((row, slice(3, None)) for row in range(6)))
+    with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and model-0 has 2"):
+        select(table, 400, TARGET)
+    with pytest.raises(TableError, match="'model-1' is not ranked: blend needs 3 sizes"):
+        select(with_gaps((1, slice(1, 12))), BUDGET, TARGET, references=SIX.names[:3])
+    with pytest.raises(TableError, match=r"'model-0' at size .* is nan"):
+        select(with_gaps((0, -1)), BUDGET, TARGET, references=SIX.names[:3])
+
+
+def test_the_loss_before_fine_tuning_may_be_missing_of_some() -> None:
+    found = select(with_gaps((3, 0)), BUDGET, TARGET, "zeroshot")
+    assert list(found.unranked) == ["model-3"] and "before fine-tuning" in found.unranked["model-3"]
+    assert select(with_gaps((3, 0)), BUDGET, TARGET, "lensllm").names == SIX.names
+
+
+def test_without_a_budget_the_largest_size_below_the_target_is_read() -> None:
+    found = select(SIX, target=TARGET)
+    assert found.budget == 819200
+    np.testing.assert_array_equal(
+        found.predicted_losses, select(SIX, 819200, TARGET).predicted_losses
+    )
+    everywhere = with_gaps(*((row, -2) for row in range(6)))  # nobody has 819200
+    assert select(everywhere, target=TARGET).budget == 409600
+    with pytest.raises(TableError, match="no size below the target 100"):
+        select(SIX, target=100)
+
+
+def test_a_budget_at_which_few_are_ranked_does_not_suffice() -> None:
+    """One model alone would be the best with probability 1."""
+    late = with_gaps(*((row, slice(0, 6)) for row in range(1, 6)))
+    found = sufficient_budget(late, TARGET, 0.1)
+    assert found is not None and found.names == SIX.names and found.budget >= SIX.sizes[8]
+
+
+def test_a_score_is_forecast_as_what_is_missing_and_shown_as_it_was() -> None:
+    losses = SIX.losses / 10
+    numbers = [int(size) for size in SIX.sizes]
+    scores = pd.DataFrame(100 * (1 - losses), list(SIX.names), numbers)
+    found = select(scores, BUDGET, TARGET, metric="accuracy")
+    errors = select(LossTable(SIX.names, SIX.sizes, losses, None), BUDGET, TARGET)
+    np.testing.assert_allclose(found.predicted_losses, errors.predicted_losses, rtol=1e-9)
+    assert found.ranking == errors.ranking
+    frame, plain = found.to_frame(), errors.to_frame()
+    np.testing.assert_allclose(frame["predicted"], 100 * (1 - plain["predicted"]), rtol=1e-9)
+    np.testing.assert_allclose(frame["low"], 100 * (1 - plain["high"]), rtol=1e-9)
+    np.testing.assert_allclose(frame["high"], 100 * (1 - plain["low"]), rtol=1e-9)
+    axes = found.plot()
+    assert axes.get_ylabel() == "accuracy (per cent)" and axes.get_yscale() == "linear"
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    np.testing.assert_allclose(
+        lines["model-0"], 100 * (1 - losses[0, 1 : len(lines["model-0"]) + 1])
+    )
+    assert errors.plot().get_yscale() == "log"
