@@ -19,13 +19,34 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
+def _size(words: list[str]) -> float:
+    from ..scaling.tables import parse_size
+
+    return parse_size(words[0])
+
+
+Rows = Annotated[
+    float,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="ROWS",
+        instance_from_str=_size,
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [f"{value:g}"],
+    ),
+]
+"""A number of rows as people write it: 10000, 10k, 10,000."""
+
+
 def select(
     table: tyro.conf.Positional[Path],
-    target: float,
+    target: Rows,
+    metric: str | None = None,
     method: str = "blend",
-    budget: float | None = None,
+    budget: Rows | None = None,
     confidence: float | None = None,
     reference: tuple[str, ...] = (),
+    read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
     tokens: float = 1.0,
     epochs: float = 1.0,
     gamma: int = 3,
@@ -34,16 +55,21 @@ def select(
     out: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Rank models by the loss they will have in full, from a table of losses on small subsets.
+    """Rank models by the loss or score they will have in full, from runs on small subsets.
 
     Args:
-        table: csv: a row a model, columns named by sizes, `size` for numbers of parameters.
-        target: Size of the full data.
+        table: csv: a row a model and columns named by sizes, or a row a run; or a folder of runs
+            (transformers, MLflow, TensorBoard).
+        target: Size of the full data, such as 10000 or 10k.
+        metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
         method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
         budget: Largest size used; None: the largest below the target.
         confidence: Use the smallest budget at which one model is best with this probability.
         reference: Models whose loss at the target is in the table: intervals are calibrated on
             them.
+        read: How to read it, in pairs: model, size and seed with the columns of a table (of a
+            folder's runs, a parameter or a regular expression), test_rows with the examples a score
+            was measured on, ignore with columns or runs that do not count, separated by commas.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
         gamma: ats: points accepted unseen.
@@ -63,7 +89,7 @@ def select(
         raise DataError("give either --budget or --confidence")
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
-    losses, selection = scaling.read_table(table), None
+    losses, selection = scaling.read_runs(table, metric, **_reading(read)), None
     settings: dict[str, Any] = {"gamma": gamma, "tau": tau, "tokens": tokens, "epochs": epochs}
     settings["references"] = reference
     if confidence is not None:
@@ -75,11 +101,7 @@ def select(
                 file=sys.stderr,
             )
     if selection is None:
-        below = losses.trained[losses.trained < target]
-        if not len(below):
-            raise DataError(f"{table} has no size below the target {target:g}")
-        largest = float(below[-1]) if budget is None else budget
-        selection = scaling.select(losses, largest, target, method, **settings)
+        selection = scaling.select(losses, budget, target, method, **settings)
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
@@ -94,19 +116,37 @@ def select(
         write_text(out, rows.to_csv(index=False))
     elif out is not None:
         facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        facts["metric"] = losses.metric
         write_json(out, {**facts, "level": level, **costs, "rows": rows.to_dict("records")})
+    what = "losses" if losses.metric is None else losses.label
     print(
-        f"{selection.method}, losses up to {selection.budget:g} ({100 * selection.share:.3g} % of "
+        f"{selection.method}, {what} up to {selection.budget:g} ({100 * selection.share:.3g} % of "
         f"the target {selection.target:g})"
     )
     if "prob_best" in rows:
         rows["prob_best"] = rows["prob_best"].map(share)
-    print_frame(rows)
+    print_frame(rows.drop(columns="reason", errors="ignore").head(len(selection.names)))
+    for reason in selection.unranked.values():
+        print(f"not ranked: {reason}")
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops
         print(f"cost {selection.flops:.3g} FLOPs, {of_all:.3g} % of training all models in full")
     for path in filter(None, (out, report)):
         print(f"written to {path}")
+
+
+def _reading(read: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments of `read_runs` that `--read` gives."""
+    known = ("model", "size", "seed", "ignore", "test_rows")
+    for name in read:
+        if name not in known:
+            raise DataError(f"--read knows {', '.join(known)}, not {name!r}")
+    given: dict[str, Any] = dict(read)
+    if "ignore" in read:
+        given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
+    if "test_rows" in read:
+        given["test_rows"] = int(_size([read["test_rows"]]))
+    return given
 
 
 class LiveOptions(TypedDict, total=False):

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from ..scaling import (
     select,
 )
 from ..scaling.predictive import Array
+from ..scaling.runs import forecast_label
 from ..scaling.selection import METHODS
 from .report import Picture, Section, filled, panels, styles_of, write_html
 from .tables import DASH, Table
@@ -90,7 +91,7 @@ class SelectionView:
     def largest(self) -> DataFrame:
         """The largest size read and its loss, by name, best candidate first."""
         read = self.losses[self.losses["read"]].sort_values("size").groupby("name").last()
-        return read.loc[self.candidates.index]
+        return read.reindex(self.candidates.index)
 
 
 # --- the view of a selection
@@ -107,6 +108,8 @@ def view_of_table(
 ) -> SelectionView:
     """Return the view of a selection from a table.
 
+    Of scores whose best is 1 it shows what is forecast, 1 − score.
+
     Args:
         table: All known losses; those beyond the selection's budget are shown as not read, and
             those at the target, if every model has one, as the truth.
@@ -119,6 +122,11 @@ def view_of_table(
     def again(method: str, budget: float) -> Selection:
         return select(table, budget, selection.target, method, **settings)
 
+    loss = "loss"
+    if table.metric is not None:
+        loss = forecast_label(table.metric)
+        table = replace(table, metric=None)
+        selection = replace(selection, table=replace(selection.table, metric=None))
     truth, costs = None, []
     with suppress(TableError):  # some model's loss at the target is unknown
         truth = dict(zip(table.names, table.losses_at(selection.target), strict=True))
@@ -137,9 +145,12 @@ def view_of_table(
         again,
         truth,
         title="Which model to fine-tune",
-        data=[f"Losses of {len(table.names)} models in {source}, read up to {budget}."],
+        data=[
+            f"Losses of {len(table.names)} models in {source}, read up to {budget}.",
+            *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
+        ],
         level=level,
-        loss="loss",
+        loss=loss,
         costs=costs,
         settings={"table": source, **{name: getattr(selection, name) for name in names}}
         | {"references": list(references), **settings},
@@ -175,7 +186,6 @@ def view_of_live(
     failed = [f"{ask.model} on {ask.rows:,}: {error}" for ask, error in errors.items()]
     failed += [f"{model}: {reason}" for model, reason in result.unloadable.items()]
     regression = any("mae" in (record["scores"] or {}) for record in result.records)
-    higher = result.rank_by not in ("loss", "brier", "mae")  # of which 1 − score is extrapolated
     return _view(
         selection,
         selection.table,
@@ -189,7 +199,7 @@ def view_of_live(
             *([f"Failed: {'; '.join(failed)}."] if failed else []),
         ],
         level=level,
-        loss=f"{'1 − ' * higher}dev {result.rank_by}",
+        loss=forecast_label(f"dev {result.rank_by}"),
         unit="nats" if result.rank_by == "loss" and not regression else "",
         costs=[row for row in costs if row[1]],
         stops=result.stops,
@@ -217,7 +227,7 @@ def _view(
     pandas = require("pandas")
     names = list(selection.names)
     parameters = np.nan if table.parameters is None else table.parameters
-    candidates = selection.to_frame(level).set_index("name")
+    candidates = selection.to_frame(level).set_index("name").loc[selection.ranking]
     candidates["parameters"] = pandas.Series(parameters, list(table.names), dtype=float)
     candidates["truth"] = pandas.Series(truth or {}, names, dtype=float)
     candidates["stop"] = pandas.Series(stops or {}, names, dtype=object)

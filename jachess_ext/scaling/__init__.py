@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .fitting import FittedLaw, Transition, fit
     from .live import LiveSelection, read_selection, select_live
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
+    from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
     from .selection import Selection, select, sufficient_budget
@@ -33,6 +34,7 @@ __all__ = [
     "log_rmse",
     "pac_bayes",
     "pear_corr",
+    "read_runs",
     "read_selection",
     "read_table",
     "rel_acc",
@@ -57,6 +59,7 @@ _MODULES = {
     "pac_bayes": "bound",
     "pear_corr": "metrics",
     "read_table": "tables",
+    "read_runs": "readers",
     "read_selection": "live",
     "rel_acc": "metrics",
     "select": "selection",

@@ -102,6 +102,17 @@ def from_forecast(name: str, value: Any) -> Any:
     return np.exp(value) if metric_word(name) in _LOGARITHMS else value
 
 
+def forecast_label(name: str) -> str:
+    """Return what is forecast of a metric, in words.
+
+    Raises:
+        TableError: as `to_forecast`.
+    """
+    if higher_is_better(name):
+        return f"1 − {name}"
+    return f"ln {name}" if metric_word(name) in _LOGARITHMS else name
+
+
 # Tables -----------------------------------------------------------------------------------------
 
 

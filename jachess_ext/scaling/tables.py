@@ -82,8 +82,8 @@ def parse_size(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """Named columns of cells, as they were read.
+class Grid:
+    """Columns of cells as they were read.
 
     Attributes:
         what: the table's name in errors.
@@ -101,7 +101,7 @@ class _Grid:
     index: Sequence[Any] | None = None
     comma: bool = False
 
-    def keep(self, wanted: Callable[[int], bool]) -> _Grid:
+    def keep(self, wanted: Callable[[int], bool]) -> Grid:
         """Return the columns at the places that are wanted."""
         places = [place for place in range(len(self.labels)) if wanted(place)]
         return replace(
@@ -111,7 +111,7 @@ class _Grid:
             columns=[self.columns[place] for place in places],
         )
 
-    def rows(self, rows: Sequence[int]) -> _Grid:
+    def rows(self, rows: Sequence[int]) -> Grid:
         """Return these rows."""
         columns = [[column[row] for row in rows] for column in self.columns]
         index = None if self.index is None else [self.index[row] for row in rows]
@@ -200,7 +200,18 @@ def listed(labels: Sequence[str], most: int = 10) -> str:
     return ", ".join(map(shown, labels[:most])) + (", …" if len(labels) > most else "")
 
 
-def _from_csv(path: Path) -> _Grid:
+def read_grid(source: Any) -> Grid:
+    """Return the cells of a csv file or a DataFrame; errors are those of `read_table`."""
+    if isinstance(source, (str, PathLike)):
+        return _from_csv(Path(source))
+    if hasattr(source, "columns") and hasattr(source, "index"):
+        return _from_frame(source)
+    raise TableError(
+        f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
+    )
+
+
+def _from_csv(path: Path) -> Grid:
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
     try:
@@ -229,7 +240,7 @@ def _from_csv(path: Path) -> _Grid:
     columns = list(zip(*lines, strict=True)) or [()] * len(labels)
     decimals = [re.fullmatch(r"-?\d+,\d+ ?%?", cell.strip()) for line in lines for cell in line]
     comma = separator != "," and any(decimals)
-    return _Grid(str(path), labels, labels, columns, None, comma)
+    return Grid(str(path), labels, labels, columns, None, comma)
 
 
 def _split(text: str) -> tuple[list[tuple[int, list[str]]], str]:
@@ -249,11 +260,11 @@ def _split(text: str) -> tuple[list[tuple[int, list[str]]], str]:
     return read[separator], separator
 
 
-def _from_frame(frame: Any) -> _Grid:
+def _from_frame(frame: Any) -> Grid:
     labels = [str(column).strip() for column in frame.columns]
     columns = [list(frame.iloc[:, place]) for place in range(len(labels))]
     index = list(frame.index)
-    return _Grid("the table", labels, list(frame.columns), columns, index)
+    return Grid("the table", labels, list(frame.columns), columns, index)
 
 
 # Tables -----------------------------------------------------------------------------------------
@@ -315,15 +326,7 @@ def read_table(
                 f"cannot be {metric!r}; leave metric out, or give the numbers to read_table"
             )
         return source
-    if isinstance(source, (str, PathLike)):
-        grid = _from_csv(Path(source))
-    elif hasattr(source, "columns") and hasattr(source, "index"):
-        grid = _from_frame(source)
-    else:
-        raise TableError(
-            f"the table is {type(source).__name__}; expected a csv file's path or a pandas "
-            "DataFrame"
-        )
+    grid = read_grid(source)
     for label in ignore:
         grid.place(label, ())  # raises where there is none
     grid = grid.keep(lambda place: grid.labels[place] not in ignore)
@@ -346,7 +349,7 @@ def read_table(
     return to_table(records, metric or records.metric, fewest, test_rows)
 
 
-def _one_metric(grid: _Grid, metric: str | None) -> tuple[_Grid, str | None]:
+def _one_metric(grid: Grid, metric: str | None) -> tuple[Grid, str | None]:
     """Return the rows of one metric where a column `metric` names it, and the metric."""
     place = grid.place(None, ("metric",))
     if place is None or grid.numeric(place):
@@ -375,7 +378,7 @@ def plain_name(metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.rpartition(":")[0] or name)
 
 
-def _sizes_of(grid: _Grid) -> dict[int, float]:
+def _sizes_of(grid: Grid) -> dict[int, float]:
     """Return the sizes by the places of the columns that are named by them."""
     sizes: dict[int, float] = {}
     for place, header in enumerate(grid.headers):
@@ -387,7 +390,7 @@ def _sizes_of(grid: _Grid) -> dict[int, float]:
     return sizes
 
 
-def _without_row_numbers(grid: _Grid) -> _Grid:
+def _without_row_numbers(grid: Grid) -> Grid:
     """Leave out the first column where it is a DataFrame's default index and names no model."""
     first = grid.labels and re.fullmatch(r"|Unnamed: 0|index", grid.labels[0])
     count = len(grid.columns[0]) if grid.columns else 0
@@ -423,7 +426,7 @@ class Records:
     per_cent: bool = False
 
 
-def _wide(grid: _Grid, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
+def _wide(grid: Grid, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
     named, names = _names(grid, sizes, model)
     seeded = grid.place(seed, SEED_COLUMNS)
     counted = [
@@ -462,7 +465,7 @@ def _wide(grid: _Grid, sizes: dict[int, float], model: str | None, seed: str | N
     )
 
 
-def _names(grid: _Grid, sizes: dict[int, float], model: str | None) -> tuple[int | None, list[str]]:
+def _names(grid: Grid, sizes: dict[int, float], model: str | None) -> tuple[int | None, list[str]]:
     """Return the column of the models' names, None for the index, and the names."""
     place = grid.place(model, NAME_COLUMNS)
     numbered = grid.index is not None and list(grid.index) == list(range(len(grid.index)))
@@ -490,7 +493,7 @@ def _refuse_repeated(what: str, names: Sequence[str]) -> None:
         )
 
 
-def _refuse_others(grid: _Grid, used: set[int | None]) -> None:
+def _refuse_others(grid: Grid, used: set[int | None]) -> None:
     """Raise TableError for a column that is not used and cannot be plain text."""
     for place, label in enumerate(grid.labels):
         if place in used:
@@ -507,7 +510,7 @@ def _refuse_others(grid: _Grid, used: set[int | None]) -> None:
             )
 
 
-def _parameters(grid: _Grid, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
+def _parameters(grid: Grid, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
     if place is None:
         return None
     found: dict[str, float] = {}
@@ -527,7 +530,7 @@ def _parameters(grid: _Grid, place: int | None, names: Sequence[str]) -> dict[st
 
 
 def _long(
-    grid: _Grid, metric: str | None, model: str | None, size: str | None, seed: str | None
+    grid: Grid, metric: str | None, model: str | None, size: str | None, seed: str | None
 ) -> Records:
     sized = _size_column(grid, size)
     named = grid.place(model, NAME_COLUMNS)
@@ -569,7 +572,7 @@ def _long(
     )
 
 
-def _size_column(grid: _Grid, size: str | None) -> int:
+def _size_column(grid: Grid, size: str | None) -> int:
     found = [place for place, label in enumerate(grid.labels) if label.lower() in ROW_COLUMNS]
     if size is None and len(found) > 1:
         raise TableError(
@@ -586,7 +589,7 @@ def _size_column(grid: _Grid, size: str | None) -> int:
     return place
 
 
-def _value_column(grid: _Grid, metric: str | None, used: set[int | None]) -> int:
+def _value_column(grid: Grid, metric: str | None, used: set[int | None]) -> int:
     free = [p for p in range(len(grid.labels)) if p not in used and grid.numeric(p)]
     plain = [p for p in free if grid.labels[p].lower() in VALUE_COLUMNS]
     named = [p for p in free if metric_word(grid.labels[p]) is not None]
