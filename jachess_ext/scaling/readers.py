@@ -344,7 +344,7 @@ def _runs_of_folder(folder: Path) -> list[_Run]:
 
 def _trainer_runs(folder: Path, states: Sequence[Path]) -> list[_Run]:
     """Return the runs of transformers' Trainer: folders, with checkpoints in them or without."""
-    latest: dict[Path, tuple[int, Path, dict[str, Any]]] = {}
+    latest: dict[Path, tuple[int, dict[str, Any]]] = {}
     for path in states:
         state = parse_json(_text(path), str(path), lenient=True)
         if not isinstance(state, dict) or "log_history" not in state:
@@ -353,11 +353,11 @@ def _trainer_runs(folder: Path, states: Sequence[Path]) -> list[_Run]:
         home = path.parent.parent if inside else path.parent
         step = 2 * int(state.get("global_step", 0)) + (inside is None)
         if home not in latest or step > latest[home][0]:
-            latest[home] = step, path.parent, state
-    return [_trainer_run(folder, home, place, state) for home, (_, place, state) in latest.items()]
+            latest[home] = step, state
+    return [_trainer_run(folder, home, state) for home, (_, state) in latest.items()]
 
 
-def _trainer_run(folder: Path, home: Path, place: Path, state: dict[str, Any]) -> _Run:
+def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
         if (home / name).exists():
@@ -375,7 +375,7 @@ def _trainer_run(folder: Path, home: Path, place: Path, state: dict[str, Any]) -
         ("adapter_config.json", "base_model_name_or_path"),
         ("config.json", "_name_or_path"),
     ):
-        for path in (home / name, place / name):
+        for path in (home / name, *sorted(home.glob(f"checkpoint-*/{name}"))):
             model = (
                 parse_json(_text(path), str(path), lenient=True).get(key) if path.exists() else ""
             )
