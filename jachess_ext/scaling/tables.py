@@ -316,8 +316,8 @@ def read_table(
         >>> import jachess_ext as jx
         >>> frame = pd.DataFrame({"100": [71.0, 68.0], "1k": [80.0, 83.0]}, index=["a", "b"])
         >>> table = jx.scaling.read_table(frame, metric="accuracy")
-        >>> table.sizes, table.losses_at(1000).round(2), table.shown(0.2)
-        (array([ 100., 1000.]), array([0.2 , 0.17]), 80.0)
+        >>> table.sizes, table.losses_at(1000).round(2), table.label
+        (array([ 100., 1000.]), array([0.2 , 0.17]), 'accuracy (per cent)')
     """
     if isinstance(source, LossTable):
         if metric is not None and metric != source.metric:
