@@ -20,7 +20,7 @@ REPORT = "report.html"
 
 
 def _size(words: list[str]) -> float:
-    from ..scaling.tables import parse_size
+    from ..scaling.cells import parse_size
 
     return parse_size(words[0])
 

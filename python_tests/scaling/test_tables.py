@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table
+from jachess_ext.scaling.cells import parse_size
 from jachess_ext.scaling.runs import (
     forecast_label,
     from_forecast,
@@ -20,7 +21,7 @@ from jachess_ext.scaling.runs import (
     metric_word,
     to_forecast,
 )
-from jachess_ext.scaling.tables import parse_size, plain_name
+from jachess_ext.scaling.tables import plain_name
 
 # Sizes ------------------------------------------------------------------------------------------
 
@@ -138,6 +139,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,100,1k,10k\na,2,,1\nb,n/a,2.5,2\n", {}, [[2, N, 1], [N, 2.5, 2]]),
     ("name,100,1k,10k,lr\na,2,1.5,1,.1\nb,3,2.5,2,.1\n", {"ignore": ["lr"]}, WIDE),
     ("name,seed,100,1k,10k\na,0,1,1,1\na,1,3,2,1\nb,0,3,2.5,2\n", {}, WIDE),
+    (",learner,100,1k,10k\n0,a,2,1.5,1\n1,b,3,2.5,2\n", {}, WIDE),
     # scores
     ("name,100,1k,10k\na,50,60,75\nb,62.5,75,87.5\n", {"metric": "accuracy"}, ERRORS),
     ("name,100,1k,10k\na,.5,.6,.75\nb,.625,.75,.875\n", {"metric": "eval_f1"}, ERRORS),
@@ -173,6 +175,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         [[0.5], [0.75]],
     ),
     ("who,amount,run,loss\na,100,x,2\nb,100,y,3\n", {"model": "who", "size": "amount"}, [[2], [3]]),
+    ("model\trows\tloss\na\t1,000\t.5\nb\t1,000\t0.25\n", {}, [[0.5], [0.25]]),
     ("model;train_samples;loss\na;1.000;0,5\nb;1.000;0,25\n", {}, [[0.5], [0.25]]),
     # what is refused
     (
@@ -239,6 +242,9 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         {},
         "several columns of values, 'train_loss'",
     ),
+    ("model,rows,value,loss\na,1,2,2\nb,1,3,3\n", {}, "several columns of values, 'value', 'loss'"),
+    ("name,100,1k\na,2,1\nb,4,3\n", {"size": "rows"}, "has no column 'rows'"),
+    ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "no column of values that is known"),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
     (
