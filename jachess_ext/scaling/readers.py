@@ -47,7 +47,7 @@ class _Run:
     Attributes:
         name: its path in the folder, or what the tool calls it.
         fields: what is known of it, as text, by name.
-        values: measurements by metric, in their order.
+        values: measurements by metric, in their order; none of a run that did not finish.
     """
 
     name: str
@@ -274,7 +274,7 @@ def _value(run: _Run, metric: str, value: str) -> float:
         raise TableError(
             f"the run {run.name!r} has "
             + (f"several of {metric!r}: {listed(found)}" if found else f"no {metric!r}")
-            + f" (it has {listed(list(run.values)) or 'no measurements'}); "
+            + f" (it has {listed(list(run.values)) or 'none, or did not finish'}); "
             + ("say which" if found else f"leave it out with ignore=[{run.name!r}]")
         )
     values = [number for number in run.values[found[0]] if math.isfinite(number)]
@@ -402,7 +402,7 @@ def _mlflow_run(meta: Path) -> _Run | None:
     home = meta.parent
     name = facts.get("run_name", "").strip("'\"") or home.name
     if facts.get("status", _FINISHED) != _FINISHED:
-        return _Run(name)  # no value, which is said where it is not left out
+        return _Run(name)
     fields = {_name(home / "params", path): _text(path) for path in _files(home / "params")}
     values = {}
     for path in _files(home / "metrics"):
@@ -463,11 +463,7 @@ def _runs_of_table(grid: Grid) -> list[_Run] | None:
         return [_api_row(dict(zip(labels, row, strict=True))) for row in rows]
     if "name" not in labels or not _WANDB & set(labels):
         return None
-    names = grid.texts(labels.index("name"))
-    return [
-        _Run(name, dict(zip(grid.labels, map(_word, row), strict=True)), _numbers(grid, row))
-        for name, row in zip(names, rows, strict=True)
-    ]
+    return [_wandb_row(grid, row) for row in rows]
 
 
 def _mlflow_rows(grid: Grid, rows: Sequence[Sequence[Any]]) -> list[_Run]:
@@ -490,6 +486,14 @@ def _mlflow_rows(grid: Grid, rows: Sequence[Sequence[Any]]) -> list[_Run]:
         }
         runs.append(_Run(name or f"row {number}", fields, values))
     return runs
+
+
+def _wandb_row(grid: Grid, row: Sequence[Any]) -> _Run:
+    cells = {label: _word(cell) for label, cell in zip(grid.labels, row, strict=True)}
+    facts = {label.lower(): word for label, word in cells.items()}
+    if facts.get("state", "finished") != "finished":
+        return _Run(facts["name"])
+    return _Run(facts["name"], cells, _numbers(grid, row))
 
 
 def _api_row(cells: Mapping[str, Any]) -> _Run:

@@ -403,13 +403,12 @@ def select(
 
 
 def _sizes_below(table: LossTable, target: float) -> list[float]:
-    """Return the sizes below the target at which any model has a loss, ascending.
+    """Return the sizes below the target, ascending.
 
     Raises:
         TableError: there is none.
     """
-    measured = table.trained[~np.isnan(table.trained_losses).all(0)]
-    sizes = [float(size) for size in measured if size < target]
+    sizes = [float(size) for size in table.trained if size < target]
     if not sizes:
         raise TableError(f"the table has no size below the target {target:g}")
     return sizes

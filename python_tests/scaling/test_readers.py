@@ -190,6 +190,31 @@ def test_the_model_of_a_config_or_an_adapter(trained: Path, tmp_path: Path) -> N
     assert read_runs(runs, "loss").names == ("org/narrow", "org/wide")
 
 
+def test_rows_by_what_trainer_logs(tmp_path: Path) -> None:
+    """train_samples_per_second is rows · epochs / train_runtime; not where max_steps ended it."""
+    end = {"train_runtime": 20.0, "train_samples_per_second": 300.15, "epoch": 3.0}
+    for number, name in enumerate(("a", "b")):
+        state = {
+            "num_train_epochs": 3,
+            "global_step": 9,
+            "log_history": [{"eval_loss": 1.0 + number}, end],
+        }
+        path = tmp_path / name / "trainer_state.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(state))
+    model = {"a": "a", "b": "b"}
+    assert read_runs(tmp_path, model=model).sizes.tolist() == [2001]
+    for change in (
+        {"epoch": 2.5},  # max_steps
+        {"train_samples_per_second": 300.19},  # 2001.27 rows
+        {"train_runtime": 0.002, "train_samples_per_second": 3001500.0},  # rounded too much
+    ):
+        state["log_history"] = [{"eval_loss": 2.0}, end | change]
+        path.write_text(json.dumps(state))
+        with pytest.raises(TableError, match="of the run 'b' is not known"):
+            read_runs(tmp_path, model=model)
+
+
 def test_files_that_are_no_states(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trainer_state.json"
     path.parent.mkdir()
@@ -226,12 +251,28 @@ def test_an_mlflow_store(store: Path) -> None:
         read_runs(store, ignore=["died"])
 
 
+def test_what_an_mlflow_store_says_of_runs(store: Path) -> None:
+    """The last step counts, whatever the order of the lines; of a run that failed, nothing."""
+    for path in store.rglob("eval_accuracy"):
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    check(read_runs(store, ignore=["died"]))
+    for path in store.rglob("meta.yaml"):
+        if "run_name: large-400" in path.read_text():
+            path.write_text(path.read_text().replace("status: 3", "status: 4"))
+    with pytest.raises(TableError, match=r"'large-400' has no 'eval_accuracy' .*did not finish"):
+        read_runs(store, ignore=["died"])
+
+
 def test_mlflow_search_runs() -> None:
     path = FILES / "mlflow_search_runs.csv"
     for source in (path, str(path), pd.read_csv(path)):
         with pytest.raises(TableError, match="'died' has no 'eval_accuracy'"):
             read_runs(source)
         check(read_runs(source, ignore=["died"]))
+    frame = pd.read_csv(path)
+    frame.loc[frame["tags.mlflow.runName"] == "small-400", "status"] = "RUNNING"
+    with pytest.raises(TableError, match="'small-400' has no 'eval_accuracy'"):
+        read_runs(frame, ignore=["died"])
 
 
 def test_what_mlflow_writes_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +340,10 @@ def test_the_table_of_wandb(tmp_path: Path) -> None:
         assert table.names == ("small", "large") and table.sizes.tolist() == [100, 400]
         np.testing.assert_allclose(table.losses, [[0.49, 0.25], [0.4, 0.2]])
         assert table.noise is not None and table.noise[0, 0] == pytest.approx(0.01)
+    frame = pd.read_csv(path)
+    frame.loc[2, "State"] = "crashed"  # its numbers are those of some step before the last
+    with pytest.raises(TableError, match="'calm-fog-3' has no 'accuracy'"):
+        read_runs(frame, "accuracy", ignore=["late-dew-6"])
     frame = pd.read_csv(path).assign(learning_rate=[1e-5, *[2e-5] * 5])
     with pytest.raises(TableError, match=r"no repeats: learning_rate is 1e-05 and 2e-05"):
         read_runs(frame, "accuracy", ignore=["late-dew-6"])
@@ -346,8 +391,16 @@ def test_names_that_do_not_tell_the_model() -> None:
         read_runs(frame)
     table = read_runs(frame, model={"sun": "a", "sea": "b"})
     assert table.names == ("a", "b") and np.isnan(table.losses).sum() == 2
+    with pytest.raises(TableError, match="'sun' has several of 'loss': 'eval_loss', 'val_loss'"):
+        read_runs(frame.assign(eval_loss=1.0, val_loss=1.0).drop(columns="loss"), "loss")
     with pytest.raises(TableError, match="'rows', 'n', any of which may be the number"):
         read_runs(frame.assign(n=[3, 4]), model={"sun": "a", "sea": "b"})
+
+
+def test_the_last_of_two_numbers_in_a_name_is_the_size() -> None:
+    names = [f"8-{model}-{rows}" for model in "ab" for rows in (8, 9)]
+    frame = pd.DataFrame({"Name": names, "State": "finished", "rows": [8, 9] * 2, "loss": 1.0})
+    assert read_runs(frame).names == ("8-a", "8-b")
 
 
 def test_nothing_is_written(store: Path) -> None:

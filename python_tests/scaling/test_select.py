@@ -452,6 +452,11 @@ def test_all_models_with_too_few_sizes_are_an_error() -> None:
     table = with_gaps(*((row, slice(3, None)) for row in range(6)))
     with pytest.raises(ValueError, match="blend needs 3 sizes above 0 or more, and model-0 has 2"):
         select(table, 400, TARGET)
+    table = with_gaps((1, slice(1, 12)))
+    found = select(table, BUDGET, TARGET, references=SIX.names[2:])
+    alone = SIX.rows(np.array([0, 2, 3, 4, 5]))
+    expected = select(alone, BUDGET, TARGET, references=SIX.names[2:])
+    np.testing.assert_array_equal(found.predicted_losses, expected.predicted_losses)
     with pytest.raises(TableError, match="'model-1' is not ranked: blend needs 3 sizes"):
         select(with_gaps((1, slice(1, 12))), BUDGET, TARGET, references=SIX.names[:3])
     with pytest.raises(TableError, match=r"'model-0' at size .* is nan"):

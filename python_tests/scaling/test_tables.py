@@ -83,6 +83,7 @@ def test_a_point_before_three_digits_is_asked_about() -> None:
         *[("taste:higher", True), ("taste:lower", False), ("eval_loss", False), ("NLL", False)],
         *[("brier", False), ("mae", False), ("RMSE", False), ("mean squared error", False)],
         *[("perplexity", False), ("error_rate", False), ("log_loss", False), ("wer", False)],
+        *[("accuracy_loss", False), ("loss of accuracy", True)],
     ],
 )
 def test_the_direction_of_metrics(name: str, higher: bool) -> None:
@@ -177,7 +178,17 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("who,amount,run,loss\na,100,x,2\nb,100,y,3\n", {"model": "who", "size": "amount"}, [[2], [3]]),
     ("model\trows\tloss\na\t1,000\t.5\nb\t1,000\t0.25\n", {}, [[0.5], [0.25]]),
     ("model;train_samples;loss\na;1.000;0,5\nb;1.000;0,25\n", {}, [[0.5], [0.25]]),
+    (
+        "model,rows,eval_loss,test_loss\na,100,2,3\nb,100,4,5\n",
+        {"metric": "test_loss"},
+        [[3], [5]],
+    ),
     # what is refused
+    (
+        "model,rows,eval_f1,test_f1\na,1,.2,.2\nb,1,.3,.3\n",
+        {"metric": "f1"},
+        "'eval_f1', 'test_f1'",
+    ),
     (
         "name,100,1k,1..6\na,2,1.5,1\nb,3,2.5,2\n",
         {},
