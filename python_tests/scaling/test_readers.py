@@ -354,7 +354,11 @@ def test_the_table_of_wandb(tmp_path: Path) -> None:
 def test_the_frame_of_wandbs_api(tmp_path: Path) -> None:
     """As W&B's guide to exporting makes it: lists of summaries, configs and names."""
     rows = [
-        ({"eval/f1": value, "_step": 10}, {"model": model, "n_train": size, "lr": 0.1}, f"run{n}")
+        (
+            {"eval/f1": value, "_step": 10, "_wandb": {"runtime": 9}, "note": "x"},
+            {"model": model, "n_train": size, "lr": 0.1},
+            f"run{n}",
+        )
         for n, ((model, size), value) in enumerate(ACCURACIES.items())
     ]
     frame = pd.DataFrame(rows, columns=["summary", "config", "name"])
