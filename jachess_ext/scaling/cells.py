@@ -206,7 +206,7 @@ def _from_csv(path: Path) -> Grid:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path} cannot be read ({error}); expected a csv file in UTF-8") from None
-    if not text.strip():
+    if not text.strip(' ,;\t\r\n"'):
         raise TableError(f"{path} is empty; expected a header and one line a model")
     try:
         rows, separator = _split(text)

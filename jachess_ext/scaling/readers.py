@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._io import MissingExtra, parse_json
+from .._io import DataError, MissingExtra, parse_json
 from .cells import Grid, listed, parse_size, read_grid
 from .runs import LossTable, TableError, higher_is_better, metric_word
 from .tables import ROW_COLUMNS, SEED_COLUMNS, Records, plain_name, read_table, to_table
@@ -153,11 +153,17 @@ def _known(run: _Run, names: Sequence[str]) -> dict[str, str]:
 
 def _told(run: _Run, said: Said, what: str) -> Any:
     """Return what the argument `what` tells of a run."""
+    if isinstance(said, Mapping):
+        if run.name not in said:
+            raise TableError(f"{what} has no entry for the run {run.name!r}")
+        return said[run.name]
     if not isinstance(said, str):
-        try:
-            return said[run.name] if isinstance(said, Mapping) else said(run.name)
-        except KeyError:
-            raise TableError(f"{what} has no entry for the run {run.name!r}") from None
+        if not callable(said):
+            raise TableError(
+                f"{what} is {shown(said)}; expected a parameter's name, a regular expression, "
+                "{run: it} or a function"
+            )
+        return said(run.name)
     if said in run.fields:
         return run.fields[said]
     try:
@@ -318,7 +324,10 @@ def _runs_of_folder(folder: Path) -> list[_Run]:
         if (path.parent / "metrics").is_dir() and ".trash" not in path.parts
     )
     if described:
-        kept = [run for path in described if (run := _mlflow_run(path)) is not None]
+        kept = []
+        for path in described:
+            with _expected(path.parent):
+                kept += _mlflow_runs(path)
         return sorted(kept, key=lambda run: run.name)  # folders have random names
     events = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
     if events:
@@ -341,10 +350,15 @@ def _trainer_runs(folder: Path, states: Sequence[Path]) -> list[_Run]:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
         inside = re.fullmatch(r"checkpoint-\d+", path.parent.name)
         home = path.parent.parent if inside else path.parent
-        step = 2 * int(state.get("global_step", 0)) + (inside is None)
+        with _expected(path):
+            step = 2 * int(state.get("global_step", 0)) + (inside is None)
         if home not in latest or step > latest[home][0]:
             latest[home] = step, state
-    return [_trainer_run(folder, home, state) for home, (_, state) in latest.items()]
+    runs = []
+    for home, (_, state) in latest.items():
+        with _expected(home):
+            runs.append(_trainer_run(folder, home, state))
+    return runs
 
 
 def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
@@ -394,22 +408,22 @@ def _rows_trained_on(state: dict[str, Any]) -> int | None:
     return None
 
 
-def _mlflow_run(meta: Path) -> _Run | None:
-    """Return a run of MLflow's file store, None where it was deleted."""
+def _mlflow_runs(meta: Path) -> list[_Run]:
+    """Return a run of MLflow's file store, none where it was deleted."""
     facts = dict(line.split(": ", 1) for line in _text(meta).splitlines() if ": " in line)
     if facts.get("lifecycle_stage") == "deleted":
-        return None
+        return []
     home = meta.parent
     name = facts.get("run_name", "").strip("'\"") or home.name
     if facts.get("status", _FINISHED) != _FINISHED:
-        return _Run(name)
+        return [_Run(name)]
     fields = {_name(home / "params", path): _text(path) for path in _files(home / "params")}
     values = {}
     for path in _files(home / "metrics"):
         points = [line.split() for line in _text(path).splitlines() if line.strip()]
         points.sort(key=lambda point: (int(point[2]) if len(point) > 2 else 0, int(point[0])))
         values[_name(home / "metrics", path)] = [float(point[1]) for point in points]
-    return _Run(name, fields, values)
+    return [_Run(name, fields, values)]
 
 
 def _tensorboard_run(folder: Path, place: Path) -> _Run:
@@ -457,6 +471,9 @@ def _runs_of_table(grid: Grid) -> list[_Run] | None:
     """Return the runs of MLflow's search_runs or of W&B's table of runs; None: it is neither."""
     labels = [label.lower() for label in grid.labels]
     rows = list(zip(*grid.columns, strict=True))
+    twice = [label for row, label in enumerate(labels) if label in labels[:row]]
+    if twice and {"name", "run_id"} & set(labels):
+        raise TableError(f"{grid.what} has the column {twice[0]!r} twice")
     if any(label.startswith("metrics.") for label in labels):
         return _mlflow_rows(grid, rows)
     if {"summary", "config", "name"} <= set(labels):
@@ -529,6 +546,17 @@ def _numbers(grid: Grid, row: Sequence[Any]) -> dict[str, list[float]]:
         if not math.isnan(number):
             values[label] = [number]
     return values
+
+
+@contextmanager
+def _expected(path: Path) -> Iterator[None]:
+    """Turn errors of files that are not as their tool writes them into a sentence."""
+    try:
+        yield
+    except (DataError, TableError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TableError(f"{path} is not as its tool writes it, or damaged ({error})") from None
 
 
 def _files(folder: Path) -> list[Path]:

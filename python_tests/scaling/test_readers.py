@@ -139,6 +139,7 @@ def test_what_trainer_runs_do_not_tell_is_asked_for(trained: Path, tmp_path: Pat
         (r"/\d+/", "no parameter of the run .* with one group"),
         (r"(", "is no regular expression"),
         (r"x(\d+)", "matches no part of its name"),
+        (3, "size is 3; expected a parameter's name, a regular expression"),
         ({"a": 1}, "size has no entry for the run 'tiny-16/16/seed0'"),
         (r"(seed)", "of the run 'tiny-16/16/seed0', 'seed' is no number of training"),
     ):
@@ -221,6 +222,20 @@ def test_files_that_are_no_states(tmp_path: Path) -> None:
     path.write_text("[1]")
     with pytest.raises(TableError, match="is no state of transformers' Trainer"):
         read_runs(tmp_path, "loss")
+    end = {"train_runtime": "s", "train_samples_per_second": 1, "epoch": 1}
+    for damaged in (
+        {"log_history": None},
+        {"log_history": [1]},
+        {"log_history": [], "global_step": None},
+        {"log_history": [end], "num_train_epochs": 1},
+    ):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(TableError, match="is not as its tool writes it, or damaged"):
+            read_runs(tmp_path, "loss")
+    path.write_text('{"log_history": []}')
+    (path.parent / "config.json").write_text("[]")
+    with pytest.raises(TableError, match="a is not as its tool writes it, or damaged"):
+        read_runs(tmp_path, "loss")
     path.write_text('{"log_history": [')
     with pytest.raises(ValueError, match=r"trainer_state\.json"):
         read_runs(tmp_path, "loss")
@@ -248,6 +263,16 @@ def test_an_mlflow_store(store: Path) -> None:
             path.write_text(path.read_text().replace("stage: active", "stage: deleted"))
     check(read_runs(store))
     with pytest.raises(TableError, match="has no run 'died' to ignore; it has 'large-100'"):
+        read_runs(store, ignore=["died"])
+
+
+def test_a_damaged_mlflow_store(store: Path) -> None:
+    for path in store.rglob("eval_accuracy"):
+        path.write_text("1700000000 0.5")  # cut off before the step: whole enough
+    assert read_runs(store, ignore=["died"]).losses.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    for path in store.rglob("eval_accuracy"):
+        path.write_text("1700000000")
+    with pytest.raises(TableError, match="is not as its tool writes it, or damaged"):
         read_runs(store, ignore=["died"])
 
 

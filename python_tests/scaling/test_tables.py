@@ -184,6 +184,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
         [[3], [5]],
     ),
     # what is refused
+    (",\n;\n", {}, "is empty; expected a header"),
     (
         "model,rows,eval_f1,test_f1\na,1,.2,.2\nb,1,.3,.3\n",
         {"metric": "f1"},
