@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ Values = Array | float
 def fit(
     sizes: npt.ArrayLike,
     losses: npt.ArrayLike,
-    law: str = "lensllm",
+    law: str | None = None,
     *,
     parameters: npt.ArrayLike | None = None,
     fixed: Mapping[str, float] | None = None,
@@ -51,26 +51,30 @@ def fit(
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F free, or measured when `theta` is given), "rectified", "power"
             (Eq. 2), "ats" (the last points on a line; `gamma`, `tau`) or "kaplan" (Kaplan
-            et al. 2020; one law for all rows of `losses`, with `parameters`).
+            et al. 2020; one law for all rows of `losses`, with `parameters`).  None: of ats,
+            power, rectified and, with a kernel, lensllm the one that would have forecast these
+            losses best, the same for all rows; `FittedLaw.backtest` has the errors.
         parameters: N of each row's model, [n]; for "kaplan".
-        fixed: values of parameters that are not to be fitted.
-        bounds: (low, high) instead of a law's own.
-        weights: [m] or [n, m], not negative; 0 leaves a loss out.
+        fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
+        bounds: (low, high) instead of a law's own, in the same units.
+        weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
         huber_delta: threshold in ln L; infinity gives least squares.  None: 1.345 robust standard
             deviations of the residuals after a first fit, per curve, and 0.001 at least.
         starts: how many of the law's grid of starting points, best first, are followed.
         gamma, tau: AtS's stop rule.
-        residual_square: ‖r‖², upper bound of a free F.
+        residual_square: ‖r‖², upper bound of a free F.  Like a measured F it is added to D^β, so
+            sizes have to be in training examples; without them no result depends on units.
         theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
             computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
             times, the second stretches them by one common factor, the parameter "t".
 
     Returns:
-        A FittedLaw: .params, .predict(D), .interval(D, level), .transition.
+        A FittedLaw: .law, .params, .predict(D), .interval(D, level), .transition.
 
     Raises:
         ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
-            free parameters, an unknown law, parameter or starting point outside its bounds.
+            free parameters, an unknown law, parameter or starting point outside its bounds, what
+            belongs to one law given without a law.
 
     Example:
         >>> import jachess_ext as jx
@@ -80,16 +84,23 @@ def fit(
         0.7
     """
     curves = _check_curves(sizes, losses, weights)
+    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    if law is None:
+        own = {"parameters": parameters, "fixed": fixed, "bounds": bounds}
+        for name, value in (own | {"residual_square": residual_square}).items():
+            if value is not None:
+                raise ValueError(f"{name} is for one law; name it, such as law='rectified'")
+        options = {"huber_delta": huber_delta, "starts": starts, "gamma": gamma, "tau": tau}
+        return _fit_best(curves, kernel, options)
     if law == "ats":
         if (curves.weights != curves.weights[:, :1]).any():
             raise ValueError("the ats law takes no weights; give it the sizes that count")
         trained = curves.sizes > 0
         x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
         line = accept_then_stop(x, y, gamma, tau)
-        return FittedLine(line, curves.sizes[trained], curves.single)
+        return FittedLine(line, curves.single)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
-    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
     definition = _definition(law, curves, kernel)
     bounds = _square_bound(definition, residual_square) | dict(bounds or {})
     curves, models = _joined(definition, curves, parameters)
@@ -107,6 +118,56 @@ def fit(
     return _summary(problem, curves, scale, solution, delta, free, low, high)
 
 
+# The law that forecasts best --------------------------------------------------------------------
+
+_SIMPLEST_FIRST = ("ats", "power", "rectified", "lensllm")
+_FEWEST_TO_JUDGE = 5  # sizes above 0: one more than a law has parameters
+_EQUAL = 9  # digits after the point; smaller errors are rounding's
+
+
+def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) -> FittedLaw:
+    """Fit the law that would have forecast the larger sizes best from the smaller ones.
+
+    Every law is fitted to the first k sizes, for every k of at least five sizes above 0 and half of
+    all, and judged on the others.  The lowest median of |ln error| over all k, sizes held back and
+    curves decides: the mean would be that of a few wild forecasts.  Of equals, and where there are
+    too few sizes to hold any back, the law with the fewest parameters that takes the input is
+    fitted.
+    """
+    laws = list(_SIMPLEST_FIRST)
+    if all(value is None for value in kernel.values()):
+        laws.remove("lensllm")  # with F free it is the rectified law
+    if (curves.weights != curves.weights[:, :1]).any():
+        laws.remove("ats")
+    above = (curves.weights > 0) & (curves.sizes > 0)
+    known, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    cuts = [k for k in range(half, len(curves.sizes)) if known[k - 1] >= _FEWEST_TO_JUDGE]
+
+    def fit_first(k: int, law: str) -> FittedLaw:
+        kept = np.arange(len(curves.sizes)) < k
+        if law == "power":
+            kept &= curves.sizes > 0
+        losses = curves.losses[:, kept]
+        weights = None if law == "ats" else curves.weights[:, kept]
+        parts: dict[str, Any] = {}
+        if law == "lensllm":
+            parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
+            parts["t"] = None if kernel["t"] is None else np.asarray(kernel["t"])[:k]
+        return fit(curves.sizes[kept], losses, law, weights=weights, **options, **parts)
+
+    def errors(k: int, law: str) -> Array:
+        forecast = fit_first(k, law).predict(curves.sizes[k:])
+        return np.abs(np.log(forecast / curves.losses[:, k:]))[curves.weights[:, k:] > 0]
+
+    backtest = {
+        law: float(np.median(np.concatenate([errors(k, law) for k in cuts])))
+        for law in (laws if cuts else ())
+    }
+    best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
+    chosen: Any = fit_first(len(curves.sizes), best)
+    return replace(chosen, backtest=backtest, _single=curves.single)
+
+
 # Arguments --------------------------------------------------------------------------------------
 
 
@@ -116,7 +177,7 @@ class _Curves:
 
     Attributes:
         sizes: strictly increasing, [m]; the first may be 0.
-        losses: positive, [n, m].
+        losses: positive, [n, m]; a curve's lowest stands for those that do not count.
         weights: not negative, [n, m]; the mean of those above 0 is 1.
         single: whether the caller gave one curve as [m].
     """
@@ -153,7 +214,8 @@ def _check_curves(
         w = w / w.max(-1, keepdims=True)
         w = w * (w > 0).sum(-1, keepdims=True) / w.sum(-1, keepdims=True)
     check_losses(rows, d, w > 0)
-    return _Curves(d, np.where(w > 0, rows, 1.0), w, y.ndim == 1)
+    lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
+    return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> Array:
@@ -444,6 +506,7 @@ def _summary(
 ) -> FittedCurve:
     value, jacobian = problem.at(solution.u)
     weights = problem.weights
+    above = (weights > 0) & (curves.sizes > 0)
     dof = (weights > 0).sum(-1) - float(free.sum())
     inside = np.abs(value) <= delta[:, None]
     clipped = np.clip(value, -delta[:, None], delta[:, None])
@@ -461,6 +524,13 @@ def _summary(
         objective=solution.objective,
         delta=delta,
         converged=solution.converged,
+        measured=np.stack(
+            [
+                np.where(above, curves.sizes, np.inf).min(-1),
+                np.where(above, curves.sizes, 0).max(-1),
+            ],
+            -1,
+        ),
         scale=scale,
         model_sizes=None,
         _single=curves.single,
@@ -486,23 +556,27 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
 
 @dataclass(frozen=True)
 class Transition:
-    """The size D* where the pre-power phase ends, with an interval; [n], or numbers of one curve.
+    """The size D* where the pre-power phase of a curve ends, with an interval.
 
     Attributes:
-        size: the estimate; NaN where there is none.
+        size: the estimate.
         low, high: the interval.
 
     Example:
         >>> import jachess_ext as jx
         >>> sizes = [10, 30, 100, 300, 1000, 3000, 10_000]
         >>> losses = [2.0, 1.98, 1.92, 1.7, 1.2, 0.8, 0.5]
-        >>> 10 < jx.scaling.fit(sizes, losses, law="lensllm").transition.size < 10_000
+        >>> 10 < jx.scaling.fit(sizes, losses, law="rectified").transition.size < 10_000
         True
     """
 
-    size: Values
-    low: Values
-    high: Values
+    size: float
+    low: float
+    high: float
+
+
+Transitions = Transition | None | list[Transition | None]
+"""Of a single curve, or a list with one a curve; None where none is seen."""
 
 
 class FittedLaw(ABC):
@@ -510,6 +584,8 @@ class FittedLaw(ABC):
 
     Attributes:
         law: name of the law.
+        backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
+            it forecast the larger sizes from the smaller ones; empty otherwise.
 
     Example:
         >>> import jachess_ext as jx
@@ -520,6 +596,7 @@ class FittedLaw(ABC):
     """
 
     law: str
+    backtest: Mapping[str, float]
     _single: bool
 
     @property
@@ -545,12 +622,25 @@ class FittedLaw(ABC):
         """Return ln L at sizes [k]: [n, k]."""
 
     @abstractmethod
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        """Return the transition with an interval of this level; None where the law has none."""
+    def _transitions(self, level: float) -> list[Transition | None]:
+        """Return the transition of every curve."""
+
+    def transition_at(self, level: float = 0.9) -> Transitions:
+        """Return the transition with an interval of this level.
+
+        None where no transition is seen: the law has none, or it cannot be placed within the
+        sizes above 0 that were measured (its 90 % interval, whatever the level, leaves them).
+
+        Raises:
+            ValueError: a level outside (0, 1).
+        """
+        check_level(level)
+        each = self._transitions(level)
+        return each[0] if self._single else each
 
     @property
-    def transition(self) -> Transition | None:
-        """The transition with its 90 % interval; None where the law has none."""
+    def transition(self) -> Transitions:
+        """`transition_at` the level 0.9."""
         return self.transition_at(0.9)
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
@@ -624,6 +714,7 @@ class FittedCurve(FittedLaw):
         objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
         delta: Huber's threshold, [n].
         converged: [n].
+        measured: smallest and largest size above 0 that counted, [n, 2].
         scale: the units that the fit counted in.
         model_sizes: N that Kaplan's law predicts for, [1]; None before `for_model`.
     """
@@ -636,9 +727,11 @@ class FittedCurve(FittedLaw):
     objective: Array
     delta: Array
     converged: Mask
+    measured: Array
     scale: Scale
     model_sizes: Array | None
     _single: bool
+    backtest: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def law(self) -> str:  # type: ignore[override]
@@ -673,18 +766,19 @@ class FittedCurve(FittedLaw):
         location = value[:, 0] + np.log(self.scale.loss)
         return Student(location, np.sqrt(self.noise**2 + carried), self.dof)
 
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        check_level(level)
+    def _transitions(self, level: float) -> list[Transition | None]:
         transition = self.definition.log_transition(self.coordinates)
-        if transition is None:
-            return None
+        if transition is None or not self.has_width:
+            return [None] * len(self.coordinates)
         value, gradient = transition
-        value = value + np.log(self.scale.size)
         error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
-        spread = Student(value, error, np.where(self.dof < 1, np.nan, self.dof))
-        with np.errstate(over="ignore"):
-            low, high = (np.exp(end) for end in spread.interval(level))
-        return Transition(self._row(np.exp(value)), self._row(low), self._row(high))
+        spread = Student(value + np.log(self.scale.size), error, self.dof)
+        (low, high), (first, last) = spread.interval(0.9), np.log(self.measured.T)
+        seen = (first < low) & (high < last)
+        ends = np.stack([spread.location, *spread.interval(level)], -1)
+        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+            rows = zip(np.exp(ends).tolist(), seen, strict=True)
+        return [Transition(*row) if is_seen else None for row, is_seen in rows]
 
     def _log_predict(self, sizes: Array) -> Array:
         if not self.definition.reads_zero and (sizes == 0).any():
@@ -706,13 +800,13 @@ class FittedLine(FittedLaw):
     """The last accepted points on a line in ln L over ln D (AtS).
 
     Intervals are the exact ones of a straight line (Student's t, count − 2 degrees of freedom),
-    given the points that were accepted.  The transition lies between the point refused and the
-    smallest point accepted; its estimate is their geometric mean, whatever the level asked.
+    given the points that were accepted.  A line has no transition: the walk ends where a curve
+    bends towards its floor, or before it has left its pre-power phase, as often as at D*.
     """
 
     line: Line
-    sizes: Array  # [m]
     _single: bool
+    backtest: Mapping[str, float] = field(default_factory=dict)
     law = "ats"
 
     @property
@@ -738,14 +832,8 @@ class FittedLine(FittedLaw):
         scale = np.maximum(self.line.standard_error(x)[:, 0], 1e-12)
         return Student(self.line.predict(x)[:, 0], scale, self.line.count - 2.0)
 
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        check_level(level)
-        first = len(self.sizes) - self.line.count
-        stopped = self.line.stopped
-        low = np.where(stopped, self.sizes[np.maximum(first - 1, 0)], np.nan)
-        high = np.where(stopped, self.sizes[first], np.nan)
-        middle = np.sqrt(low * high)
-        return Transition(self._row(middle), self._row(low), self._row(high))
+    def _transitions(self, level: float) -> list[Transition | None]:
+        return [None] * len(self.line.count)
 
     def _log_predict(self, sizes: Array) -> Array:
         if (sizes == 0).any():
