@@ -4,6 +4,7 @@
     python -m benchmarks.selection budgets --table flan.csv
     python -m benchmarks.selection halves --table flan.csv --halves 10
     python -m benchmarks.selection laws --table flan.csv
+    python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
 
@@ -27,6 +28,12 @@ on the same, with and without the loss before fine-tuning, and fitted up to 1/8 
 judged on the three larger sizes, which it did not see; and the same of `power`.  `lensllm` without
 a measured F is `rectified`.  The published figures are those of the README of the paper's
 repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
+
+default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
+from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it; every
+curve fitted alone (default), and one law for all curves of a table.  The tables of half A or B, as
+of families (of FLAN every other row), and 40 synthetic curves each of a power law with a floor and
+of the rectified law, with 1 % of noise.
 
 families (selection_families.csv, .md): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -276,6 +283,79 @@ def laws(options: argparse.Namespace) -> pd.DataFrame:
     frame["commit"] = commit()
     print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.2f}", na_rep=""))
     write_frame(frame, options.results / "law_errors.csv")
+    return frame
+
+
+# The law that fit chooses -----------------------------------------------------------------------
+
+FRACTIONS = (8, 32)
+NAMED = ("ats", "power", "rectified")
+
+
+def synthetic_curves() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name, sizes and losses of curves that follow a law up to their noise."""
+    draw, sizes = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(14)
+    beta, floor = draw.uniform(0.2, 0.8, (40, 1)), draw.uniform(0.05, 1, (40, 1))
+    noise = np.exp(0.01 * draw.standard_normal((40, 14)))
+    yield "power law", sizes, (draw.uniform(2, 30, (40, 1)) * sizes**-beta + floor) * noise
+    transition = np.exp(draw.uniform(np.log(1e3), np.log(3e4), (40, 1)))
+    flat = draw.uniform(1, 5, (40, 1)) / (1 + (sizes / transition) ** beta)
+    yield "rectified law", sizes, (flat + floor) * noise
+
+
+def law_tables(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield family, sizes and losses of every table of the half."""
+    yield from synthetic_curves()
+    cases: list[Case] = []
+    if options.flan is not None:
+        table = read_table(options.flan)
+        yield "flan", table.sizes, table.losses[options.half == "B" :: 2]
+    if options.llm is not None:
+        cases += llm_cases(options.llm)
+    if options.lcdb is not None:
+        cases += lcdb_cases(options.lcdb, options.most, MEASURES[:2])
+    for case in cases:
+        if case.half == options.half:
+            yield case.family, case.table.sizes, case.table.losses
+
+
+def forecast_errors(law: str, sizes: np.ndarray, losses: np.ndarray, budget: float) -> pd.DataFrame:
+    """Return |ln error| at the last size and the law fitted of every curve, [n] rows."""
+    known = (sizes <= budget) & ((sizes > 0) | (law != "power"))
+    x, y = sizes[known], losses[:, known]
+    if law == "default":
+        fits = [fit(x, row) for row in y]
+    else:
+        fits = [fit(x, y, None if law == "default, one for all" else law)] * len(y)
+    at = [np.ravel(each.predict(sizes[-1])) for each in fits]
+    forecast = np.concatenate(at) if law == "default" else at[0]
+    return pd.DataFrame(
+        {"error": np.abs(np.log(forecast / losses[:, -1])), "fitted": [each.law for each in fits]}
+    )
+
+
+def default_law(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge the law that fit chooses."""
+    found = []
+    for family, sizes, losses in law_tables(options):
+        for fraction in FRACTIONS:
+            budget = sizes[-1] / fraction
+            if ((sizes > 0) & (sizes <= budget)).sum() < 4:
+                continue  # power and rectified have four parameters
+            for law in (*NAMED, "default", "default, one for all"):
+                each = forecast_errors(law, sizes, losses, budget)
+                found.append(each.assign(family=family, fraction=fraction, law=law))
+    rows = []
+    for (family, fraction, law), group in pd.concat(found).groupby(
+        ["family", "fraction", "law"], sort=False
+    ):
+        row = {"family": family, "half": options.half, "fraction": fraction, "law": law}
+        row |= {"curves": len(group), "rms": np.sqrt((group.error**2).mean())}
+        row |= {"median": group.error.median()}
+        rows.append(row | {f"took {name}": int((group.fitted == name).sum()) for name in NAMED})
+    frame = pd.DataFrame(rows).assign(commit=commit())
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
+    write_frame(frame, options.results / "default_law.csv", digits=4)
     return frame
 
 
@@ -605,17 +685,20 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
             options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if function is halves:
             options.add_argument("--halves", type=int, default=20)
-    for function in (families, judging):
+    for function in (families, judging, default_law):
         options = part(function)
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
         options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
-        if function is families:
+        if function is default_law:
+            options.add_argument("--half", choices=("A", "B"), default="A")
+        if function is not judging:
             options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
             options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
+        if function is families:
             options.add_argument(
                 "--methods", nargs="+", choices=FAMILY_METHODS, default=FAMILY_METHODS
             )
-        else:
+        if function is judging:
             options.add_argument("--draws", type=int, default=4)
     given = parser.parse_args(argv)
     if given.run is families and not (given.flan or given.llm or given.lcdb):

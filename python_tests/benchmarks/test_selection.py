@@ -212,3 +212,27 @@ def test_laws_are_judged_where_they_say(tmp_path: Path) -> None:
         LossTable(names, sizes, losses, None), "power", zero=False, budget=204_800.0
     )
     np.testing.assert_allclose(read, by_hand)
+
+
+def test_the_default_law_is_judged_beside_the_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, sizes, losses = next(selection.synthetic_curves())
+    losses = losses[:3]
+    monkeypatch.setattr(selection, "synthetic_curves", lambda: iter([(name, sizes, losses)]))
+    frame = selection.main(["default_law", "--results", str(tmp_path), "--half", "B"])
+    frame = frame.set_index(["fraction", "law"])
+    assert set(frame.half) == {"B"} and (frame.curves == 3).all()
+    truth = np.log(losses[:, -1])
+    forecast = np.asarray(fit(sizes[:11], losses[:, :11], "power").predict(sizes[-1]))
+    error = np.abs(np.log(forecast) - truth)
+    row = frame.loc[8, "power"]
+    assert row.rms == pytest.approx(np.sqrt((error**2).mean()), rel=1e-6)
+    assert row["median"] == pytest.approx(np.median(error), rel=1e-6)
+    took = [f"took {law}" for law in selection.NAMED]
+    assert (frame[took].sum(1) == 3).all() and row["took power"] == 3
+    assert (frame.xs("default, one for all", level="law")[took].max(1) == 3).all()
+    alone = [fit(sizes[:9], each).predict(sizes[-1]) for each in losses[:, :9]]
+    error = np.abs(np.log(alone) - truth)
+    assert frame.loc[32, "default"].rms == pytest.approx(np.sqrt((error**2).mean()), rel=1e-6)
+    assert (tmp_path / "default_law.csv").exists()
