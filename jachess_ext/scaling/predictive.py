@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,10 @@ _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]
 tails: the lowest of many lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # of all together; more candidates share them
 
+_OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
+"""Of what candidates' errors do not share: the part of the median width and of the spread of the
+falls that it measures, and Student's degrees of freedom.  From the development halves, too."""
+
 
 @dataclass(frozen=True)
 class Student:
@@ -32,6 +36,10 @@ class Student:
     def rows(self, index: Index) -> Student:
         """Return the quantities `index`."""
         return Student(self.location[index], self.scale[index], self.dof[index])
+
+    def widened(self, noise: Array) -> Student:
+        """Return them with further noise of these standard errors, [n]."""
+        return replace(self, scale=np.hypot(self.scale, noise))
 
     def cdf(self, values: Array) -> Array:
         """Return P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
@@ -67,6 +75,23 @@ class Student:
         logs = np.log(survival)
         share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
         return share / share.sum()
+
+
+def apart(predictive: Student, fall: Array) -> Student:
+    """Return the distribution of the quantities but for what all their errors have in common.
+
+    Curves of one recipe, on one data set, err together: that widens every interval and decides
+    nothing between them.  What is left has one scale for all: how well a single candidate is
+    foreseen is not known well enough to prefer a doubtful one for its doubt, so the first of the
+    ranking is the most probable to be the best.
+
+    Args:
+        predictive: of every quantity alone, n.
+        fall: how far each is forecast to fall from where it is seen now, [n].
+    """
+    count = len(fall)
+    scale = np.hypot(_OWN_WIDTH * np.median(predictive.scale), _OWN_FALL * np.std(fall))
+    return Student(predictive.location, np.full(count, max(scale, 1e-12)), np.full(count, _OWN_DOF))
 
 
 def check_level(level: float) -> None:

@@ -52,6 +52,11 @@ def metric_word(name: str) -> str | None:
     return None
 
 
+def is_share(name: str) -> bool:
+    """Return whether a metric is the share of test examples that are right, or that are wrong."""
+    return metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
+
+
 def _known_word(name: str) -> str:
     word = metric_word(name)
     if word is None:
@@ -128,8 +133,8 @@ class LossTable:
         metric: what the numbers were before they became losses (see `shown`); None: losses, as far
             as is known.
         scale: 100 where its scores were in per cent.
-        noise: standard errors of losses that are means over seeds, [n, m], NaN of a single seed;
-            None where there are none.
+        noise: standard errors of the losses, [n, m], NaN where unknown: over seeds, and of an
+            accuracy from the number of its test rows; None where there are none.
 
     Example:
         >>> import numpy as np
@@ -214,6 +219,15 @@ class LossTable:
     def trained_losses(self) -> Array:
         """Losses at the sizes above 0, [n, number of them]."""
         return self.losses[:, self.sizes > 0]
+
+    @property
+    def last_noise(self) -> Array:
+        """The standard error of each model's ln L at its largest size, [n]; 0 where unknown."""
+        if self.noise is None:
+            return np.zeros(len(self.names))
+        places = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
+        rows = np.arange(len(places))
+        return np.nan_to_num(self.noise[rows, places] / self.losses[rows, places])
 
     def known_parameters(self) -> Array:
         """Return N of every model, [n].

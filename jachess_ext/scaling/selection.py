@@ -13,9 +13,9 @@ import numpy as np
 
 from .._io import require
 from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
-from .blend import FEWEST_SIZES, cautious
+from .blend import FEWEST_SIZES
 from .blend import forecast as blend_forecast
-from .predictive import Array, Index, Student, check_level
+from .predictive import Array, Index, Student, apart, check_level
 from .runs import LossTable, TableError, higher_is_better
 from .tables import read_table
 
@@ -51,23 +51,22 @@ class Forecast:
 
     Attributes:
         score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
-            any, but for blend, which chooses more cautiously than it predicts.
+            any.
         predicted: the loss at the target, [n], or None.
         predictive: its distribution in ln L, or None.
         trained: examples every model was trained on for this, over all its runs, [n].
-        cautious: the distribution in ln L that `score` is of, where it is not `predictive`.
+        fall: how far ln L falls to the target by each model's own curve, [n]; None without a
+            distribution.
+        apart: the distribution without the errors that all models share, which P(best) is of; set
+            once all models are known.
     """
 
     score: Array
     predicted: Array | None
     predictive: Student | None
     trained: Array
-    cautious: Student | None = None
-
-    @property
-    def choosing(self) -> Student | None:
-        """The distribution that P(best) is of."""
-        return self.predictive if self.cautious is None else self.cautious
+    fall: Array | None = None
+    apart: Student | None = None
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
@@ -76,7 +75,8 @@ class Forecast:
             predicted=None if self.predicted is None else self.predicted[places],
             predictive=self.predictive and self.predictive.rows(places),
             trained=self.trained[places],
-            cautious=self.cautious and self.cautious.rows(places),
+            fall=None if self.fall is None else self.fall[places],
+            apart=self.apart and self.apart.rows(places),
         )
 
 
@@ -128,10 +128,9 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, known: Known) -> Forecast:
-    predictive = blend_forecast(table.trained, table.trained_losses, target)
-    choosing = cautious(predictive, table.trained_losses)
-    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
-    return Forecast(score, predicted, predictive, _all_sizes(table), choosing)
+    predictive, fall = blend_forecast(table.trained, table.trained_losses, target)
+    predicted = np.exp(predictive.location)
+    return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
 
 
 def _rectified(table: LossTable, target: float, known: Known) -> Forecast:
@@ -169,7 +168,7 @@ def _of_law(
     fitted = fit(sizes, losses, law, **kernel)
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
-    return Forecast(predicted, predicted, predictive, _all_sizes(table))
+    return Forecast(predicted, predicted, predictive, _all_sizes(table), _fall(table, predicted))
 
 
 def _ats(table: LossTable, target: float, known: Known) -> Forecast:
@@ -184,7 +183,8 @@ def _ats(table: LossTable, target: float, known: Known) -> Forecast:
         scale = np.maximum(line.standard_error(x)[:, 0], 1e-12)
         predictive = Student(np.log(predicted), scale, line.count - 2.0)
     last = np.arange(len(table.trained)) >= len(table.trained) - line.visited[:, None]
-    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1))
+    fall = _fall(table, predicted)
+    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1), fall)
 
 
 def _subtuning(table: LossTable, target: float, known: Known) -> Forecast:
@@ -225,6 +225,10 @@ def _by_features(name: str) -> Method:
         return Forecast(score, None, None, np.zeros(len(score)))
 
     return Method(forecast, "features", "none")
+
+
+def _fall(table: LossTable, predicted: Array) -> Array:
+    return np.log(table.trained_losses[:, -1] / predicted)
 
 
 def _all_sizes(table: LossTable) -> Array:
@@ -282,7 +286,11 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         forecast = METHODS[method].forecast(shared, target, known)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
-    return joined(parts).rows(np.argsort(np.concatenate(places)))
+    forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
+    if forecast.predictive is None or forecast.fall is None:
+        return forecast
+    predictive = forecast.predictive.widened(table.last_noise)
+    return replace(forecast, predictive=predictive, apart=apart(predictive, forecast.fall))
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:
@@ -292,19 +300,14 @@ def joined(each: Sequence[Forecast]) -> Forecast:
         parts = [getattr(part, name) for part in each]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
-    def student(name: str) -> Student | None:
-        parts = [getattr(part, name) for part in each]
-        if any(part is None for part in parts):
-            return None
-        fields = zip(*((part.location, part.scale, part.dof) for part in parts), strict=True)
-        return Student(*map(np.concatenate, fields))
-
+    students = [part.predictive for part in each if part.predictive is not None]
+    fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
         score=column("score"),
         predicted=column("predicted"),
-        predictive=student("predictive"),
+        predictive=Student(*map(np.concatenate, fields)) if len(students) == len(each) else None,
         trained=column("trained"),
-        cautious=student("cautious"),
+        fall=column("fall"),
     )
 
 
@@ -417,7 +420,7 @@ def _sizes_below(table: LossTable, target: float) -> list[float]:
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
-    if forecast.predictive is None or forecast.choosing is None:
+    if forecast.predictive is None or forecast.apart is None:
         raise ValueError(f"{method} gives no distribution here that references could calibrate")
     unknown = [name for name in references if name not in losses.names]
     if unknown:
@@ -430,9 +433,11 @@ def _calibrated(
             f"{_REFERENCES} or more"
         )
     predictive = _moved(forecast.predictive, rows, truth)
-    choosing = _moved(forecast.choosing, rows, truth)
-    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
-    return Forecast(score, predicted, predictive, forecast.trained, choosing)
+    differing = replace(_moved(forecast.apart, rows, truth), location=predictive.location)
+    predicted = np.exp(predictive.location)
+    return replace(
+        forecast, score=predicted, predicted=predicted, predictive=predictive, apart=differing
+    )
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -546,8 +551,8 @@ class Selection:
     def scores(self) -> Array:
         """What the method ranks by, lower is better, [n] in the table's order.
 
-        The predicted losses where it predicts any, but for blend: its choice is more cautious than
-        its forecast, so that the first of its ranking need not have the lowest predicted loss.
+        The predicted losses where it predicts any: of errors in ln L that are alike for all models
+        the lowest median has the lowest expected loss.
         """
         return self.forecast.score
 
@@ -597,15 +602,14 @@ class Selection:
     def best_probabilities(self) -> Array:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
-        It belongs to the ranking: for blend it is of the cautious distribution that ranks.
-
-        Errors are taken as independent; what shifts all models alike changes nothing in truth but
-        widens this, so the probabilities err on the side of doubt.
+        Of the differences between the forecasts: the errors that all models share count in
+        `interval_ends` alone, and what is left has one width for all (`predictive.apart`), so that
+        the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        return self._distribution(self.forecast.choosing).prob_lowest()
+        return self._distribution(self.forecast.apart).prob_lowest()
 
     @property
     def flops(self) -> float:

@@ -14,7 +14,15 @@ import numpy as np
 from .._io import require
 from .cells import MISSING, Grid, listed, read_grid
 from .predictive import Array
-from .runs import LossTable, TableError, higher_is_better, metric_word, to_forecast, worst_value
+from .runs import (
+    LossTable,
+    TableError,
+    higher_is_better,
+    is_share,
+    metric_word,
+    to_forecast,
+    worst_value,
+)
 
 NAME_COLUMNS = ("name", "model", "config name", "model_name", "checkpoint")
 PARAMETER_COLUMNS = ("size", "parameters", "params", "n_params", "num_parameters")
@@ -58,7 +66,8 @@ def read_table(
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
             missing.  In a long table with several, the column to read.
-        test_rows: examples a score was measured on: where nothing is missing, half of one is.
+        test_rows: examples a score was measured on: where nothing is missing, half of one is, and
+            an accuracy or error rate has the noise of a sample of so many.
         ignore: columns that are not to be read.
         model, size, seed: columns of a long table (of a wide one model and seed) by other names.
 
@@ -399,10 +408,13 @@ def to_table(
     losses, noise = _pivot(replace(records, values=values), places, len(sizes))
     if metric is None:
         _refuse_rising(what, losses)
-    elif test_rows is not None and higher_is_better(metric):
+    elif test_rows is not None and (higher_is_better(metric) or is_share(metric)):
         if test_rows < 1:
             raise TableError(f"test_rows is {test_rows}; expected a number of examples")
         losses = np.maximum(losses, 0.5 / test_rows)
+        if is_share(metric):
+            sampling = losses * (1 - losses) / test_rows
+            noise = np.sqrt(sampling if noise is None else sampling + np.nan_to_num(noise) ** 2)
     parameters = None
     if records.parameters is not None:
         parameters = np.array([records.parameters[name] for name in records.names])
