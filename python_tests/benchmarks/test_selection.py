@@ -176,7 +176,7 @@ def test_designs_of_judging(tmp_path: Path) -> None:
     folder = lcdb_folder(tmp_path, (16, 32, 45, 64, 91, 128, 512, 1024))
     given = ["--lcdb", str(folder), "--draws", "1", "--results", str(tmp_path)]
     rows = selection.main(["judging", *given])
-    assert len(rows) == len(selection.DESIGNS) and set(rows.tables) == {1}
+    assert len(rows) == len(selection.DESIGNS) and set(rows.tables) == {2}
     table = next(case.table for case in selection.lcdb_cases(folder, "A", None, ("accuracy",)))
     truth = table.losses_at(1024)
     assert np.isnan(rows.judged[0]) and rows.cost[0] == pytest.approx(189 / 1024)
