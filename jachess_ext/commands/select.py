@@ -49,8 +49,8 @@ def select(
     read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
     tokens: float = 1.0,
     epochs: float = 1.0,
-    gamma: int = 3,
-    tau: float = 5.0,
+    gpu_flops: float | None = None,
+    gpu_price: float | None = None,
     level: float = 0.9,
     out: Path | None = None,
     report: Path | None = None,
@@ -72,8 +72,8 @@ def select(
             was measured on, ignore with columns or runs that do not count, separated by commas.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
-        gamma: ats: points accepted unseen.
-        tau: ats: deviations that stop it.
+        gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
+        gpu_price: Price of a GPU hour, for costs in money.
         level: Probability of the intervals.
         out: File for the ranking, .csv or .json.
         report: File for one page of curves, predictions, ranking and cost, .html.
@@ -83,15 +83,15 @@ def select(
         MissingExtra: An optional library is needed and missing.
     """
     from .. import scaling
-    from ..compare.selection import share, view_of_table, write_selection
+    from ..compare.selection import view_of_table, write_selection
 
     if budget is not None and confidence is not None:
         raise DataError("give either --budget or --confidence")
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
     losses, selection = scaling.read_runs(table, metric, **_reading(read)), None
-    settings: dict[str, Any] = {"gamma": gamma, "tau": tau, "tokens": tokens, "epochs": epochs}
-    settings["references"] = reference
+    settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
+    settings |= {"gpu_flops": gpu_flops, "gpu_price": gpu_price}
     if confidence is not None:
         selection = scaling.sufficient_budget(losses, target, confidence, method, **settings)
         if selection is None:
@@ -117,20 +117,13 @@ def select(
     elif out is not None:
         facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
         facts["metric"] = losses.metric
+        facts["advice"] = selection.advice
         write_json(out, {**facts, "level": level, **costs, "rows": rows.to_dict("records")})
-    what = "losses" if losses.metric is None else losses.label
-    print(
-        f"{selection.method}, {what} up to {selection.budget:g} ({100 * selection.share:.3g} % of "
-        f"the target {selection.target:g})"
-    )
-    if "prob_best" in rows:
-        rows["prob_best"] = rows["prob_best"].map(share)
-    print_frame(rows.drop(columns="reason", errors="ignore").head(len(selection.names)))
-    for reason in selection.unranked.values():
-        print(f"not ranked: {reason}")
+    print(selection.text(level))
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops
-        print(f"cost {selection.flops:.3g} FLOPs, {of_all:.3g} % of training all models in full")
+        spent = selection.cost_text(selection.flops)
+        print(f"This cost {spent}, {of_all:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")
 

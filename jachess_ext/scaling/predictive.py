@@ -18,7 +18,8 @@ _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
 """Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
 tails: the lowest of many lies in the lower tail of each."""
-_MOST_EDGES = 12_000  # of all together; more candidates share them
+_MOST_EDGES, _FEW_EDGES = 12_000, 1_500  # of all together; more candidates share them
+_EXACT = 0.1  # of its scale: an observation's noise that is taken as none
 
 _OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
 """Of what candidates' errors do not share: the part of the median width and of the spread of the
@@ -67,14 +68,49 @@ class Student:
         The cells lie between quantiles of all the distributions, so that none has a large share of
         any, however different their widths and tails.
         """
+        _, mass, logs = self._cells(_MOST_EDGES)
+        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
+        return share / share.sum()
+
+    def chance_after(self, place: int, noise: float) -> float:
+        """Return how probable the most probable to be the lowest is, once one has been observed.
+
+        The quantity `place` is seen with an error of scale `noise` (Student's t of its dof); the
+        mean over what may be seen.  It lies between the largest of `prob_lowest`, which an
+        observation that tells nothing leaves, and what knowing the quantity would give (noise 0).
+        """
+        values, mass, logs = self._cells(_FEW_EDGES)
+        weights, others = mass[place], logs.sum(0) - logs[place]
+        # given that `place` is in a cell: another is the lowest in one of the cells below
+        share = mass * np.exp(others - logs)
+        chances = np.cumsum(share, -1) - share / 2
+        chances[place] = np.exp(others)
+        chances /= chances.sum(0)
+        if noise < _EXACT * self.scale[place]:
+            return float(weights @ chances.max(0) / weights.sum())
+        t, dof = require("scipy.stats").t, self.dof[place]
+        width = float(np.hypot(self.scale[place], noise))
+        levels = np.union1d(_LEVELS, np.linspace(0.001, 0.999, 999))
+        seen = self.location[place] + width * t.ppf(levels, dof)
+        joint = weights * t.pdf((seen[:, None] - values) / noise, dof)
+        density = joint.sum(-1)
+        best = (joint @ chances.T / density[:, None]).max(-1)
+        width = np.gradient(seen)
+        return float((width * density) @ best / (width @ density))
+
+    def _cells(self, most: int) -> tuple[Array, Array, Array]:
+        """Return cells of the line: middles [k], each quantity's mass and ln P(above), [n, k].
+
+        Args:
+            most: edges, about.
+        """
         edges = np.unique(self.quantile(_LEVELS))
-        edges = edges[:: 1 + len(edges) // _MOST_EDGES]
+        edges = edges[:: 1 + len(edges) // most]
         cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
         mass = np.diff(cumulative, axis=-1)
         survival = np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300)
-        logs = np.log(survival)
-        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
-        return share / share.sum()
+        ends = np.concatenate([edges[:1], edges, edges[-1:]])
+        return (ends[1:] + ends[:-1]) / 2, mass, np.log(survival)
 
 
 def apart(predictive: Student, fall: Array) -> Student:

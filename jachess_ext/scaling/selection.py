@@ -5,6 +5,7 @@ Importing this imports no torch: the command line's choices come from `METHODS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._io import require
+from .advice import DASH, advise, number, scientific, table_text
 from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
 from .blend import FEWEST_SIZES
 from .blend import forecast as blend_forecast
@@ -328,6 +330,8 @@ def select(
     features: Mapping[str, Mapping[str, float]] | None = None,
     tokens: float = 1.0,
     epochs: float = 1.0,
+    gpu_flops: float | None = None,
+    gpu_price: float | None = None,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
@@ -350,6 +354,8 @@ def select(
         weights: for nlpmetrics, {name: state dict or weight matrices}.
         features: for logme, hscore and knn, {name: {score: value}}.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
+        gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
+        gpu_price: of a GPU hour; costs are in money then.
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
@@ -374,9 +380,14 @@ def select(
             raise ValueError(f"{name} is {value}; expected a positive number of training examples")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    for name, value in (("tokens", tokens), ("epochs", epochs)):
-        if not 0 < value < float("inf"):
+    rates = {"tokens": tokens, "epochs": epochs, "gpu_flops": gpu_flops, "gpu_price": gpu_price}
+    for name, value in rates.items():
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
+    if gpu_flops is not None and tokens == 1:
+        raise ValueError("GPU hours need the tokens of an example; give tokens=")
+    if gpu_price is not None and gpu_flops is None:
+        raise ValueError("gpu_price is of an hour; give gpu_flops too, operations a second")
     whole = read_table(table, metric=metric)
     read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
     unranked = too_few(read, method)
@@ -402,6 +413,8 @@ def select(
         costs=example * forecast.trained * tokens * epochs,
         full_costs=example * target * tokens * epochs,
         unranked=unranked,
+        gpu_flops=gpu_flops,
+        gpu_price=gpu_price,
     )
 
 
@@ -508,7 +521,7 @@ def sufficient_budget(
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     """Candidates as a method sees them from losses up to a budget.
 
@@ -522,6 +535,9 @@ class Selection:
             number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
+        gpu_flops: operations a second, for costs in GPU hours; None: costs are in FLOPs.
+        gpu_price: of a GPU hour, for costs in money.
+        unit: what `costs` are told in; "" where that is not known.
 
     Example:
         >>> import pandas as pd
@@ -529,6 +545,12 @@ class Selection:
         >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
         >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
+        >>> selection
+        blend: 2 models, sizes up to 800, 6.25 % of the target
+           model  loss at 12,800   90 % interval  P(best)
+        1  a              0.6928  0.4367 … 1.099     91 %
+        2  b               1.030  0.7150 … 1.483      9 %
+        a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.67, 1.06])
     """
@@ -541,6 +563,42 @@ class Selection:
     costs: Array
     full_costs: Array
     unranked: Mapping[str, str] = field(default_factory=dict)
+    gpu_flops: float | None = None
+    gpu_price: float | None = None
+    unit: str = "FLOPs"
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, level: float = 0.9) -> str:
+        """Return the ranking as a table with intervals of a level, the advice, who is unranked."""
+        return "\n".join([table_text(self, level), self.advice, *self.unranked.values()])
+
+    @property
+    def advice(self) -> str:
+        """Which models are tied, and the one run more that would decide best, with its cost."""
+        return advise(self)
+
+    @property
+    def cost_unit(self) -> str:
+        """What costs are shown in: `unit`, GPU hours where their speed is known, or money."""
+        if self.gpu_flops is None:
+            return self.unit
+        return "GPU h" if self.gpu_price is None else "money"
+
+    def in_unit(self, flops: Any) -> Any:
+        """Return costs in `cost_unit`."""
+        hours = flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
+        return hours if self.gpu_price is None else hours * self.gpu_price
+
+    def cost_text(self, flops: float) -> str:
+        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h, or a sum of money."""
+        cost = self.in_unit(flops)
+        if not math.isfinite(cost):
+            return DASH
+        if self.gpu_flops is None:
+            return f"{scientific(cost)} {self.unit}".rstrip()
+        return f"{number(cost)} GPU h" if self.gpu_price is None else f"{cost:,.2f}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -643,7 +701,7 @@ class Selection:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
-        prob_best, cost, full_cost; NaN where the method has no such figure.  predicted, low and
+        prob_best, cost, full_cost (in `cost_unit`); NaN where there is none.  predicted, low and
         high are in the metric's own terms where the table has one.  Models that are not ranked come
         last, and a column `reason` says why.
 
@@ -663,8 +721,8 @@ class Selection:
                 "low": np.minimum(*shown),
                 "high": np.maximum(*shown),
                 "prob_best": self.best_probabilities if self.has_intervals else missing,
-                "cost": self.costs,
-                "full_cost": self.full_costs,
+                "cost": self.in_unit(self.costs),
+                "full_cost": self.in_unit(self.full_costs),
             }
         ).iloc[np.argsort(self.scores, kind="stable")]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))

@@ -90,7 +90,7 @@ def test_select_until_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*given, "--confidence", "0.9999999"]) == 0
     captured = capsys.readouterr()
     assert "the largest is used" in captured.err
-    assert "losses up to 3200" in captured.out
+    assert "sizes up to 3,200" in captured.out
 
 
 PAIR = (("a", 1.0), ("b", 1.03))
@@ -102,7 +102,7 @@ BAD = [
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
-    (["select", "{}", "--target", "3276800", "--method", "ats", "--gamma", "2"], "gamma is 2"),
+    (["select", "{}", "--target", "3276800", "--gpu-price", "2"], "give gpu_flops too"),
     (["select", "{}", "--target", "0"], "target is 0"),
     (["select", "{}", "--target", "9", "--read", "colour", "x"], "--read knows model, size"),
     (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),
@@ -159,8 +159,9 @@ def test_select_from_accuracies(tmp_path: Path, capfd: Capture) -> None:
     assert "rise with size" in capfd.readouterr().err
     assert main([*given, "--metric", "accuracy", "--budget", "10k"]) == 0
     printed = capfd.readouterr().out
-    assert "accuracy (per cent) up to 10000 (10 % of the target 100000)" in printed
-    assert "not ranked: blend needs 3 sizes above 0 or more, and c has 1" in printed
+    assert "blend: 3 models, sizes up to 10,000, 10 % of the target" in printed
+    assert "accuracy (per cent) at 100,000" in printed
+    assert "\nblend needs 3 sizes above 0 or more, and c has 1" in printed
     found = json.loads(out.read_text())
     assert found["metric"] == "accuracy" and found["budget"] == 10_000
     rows = found["rows"]
@@ -168,7 +169,7 @@ def test_select_from_accuracies(tmp_path: Path, capfd: Capture) -> None:
     assert 80 < rows[0]["low"] < rows[0]["predicted"] < rows[0]["high"] < 100
     assert rows[3]["rank"] is None and "c has 1" in rows[3]["reason"]
     text = page.read_text(encoding="utf-8")
-    assert "Not ranked: blend needs 3 sizes" in text and "1 − accuracy" in text
+    assert "Not ranked: blend needs 3 sizes" in text and "accuracy (per cent) there" in text
 
 
 def test_select_reads_as_it_is_told(tmp_path: Path) -> None:
