@@ -49,7 +49,8 @@ even rows of FLAN and data sets of LCDB, every other task of llm; half B (``--ha
 judges.  By family: what the choice of "blend" is better than that of the others, in points of
 RelAcc, and by how much its error of forecasts is smaller, both with 95 % intervals by bootstrap
 over tables; how often its first has the largest P(best); coverage of 50 and 90 % intervals; for
-five bins of P(best) what was said and how often it was true; and the means of all figures.
+five bins of P(best) what was said and how often it was true; the means of all figures; and what one
+run more, the one that is advised, made of P(best) and of the choice.
 
 judging (selection_judging.csv): what fewer dev rows, and a smaller largest subset, cost the choice
 of a short live selection.  LCDB's accuracies (half A) at 16 to 128 rows stand for the true ones;
@@ -485,12 +486,36 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
                 "said": chances.tolist(),
                 "true": (best / best.sum()).tolist(),
             }
-        yield row
+        yield row | (_after_one_run(selection, case.table, best) if method == "blend" else {})
+
+
+def _after_one_run(selection: Selection, table: LossTable, best: np.ndarray) -> dict[str, float]:
+    """Return P(the choice is right) before and after the run that is advised, said and found.
+
+    The run is done where the table has its size, in per cent; nothing where it has not.
+    """
+    run = selection.next_run
+    assert run is not None
+    place = np.flatnonzero(np.isclose(table.sizes, run.rows, rtol=0.02))
+    if not len(place) or run.rows >= selection.target:
+        return {}
+    kept = (table.sizes <= selection.budget) | (table.sizes == table.sizes[place[0]])
+    known = table.columns(kept)
+    known.losses[np.array(table.names) != run.model, -1] = np.nan
+    again = select(known, target=selection.target, method=selection.method)
+    return {
+        "run: P before": 100 * run.now,
+        "run: P after": 100 * run.after,
+        "run: P found": 100 * again.best_probabilities.max(),
+        "run: right before": 100.0 * best[selection.scores.argmin()],
+        "run: right after": 100.0 * best[again.scores.argmin()],
+    }
 
 
 def family_means(judged: pd.DataFrame) -> pd.DataFrame:
     """Return means of the figures of every family and method, as text."""
     digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "50 %": 0, "90 %": 0, "first": 0}
+    digits |= {name: 0 for name in judged.columns if name.startswith("run: ")}
     rows = []
     for (family, method), group in judged.groupby(["family", "method"], sort=False):
         row = {"family": family, "method": method, "cases": str(len(group))}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .._io import require
 
 if TYPE_CHECKING:
+    from .advice import Run
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
     from .live import LiveSelection, read_selection, select_live
@@ -25,6 +26,7 @@ __all__ = [
     "FittedLaw",
     "LiveSelection",
     "LossTable",
+    "Run",
     "Search",
     "Selection",
     "TableError",
@@ -49,6 +51,7 @@ _MODULES = {
     "FittedLaw": "fitting",
     "LiveSelection": "live",
     "LossTable": "runs",
+    "Run": "advice",
     "Search": "search",
     "Selection": "selection",
     "TableError": "runs",

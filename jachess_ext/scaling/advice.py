@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .predictive import Student
+from .predictive import Array
 
 if TYPE_CHECKING:
     from .selection import Selection
@@ -80,52 +81,95 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
     return "\n".join([f"{head}, {100 * selection.share:.3g} % of the target", *lines])
 
 
-def advise(selection: Selection) -> str:
-    """Return which models are tied, and the one run that would decide best, with its cost.
+@dataclass(frozen=True)
+class Run:
+    """One run more that a selection could be told.
 
-    A run more, on twice the largest size read, shows where a model's loss goes by a part of its
-    error: errors apart (`predictive.apart`) are taken to grow as a random walk over doublings.
+    Attributes:
+        model: its name.
+        rows: training examples, twice the largest size read or the target.
+        cost: in the unit of `Selection.costs`; NaN where unknown.
+        now: probability that the first of the ranking is the best.
+        after: the same of the first of the ranking after the run, as expected before it.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> run = jx.scaling.Run("bert-base-uncased", rows=800.0, cost=1e15, now=0.46, after=0.58)
+        >>> run.after > run.now
+        True
+    """
+
+    model: str
+    rows: float
+    cost: float
+    now: float
+    after: float
+
+
+def next_run(selection: Selection) -> Run | None:
+    """Return the run more that would decide best among the models that are tied.
+
+    A run on twice the largest size shows where a model's loss goes up to a part of its error:
+    errors apart (`predictive.apart`) are taken to grow as a random walk over doublings.
+
+    Args:
+        selection: by any method.
+
+    Returns:
+        None where the method gives no probabilities.
+    """
+    distribution = selection.forecast.apart
+    if distribution is None:
+        return None
+    chances = distribution.prob_lowest()
+    doublings = math.log2(selection.target / selection.budget)
+    rows = min(2 * selection.budget, selection.target)
+    runs = []
+    for place in _tied(selection, chances)[:_NAMED]:
+        noise = float(distribution.scale[place]) * math.sqrt(max(doublings - 1, 0.0))
+        cost = float(selection.full_costs[place]) * rows / selection.target
+        after = distribution.chance_after(place, noise)
+        runs.append(Run(selection.names[place], rows, cost, float(chances.max()), after))
+    return max(runs, key=lambda run: run.after)
+
+
+def _tied(selection: Selection, chances: Array) -> list[int]:
+    """Return the models with at least half the probability of the first, best first."""
+    order = np.argsort(selection.scores, kind="stable").tolist()
+    return [place for place in order if chances[place] >= chances[order[0]] / 2]
+
+
+def advise(selection: Selection) -> str:
+    """Return which models are tied, and the run that would decide best (`next_run`), in words.
 
     Args:
         selection: by any method; one without probabilities gets a sentence that says so.
     """
-    distribution = selection.forecast.apart
-    if distribution is None:
+    run = selection.next_run
+    if run is None:
         return f"{selection.method} gives no probabilities here; it says nothing of what is tied."
-    chances = distribution.prob_lowest()
-    order = [int(place) for place in np.argsort(selection.scores, kind="stable")]
-    first = chances[order[0]]
-    name = selection.names[order[0]]
-    if first >= _SURE:
-        return f"{name} is the best with probability {share(first)}: no further run is needed."
-    tied = [place for place in order if chances[place] >= first / 2]
-    text = f"{name} leads with P(best) {share(first)}, and no other has half of that."
+    chances = selection.best_probabilities
+    tied = _tied(selection, chances)
+    first = selection.names[tied[0]]
+    if run.now >= _SURE:
+        return f"{first} is the best with probability {share(run.now)}: no further run is needed."
+    text = f"{first} leads with P(best) {share(run.now)}, and no other has half of that."
     if len(tied) > 1:
         named = tied[:_NAMED]
         names = _listed([selection.names[place] for place in named])
         more = f" and {len(tied) - len(named)} more" if len(tied) > len(named) else ""
         values = _listed([share(chances[place]) for place in named])
         text = f"{names}{more} are tied (P(best) {values})."
-    rows = min(2 * selection.budget, selection.target)
-    after = {place: _after(distribution, place, selection) for place in tied[:_NAMED]}
-    place = max(after, key=lambda place: after[place])
-    if after[place] < first + _GAIN:
+    if run.after < run.now + _GAIN:
         return (
-            f"{text} No single run of them on {rows:,.0f} examples would tell: take the one that "
-            "suits you in other ways, or train them in full."
+            f"{text} No single run of them on {run.rows:,.0f} examples would tell: take the one "
+            "that suits you in other ways, or train them in full."
         )
-    cost = selection.full_costs[place] * rows / selection.target
-    price = f" ({selection.cost_text(cost)})" if math.isfinite(cost) and cost > 0 else ""
+    price = f" ({selection.cost_text(run.cost)})" if math.isfinite(run.cost) and run.cost else ""
     return (
-        f"{text} One run of {selection.names[place]} on {rows:,.0f} examples{price} would raise "
-        f"the probability of choosing right from {share(first)} to {share(after[place])}."
+        f"{text} One run of {run.model} on {run.rows:,.0f} examples{price} would raise the "
+        f"probability of choosing right from {share(run.now)} to {share(run.after)}."
     )
-
-
-def _after(distribution: Student, place: int, selection: Selection) -> float:
-    doublings = math.log2(selection.target / selection.budget)
-    noise = float(distribution.scale[place]) * math.sqrt(max(doublings - 1, 0.0))
-    return distribution.chance_after(place, noise)
 
 
 def _listed(words: list[str]) -> str:

@@ -338,10 +338,11 @@ def share_of_last(y: Array, sizes: Array) -> float:
         later = posteriors(y[:, :known], sizes[:known], sizes[known:])
         for place, predicted in enumerate(later, start=known):
             forecast, truth = _centred(predicted.mean), _centred(y[:, place])
-            squares = np.sum((truth - last) ** 2 + (truth - forecast) ** 2) / len(y)
+            error, gap = truth - forecast, last - forecast
+            squares = np.mean((truth - last) ** 2 + error**2)
             if squares > _ROUNDING:
-                agreement += (truth - forecast) @ (last - forecast) / squares
-                spread += (last - forecast) @ (last - forecast) / squares
+                agreement += float(error @ gap / squares)
+                spread += float(gap @ gap / squares)
     return float(np.clip(agreement / spread, 0.0, 1.0))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._io import require
-from .advice import DASH, advise, number, scientific, table_text
+from .advice import DASH, Run, advise, next_run, number, scientific, table_text
 from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
 from .blend import FEWEST_SIZES
 from .blend import forecast as blend_forecast
@@ -578,6 +578,11 @@ class Selection:
     def advice(self) -> str:
         """Which models are tied, and the one run more that would decide best, with its cost."""
         return advise(self)
+
+    @property
+    def next_run(self) -> Run | None:
+        """The run more that would decide best; None where the method gives no probabilities."""
+        return next_run(self)
 
     @property
     def cost_unit(self) -> str:
