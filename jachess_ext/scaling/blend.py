@@ -9,7 +9,7 @@ have helped at the table's smaller sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -350,8 +350,8 @@ def _centred(values: Array) -> Array:
     return values - values.mean()
 
 
-def forecast(sizes: Array, losses: Array, target: float) -> tuple[Student, Array]:
-    """Predict ln L at the target.
+def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tuple[Student, Array]]:
+    """Predict ln L at targets.
 
     Student's t (`_DOF`, `_SCALE`) around the posterior's mean, whose differences between the
     candidates are drawn towards those of the last losses by `share_of_last`.
@@ -359,10 +359,11 @@ def forecast(sizes: Array, losses: Array, target: float) -> tuple[Student, Array
     Args:
         sizes: positive, ascending, [m].
         losses: [n, m].
-        target: above the last size.
+        targets: above the last size.
 
     Returns:
-        The distribution, and how far each curve alone would fall in ln L from its last loss, [n].
+        For each target the distribution, and how far each curve alone would fall in ln L from its
+        last loss, [n].
 
     Raises:
         ValueError: fewer than three sizes, or a target that is not above them.
@@ -372,11 +373,43 @@ def forecast(sizes: Array, losses: Array, target: float) -> tuple[Student, Array
             f"blend needs {FEWEST_SIZES} sizes above 0 or more to see a curve bend; there are "
             f"{len(sizes)}"
         )
-    if not target > sizes[-1]:
-        raise ValueError(f"the target {target:g} is not above the largest size, {sizes[-1]:g}")
+    if not min(targets) > sizes[-1]:
+        raise ValueError(
+            f"the target {min(targets):g} is not above the largest size, {sizes[-1]:g}"
+        )
     y = np.log(losses)
-    (moments,) = posteriors(y, sizes, [target])
-    fall = y[:, -1] - moments.mean
-    location = moments.mean + share_of_last(y, sizes) * _centred(fall)
-    scale = _SCALE * np.sqrt(moments.variance)
-    return Student(location, scale, np.full(len(y), _DOF)), fall
+    share, found = share_of_last(y, sizes), []
+    for moments in posteriors(y, sizes, targets):
+        fall = y[:, -1] - moments.mean
+        location = moments.mean + share * _centred(fall)
+        scale = _SCALE * np.sqrt(moments.variance)
+        found.append((Student(location, scale, np.full(len(y), _DOF)), fall))
+    return found
+
+
+def forecast_ahead(
+    sizes: Array, losses: Array, row: int, further: tuple[float, float], target: float
+) -> tuple[Student, Array]:
+    """Predict ln L at the target of one curve that was seen at a larger size than all others.
+
+    It is forecast with the others from the sizes they have, and moved by what its further loss was
+    higher or lower than so forecast: the error is taken to be a random walk over doublings, of
+    which that part is known then.
+
+    Args:
+        sizes: of all curves, positive, ascending, [m].
+        losses: [n, m].
+        row: the curve.
+        further: the larger size, and its loss there.
+        target: above that size.
+
+    Returns:
+        As `forecasts` for the target, of that curve alone.
+    """
+    size, loss = further
+    (near, _), (far, fall) = forecasts(sizes, losses, [size, target])
+    only = np.array([row])
+    error = np.log(loss) - near.location[only]
+    left = np.log(target / size) / np.log(target / sizes[-1])
+    far = far.rows(only)
+    return Student(far.location + error, far.scale * np.sqrt(left), far.dof), fall[only]

@@ -113,21 +113,23 @@ class Student:
         return (ends[1:] + ends[:-1]) / 2, mass, np.log(survival)
 
 
-def apart(predictive: Student, fall: Array) -> Student:
+def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
     """Return the distribution of the quantities but for what all their errors have in common.
 
     Curves of one recipe, on one data set, err together: that widens every interval and decides
-    nothing between them.  What is left has one scale for all: how well a single candidate is
-    foreseen is not known well enough to prefer a doubtful one for its doubt, so the first of the
-    ranking is the most probable to be the best.
+    nothing between them.  What is left has one scale for all that are as far off: how well a single
+    candidate is foreseen is not known well enough to prefer a doubtful one for its doubt, so the
+    first of the ranking is the most probable to be the best.
 
     Args:
         predictive: of every quantity alone, n.
         fall: how far each is forecast to fall from where it is seen now, [n].
+        doublings: how far off each is, [n]: of one that was seen further the error is less, as of a
+            random walk.
     """
-    count = len(fall)
     scale = np.hypot(_OWN_WIDTH * np.median(predictive.scale), _OWN_FALL * np.std(fall))
-    return Student(predictive.location, np.full(count, max(scale, 1e-12)), np.full(count, _OWN_DOF))
+    each = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
+    return Student(predictive.location, each, np.full(len(fall), _OWN_DOF))
 
 
 def check_level(level: float) -> None:

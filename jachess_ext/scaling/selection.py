@@ -15,8 +15,7 @@ import numpy as np
 from .._io import require
 from .advice import DASH, Run, advise, next_run, number, scientific, table_text
 from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
-from .blend import FEWEST_SIZES
-from .blend import forecast as blend_forecast
+from .blend import FEWEST_SIZES, forecast_ahead, forecasts
 from .predictive import Array, Index, Student, apart, check_level
 from .runs import LossTable, TableError, higher_is_better
 from .tables import read_table
@@ -130,7 +129,7 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, known: Known) -> Forecast:
-    predictive, fall = blend_forecast(table.trained, table.trained_losses, target)
+    ((predictive, fall),) = forecasts(table.trained, table.trained_losses, [target])
     predicted = np.exp(predictive.location)
     return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
 
@@ -285,14 +284,48 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         group = rows if method == "lensllm" else np.flatnonzero(present[:, pattern].all(1))
         chosen = table.rows(group)
         shared = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
-        forecast = METHODS[method].forecast(shared, target, known)
+        ahead = None
+        if method == "blend" and len(group) == 1:
+            ahead = _blend_ahead(table, int(rows[0]), target)
+        forecast = ahead or METHODS[method].forecast(shared, target, known)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
     if forecast.predictive is None or forecast.fall is None:
         return forecast
     predictive = forecast.predictive.widened(table.last_noise)
-    return replace(forecast, predictive=predictive, apart=apart(predictive, forecast.fall))
+    last = np.where(present, table.sizes, 0.0).max(1)
+    doublings = np.log2(target / last) if last.all() else np.ones(len(last))
+    return replace(
+        forecast, predictive=predictive, apart=apart(predictive, forecast.fall, doublings)
+    )
+
+
+def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
+    """Forecast a model that was run on larger sizes than all others; None: it was not.
+
+    Only the largest of them is read: those below the smallest number of sizes that must be left
+    out for another model to have the rest.
+    """
+    present = np.isfinite(table.losses) & (table.sizes > 0)
+    own = np.flatnonzero(present[row])
+    for kept in range(len(own) - 1, FEWEST_SIZES - 1, -1):
+        group = np.flatnonzero(present[:, own[:kept]].all(1))
+        if len(group) > 1:
+            break
+    else:
+        return None
+    size, loss = table.sizes[own[-1]], table.losses[row, own[-1]]
+    predictive, fall = forecast_ahead(
+        table.sizes[own[:kept]],
+        table.losses[np.ix_(group, own[:kept])],
+        int(np.searchsorted(group, row)),
+        (size, loss),
+        target,
+    )
+    predicted = np.exp(predictive.location)
+    trained = np.array([table.sizes[own].sum()])
+    return Forecast(predicted, predicted, predictive, trained, fall)
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:

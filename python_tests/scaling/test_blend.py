@@ -18,7 +18,7 @@ from jachess_ext.scaling.blend import (
     Kriging,
     Posterior,
     Shapes,
-    forecast,
+    forecasts,
     mixture,
     posteriors,
     residual_squares,
@@ -272,8 +272,8 @@ def test_a_smaller_subset_that_fits_moves_little() -> None:
 def test_a_common_factor_changes_nothing_but_itself() -> None:
     table, _ = tables.population(0, models=8)
     losses = table.trained_losses[:, :7]
-    one, _ = forecast(table.trained[:7], losses, 204800.0)
-    ten, _ = forecast(table.trained[:7], 10 * losses, 204800.0)
+    ((one, _),) = forecasts(table.trained[:7], losses, [204800.0])
+    ((ten, _),) = forecasts(table.trained[:7], 10 * losses, [204800.0])
     np.testing.assert_allclose(ten.location, one.location + np.log(10), atol=1e-9)
     np.testing.assert_allclose(ten.scale, one.scale, rtol=1e-9)
 
@@ -283,8 +283,8 @@ def test_a_common_factor_changes_nothing_but_itself() -> None:
 def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
     table, _ = tables.population(0, models=4)
     d, losses = table.trained[:5], table.trained_losses[:, :5]
-    one, _ = forecast(d, losses, 51200.0)
-    other, _ = forecast(factor * d, losses, factor * 51200.0)
+    ((one, _),) = forecasts(d, losses, [51200.0])
+    ((other, _),) = forecasts(factor * d, losses, [factor * 51200.0])
     np.testing.assert_allclose(other.location, one.location, atol=1e-8)
     np.testing.assert_allclose(other.scale, one.scale, rtol=1e-6)
 
@@ -369,4 +369,4 @@ def test_calibrated_intervals_cover_held_out_models(
 )
 def test_bad_input(sizes: list[float], target: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        forecast(np.array(sizes), np.ones((2, len(sizes))), target)
+        forecasts(np.array(sizes), np.ones((2, len(sizes))), [target])

@@ -450,6 +450,31 @@ def test_a_missing_cell_leaves_the_other_models_what_they_were(method: str) -> N
     assert found.predicted_losses[2] == alone != full
 
 
+def test_a_model_that_is_ahead_is_forecast_with_the_others_and_moved() -> None:
+    """One size more of one model: what it showed beyond the joint forecast moves it, all of it."""
+    gaps = [(row, slice(-1, None)) for row in (0, 1, 2, 4, 5)]
+    table = with_gaps(*gaps)
+    size, target = float(table.sizes[-1]), 4 * float(table.sizes[-1])
+    before = LossTable(SIX.names, SIX.sizes[:-1], SIX.losses[:, :-1], SIX.parameters)
+    near, far = select(before, target=size), select(before, target=target)
+    found = select(table, target=target)
+    moved = far.predicted_losses * table.losses[3, -1] / near.predicted_losses
+    np.testing.assert_allclose(found.predicted_losses[3], moved[3], rtol=1e-9)
+    others = [0, 1, 2, 4, 5]
+    np.testing.assert_allclose(
+        found.predicted_losses[others], far.predicted_losses[others], rtol=1e-9
+    )
+    # the error is a random walk over doublings, two of which are left after the last size
+    left = 2 / np.log2(target / before.sizes[-1])
+    width = np.log(found.interval_ends(0.9)[1] / found.predicted_losses)
+    full = np.log(far.interval_ends(0.9)[1] / far.predicted_losses)
+    np.testing.assert_allclose(width[3], full[3] * left**0.5, rtol=1e-9)
+    assert found.forecast.apart is not None
+    scale = found.forecast.apart.scale
+    np.testing.assert_allclose(scale[3] / scale[others], left**0.5, rtol=1e-9)
+    assert found.forecast.trained[3] == table.trained.sum()
+
+
 def test_a_model_with_too_few_sizes_is_listed_and_not_ranked() -> None:
     table = with_gaps((1, slice(3, None)), (4, slice(None)))  # two sizes and size 0; nothing at all
     found = select(table, BUDGET, TARGET)
