@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -220,9 +221,10 @@ def _from_csv(path: Path) -> Grid:
                 f"{len(labels)}; the file may be half written"
             )
     if text[-1] not in "\r\n":
-        raise TableError(
-            f"{path} ends without a newline, so its last number may be cut short; end the file "
-            "with a newline if it is whole"
+        warnings.warn(
+            f"{path} ends without a newline, as spreadsheets write it or as it is when cut short; "
+            f"its last cell is read as {rows[-1][1][-1].strip()!r}",
+            stacklevel=2,
         )
     lines = [line for _, line in rows[1:]]
     columns = list(zip(*lines, strict=True)) or [()] * len(labels)

@@ -261,7 +261,6 @@ def test_bad_losses(value: float, words: str) -> None:
 FILES = [
     ("", "is empty"),
     ("name,200,400\na,1,2\nb,1\n", "line 3 .* has 2 cells"),
-    ("name,200,400\na,1,2\nb,1,1.5", "without a newline"),
     ("name,200,400\na,1,2\nb,1,x\n", "'x' in column '400' of 'b'"),
     ("name,200,200\na,1,2\nb,1,1\n", "'200' and '200' .* are both of size 200"),
     ("name,200,400\n", "0 models"),

@@ -361,6 +361,15 @@ def test_a_loss_table_has_its_metric_already() -> None:
             read_table(source, metric=metric)
 
 
+def test_a_file_without_a_last_newline_is_read_with_a_warning(tmp_path: Path) -> None:
+    """So spreadsheets write csv; but the last cell may also be half of what it was."""
+    path = tmp_path / "t.csv"
+    path.write_text("name,200,400\na,2,1\nb,2,1.5")
+    with pytest.warns(UserWarning, match="its last cell is read as '1.5'"):
+        table = read_table(path)
+    np.testing.assert_array_equal(table.losses, [[2, 1], [2, 1.5]])
+
+
 def test_a_folder_is_for_read_runs(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"is a folder; jx.scaling.read_runs"):
         read_table(tmp_path)
