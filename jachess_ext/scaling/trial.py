@@ -27,6 +27,7 @@ from ..training import with_lora
 from .baselines import FEATURE_SCORES
 from .predictive import Array
 from .probe import FORWARD, measured, residual_of
+from .runs import to_forecast
 from .selection import OPERATIONS
 
 Record = dict[str, Any]
@@ -37,30 +38,15 @@ CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
 NUMBER_SCORES = ("mae", "pearson", "spearman")
 COSTS = ("training_flops", "judging_flops", "probe_flops", "features_flops")
 """Operations in the record of a run."""
-_LOWER = (LOSS, "brier", "mae")  # is better; of the others 1 is the best there is
 _BATCH = 64
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
-
-
-def to_forecast(name: str, value: float, rows: int) -> float:
-    """Convert a score to the number that methods extrapolate: lower is better and above 0.
-
-    A loss is itself.  Of a score whose best is 1 it is what is missing, 1 − value; where nothing is
-    missing in so many rows, half a row's worth.
-    """
-    return value if name in _LOWER else max(1.0 - value, 0.5 / rows)
-
-
-def from_forecast(name: str, value: float) -> float:
-    """Return a forecast in the score's own terms."""
-    return value if name in _LOWER else 1.0 - value
 
 
 def ranked_loss(record: Record, rank_by: str) -> float | None:
     """Return the number extrapolated of the score ranked by; None for a failed run."""
     if record["error"] is not None or rank_by == LOSS:
-        return record["dev_loss"]
-    return to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"])
+        return record["dev_loss"]  # type: ignore[no-any-return]
+    return float(to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"]))
 
 
 def training_flops(
