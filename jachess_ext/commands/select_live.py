@@ -25,7 +25,7 @@ class LiveOptions(TypedDict, total=False):
         target: Rows to predict for; default all training rows.
         rank_by: loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman.
         method: As for jachess select, or logme, hscore, knn; default blend.
-        budget: Largest subset as a share of the target, at most; default 1/8.
+        budget: Largest subset as a share of the target, at most; default 1/8, more of few rows.
         flops: Limit of all runs' FLOPs together; default none.
         sizes: Subsets' rows; default quarters of the largest.
         strategy: growing (default): all models on small subsets first; algorithm1: from the largest

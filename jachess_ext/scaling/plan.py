@@ -18,7 +18,7 @@ from ..compare.tasks import Examples, Task, load_task
 from .baselines import FEATURE_SCORES
 from .probe import KERNELS
 from .search import Ask, Search
-from .selection import DEFAULT
+from .selection import DEFAULT, METHODS
 from .trial import (
     CLASS_SCORES,
     LOSS,
@@ -36,6 +36,9 @@ SMALLEST = 16
 _STEPS = 8  # optimiser steps on it, at least
 _RATIO = 4.0  # of one size to the next, at most
 _FEWEST = 3  # sizes, as long as the ratio stays at 2 or more
+_BUDGET = 1 / 8  # of the target, where no budget is given
+_SMALL = (1, 2, 4)  # times the smallest subset, where an eighth has no room for three sizes
+_SMALL_SHARE = 2 / 3  # of the target that these may have together
 _TRAINING = 4 / 3  # rows of all sizes together, as a share of those of the largest, at most
 _JUDGING = 0.005  # cost of judging a model once, as a share of training it on the target's rows
 _MOST_JUDGING = 1 / 6  # and of judging after all sizes, as a share of training on them, at most
@@ -125,7 +128,7 @@ def make_plan(
     *,
     columns: Columns = Columns(),  # noqa: B008  frozen
     sizes: Sequence[int] | None = None,
-    budget: float = 1 / 8,
+    budget: float | None = None,
     flops: float | None = None,
     target: int | None = None,
     rank_by: str = LOSS,
@@ -144,7 +147,8 @@ def make_plan(
         columns: of the files.
         sizes: subsets, increasing; None: from the largest that the budget allows down, see
             `size_ladder`.
-        budget: the largest subset as a share of the target, at most.
+        budget: the largest subset as a share of the target, at most; None: that of the sizes, or
+            without these 1/8, and more where there are few rows, see `default_sizes`.
         flops: limit of all runs' operations together: a round that would exceed it is not begun.
         target: training examples to predict for; None: all training rows.
         rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression).
@@ -180,14 +184,18 @@ def make_plan(
     largest = max(sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")
-    if not 0 < budget <= 1 or largest > budget * target:
+    if budget is not None and (not 0 < budget <= 1 or largest > budget * target):
         raise DataError(
             f"the budget is {budget:g}, a share of the target's {target} rows"
             + (f"; the size {largest} is above it" if largest > budget * target else "")
             + "; expected a share up to 1, and sizes within it"
         )
-    if sizes is None:
+    if sizes is None and budget is not None:
         sizes = size_ladder(rows, target, budget, recipe)
+    elif sizes is None and method in METHODS and METHODS[method].trains == "none":
+        sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
+    elif sizes is None:
+        sizes = default_sizes(rows, target, recipe)
     scores = search.get("screen") is not None or method in FEATURE_SCORES
     settings: dict[str, Any] = {
         "sizes": sizes,
@@ -333,6 +341,31 @@ def size_ladder(rows: int, target: int, budget: float, recipe: Recipe) -> tuple[
     fits = (_down_from(top, least) for top in range(largest, least - 1, -1))
     sizes = next(sizes for sizes in fits if sum(sizes) <= _TRAINING * largest)
     return sizes if len(sizes) >= _FEWEST else _down_from(largest, least)
+
+
+def default_sizes(rows: int, target: int, recipe: Recipe) -> tuple[int, ...]:
+    """Return subsets up to an eighth of the target, where three of them fit.
+
+    Where they do not, 1, 2 and 4 times the smallest that makes sense (`smallest_rows`), if these
+    have two thirds of the target's rows together at most.
+
+    Raises:
+        DataError: there are too few rows for that, too.
+    """
+    least = smallest_rows(recipe)
+    if int(_BUDGET * target) >= least:
+        sizes = size_ladder(rows, target, _BUDGET, recipe)
+        if len(sizes) >= _FEWEST:
+            return sizes
+    sizes = tuple(times * least for times in _SMALL)
+    if sizes[-1] <= rows and sum(sizes) <= _SMALL_SHARE * target:
+        return sizes
+    whole = min(rows, target - 1)
+    raise DataError(
+        f"{min(rows, target)} rows are too few to forecast from subsets of {least} rows and more; "
+        "compare the models on nearly all of them, which forecasts nothing: "
+        f"--method subtuning --sizes {whole} (in Python method='subtuning', sizes=[{whole}])"
+    )
 
 
 def smallest_rows(recipe: Recipe) -> int:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import sys
 import time
@@ -26,6 +27,7 @@ from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
 from jachess_ext.scaling.plan import (
     Candidate,
+    default_sizes,
     judged_rows,
     make_plan,
     size_ladder,
@@ -58,6 +60,31 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
+
+
+@pytest.mark.parametrize("target", [179, 200, 543, 544, 2000, 12_000])
+def test_sizes_of_small_files(target: int) -> None:
+    """Three subsets: of an eighth where they fit, else 1, 2, 4 times what eight steps take."""
+    sizes = default_sizes(target, target, Recipe())
+    if target < 544:
+        assert sizes == (17, 34, 68) and sum(sizes) <= 2 / 3 * target
+    else:
+        assert len(sizes) >= 3 and sizes[0] >= 17 and sizes[-1] <= target / 8
+    with pytest.raises(ValueError, match="60 rows are too few to forecast from subsets of 17 rows"):
+        default_sizes(60, target, Recipe())
+
+
+def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_path: Path) -> None:
+    given = settings(train=write_rows(tmp_path / "few.csv", 167, 3), budget=None)
+    assert smallest_rows(given["recipe"]) * 7 > 167 * 2 / 3
+    with pytest.raises(ValueError, match="167 rows are too few to forecast from") as caught:
+        make_plan(**given)
+    method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
+    plan = make_plan(**given, method=method, sizes=[int(sizes)])
+    assert plan.search.rounds == (166,)
+    assert make_plan(**given, method="logme").search.rounds == (0,), "nothing is trained"
+    more = settings(train=write_rows(tmp_path / "more.csv", 168, 3), budget=None)
+    assert make_plan(**more).search.rounds == (16, 32, 64)
 
 
 @pytest.mark.parametrize(
