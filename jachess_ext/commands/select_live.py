@@ -2,126 +2,112 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from .._io import DataError, MissingExtra, require
+from .._io import DataError, MissingExtra, from_json, require
 from ..compare.settings import Columns, Recipe
-from . import check_ending, print_frame, use_device
+from . import print_frame
+from .select import Rows
 
 if TYPE_CHECKING:
     from ..scaling import LiveSelection
 
 REPORT = "report.html"
+Settings = TypeVar("Settings")
 
 
-class LiveOptions(TypedDict, total=False):
-    """Settings that are `select_live`'s own where they are not given.
+def _shown(metavar: str, default: str = "") -> Any:
+    """Return how the help shows an option."""
+    hint = f"(default: {default})" if default else ""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
-    Attributes:
-        target: Rows to predict for; default all training rows.
-        rank_by: loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman.
-        method: As for jachess select, or logme, hscore, knn; default blend.
-        budget: Largest subset as a share of the target, at most; default 1/8, more of few rows.
-        flops: Limit of all runs' FLOPs together; default none.
-        sizes: Subsets' rows; default quarters of the largest.
-        strategy: growing (default): all models on small subsets first; algorithm1: from the largest
-            down, with gamma and tau.
-        gamma: ats and algorithm1: points accepted unseen; default 3.
-        tau: ats and algorithm1: deviations that stop it; default 5.
-        confidence: End when a model is best with this probability.
-        drop: Give up models that are best with less than this probability.
-        screen: Fine-tune only this share of the models, the best by their frozen features.
-        screen_by: logme (default), hscore or knn.
-        screen_rows: Rows for that; default 512.
-        seeds: Runs of a model and size, at most, of models the ranking is open among; default 1.
-        probe: Rows that Θ is measured on; default 0, with lensllm 32.
-        dev_size: Dev rows judged on; default few, see the docs.
-        seed: Of head, order and dropout; default 0.
-        data_seed: Of which rows a subset has; default 0.
-    """
 
-    target: int
-    rank_by: str
-    method: str
-    budget: float
-    flops: float
-    sizes: tuple[int, ...]
-    strategy: Literal["growing", "algorithm1"]
-    gamma: int
-    tau: float
-    confidence: float
-    drop: float
-    screen: float
-    screen_by: Literal["logme", "hscore", "knn"]
-    screen_rows: int
-    seeds: int
-    probe: int
-    dev_size: int
-    seed: int
-    data_seed: int
+Pairs = Annotated[dict[str, str], _shown("NAME VALUE …")]
 
 
 def select_live(
-    models: tuple[str, ...],
-    task: str,
-    settings: Annotated[LiveOptions, tyro.conf.arg(name="")],
-    columns: Columns = Columns(),  # noqa: B008  frozen
-    recipe: Recipe = Recipe(),  # noqa: B008  frozen
-    processes: int = 1,
-    threads: int = 1,
-    device: str | None = None,
-    ray: str | None = None,
-    keep_winner: bool = False,
-    out: Path = Path("jachess-select"),
-    report: Path | None = None,
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL …")],
+    task: Annotated[str, tyro.conf.arg(metavar="DATA")],
+    columns: Pairs = {},  # noqa: B006  tyro's default, not changed
+    recipe: Pairs = {},  # noqa: B006
+    target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
+    rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
+    method: Annotated[str, _shown("NAME", "blend")] = "blend",
+    budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
+    sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
+    minutes: Annotated[float | None, _shown("MINUTES")] = None,
+    screen: Annotated[float | None, _shown("SHARE")] = None,
+    dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
+    keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
+    processes: Annotated[str, _shown("N", "1")] = "1",
+    out: Annotated[Path, _shown("FOLDER", "jachess-select")] = Path("jachess-select"),
 ) -> None:
     """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
 
+    Killed, the same command goes on.  jachess_ext.scaling.select_live has more settings.
+
     Args:
-        models: Two or more, paths or hub ids.
-        task: train.csv:dev.csv (or tsv, jsonl, parquet, .gz), a folder, glue/NAME, hub:NAME.
-        settings: What is run and when it stops.
-        columns: Columns of the files.
-        recipe: How every model is fine-tuned.
-        processes: Runs at a time.
-        threads: Threads of each process.
-        device: cpu, cuda or cuda:N; None: the GPU.
-        ray: Run on a Ray cluster: its address, "auto" or "local".
-        keep_winner: Fine-tune the best on the target's rows, and save it.
-        out: Folder of runs and result; the same command goes on from it.
-        report: File of the page, .html; None: in the folder.
+        models: Two or more to choose from: paths or hub ids.
+        task: train.csv:dev.csv (tsv, jsonl, parquet, .gz), a folder, glue/NAME or hub:NAME;
+            for language models train.txt:dev.txt, a piece of text a line.
+        columns: Columns by other names: text, pair, label; "regression true": labels are numbers.
+        recipe: How every model is fine-tuned, such as "epochs 3 lr 1e-4 lora true"; known are
+            epochs, batch_size, lr, max_length, weight_decay, warmup, scheduler, lora, bf16,
+            gradient_accumulation, gradient_checkpointing, torch_compile.
+        target: Rows to predict for, such as 10000 or 10k.
+        rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
+        method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
+            logme, hscore, knn, zeroshot, modelsize: nothing is trained.
+        budget: Largest subset as a share of the target.
+        sizes: Rows of the subsets, instead.
+        minutes: Limit of time: a size that is expected to exceed it is not begun.
+        screen: Fine-tune only this share of the models, the best by their frozen features.
+        dev_size: Dev rows judged on.
+        keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
+        processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
+        out: Folder of runs, result and report.
 
     Raises:
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    check_ending(report, ".html", ".htm")
-    for name, value in (("processes", processes), ("threads", threads)):
-        if value < 1:
-            raise DataError(f"--{name} is {value}; expected at least 1")
-    if device is not None:
-        use_device(device)
+    settings: dict[str, Any] = {
+        "columns": _parsed(Columns(), columns, "--columns"),
+        "recipe": _parsed(Recipe(), recipe, "--recipe"),
+        "target": target if target is None else int(target),
+    }
+    with suppress(ValueError):  # else a Ray cluster
+        settings["processes"] = int(processes)
+    if settings.get("processes", 1) < 1:
+        raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
     from ..compare.selection import view_of_live, write_selection
     from ..scaling import live
 
-    if ray is not None:
-        connect_ray(ray)
+    if "processes" not in settings:
+        connect_ray(processes)
+        settings["backend"] = "ray"
     selection = live.select_live(
         models,
         task,
         out,
-        columns=columns,
-        recipe=recipe,
+        rank_by=rank_by,
+        method=method,
+        budget=budget,
+        sizes=sizes,
+        minutes=minutes,
+        screen=screen,
+        dev_size=dev_size,
         keep_winner=keep_winner,
-        processes=processes,
-        threads=threads,
-        backend="loky" if ray is None else "ray",
         progress=lambda text: print(text, file=sys.stderr),
         **settings,
     )
@@ -130,10 +116,29 @@ def select_live(
     if selection.winner is not None and selection.winner["error"] is None:
         print(f"Model: {out / live.WINNER}")
     try:
-        write_selection(report or out / REPORT, view_of_live(selection))
-        print(f"Report: {report or out / REPORT}")
+        write_selection(out / REPORT, view_of_live(selection))
+        print(f"Report: {out / REPORT}")
     except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
+
+
+def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
+    """Return settings with what an option gives in pairs.
+
+    Raises:
+        DataError: an unknown name, or a value of another kind.
+    """
+    known: dict[str, Any] = asdict(defaults)  # type: ignore[call-overload]
+    given: dict[str, Any] = {}
+    for name, word in pairs.items():
+        name = name.replace("-", "_")
+        if name not in known:
+            raise DataError(f"{option} knows {', '.join(known)}, not {name!r}")
+        given[name] = word
+        if not isinstance(known[name], str) and name != "pair":
+            with suppress(ValueError):  # from_json says what was expected
+                given[name] = json.loads(word.lower())
+    return from_json(known | given, type(defaults), option)  # type: ignore[no-any-return]
 
 
 def _print(live: LiveSelection) -> None:
@@ -157,6 +162,10 @@ def _print(live: LiveSelection) -> None:
         ends: Any = from_forecast(rank_by, frame[["low", "high"]])
         frame["low"], frame["high"] = ends.min(axis=1), ends.max(axis=1)
         frame["predicted"] = from_forecast(rank_by, frame["predicted"])
+    if any("perplexity" in (record["scores"] or {}) for record in live.records):
+        last = runs[runs["loss"].notna()].groupby("candidate")["dev_score"].last()
+        columns.append("perplexity")  # a token, measured after the last run
+        frame["perplexity"] = frame["model"].map(last)
     print_frame(frame[columns])
     for model, reason in live.stops.items():
         if reason != search.stop:

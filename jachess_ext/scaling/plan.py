@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from .._io import DataError
-from ..compare.models import encode, load_tokenizer, model_version
+from ..compare.models import load_tokenizer, model_version
 from ..compare.settings import Columns, Recipe
 from ..compare.tasks import Examples, Task, load_task
 from .baselines import FEATURE_SCORES
+from .language import BITS, TextTask, check_kept, is_text, load_text
 from .probe import KERNELS
 from .search import Ask, Search
 from .selection import DEFAULT, METHODS
@@ -26,6 +27,7 @@ from .trial import (
     Job,
     count_parameters,
     count_tokens,
+    encoded,
     judging_flops,
     load_for,
     training_flops,
@@ -131,7 +133,7 @@ def make_plan(
     budget: float | None = None,
     flops: float | None = None,
     target: int | None = None,
-    rank_by: str = LOSS,
+    rank_by: str | None = None,
     probe: int | None = None,
     screen_rows: int = 512,
     dev_size: int | None = None,
@@ -142,8 +144,10 @@ def make_plan(
     """Read the data, load every model once, and decide on the sizes.
 
     Args:
-        models: candidates, hub ids or paths; any sequence classifier that transformers loads.
-        task: as `compare.tasks.load_task` takes it: a folder, ``train.csv:dev.csv``, ``glue/cola``.
+        models: candidates, hub ids or paths; any sequence classifier that transformers loads, or
+            for text any causal language model.
+        task: as `compare.tasks.load_task` takes it (a folder, ``train.csv:dev.csv``,
+            ``glue/cola``), or text as `language.load_text` does (``train.txt:dev.txt``).
         columns: of the files.
         sizes: subsets, increasing; None: from the largest that the budget allows down, see
             `size_ladder`.
@@ -151,21 +155,24 @@ def make_plan(
             without these 1/8, and more where there are few rows, see `default_sizes`.
         flops: limit of all runs' operations together: a round that would exceed it is not begun.
         target: training examples to predict for; None: all training rows.
-        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression).
+        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
+            "loss", of text "bpb", bits per byte.
         probe: training rows that Θ is measured on, 0: none; None: 32 with lensllm, else 0.
         screen_rows: training rows whose frozen features are scored where something reads that.
         dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
         data_seed: of the order the training rows are taken in.
         recipe: how every model is fine-tuned.
         search: further settings of `Search`: method, strategy, seeds, seed, confidence, drop,
-            screen, screen_by, gamma, tau.
+            minutes, screen, screen_by, gamma, tau.
 
     Raises:
         DataError: data, models, sizes or settings that cannot be used; nothing was trained.
         MissingExtra: transformers is not installed.
     """
     if isinstance(task, str):
-        task = load_task(task, columns)
+        task = load_text(task) if is_text(task) else load_task(task, columns)
+    if rank_by is None:
+        rank_by = BITS if isinstance(task, TextTask) else LOSS
     if task.train == task.dev:
         raise DataError("the dev rows are the training rows; losses must be measured on other rows")
     rows = len(task.train)
@@ -181,6 +188,8 @@ def make_plan(
         )
     if task.regression and "hscore" in (method, search.get("screen") and search.get("screen_by")):
         raise DataError("hscore compares classes, and the labels are numbers; take logme or knn")
+    if isinstance(task, TextTask):
+        _check_text(method, probe, search.get("screen"))
     largest = max(sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")
@@ -250,12 +259,27 @@ def _check_numbers(
     if probe > len(task.train):
         raise DataError(f"probe is {probe}, and there are {len(task.train)} training rows")
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
+    if isinstance(task, TextTask):
+        scores = (BITS,)  # what is counted a token depends on the tokenizer
     if rank_by not in scores:
         raise DataError(f"rank_by is {rank_by!r}; expected one of {', '.join(scores)}")
 
 
+def _check_text(method: str, probe: int, screen: float | None) -> None:
+    if method in FEATURE_SCORES or screen is not None:
+        raise DataError(
+            "frozen features are scored against labels, and text has none; leave out screen, and "
+            "take a method that reads losses, such as blend"
+        )
+    if probe:
+        raise DataError(
+            "the kernel Θ is measured of a classifier's logits, and these are language models; "
+            "take rectified, which is lensllm's law with F free"
+        )
+
+
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
-    if len(set(task.train.part(0, smallest).labels)) < 2:
+    if not isinstance(task, TextTask) and len(set(task.train.part(0, smallest).labels)) < 2:
         what = "label" if task.regression else "class"
         raise DataError(
             f"the smallest subset, {smallest} rows, holds one {what} only; begin with more rows, "
@@ -295,13 +319,17 @@ def _candidates(
 def _load_candidate(model: str, task: Task, seed: int, recipe: Recipe) -> Candidate:
     tokenizer = load_tokenizer(model)
     version = model_version(model)
-    parameters, trained = count_parameters(load_for(model, task, tokenizer, seed, recipe))
+    loaded = load_for(model, task, tokenizer, seed, recipe)
+    if isinstance(task, TextTask):
+        check_kept(task.dev.texts, tokenizer, model)
 
-    def tokens(rows: Examples) -> float:
-        counted = encode(rows.part(0, _COUNTED), tokenizer, recipe.max_length)
-        return count_tokens(counted) / len(counted)
+    def tokens(rows: Examples, trained: bool) -> float:
+        counted = rows.part(0, _COUNTED)
+        data = encoded(task, counted, loaded, tokenizer, recipe, trained=trained)
+        return count_tokens(data) / len(counted)
 
-    return Candidate(model, version, parameters, trained, tokens(task.train), tokens(task.dev))
+    counts = tokens(task.train, True), tokens(task.dev, False)
+    return Candidate(model, version, *count_parameters(loaded), *counts)
 
 
 def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:

@@ -60,6 +60,7 @@ class Result:
 
     loss: float | None = None
     cost: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     features: Mapping[str, float] = field(default_factory=dict)
     features_cost: float = 0.0
     kernel_cost: float = 0.0
@@ -100,6 +101,8 @@ class Search:
         screen_by: a score of frozen features, told at size 0.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun.
+        minutes: the same limit of time, by the seconds told: a run is expected to take as long a
+            row as the model's last one did (and those of the first round, nothing).
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         parameters: model -> N, for the method modelsize.
@@ -139,6 +142,7 @@ class Search:
     screen: float | None = None
     screen_by: str = "logme"
     budget: float | None = None
+    minutes: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
@@ -185,6 +189,7 @@ class Search:
         loss: float | None = None,
         *,
         cost: float = 0.0,
+        seconds: float = 0.0,
         features: Mapping[str, float] | None = None,
         features_cost: float = 0.0,
         kernel_cost: float = 0.0,
@@ -197,6 +202,7 @@ class Search:
             loss: positive, lower is better, such as a mean negative log-likelihood or an error; the
                 metric's value where the search has a `metric`.
             cost: of training and judging, in any unit (FLOPs, GPU seconds, money).
+            seconds: that it took, for `minutes`; where runs are done side by side, its share.
             features: scores of the model's frozen features by name, at size 0.
             features_cost, kernel_cost: of measuring these, and the run's kernel.
             error: why the run has no loss; its model is given up.
@@ -212,6 +218,7 @@ class Search:
         self.results[ask] = Result(
             loss=told,
             cost=cost,
+            seconds=seconds,
             features=dict(features or {}),
             features_cost=features_cost,
             kernel_cost=kernel_cost,
@@ -515,8 +522,8 @@ class Search:
         else:
             size = self.rounds[self._place]
             asks = self._to_run(self._active(), size, 1)
-            if self._above_budget(asks):
-                self.stop = f"the budget {self.budget:g} does not pay for the next size, {size}"
+            if limit := self._exceeded(asks):
+                self.stop = f"{limit} for the next size, {size}"
             else:
                 self._begin(asks)
 
@@ -565,32 +572,38 @@ class Search:
         while self._seeds < self.seeds and not asks:
             self._seeds += 1
             asks = self._to_run(rivals, size, self._seeds)
-        return [] if self._above_budget(asks) else asks
+        return [] if self._exceeded(asks) else asks
 
-    def _above_budget(self, asks: Sequence[Ask]) -> bool:
-        """Whether these runs are expected to take more than is left."""
-        if self.budget is None or not any(ask.rows for ask in asks):
-            return False
+    def _exceeded(self, asks: Sequence[Ask]) -> str | None:
+        """Return which limit does not suffice for these runs, by what they are expected to take."""
         seen, before = self._seen, self.rounds[: self._place]
-        spent = sum(
-            result.cost + result.features_cost + result.kernel_cost
-            for ask, result in self.results.items()
-            if ask in seen or ask.rows in before
-        )
-        kernels = {ask.model: result.kernel_cost for ask, result in seen.items()}
-        expected = (
-            self._expected(seen, ask.model, ask.rows) + kernels.get(ask.model, 0.0) for ask in asks
-        )
-        return spent + sum(expected) > self.budget
+        spent = [r for a, r in self.results.items() if a in seen or a.rows in before]
+        trained = [ask for ask in asks if ask.rows]
+        if self.budget is not None and trained:
+            costs = sum(r.cost + r.features_cost + r.kernel_cost for r in spent)
+            kernels = {ask.model: result.kernel_cost for ask, result in seen.items()}
+            costs += sum(
+                self._expected(seen, ask.model, ask.rows) + kernels.get(ask.model, 0.0)
+                for ask in trained
+            )
+            if costs > self.budget:
+                return f"the budget {self.budget:g} does not pay"
+        if self.minutes is not None and trained:
+            seconds = sum(result.seconds for result in spent)
+            for ask in trained:
+                told = [(a.rows, r.seconds) for a, r in seen.items() if a.model == ask.model]
+                seconds += _in_proportion(told, ask.rows)
+            if seconds > 60 * self.minutes:
+                return f"the {self.minutes:g} minutes do not suffice"
+        return None
 
     def _expected(self, results: Results, model: str, rows: float) -> float:
         """Return the expected cost of a run, 0 where nothing tells it; without a kernel's."""
         if self.costs is not None:
             once, a_row = self.costs[model]
             return once + a_row * rows
-        told = [(a.rows, r.cost) for a, r in results.items() if a.model == model and a.rows]
-        paid = [cost / size for size, cost in told if cost]
-        return paid[-1] * rows if paid else 0.0
+        told = [(a.rows, r.cost) for a, r in results.items() if a.model == model]
+        return _in_proportion(told, rows)
 
     def _screen_out(self) -> None:
         """Keep the models whose frozen features score best."""
@@ -681,7 +694,7 @@ class Search:
                 raise DataError(f"{name} is {value}; expected 1 or more")
         if self.gamma < 3:
             raise DataError(f"gamma is {self.gamma}; expected 3 or more points for a line")
-        for name in ("tau", "budget"):
+        for name in ("tau", "budget", "minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise DataError(f"{name} is {value}; expected a positive number")
@@ -713,6 +726,12 @@ def _curve(results: Results, model: str) -> dict[int, float]:
         if ask.model == model and result.loss is not None:
             told.setdefault(ask.rows, []).append(result.loss)
     return {size: float(np.mean(told[size])) for size in sorted(told)}
+
+
+def _in_proportion(told: Sequence[tuple[int, float]], rows: float) -> float:
+    """Return what so many rows take by the last of (rows, what these took), 0 where none tells."""
+    each = [taken / size for size, taken in told if size and taken]
+    return each[-1] * rows if each else 0.0
 
 
 def _paid(results: Results, model: str, method: str) -> float:

@@ -293,7 +293,7 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     said, missing = selection.selections()
     assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
     assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "--probe" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
+    assert "--method lensllm" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
     assert flops["spent"] == flops["training"] + 60 and flops["probe"] == flops["features"] == 0
@@ -339,6 +339,20 @@ def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Setting
     assert runs.done == ALL[:2]
     runs.jobs.clear()
     assert go().share == 1 / 16 and runs.done == ALL[2:]
+
+
+def test_minutes_are_not_exceeded(go: Go, runs: Runs) -> None:
+    """Every run takes 3 seconds; of twice the rows it is expected to take twice as long."""
+    selection = go(minutes=17.9 / 60, method="subtuning")
+    assert runs.done == ALL[:2] and "minutes do not suffice for the next size, 8" in str(
+        selection.search.stop
+    )
+    runs.jobs.clear()
+    selection = go(minutes=23.9 / 60, method="subtuning")  # 12 are spent, the last two take 6 each
+    assert runs.done == ALL[2:4] and "do not suffice for the next size, 16" in str(
+        selection.search.stop
+    )
+    assert go(minutes=24.1 / 60).search.stop == "every planned size was run"
 
 
 def test_a_model_that_diverges_is_left_out(
@@ -453,8 +467,8 @@ Whole = tuple[Path, LiveSelection]
 @pytest.fixture(scope="module")
 def command(models: tuple[str, str], files: tuple[Path, Path]) -> Command:
     """The command line of a small selection; arguments are added."""
-    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25 --probe 4"
-    how = "--recipe.epochs 2 --recipe.lr 5e-3 --recipe.batch-size 8 --recipe.max-length 16"
+    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25"
+    how = "--method lensllm --recipe epochs 2 lr 5e-3 batch-size 8 max-length 16"
     return lambda *more: [*words.split(), "--models", *models, *how.split(), *more]
 
 
@@ -464,6 +478,14 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     out = tmp_path_factory.mktemp("whole") / "out"
     assert main(command("--out", str(out))) == 0
     return out, read_selection(out)
+
+
+@pytest.fixture(scope="module")
+def plain(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one without kernels."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    assert main(command("--method", "rectified", "--out", str(out))) == 0
+    return out
 
 
 def kernels_of(folder: Path) -> dict[str, bytes]:
@@ -492,7 +514,8 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     said, missing = selection.selections()
     assert set(missing) == {"nlpmetrics", "logme", "hscore", "knn"} and len(said) == 8
     assert selection.search.selection().has_intervals
-    assert 0 < selection.flops["spent"] < selection.flops["full_tuning"]
+    flops = selection.flops
+    assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"] and flops["probe"] > 0
     assert all(r["time"] == pytest.approx(r["steps"] / 2, abs=1) for r in records)
     last = {record["model"]: record["dev_loss"] for record in records if record["size"] == 64}
     for row in said["subtuning"].to_frame().itertuples():
@@ -523,14 +546,16 @@ LIVE_METHODS = [name for name, method in METHODS.items() if method.needs != "wei
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
+    plain: Path,
     method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    if METHODS[method].trains != "none":  # of the same runs
-        shutil.copytree(whole[0], out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
+    if METHODS[method].needs != "features":  # of the same runs
+        runs = whole[0] if method == "lensllm" else plain
+        shutil.copytree(runs, out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
     arguments = command("--method", method, "--out", str(out))
     assert main(arguments) == 0
     selection, page = read_selection(out), out / "report.html"
@@ -555,9 +580,9 @@ def test_without_matplotlib_the_result_stays(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    shutil.copytree(whole[0], tmp_path / "out")
-    page = tmp_path / "r.html"
-    assert main(command("--out", str(tmp_path / "out"), "--report", str(page))) == 0
+    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("*.html"))
+    page = tmp_path / "out" / "report.html"
+    assert main(command("--out", str(tmp_path / "out"))) == 0
     shown = capsys.readouterr()
     assert "no report: matplotlib is needed" in shown.err and "Result:" in shown.out
     assert not page.exists()
@@ -616,7 +641,7 @@ def test_a_ray_cluster_does_not_change_the_result(
 ) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'jachess-ext[ray]'")
     try:
-        assert main(command("--out", str(tmp_path), "--ray", "local", "--device", "cpu")) == 0
+        assert main(command("--out", str(tmp_path), "--processes", "local")) == 0
     finally:
         ray.shutdown()
     assert same(tmp_path, whole)
@@ -627,9 +652,9 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 ) -> None:
     out = tmp_path / "out"
     words = f"--task {files[0]}:{files[1]} --sizes 16 32 --target 64 --budget 0.5"
-    how = "--method subtuning --recipe.lora --recipe.gradient-accumulation 2"
-    how += " --recipe.gradient-checkpointing --recipe.epochs 1 --recipe.batch-size 4"
-    more = f"--recipe.max-length 16 --recipe.lr 2e-2 --keep-winner --out {out}"
+    how = "--method subtuning --recipe lora true gradient_accumulation 2"
+    how += " gradient_checkpointing true epochs 1 batch_size 4"
+    more = f"max_length 16 lr 2e-2 --keep-winner --out {out}"
     arguments = ["select-live", "--models", *models, *f"{words} {how} {more}".split()]
     assert main(arguments) == 0
     selection = read_selection(out)
@@ -659,7 +684,13 @@ BAD_COMMANDS = [
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
     (["--processes", "0"], "--processes is 0; expected at least 1"),
-    (["--columns.text", "words"], "has no column 'words'"),
+    (["--columns", "text", "words"], "has no column 'words'"),
+    (["--columns", "words", "text"], "--columns knows text, pair, label, regression, not 'words'"),
+    (["--columns", "regression", "maybe"], "--columns's regression is 'maybe'; expected true or"),
+    (["--recipe", "epoch", "3"], "--recipe knows epochs, batch_size, lr, "),
+    (["--recipe", "epochs", "many"], "--recipe's epochs is 'many'; expected a finite number"),
+    (["--recipe", "lr", "-1"], "lr is -1"),
+    (["--minutes", "0"], "minutes is 0.0; expected a positive number"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -678,11 +709,19 @@ def test_bad_input_is_one_sentence_and_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["select-live", "--help"])
+    options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", capsys.readouterr().out))
+    assert {"--models", "--task", "--minutes", "--keep-winner"} < options
+    assert len(options) <= 15 and "--no-keep-winner" not in options
+
+
 BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
-    (["--target", "100.5"], "--target"),
-    (["--recipe.lr", "-1"], "lr is -1.0"),
-    (["--strategy", "none"], "growing"),
+    (["--target", "many"], "--target"),
+    (["--recipe", "lr"], "--recipe"),
+    (["--strategy", "none"], "--strategy"),
 ]
 
 
@@ -701,7 +740,7 @@ def test_missing_libraries_are_sentences_before_any_training(
 ) -> None:
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(command("--ray", "local")) == 2
+    assert main(command("--processes", "local")) == 2
     error = capfd.readouterr().err
     assert "ray is needed" in error and "pip install 'jachess-ext[ray]'" in error
     monkeypatch.setitem(sys.modules, "scipy.stats", None)

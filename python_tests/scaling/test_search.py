@@ -222,6 +222,10 @@ def test_a_budget_ends_before_it_is_exceeded() -> None:
         search = finished(cost=cost, costs=costs, budget=limit)
         assert spent(search) <= limit and search.curve("wide").keys() == set(SIZES[:rounds])
         assert rounds == 5 or "does not pay for the next size, 64" in str(search.stop)
+    slow = Search(("narrow", "wide"), SIZES, 256, minutes=(2 * (4 + 8 + 16) + 1) / 60)
+    while ask := slow.ask():
+        slow.tell(ask, crossing(ask), cost=1e9, seconds=float(ask.rows))
+    assert max(slow.curve("wide")) == 16 and "minutes do not suffice for the next" in str(slow.stop)
     proportional = finished(cost=lambda a: float(a.rows), budget=2 * (4 + 8 + 16) + 1)
     assert max(proportional.curve("wide")) == 16, "32 rows are expected to cost twice as much as 16"
 
