@@ -14,7 +14,7 @@ from .plan import Plan, make_plan
 from .probe import kernel_of, read_kernel
 from .search import Ask, Search
 from .selection import METHODS, Selection
-from .trial import COSTS, RUN_NAME, Job, Record, RunRecord, killed, ranked_loss, run
+from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, ranked_loss, run
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -244,10 +244,7 @@ def select_live(
                 seconds = sum((record["seconds"] or {}).values()) / processes
                 _tell(search, ask, record, plan.rank_by, out, seconds)
                 write_results(out / RECORDS, in_order())
-                progress(
-                    f"{ask.model} on {ask.rows} rows: "
-                    + (record["error"] or f"dev loss {record['dev_loss']:.4g}")
-                )
+                progress(f"{ask.model} on {ask.rows} rows: {_said(record, plan.rank_by)}")
         if len(search.failed) == len(search.models):
             raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
         selection = LiveSelection(
@@ -273,6 +270,13 @@ def select_live(
             selection = replace(selection, winner=_winner(plan, selection.best, out, run_jobs))
             write_json(out / RESULT, selection.to_dict())
     return selection
+
+
+def _said(record: Record, rank_by: str) -> str:
+    if record["error"] is not None:
+        return str(record["error"])
+    score = record["dev_loss"] if rank_by == LOSS else record["scores"][rank_by]
+    return f"dev {rank_by} {score:.4g}"
 
 
 def _tell(
