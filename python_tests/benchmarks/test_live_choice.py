@@ -68,3 +68,10 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
     again = live_choice.main(results)
     assert again.chosen.tolist() == frame.chosen.tolist()
+
+
+def test_recorded_runs_give_the_recorded_tables(tmp_path: Path) -> None:
+    runs = pd.read_csv(live_choice.RESULTS / "live_choice_runs.csv")
+    live_choice.redraw(runs, tmp_path)
+    for name in ("live_choice.csv", "live_choice.md"):
+        assert (tmp_path / name).read_text() == (live_choice.RESULTS / name).read_text()
