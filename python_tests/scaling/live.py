@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from jachess_ext.cli import main
 from python_tests.demo.conftest import WORDS, save_tiny_model
 
 NOUNS = [word for word in WORDS if word not in ("good", "fine", "bad", "poor")]
@@ -98,3 +102,25 @@ def write_text(path: Path, count: int, seed: int) -> Path:
         lines.append(" and ".join(each[: draw.randint(1, 2)]) + "é")
     path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def _quietly(arguments: list[str]) -> None:
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    main(arguments)
+
+
+def killed(arguments: list[str], out: Path, runs: int, wait: float = 0.0) -> bool:
+    """Whether a command was still at work in its folder when it was killed (with -9).
+
+    It is killed `wait` seconds after so many of its runs have ended.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_quietly, args=(arguments,))
+    process.start()
+    while process.is_alive() and len(list(out.glob("runs/*.json"))) < runs:
+        time.sleep(0.01)
+    process.join(timeout=wait)
+    alive = process.is_alive()
+    process.kill()
+    process.join()
+    return alive

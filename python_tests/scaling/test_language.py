@@ -22,7 +22,7 @@ from jachess_ext.scaling.language import load_text, text_task, windows
 from jachess_ext.scaling.plan import make_plan
 from jachess_ext.scaling.trial import run
 
-from .live import save_decoder, save_model, write_text
+from .live import killed, save_decoder, save_model, write_text
 
 Record = dict[str, Any]
 
@@ -170,6 +170,7 @@ def test_models_that_are_no_language_models(given: Record, tmp_path: Path) -> No
 def test_from_text_to_a_page(
     given: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    """And again after kills, to equal records."""
     out = tmp_path / "out"
     words = f"select-live --task {given['task']} --sizes 8 16 32 --keep-winner --out {out}"
     how = "--recipe epochs 1 batch_size 4 lr 1e-2 max_length 16"
@@ -187,5 +188,16 @@ def test_from_text_to_a_page(
     printed = capsys.readouterr().out
     assert "predicted dev bpb with 120 rows" in printed and "perplexity" in printed
     assert "dev bpb" in (out / "report.html").read_text(encoding="utf-8")
+    again = tmp_path / "again"
+    arguments[arguments.index(str(out))] = str(again)
+    assert killed(arguments, again, 1) and killed(arguments, again, 3)
+    assert len(list(again.glob("runs/*.json"))) < 7, "killed before the end"
+    assert main(arguments) == 0
+    each = [
+        [record | {"seconds": None} for record in read_selection(folder).records]
+        for folder in (out, again)
+    ]
+    assert each[0] == each[1] and read_selection(again).search == selection.search
+    arguments[arguments.index(str(again))] = str(out)
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(arguments) == 0 and read_selection(out) == selection

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +37,7 @@ from jachess_ext.scaling.selection import METHODS
 from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
-from .live import save_model, write_rows
+from .live import killed, save_model, write_rows
 
 Record = dict[str, Any]
 SIZES = (4, 8, 16)
@@ -588,27 +586,14 @@ def test_without_matplotlib_the_result_stays(
     assert not page.exists()
 
 
-def _select_quietly(arguments: list[str]) -> None:
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    main(arguments)
-
-
 def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path) -> None:
     """Kills with -9 at random moments; no finished run is repeated, and the end is the same."""
     out = tmp_path / "killed"
-    context = multiprocessing.get_context("fork")
     draws, kills = random.Random(0), 0
     ended: dict[str, float] = {}
     for further in range(4):  # runs, and not seconds: those hang on what else the machine does
-        process = context.Process(target=_select_quietly, args=(command("--out", str(out)),))
-        process.start()
-        while process.is_alive() and len(list(out.glob("runs/*.json"))) < len(ended) + further:
-            time.sleep(0.01)
-        process.join(timeout=draws.uniform(0, 0.3))
-        kills += process.is_alive()
-        process.kill()
-        process.join()
+        runs, wait = len(ended) + further, draws.uniform(0, 0.3)
+        kills += killed(command("--out", str(out)), out, runs, wait)
         now = {path.name: path.stat().st_mtime for path in out.glob("runs/*.json")}
         assert ended.items() <= now.items(), "a finished run was repeated"
         ended = now
