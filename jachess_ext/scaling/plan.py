@@ -205,6 +205,9 @@ def make_plan(
         sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
     elif sizes is None:
         sizes = default_sizes(rows, target, recipe)
+    for name in ("metric", "test_rows"):
+        if name in search:
+            raise DataError(f"{name} is a setting of Search alone; say by rank_by what is forecast")
     scores = search.get("screen") is not None or method in FEATURE_SCORES
     settings: dict[str, Any] = {
         "sizes": sizes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -293,9 +293,7 @@ class Search:
         for model, losses in zip(table.names, table.losses, strict=True):
             for size, loss in zip(table.sizes, losses, strict=True):
                 if not math.isnan(loss):
-                    if size != int(size):
-                        raise DataError(f"the size {size:g} is no whole number of rows")
-                    found[Ask(model, int(size), self.seed)] = (float(loss), 0.0, None)
+                    found[Ask(model, size, self.seed)] = (float(loss), 0.0, None)
         self._add(found, extrapolated=True)
 
     def _add(self, found: Mapping[Ask, tuple[Any, ...]], extrapolated: bool = False) -> None:
@@ -307,11 +305,13 @@ class Search:
                     f"{ask.model!r} is none of the candidates, {', '.join(self.models)}; leave it "
                     "out, or make it one"
                 )
-            if not 0 <= ask.rows < self.target:
+            if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
                 raise DataError(
-                    f"{ask.model!r} has a result at {ask.rows} rows; expected fewer than the "
-                    f"target's {self.target}, which is what is to be predicted"
+                    f"{ask.model!r} has a result at {ask.rows:g} rows; expected a whole number "
+                    f"below the target's {self.target}, where the loss is to be predicted: leave it out "
+                    "(of a table by `ignore` of `read_table`), or give a larger target"
                 )
+            ask = replace(ask, rows=int(ask.rows))
             if ask in self.results:
                 raise DataError(f"the result of {ask} is known already")
             loss = value if extrapolated else self._extrapolated(value)

@@ -180,6 +180,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
+    ({"metric": "accuracy"}, "metric is a setting of Search alone; say by rank_by"),
     ({"target": 0}, "target is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     (

@@ -266,7 +266,11 @@ def test_a_table_is_added_whole_or_not_at_all() -> None:
     assert found.drop(columns="cost").equals(expected.drop(columns="cost"))
     for change, words in (
         ({"narrow": "third"}, "'third' is none of the candidates, narrow, wide"),
-        ({"16": "256"}, "'narrow' has a result at 256 rows; expected fewer than the target's 256"),
+        (
+            {"16": "256"},
+            "'narrow' has a result at 256 rows; expected a whole number below the target's 256",
+        ),
+        ({"16": "16.5"}, "'narrow' has a result at 16.5 rows; expected a whole number"),
     ):
         fresh = Search(("narrow", "wide"), SIZES, 256)
         with pytest.raises(ValueError, match=words):
