@@ -308,7 +308,7 @@ class Search:
             if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
                 raise DataError(
                     f"{ask.model!r} has a result at {ask.rows:g} rows; expected a whole number "
-                    f"below the target's {self.target}, where the loss is to be predicted: leave it out "
+                    f"below the target's {self.target}, where the loss is predicted: leave it out "
                     "(of a table by `ignore` of `read_table`), or give a larger target"
                 )
             ask = replace(ask, rows=int(ask.rows))
