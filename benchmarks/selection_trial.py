@@ -59,6 +59,7 @@ from jachess_ext.scaling import Ask, LossTable, coverage, select, select_live, t
 from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
 from jachess_ext.scaling.live import RUNS
 from jachess_ext.scaling.plan import Plan, make_plan
+from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
 from .selection import BINS
@@ -320,7 +321,7 @@ class Replay:
         run: Any = self.run[name, rows, part]
         if self.rank_by == "loss":
             return run.dev_loss
-        return trial.to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
+        return to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
 
     def cost(self, rows: int, names: Sequence[str] | None = None) -> float:
         """Return the FLOPs of runs on a subset, of all candidates or of these."""

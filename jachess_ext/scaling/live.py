@@ -14,7 +14,7 @@ from .plan import Plan, make_plan
 from .probe import kernel_of, read_kernel
 from .search import Ask, Search
 from .selection import METHODS, Selection
-from .trial import COSTS, RUN_NAME, Job, Record, RunRecord, killed, ranked_loss, run
+from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, ranked_loss, run
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -29,7 +29,8 @@ class LiveSelection:
     Attributes:
         task: name of the data.
         train_rows, dev_rows: in the training data, and judged on.
-        rank_by: the score forecast, "loss" or a name of `CLASS_SCORES` or `NUMBER_SCORES`.
+        rank_by: the score forecast, "loss" or a name of `CLASS_SCORES` or `NUMBER_SCORES`; of text
+            "bpb".
         unloadable: model -> why it could not be loaded.
         search: settings, results and stops; `search.selection(method)` is what a method says.
             records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
@@ -99,7 +100,9 @@ class LiveSelection:
         missing: dict[str, str] = {}
         for method in METHODS:
             if method == "lensllm" and not self.search.kernels:
-                missing[method] = "no kernel Θ was measured, which it reads; give --probe 32"
+                missing[method] = (
+                    "no kernel Θ was measured, which it reads: --method lensllm does it"
+                )
                 continue
             try:
                 said[method] = self.search.selection(method)
@@ -238,12 +241,10 @@ def select_live(
             for job, record in run_jobs([job for job, _ in jobs.values()]):
                 ask = jobs[job.name][1]
                 records[ask] = record
-                _tell(search, ask, record, plan.rank_by, out)
+                seconds = sum((record["seconds"] or {}).values()) / processes
+                _tell(search, ask, record, plan.rank_by, out, seconds)
                 write_results(out / RECORDS, in_order())
-                progress(
-                    f"{ask.model} on {ask.rows} rows: "
-                    + (record["error"] or f"dev loss {record['dev_loss']:.4g}")
-                )
+                progress(f"{ask.model} on {ask.rows} rows: {_said(record, plan.rank_by)}")
         if len(search.failed) == len(search.models):
             raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
         selection = LiveSelection(
@@ -260,7 +261,8 @@ def select_live(
         except ValueError as error:
             raise DataError(
                 f"no ranking yet ({search.stop}): {error}; the runs are kept, and the same command "
-                "with a larger budget goes on from them"
+                "with a larger limit goes on from them; with the method subtuning it ranks by the "
+                "largest size that every model was run on"
             ) from error
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
@@ -270,13 +272,23 @@ def select_live(
     return selection
 
 
-def _tell(search: Search, ask: Ask, record: Record, rank_by: str, folder: Path) -> None:
+def _said(record: Record, rank_by: str) -> str:
+    if record["error"] is not None:
+        return str(record["error"])
+    score = record["dev_loss"] if rank_by == LOSS else record["scores"][rank_by]
+    return f"dev {rank_by} {score:.4g}"
+
+
+def _tell(
+    search: Search, ask: Ask, record: Record, rank_by: str, folder: Path, seconds: float
+) -> None:
     if record["kernel"] is not None:
         search.kernels[ask] = kernel_of(folder, record)
     search.tell(
         ask,
         ranked_loss(record, rank_by),
         cost=record["training_flops"] + record["judging_flops"],
+        seconds=seconds,
         features=record["features"],
         features_cost=record["features_flops"],
         kernel_cost=record["probe_flops"],

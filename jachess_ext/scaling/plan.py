@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from .._io import DataError
-from ..compare.models import encode, load_tokenizer, model_version
+from ..compare.models import load_tokenizer, model_version
 from ..compare.settings import Columns, Recipe
 from ..compare.tasks import Examples, Task, load_task
 from .baselines import FEATURE_SCORES
+from .language import BITS, TextTask, check_kept, is_text, load_text
 from .probe import KERNELS
 from .search import Ask, Search
-from .selection import DEFAULT
+from .selection import DEFAULT, METHODS
 from .trial import (
     CLASS_SCORES,
     LOSS,
@@ -26,6 +27,7 @@ from .trial import (
     Job,
     count_parameters,
     count_tokens,
+    encoded,
     judging_flops,
     load_for,
     training_flops,
@@ -36,6 +38,9 @@ SMALLEST = 16
 _STEPS = 8  # optimiser steps on it, at least
 _RATIO = 4.0  # of one size to the next, at most
 _FEWEST = 3  # sizes, as long as the ratio stays at 2 or more
+_BUDGET = 1 / 8  # of the target, where no budget is given
+_SMALL = (1, 2, 4)  # times the smallest subset, where an eighth has no room for three sizes
+_SMALL_SHARE = 2 / 3  # of the target that these may have together
 _TRAINING = 4 / 3  # rows of all sizes together, as a share of those of the largest, at most
 _JUDGING = 0.005  # cost of judging a model once, as a share of training it on the target's rows
 _MOST_JUDGING = 1 / 6  # and of judging after all sizes, as a share of training on them, at most
@@ -125,10 +130,10 @@ def make_plan(
     *,
     columns: Columns = Columns(),  # noqa: B008  frozen
     sizes: Sequence[int] | None = None,
-    budget: float = 1 / 8,
+    budget: float | None = None,
     flops: float | None = None,
     target: int | None = None,
-    rank_by: str = LOSS,
+    rank_by: str | None = None,
     probe: int | None = None,
     screen_rows: int = 512,
     dev_size: int | None = None,
@@ -139,29 +144,35 @@ def make_plan(
     """Read the data, load every model once, and decide on the sizes.
 
     Args:
-        models: candidates, hub ids or paths; any sequence classifier that transformers loads.
-        task: as `compare.tasks.load_task` takes it: a folder, ``train.csv:dev.csv``, ``glue/cola``.
+        models: candidates, hub ids or paths; any sequence classifier that transformers loads, or
+            for text any causal language model.
+        task: as `compare.tasks.load_task` takes it (a folder, ``train.csv:dev.csv``,
+            ``glue/cola``), or text as `language.load_text` does (``train.txt:dev.txt``).
         columns: of the files.
         sizes: subsets, increasing; None: from the largest that the budget allows down, see
             `size_ladder`.
-        budget: the largest subset as a share of the target, at most.
+        budget: the largest subset as a share of the target, at most; None: that of the sizes, or
+            without these 1/8, and more where there are few rows, see `default_sizes`.
         flops: limit of all runs' operations together: a round that would exceed it is not begun.
         target: training examples to predict for; None: all training rows.
-        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression).
+        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
+            "loss", of text "bpb", bits per byte.
         probe: training rows that Θ is measured on, 0: none; None: 32 with lensllm, else 0.
         screen_rows: training rows whose frozen features are scored where something reads that.
         dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
         data_seed: of the order the training rows are taken in.
         recipe: how every model is fine-tuned.
         search: further settings of `Search`: method, strategy, seeds, seed, confidence, drop,
-            screen, screen_by, gamma, tau.
+            minutes, screen, screen_by, gamma, tau.
 
     Raises:
         DataError: data, models, sizes or settings that cannot be used; nothing was trained.
         MissingExtra: transformers is not installed.
     """
     if isinstance(task, str):
-        task = load_task(task, columns)
+        task = load_text(task) if is_text(task) else load_task(task, columns)
+    if rank_by is None:
+        rank_by = BITS if isinstance(task, TextTask) else LOSS
     if task.train == task.dev:
         raise DataError("the dev rows are the training rows; losses must be measured on other rows")
     rows = len(task.train)
@@ -177,17 +188,26 @@ def make_plan(
         )
     if task.regression and "hscore" in (method, search.get("screen") and search.get("screen_by")):
         raise DataError("hscore compares classes, and the labels are numbers; take logme or knn")
+    if isinstance(task, TextTask):
+        _check_text(method, probe, search.get("screen"))
     largest = max(sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")
-    if not 0 < budget <= 1 or largest > budget * target:
+    if budget is not None and (not 0 < budget <= 1 or largest > budget * target):
         raise DataError(
             f"the budget is {budget:g}, a share of the target's {target} rows"
             + (f"; the size {largest} is above it" if largest > budget * target else "")
             + "; expected a share up to 1, and sizes within it"
         )
-    if sizes is None:
+    if sizes is None and budget is not None:
         sizes = size_ladder(rows, target, budget, recipe)
+    elif sizes is None and method in METHODS and METHODS[method].trains == "none":
+        sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
+    elif sizes is None:
+        sizes = default_sizes(rows, target, recipe)
+    for name in ("metric", "test_rows"):
+        if name in search:
+            raise DataError(f"{name} is a setting of Search alone; say by rank_by what is forecast")
     scores = search.get("screen") is not None or method in FEATURE_SCORES
     settings: dict[str, Any] = {
         "sizes": sizes,
@@ -242,12 +262,27 @@ def _check_numbers(
     if probe > len(task.train):
         raise DataError(f"probe is {probe}, and there are {len(task.train)} training rows")
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
+    if isinstance(task, TextTask):
+        scores = (BITS,)  # what is counted a token depends on the tokenizer
     if rank_by not in scores:
         raise DataError(f"rank_by is {rank_by!r}; expected one of {', '.join(scores)}")
 
 
+def _check_text(method: str, probe: int, screen: float | None) -> None:
+    if method in FEATURE_SCORES or screen is not None:
+        raise DataError(
+            "frozen features are scored against labels, and text has none; leave out screen, and "
+            "take a method that reads losses, such as blend"
+        )
+    if probe:
+        raise DataError(
+            "the kernel Θ is measured of a classifier's logits, and these are language models; "
+            "take rectified, which is lensllm's law with F free"
+        )
+
+
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
-    if len(set(task.train.part(0, smallest).labels)) < 2:
+    if not isinstance(task, TextTask) and len(set(task.train.part(0, smallest).labels)) < 2:
         what = "label" if task.regression else "class"
         raise DataError(
             f"the smallest subset, {smallest} rows, holds one {what} only; begin with more rows, "
@@ -287,13 +322,17 @@ def _candidates(
 def _load_candidate(model: str, task: Task, seed: int, recipe: Recipe) -> Candidate:
     tokenizer = load_tokenizer(model)
     version = model_version(model)
-    parameters, trained = count_parameters(load_for(model, task, tokenizer, seed, recipe))
+    loaded = load_for(model, task, tokenizer, seed, recipe)
+    if isinstance(task, TextTask):
+        check_kept(task.dev.texts, tokenizer, model)
 
-    def tokens(rows: Examples) -> float:
-        counted = encode(rows.part(0, _COUNTED), tokenizer, recipe.max_length)
-        return count_tokens(counted) / len(counted)
+    def tokens(rows: Examples, trained: bool) -> float:
+        counted = rows.part(0, _COUNTED)
+        data = encoded(task, counted, loaded, tokenizer, recipe, trained=trained)
+        return count_tokens(data) / len(counted)
 
-    return Candidate(model, version, parameters, trained, tokens(task.train), tokens(task.dev))
+    counts = tokens(task.train, True), tokens(task.dev, False)
+    return Candidate(model, version, *count_parameters(loaded), *counts)
 
 
 def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
@@ -333,6 +372,31 @@ def size_ladder(rows: int, target: int, budget: float, recipe: Recipe) -> tuple[
     fits = (_down_from(top, least) for top in range(largest, least - 1, -1))
     sizes = next(sizes for sizes in fits if sum(sizes) <= _TRAINING * largest)
     return sizes if len(sizes) >= _FEWEST else _down_from(largest, least)
+
+
+def default_sizes(rows: int, target: int, recipe: Recipe) -> tuple[int, ...]:
+    """Return subsets up to an eighth of the target, where three of them fit.
+
+    Where they do not, 1, 2 and 4 times the smallest that makes sense (`smallest_rows`), if these
+    have two thirds of the target's rows together at most.
+
+    Raises:
+        DataError: there are too few rows for that, too.
+    """
+    least = smallest_rows(recipe)
+    if int(_BUDGET * target) >= least:
+        sizes = size_ladder(rows, target, _BUDGET, recipe)
+        if len(sizes) >= _FEWEST:
+            return sizes
+    sizes = tuple(times * least for times in _SMALL)
+    if sizes[-1] <= rows and sum(sizes) <= _SMALL_SHARE * target:
+        return sizes
+    whole = min(rows, target - 1)
+    raise DataError(
+        f"{min(rows, target)} rows are too few to forecast from subsets of {least} rows and more; "
+        "compare the models on nearly all of them, which forecasts nothing: "
+        f"--method subtuning --sizes {whole} (in Python method='subtuning', sizes=[{whole}])"
+    )
 
 
 def smallest_rows(recipe: Recipe) -> int:

@@ -25,8 +25,17 @@ from ..compare.settings import Recipe
 from ..compare.tasks import Examples, Task, digest
 from ..training import with_lora
 from .baselines import FEATURE_SCORES
+from .language import (
+    TextTask,
+    Windows,
+    judge_text,
+    load_language_model,
+    longest,
+    windows,
+)
 from .predictive import Array
 from .probe import FORWARD, measured, residual_of
+from .runs import to_forecast
 from .selection import OPERATIONS
 
 Record = dict[str, Any]
@@ -37,30 +46,16 @@ CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
 NUMBER_SCORES = ("mae", "pearson", "spearman")
 COSTS = ("training_flops", "judging_flops", "probe_flops", "features_flops")
 """Operations in the record of a run."""
-_LOWER = (LOSS, "brier", "mae")  # is better; of the others 1 is the best there is
 _BATCH = 64
+_WINDOWS = 16  # at a time: their logits have the whole vocabulary
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
-
-
-def to_forecast(name: str, value: float, rows: int) -> float:
-    """Convert a score to the number that methods extrapolate: lower is better and above 0.
-
-    A loss is itself.  Of a score whose best is 1 it is what is missing, 1 − value; where nothing is
-    missing in so many rows, half a row's worth.
-    """
-    return value if name in _LOWER else max(1.0 - value, 0.5 / rows)
-
-
-def from_forecast(name: str, value: float) -> float:
-    """Return a forecast in the score's own terms."""
-    return value if name in _LOWER else 1.0 - value
 
 
 def ranked_loss(record: Record, rank_by: str) -> float | None:
     """Return the number extrapolated of the score ranked by; None for a failed run."""
     if record["error"] is not None or rank_by == LOSS:
-        return record["dev_loss"]
-    return to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"])
+        return record["dev_loss"]  # type: ignore[no-any-return]
+    return float(to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"]))
 
 
 def training_flops(
@@ -141,12 +136,12 @@ class RunRecord:
         seed: of head, order and dropout.
         learning_rate: η, the highest rate of the schedule.
         time: t = Σ_s η_s / η over the steps s, so that η t = Σ_s η_s; 0 at size 0.
-        tokens: of one epoch, without padding.
+        tokens: of one epoch, without padding (of text, with the token each row begins with).
         metric: name of the task's metric.
         dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression
-            their mean squared error.
+            their mean squared error; of text, nats a token.
         dev_score: the task's metric.
-        scores: `CLASS_SCORES`, or in a regression `NUMBER_SCORES`, by name.
+        scores: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, of text `language.SCORES`, by name.
         dev_rows: how many were judged.
         kernel_loss: F(Θ, t) = ‖exp(−η Θ t) r‖² (Eq. 9), Θ of the model as this run left it.
         residual_square: ‖r‖², r = f0(X) − y on the probe before fine-tuning.
@@ -203,7 +198,7 @@ def run(job: Job) -> Record:
         tokenizer = load_tokenizer(job.model)
         model = new_model(job, tokenizer)
         rows = {
-            name: encode(part, tokenizer, job.recipe.max_length)
+            name: encoded(job.task, part, model, tokenizer, job.recipe, trained=name == "train")
             for name, part in (
                 ("train", job.task.train),
                 ("dev", job.task.dev),
@@ -272,8 +267,32 @@ def new_model(job: Job, tokenizer: Any) -> Any:
 
 def load_for(name: str, task: Task, tokenizer: Any, seed: int, recipe: Recipe) -> Any:
     """Return a model with a head for the task, and with adapters where the recipe has them."""
-    model = load_model(name, task.outputs, tokenizer, seed, regression=task.regression)
-    return with_lora(model, seed=seed) if recipe.lora else model
+    if isinstance(task, TextTask):
+        model, kind = load_language_model(name, tokenizer, seed), "CAUSAL_LM"
+    else:
+        model = load_model(name, task.outputs, tokenizer, seed, regression=task.regression)
+        kind = "SEQ_CLS"
+    return with_lora(model, seed=seed, task_type=kind) if recipe.lora else model
+
+
+def encoded(
+    task: Task,
+    part: Examples,
+    model: Any,
+    tokenizer: Any,
+    recipe: Recipe,
+    *,
+    trained: bool,
+) -> Encoded:
+    """Return a part of the task's rows as the model reads them.
+
+    Args:
+        trained: whether they are trained on: the ends of texts are learnt, and not judged.
+    """
+    if isinstance(task, TextTask):
+        length = longest(model, tokenizer, recipe.max_length)
+        return windows(part, tokenizer, length, end=trained)
+    return encode(part, tokenizer, recipe.max_length)
 
 
 def judging_flops(parameters: int, tokens: float) -> float:
@@ -328,6 +347,12 @@ class _Rates(TrainerCallback):
 
 
 def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
+    costs = {
+        "dev_rows": len(job.task.dev),
+        "judging_flops": judging_flops(parameters, count_tokens(dev)),
+    }
+    if isinstance(dev, Windows):
+        return judge_text(model, job.task.dev, dev, _WINDOWS) | costs
     dev = dev.by_length()
     outputs = model_outputs(model, dev.in_order(_BATCH), regression=job.task.regression)
     if job.task.regression:
@@ -343,9 +368,7 @@ def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
         "dev_loss": loss,
         "dev_score": job.task.metric(said, labels),
         "scores": scores,
-        "dev_rows": len(dev),
-        "judging_flops": judging_flops(parameters, count_tokens(dev)),
-    }
+    } | costs
 
 
 def class_scores(probabilities: Array, labels: Array) -> dict[str, float]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
+import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
 from jachess_ext.scaling.plan import (
     Candidate,
+    default_sizes,
     judged_rows,
     make_plan,
     size_ladder,
@@ -37,7 +37,7 @@ from jachess_ext.scaling.selection import METHODS
 from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
-from .live import save_model, write_rows
+from .live import killed, save_model, write_rows
 
 Record = dict[str, Any]
 SIZES = (4, 8, 16)
@@ -58,6 +58,31 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
+
+
+@pytest.mark.parametrize("target", [179, 200, 543, 544, 2000, 12_000])
+def test_sizes_of_small_files(target: int) -> None:
+    """Three subsets: of an eighth where they fit, else 1, 2, 4 times what eight steps take."""
+    sizes = default_sizes(target, target, Recipe())
+    if target < 544:
+        assert sizes == (17, 34, 68) and sum(sizes) <= 2 / 3 * target
+    else:
+        assert len(sizes) >= 3 and sizes[0] >= 17 and sizes[-1] <= target / 8
+    with pytest.raises(ValueError, match="60 rows are too few to forecast from subsets of 17 rows"):
+        default_sizes(60, target, Recipe())
+
+
+def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_path: Path) -> None:
+    given = settings(train=write_rows(tmp_path / "few.csv", 167, 3), budget=None)
+    assert smallest_rows(given["recipe"]) * 7 > 167 * 2 / 3
+    with pytest.raises(ValueError, match="167 rows are too few to forecast from") as caught:
+        make_plan(**given)
+    method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
+    plan = make_plan(**given, method=method, sizes=[int(sizes)])
+    assert plan.search.rounds == (166,)
+    assert make_plan(**given, method="logme").search.rounds == (0,), "nothing is trained"
+    more = settings(train=write_rows(tmp_path / "more.csv", 168, 3), budget=None)
+    assert make_plan(**more).search.rounds == (16, 32, 64)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +180,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
+    ({"metric": "accuracy"}, "metric is a setting of Search alone; say by rank_by"),
     ({"target": 0}, "target is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     (
@@ -266,7 +292,7 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     said, missing = selection.selections()
     assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
     assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "--probe" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
+    assert "--method lensllm" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
     assert flops["spent"] == flops["training"] + 60 and flops["probe"] == flops["features"] == 0
@@ -312,6 +338,20 @@ def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Setting
     assert runs.done == ALL[:2]
     runs.jobs.clear()
     assert go().share == 1 / 16 and runs.done == ALL[2:]
+
+
+def test_minutes_are_not_exceeded(go: Go, runs: Runs) -> None:
+    """Every run takes 3 seconds; of twice the rows it is expected to take twice as long."""
+    selection = go(minutes=17.9 / 60, method="subtuning")
+    assert runs.done == ALL[:2] and "minutes do not suffice for the next size, 8" in str(
+        selection.search.stop
+    )
+    runs.jobs.clear()
+    selection = go(minutes=23.9 / 60, method="subtuning")  # 12 are spent, the last two take 6 each
+    assert runs.done == ALL[2:4] and "do not suffice for the next size, 16" in str(
+        selection.search.stop
+    )
+    assert go(minutes=24.1 / 60).search.stop == "every planned size was run"
 
 
 def test_a_model_that_diverges_is_left_out(
@@ -426,8 +466,8 @@ Whole = tuple[Path, LiveSelection]
 @pytest.fixture(scope="module")
 def command(models: tuple[str, str], files: tuple[Path, Path]) -> Command:
     """The command line of a small selection; arguments are added."""
-    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25 --probe 4"
-    how = "--recipe.epochs 2 --recipe.lr 5e-3 --recipe.batch-size 8 --recipe.max-length 16"
+    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25"
+    how = "--method lensllm --recipe epochs 2 lr 5e-3 batch-size 8 max-length 16"
     return lambda *more: [*words.split(), "--models", *models, *how.split(), *more]
 
 
@@ -437,6 +477,14 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     out = tmp_path_factory.mktemp("whole") / "out"
     assert main(command("--out", str(out))) == 0
     return out, read_selection(out)
+
+
+@pytest.fixture(scope="module")
+def plain(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one without kernels."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    assert main(command("--method", "rectified", "--out", str(out))) == 0
+    return out
 
 
 def kernels_of(folder: Path) -> dict[str, bytes]:
@@ -465,7 +513,8 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     said, missing = selection.selections()
     assert set(missing) == {"nlpmetrics", "logme", "hscore", "knn"} and len(said) == 8
     assert selection.search.selection().has_intervals
-    assert 0 < selection.flops["spent"] < selection.flops["full_tuning"]
+    flops = selection.flops
+    assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"] and flops["probe"] > 0
     assert all(r["time"] == pytest.approx(r["steps"] / 2, abs=1) for r in records)
     last = {record["model"]: record["dev_loss"] for record in records if record["size"] == 64}
     for row in said["subtuning"].to_frame().itertuples():
@@ -496,14 +545,16 @@ LIVE_METHODS = [name for name, method in METHODS.items() if method.needs != "wei
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
+    plain: Path,
     method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    if METHODS[method].trains != "none":  # of the same runs
-        shutil.copytree(whole[0], out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
+    if METHODS[method].needs != "features":  # of the same runs
+        runs = whole[0] if method == "lensllm" else plain
+        shutil.copytree(runs, out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
     arguments = command("--method", method, "--out", str(out))
     assert main(arguments) == 0
     selection, page = read_selection(out), out / "report.html"
@@ -528,35 +579,22 @@ def test_without_matplotlib_the_result_stays(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    shutil.copytree(whole[0], tmp_path / "out")
-    page = tmp_path / "r.html"
-    assert main(command("--out", str(tmp_path / "out"), "--report", str(page))) == 0
+    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("*.html"))
+    page = tmp_path / "out" / "report.html"
+    assert main(command("--out", str(tmp_path / "out"))) == 0
     shown = capsys.readouterr()
     assert "no report: matplotlib is needed" in shown.err and "Result:" in shown.out
     assert not page.exists()
 
 
-def _select_quietly(arguments: list[str]) -> None:
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    main(arguments)
-
-
 def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path) -> None:
     """Kills with -9 at random moments; no finished run is repeated, and the end is the same."""
     out = tmp_path / "killed"
-    context = multiprocessing.get_context("fork")
     draws, kills = random.Random(0), 0
     ended: dict[str, float] = {}
     for further in range(4):  # runs, and not seconds: those hang on what else the machine does
-        process = context.Process(target=_select_quietly, args=(command("--out", str(out)),))
-        process.start()
-        while process.is_alive() and len(list(out.glob("runs/*.json"))) < len(ended) + further:
-            time.sleep(0.01)
-        process.join(timeout=draws.uniform(0, 0.3))
-        kills += process.is_alive()
-        process.kill()
-        process.join()
+        runs, wait = len(ended) + further, draws.uniform(0, 0.3)
+        kills += killed(command("--out", str(out)), out, runs, wait)
         now = {path.name: path.stat().st_mtime for path in out.glob("runs/*.json")}
         assert ended.items() <= now.items(), "a finished run was repeated"
         ended = now
@@ -589,7 +627,7 @@ def test_a_ray_cluster_does_not_change_the_result(
 ) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'jachess-ext[ray]'")
     try:
-        assert main(command("--out", str(tmp_path), "--ray", "local", "--device", "cpu")) == 0
+        assert main(command("--out", str(tmp_path), "--processes", "local")) == 0
     finally:
         ray.shutdown()
     assert same(tmp_path, whole)
@@ -600,9 +638,9 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 ) -> None:
     out = tmp_path / "out"
     words = f"--task {files[0]}:{files[1]} --sizes 16 32 --target 64 --budget 0.5"
-    how = "--method subtuning --recipe.lora --recipe.gradient-accumulation 2"
-    how += " --recipe.gradient-checkpointing --recipe.epochs 1 --recipe.batch-size 4"
-    more = f"--recipe.max-length 16 --recipe.lr 2e-2 --keep-winner --out {out}"
+    how = "--method subtuning --recipe lora true gradient_accumulation 2"
+    how += " gradient_checkpointing true epochs 1 batch_size 4"
+    more = f"max_length 16 lr 2e-2 --keep-winner --out {out}"
     arguments = ["select-live", "--models", *models, *f"{words} {how} {more}".split()]
     assert main(arguments) == 0
     selection = read_selection(out)
@@ -632,7 +670,13 @@ BAD_COMMANDS = [
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
     (["--processes", "0"], "--processes is 0; expected at least 1"),
-    (["--columns.text", "words"], "has no column 'words'"),
+    (["--columns", "text", "words"], "has no column 'words'"),
+    (["--columns", "words", "text"], "--columns knows text, pair, label, regression, not 'words'"),
+    (["--columns", "regression", "maybe"], "--columns's regression is 'maybe'; expected true or"),
+    (["--recipe", "epoch", "3"], "--recipe knows epochs, batch_size, lr, "),
+    (["--recipe", "epochs", "many"], "--recipe's epochs is 'many'; expected a finite number"),
+    (["--recipe", "lr", "-1"], "lr is -1"),
+    (["--minutes", "0"], "minutes is 0.0; expected a positive number"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -651,11 +695,19 @@ def test_bad_input_is_one_sentence_and_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["select-live", "--help"])
+    options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", capsys.readouterr().out))
+    assert {"--models", "--task", "--minutes", "--keep-winner"} < options
+    assert len(options) <= 15 and "--no-keep-winner" not in options
+
+
 BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
-    (["--target", "100.5"], "--target"),
-    (["--recipe.lr", "-1"], "lr is -1.0"),
-    (["--strategy", "none"], "growing"),
+    (["--target", "many"], "--target"),
+    (["--recipe", "lr"], "--recipe"),
+    (["--strategy", "none"], "--strategy"),
 ]
 
 
@@ -674,7 +726,7 @@ def test_missing_libraries_are_sentences_before_any_training(
 ) -> None:
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(command("--ray", "local")) == 2
+    assert main(command("--processes", "local")) == 2
     error = capfd.readouterr().err
     assert "ray is needed" in error and "pip install 'jachess-ext[ray]'" in error
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
