@@ -12,9 +12,11 @@ target's rows and judged on `TRUE_ROWS` dev rows: the truth.  Runs are kept in -
 repeated, so a slice that is stopped goes on.
 
 Rows of all runs go to results/live_choice_runs.csv, those of other data stay; what each method
-chooses from them, to live_choice.csv and .md.  Costs are FLOPs of training and judging of what a
-method reads, as a share of training and judging every candidate at the target; regret is how much
-higher the true loss of the chosen is than the best, in per cent; intervals are of the true loss.
+chooses from them, by loss (of text bits per byte) and by accuracy, to live_choice.csv and .md.
+Costs are FLOPs of training and judging of what a method reads, as a share of training and judging
+every candidate at the target.  Regret is how much higher the true loss of the chosen is than the
+best, in per cent, or how many points its true accuracy is below the best.  Intervals are of the
+true loss or accuracy.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ CLASSES, TEXT = (
 """What is told beside models and data; the rate is that of `selection_trial`."""
 COLUMNS = [
     *("data", "seed", "rank_by", "judged", "target", "model", "parameters", "rows", "loss"),
-    *("true_loss", "training_flops", "judging_flops", "seconds", "commit"),
+    *("true_loss", "accuracy", "true_accuracy", "training_flops", "judging_flops", "seconds"),
+    "commit",
 ]
-"""Of the runs: `loss` on the dev rows that the selection judges on (`judged` of them), `true_loss`
-on `TRUE_ROWS`, of the runs on the target's rows."""
+"""Of the runs: `loss` and `accuracy` on the dev rows that the selection judges on (`judged` of
+them), the true ones on `TRUE_ROWS`, of the runs on the target's rows."""
 
 
 def models_of(zoo: Path, *, decoders: bool, out: Path) -> list[str]:
@@ -90,6 +93,7 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
     for record in [*live.records, *truth]:
         full = record["size"] == plan.search.target
         loss = ranked_loss(record, live.rank_by)
+        accuracy = record["scores"].get("accuracy")
         rows.append(
             {
                 "data": task.name,
@@ -102,6 +106,8 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
                 "rows": record["size"],
                 "loss": None if full else loss,
                 "true_loss": loss if full else None,
+                "accuracy": None if full else accuracy,
+                "true_accuracy": accuracy if full else None,
                 "training_flops": record["training_flops"],
                 "judging_flops": record["judging_flops"],
                 "seconds": sum(record["seconds"].values()),
@@ -114,40 +120,58 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
 # Judging ----------------------------------------------------------------------------------------
 
 
-def judged(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield what each method makes of the runs of one data set and seed."""
+def judged(runs: pd.DataFrame, by: str) -> Iterator[dict[str, Any]]:
+    """Yield what each method makes of the runs of one data set and seed.
+
+    Args:
+        by: "loss" or "accuracy".
+    """
     below = runs[runs.true_loss.isna()]
     whole = runs[runs.true_loss.notna()].set_index("model")
     names, target = list(whole.index), int(runs.target.iloc[0])
     sizes = sorted({int(size) for size in below["rows"] if size})
-    search = Search(names, sizes, target, parameters=whole.parameters.to_dict())
+    search = Search(
+        names,
+        sizes,
+        target,
+        metric=by,
+        test_rows=int(below.judged.iloc[0]),
+        parameters=whole.parameters.to_dict(),
+    )
+    lower = by == "loss"
+    values = whole[f"true_{by}"]
+    best = values.min() if lower else values.max()
     once = below.groupby("model").judging_flops.max()
     for row in below.itertuples():
-        search.add(row.model, int(row.rows), row.loss, cost=row.training_flops + row.judging_flops)
+        cost = row.training_flops + row.judging_flops
+        search.add(row.model, int(row.rows), getattr(row, by), cost=cost)
     full = (whole.training_flops + once[names]).sum()
     for method in METHODS:
         selection = search.selection(method)
         chosen = selection.ranking[0]
-        truth = whole.true_loss[list(selection.names)].to_numpy()
+        truth = values[list(selection.names)].to_numpy()
+        apart = values[chosen] - best if lower else best - values[chosen]
         row = {
             "data": runs.data.iloc[0],
             "seed": runs.seed.iloc[0],
+            "by": runs.rank_by.iloc[0] if lower else by,
             "candidates": len(names),
             "target": target,
             "sizes": " ".join(map(str, sizes)),
             "judged": int(below.judged.iloc[0]),
             "method": method,
             "chosen": chosen,
-            "best": whole.true_loss.idxmin(),
-            "place": int((truth < whole.true_loss[chosen]).sum()) + 1,
-            "regret": 100 * (whole.true_loss[chosen] / truth.min() - 1),
+            "best": values.idxmin() if lower else values.idxmax(),
+            "place": int((truth < values[chosen] if lower else truth > values[chosen]).sum()) + 1,
+            "regret": 100 * (apart / best if lower else apart),
             "cost": selection.costs.sum() / full,
         }
         if selection.has_intervals:
             place = selection.names.index(chosen)
             row["said"] = float(selection.best_probabilities[place])
             for level in (0.5, 0.9):
-                inside = coverage(*selection.interval_ends(level), truth) / 100
+                wanted = truth if lower else np.maximum(1 - truth, 0.5 / TRUE_ROWS)
+                inside = coverage(*selection.interval_ends(level), wanted) / 100
                 row[f"inside_{100 * level:.0f}"] = round(inside * len(truth))
         yield row
 
@@ -161,12 +185,12 @@ def summary(frame: pd.DataFrame) -> str:
             inside = [f"{n:.0f} of {row.candidates}" for n in (row.inside_50, row.inside_90)]
         shown.append(
             {
-                "data (seed)": f"{row.data} ({row.seed})",
+                "data (seed), by": f"{row.data} ({row.seed}), {row.by}",
                 "target; sizes; judged": f"{row.target}; {row.sizes}; {row.judged}",
                 "method": row.method,
                 "chosen": row.chosen,
                 "its true place": f"{row.place} of {row.candidates}",
-                "regret, %": f"{row.regret:.1f}",
+                "regret, % or points": f"{row.regret:.1f}",
                 "cost": f"{row.cost:.3f}",
                 "P(best) said": "" if np.isnan(row.said) else f"{row.said:.2f}",
                 "inside 50 %": inside[0],
@@ -174,11 +198,12 @@ def summary(frame: pd.DataFrame) -> str:
             }
         )
     parts = [markdown(pd.DataFrame(shown))]
-    for method, mine in frame.dropna(subset="inside_90").groupby("method", sort=False):
-        count = mine.candidates.sum()
+    for (method, by), mine in frame.dropna(subset="inside_90").groupby(
+        ["method", "by"], sort=False
+    ):
         parts.append(
-            f"{method}: 50 % intervals hold {mine.inside_50.sum():.0f}, those of 90 % "
-            f"{mine.inside_90.sum():.0f} of {count} true losses."
+            f"- {method}, {by}: 50 % intervals hold {mine.inside_50.sum():.0f}, those of 90 % "
+            f"{mine.inside_90.sum():.0f} of {mine.candidates.sum()} truths."
         )
     return "\n".join(parts)
 
@@ -186,17 +211,26 @@ def summary(frame: pd.DataFrame) -> str:
 def redraw(runs: pd.DataFrame, results: Path) -> pd.DataFrame:
     """Judge the runs; write and print."""
     groups = [group for _, group in runs.groupby(["data", "seed"], sort=False)]
-    frame = pd.DataFrame([row for group in groups for row in judged(group)])
+    frame = pd.DataFrame(
+        [
+            row
+            for by in ("loss", "accuracy")
+            for group in groups
+            if group[f"true_{by}"].notna().any()
+            for row in judged(group, by)
+        ]
+    )
     truth = "\n".join(
         f"- {group.data.iloc[0]}, seed {group.seed.iloc[0]}, by {group.rank_by.iloc[0]}: "
         + ", ".join(
             f"{row.model} {row.true_loss:.3f}"
+            + ("" if np.isnan(row.true_accuracy) else f" ({100 * row.true_accuracy:.1f})")
             for row in group[group.true_loss.notna()].sort_values("true_loss").itertuples()
         )
         for group in groups
     )
     text = (
-        f"{summary(frame)}\n\nTrue losses at the target:\n\n{truth}\n\n"
+        f"{summary(frame)}\n\nTrue losses (accuracies, %) at the target:\n\n{truth}\n\n"
         f"Commits of the runs: {', '.join(sorted(set(runs.commit)))}.\n"
     )
     print(text)
@@ -232,6 +266,11 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
             made = make_runs(
                 models, task, own, options.out / f"{task.name}-{seed}".replace(" ", "-")
             )
+            known = runs.set_index(["data", "seed", "model", "rows"]).commit.to_dict()
+            keys = made[["data", "seed", "model", "rows"]].itertuples(index=False, name=None)
+            made["commit"] = [
+                known.get(key, made_by) for key, made_by in zip(keys, made.commit, strict=True)
+            ]
             others = runs[(runs.data != task.name) | (runs.seed != seed)]
             runs = made if others.empty else pd.concat([others, made])
             write_frame(runs, path)

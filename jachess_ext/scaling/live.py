@@ -339,6 +339,10 @@ def read_selection(folder: Path | str) -> LiveSelection:
         asdict(from_json(record, RunRecord, f"{folder / RECORDS}: a record"))
         for record in read_results(folder / RECORDS)
     ]
+    try:
+        search.selection()
+    except ValueError as error:
+        raise DataError(f"{path}: no state of a selection that has ended ({error})") from error
     selection: LiveSelection = from_json(state, LiveSelection, f"{path}: the state")
     for record in selection.records:
         if record["kernel"] is not None:

@@ -365,7 +365,9 @@ class Search:
                 given = dict(told)
                 ask = {f.name: given.pop(f.name) for f in fields(Ask)}
                 run, result = from_json(ask, Ask, "a run"), from_json(given, Result, "a result")
-                if run.model not in search.models or (result.loss is None) == (not result.error):
+                known = range(search.target) if result.added else (0, *search.sizes)
+                usable = (result.loss is None) != (result.error is None)
+                if run.model not in search.models or run.rows not in known or not usable:
                     raise ValueError(f"a result is {told}")
                 search.results[run] = result
             search._replay()

@@ -23,15 +23,17 @@ def recorded() -> pd.DataFrame:
     for name, true in TRUTH.items():
         for size in (100, 200, 400):
             loss = true + 20 / size if name != "c" else 0.1
-            rows.append({"model": name, "rows": size, "loss": loss, "training_flops": 6.0 * size})
-        rows.append({"model": name, "rows": 1600, "true_loss": true, "training_flops": 9600.0})
+            row = {"model": name, "rows": size, "loss": loss, "accuracy": 1 - true}
+            rows.append(row | {"training_flops": 6.0 * size})
+        row = {"model": name, "rows": 1600, "true_loss": true, "true_accuracy": 1 - true}
+        rows.append(row | {"training_flops": 9600.0})
     shared = {"data": "d", "seed": 0, "rank_by": "loss", "judged": 80, "target": 1600}
     more = {"parameters": 10, "judging_flops": 3.0, "seconds": 1.0, "commit": "x"}
     return pd.DataFrame([shared | more | row for row in rows], columns=live_choice.COLUMNS)
 
 
 def test_figures_are_those_of_the_definition() -> None:
-    found = {row["method"]: row for row in live_choice.judged(recorded())}
+    found = {row["method"]: row for row in live_choice.judged(recorded(), "loss")}
     full = 3 * (9600 + 3)
     last = found["subtuning"]
     assert last["chosen"] == "c" and last["best"] == "a" and last["place"] == 3
@@ -41,6 +43,14 @@ def test_figures_are_those_of_the_definition() -> None:
     assert blend["cost"] == pytest.approx(3 * (6 * 700 + 9) / full)
     assert 0 <= blend["inside_50"] <= blend["inside_90"] <= 3 and 0 < blend["said"] < 1
     assert found["modelsize"]["cost"] == 0
+    found = {row["method"]: row for row in live_choice.judged(recorded(), "accuracy")}
+    assert {row["regret"] for row in found.values()} == {0.0} and found["blend"]["inside_90"] == 3
+    found = {
+        row["method"]: row
+        for row in live_choice.judged(recorded().replace({"true_accuracy": 0.8}, 0.6), "accuracy")
+    }
+    assert found["subtuning"]["chosen"] == "a" and found["subtuning"]["best"] == "b"
+    assert found["subtuning"]["regret"] == pytest.approx(10) and found["subtuning"]["place"] == 2
 
 
 def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +74,7 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     truth = runs[runs.true_loss.notna()]
     assert (truth["rows"] == 128).all() and len(truth) == 4 and np.isfinite(truth.true_loss).all()
     page = (tmp_path / "results" / "live_choice.md").read_text(encoding="utf-8")
-    assert "of 4 true losses" in page
+    assert page.count("of 2 truths") == 6
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
     again = live_choice.main(results)
     assert again.chosen.tolist() == frame.chosen.tolist()

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForCon
 from jachess_ext.cli import main
 from jachess_ext.compare.models import load_tokenizer
 from jachess_ext.compare.settings import Recipe
-from jachess_ext.scaling import Ask, live, read_selection
+from jachess_ext.scaling import Ask, live, read_selection, select_live
 from jachess_ext.scaling.language import load_text, text_task, windows
 from jachess_ext.scaling.plan import make_plan
+from jachess_ext.scaling.selection import METHODS
 from jachess_ext.scaling.trial import run
 
 from .live import killed, save_decoder, save_model, write_text
@@ -165,6 +166,23 @@ def test_models_that_are_no_language_models(given: Record, tmp_path: Path) -> No
         "is no causal language model: transformers has none of its kind, t5"
         in said[str(translator)]
     )
+
+
+@pytest.fixture(scope="module")
+def runs(decoders: tuple[str, str], text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the methods below share: runs are not repeated."""
+    return tmp_path_factory.mktemp("runs")
+
+
+READ = [n for n, m in METHODS.items() if m.needs not in ("weights", "features") and n != "lensllm"]
+
+
+@pytest.mark.parametrize("method", READ)
+def test_every_method_of_text_runs_to_the_end(given: Record, runs: Path, method: str) -> None:
+    selection = select_live(out=runs, **given | {"sizes": (8, 16, 32, 64)}, method=method)
+    frame = selection.search.selection().to_frame()
+    assert sorted(frame.name) == sorted(given["models"]) and frame.score.notna().all()
+    assert read_selection(runs) == selection
 
 
 def test_from_text_to_a_page(

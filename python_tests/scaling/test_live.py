@@ -698,7 +698,10 @@ def test_bad_input_is_one_sentence_and_no_folder(
 def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["select-live", "--help"])
-    options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", capsys.readouterr().out))
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", shown))
+    assert all(re.search(rf"\b{name}\b", shown) for name in LIVE_METHODS)
+    assert all(name in shown for name in Recipe.__dataclass_fields__)
     assert {"--models", "--task", "--minutes", "--keep-winner"} < options
     assert len(options) <= 15 and "--no-keep-winner" not in options
 
