@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from .._io import DataError, write_json, write_text
-from . import check_ending, print_frame
+from . import check_ending
 
 
 def _size(words: list[str]) -> float:

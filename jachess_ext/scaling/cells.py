@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 
 from .predictive import Array
-from .runs import TableError
+from .runs import TableError, shown
 
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
@@ -54,8 +53,8 @@ def parse_size(value: Any) -> float:
                 whole = number.replace(mark, "")
                 if mark == "." and number.count(".") == 1:
                     raise TableError(
-                        f"{value.strip()!r} may mean {number.split('.')[0]} or {whole}; write it "
-                        "without a point"
+                        f"{shown(value.strip())} may mean {number.split('.')[0]} or {whole}; "
+                        "write it without a point"
                     )
                 number = whole
             with suppress(ValueError):  # 0,125
@@ -115,7 +114,7 @@ class Grid:
         if given is not None:
             if given not in self.labels:
                 raise TableError(
-                    f"{self.what} has no column {given!r}; it has {listed(self.labels)}"
+                    f"{self.what} has no column {shown(given)}; it has {listed(self.labels)}"
                 )
             return list(self.labels).index(given)
         found = [place for place, label in enumerate(self.labels) if label.lower() in known]
@@ -167,7 +166,8 @@ class Grid:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
                 raise TableError(
-                    f"{shown(cell)} in column {self.labels[place]!r} of {shown(name)} is no number"
+                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is "
+                    "no number"
                 ) from None
         return np.array(values)
 
@@ -223,7 +223,7 @@ def _from_csv(path: Path) -> Grid:
     if text[-1] not in "\r\n":
         warnings.warn(
             f"{path} ends without a newline, as spreadsheets write it or as it is when cut short; "
-            f"its last cell is read as {rows[-1][1][-1].strip()!r}",
+            f"its last cell is read as {shown(rows[-1][1][-1].strip())}",
             stacklevel=2,
         )
     lines = [line for _, line in rows[1:]]

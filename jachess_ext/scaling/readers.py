@@ -10,14 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 
 from .._io import DataError, MissingExtra, parse_json
 from .cells import Grid, listed, parse_size, read_grid
-from .runs import LossTable, TableError, higher_is_better, metric_word
+from .runs import LossTable, TableError, higher_is_better, metric_word, shown
 from .tables import ROW_COLUMNS, SEED_COLUMNS, Records, plain_name, read_table, to_table
 
 Said = str | Mapping[str, Any] | Callable[[str], Any]
@@ -104,7 +103,7 @@ def read_runs(
         (('a', 'b'), array([0.398, 0.251]))
     """
     if value not in ("last", "best"):
-        raise TableError(f"value is {value!r}; expected 'last' or 'best'")
+        raise TableError(f"value is {shown(value)}; expected 'last' or 'best'")
     path = Path(source) if isinstance(source, (str, PathLike)) else None
     what = "the table" if path is None else str(path)
     if path is not None and path.is_dir():
@@ -124,7 +123,7 @@ def read_runs(
     names = [run.name for run in runs]
     for name in ignore:
         if name not in names:
-            raise TableError(f"{what} has no run {name!r} to ignore; it has {listed(names)}")
+            raise TableError(f"{what} has no run {shown(name)} to ignore; it has {listed(names)}")
     runs = [run for run in runs if run.name not in ignore]
     metric = _metric(what, runs, metric)
     values = np.array([_value(run, metric, value) for run in runs])
@@ -155,7 +154,7 @@ def _told(run: _Run, said: Said, what: str) -> Any:
     """Return what the argument `what` tells of a run."""
     if isinstance(said, Mapping):
         if run.name not in said:
-            raise TableError(f"{what} has no entry for the run {run.name!r}")
+            raise TableError(f"{what} has no entry for the run {shown(run.name)}")
         return said[run.name]
     if not isinstance(said, str):
         if not callable(said):
@@ -169,10 +168,10 @@ def _told(run: _Run, said: Said, what: str) -> Any:
     try:
         match = re.search(said, run.name)
     except re.error as error:
-        raise TableError(f"{what}={said!r} is no regular expression ({error})") from None
+        raise TableError(f"{what}={shown(said)} is no regular expression ({error})") from None
     if match is None or match.re.groups != 1 or match[1] is None:
         raise TableError(
-            f"{what}={said!r} is no parameter of the run {run.name!r} (it has "
+            f"{what}={shown(said)} is no parameter of the run {shown(run.name)} (it has "
             f"{listed(list(run.fields)) or 'none'}) and matches no part of its name with one group"
         )
     return match[1]
@@ -186,8 +185,9 @@ def _size(run: _Run, said: Said | None) -> float:
         known = _known(run, ROW_COLUMNS)
         if len(set(known.values())) > 1:
             raise TableError(
-                f"the run {run.name!r} has the parameters {listed(list(known))}, any of which may "
-                f"be the number of training examples; say which: size={next(iter(known))!r}"
+                f"the run {shown(run.name)} has the parameters {listed(list(known))}, any of "
+                "which may "
+                f"be the number of training examples; say which: size={shown(next(iter(known)))}"
             )
         match = _ROWS.search(run.name)
         if known:
@@ -196,7 +196,7 @@ def _size(run: _Run, said: Said | None) -> float:
             told = match[1]
         else:
             raise TableError(
-                f"the number of training examples of the run {run.name!r} is not known: no "
+                f"the number of training examples of the run {shown(run.name)} is not known: no "
                 "train_samples in its train_results.json, no parameter such as n_train, no n=1000 "
                 "in its name; say it by a parameter, a regular expression or a dict, as in "
                 r"size=r'-(\d+)'"
@@ -204,7 +204,7 @@ def _size(run: _Run, said: Said | None) -> float:
     try:
         return parse_size(told)
     except TableError as error:
-        raise TableError(f"of the run {run.name!r}, {error}") from None
+        raise TableError(f"of the run {shown(run.name)}, {error}") from None
 
 
 def _models(
@@ -266,7 +266,7 @@ def _metric(what: str, runs: Sequence[_Run], metric: str | None) -> str:
         every = list(dict.fromkeys(name for run in runs for name in run.values))
         raise TableError(
             f"{what} has the measurements {listed(names or every)}; say which: metric="
-            f"{(names or every or ['eval_loss'])[0]!r}"
+            f"{shown((names or every or ['eval_loss'])[0])}"
         )
     return names[0]
 
@@ -278,16 +278,16 @@ def _value(run: _Run, metric: str, value: str) -> float:
     ]
     if len(found) != 1:
         raise TableError(
-            f"the run {run.name!r} has "
-            + (f"several of {metric!r}: {listed(found)}" if found else f"no {metric!r}")
+            f"the run {shown(run.name)} has "
+            + (f"several of {shown(metric)}: {listed(found)}" if found else f"no {shown(metric)}")
             + f" (it has {listed(list(run.values)) or 'none, or did not finish'}); "
-            + ("say which" if found else f"leave it out with ignore=[{run.name!r}]")
+            + ("say which" if found else f"leave it out with ignore=[{shown(run.name)}]")
         )
     values = [number for number in run.values[found[0]] if math.isfinite(number)]
     if not values:
         raise TableError(
-            f"no {metric!r} of the run {run.name!r} is a number; leave it out with "
-            f"ignore=[{run.name!r}]"
+            f"no {shown(metric)} of the run {shown(run.name)} is a number; leave it out with "
+            f"ignore=[{shown(run.name)}]"
         )
     if value == "last":
         return values[-1]
@@ -305,7 +305,8 @@ def _refuse_other_recipes(
         differ = [name for name in ours if theirs.get(name, ours[name]) != ours[name]]
         if differ:
             raise TableError(
-                f"the runs {other.name!r} and {run.name!r}, both of {model} with {size:g} "
+                f"the runs {shown(other.name)} and {shown(run.name)}, both of {model} with "
+                f"{size:g} "
                 f"examples, are no repeats: {differ[0]} is {theirs[differ[0]]} and "
                 f"{ours[differ[0]]}; leave out those that are not to count with ignore=[…]"
             )
@@ -473,7 +474,7 @@ def _runs_of_table(grid: Grid) -> list[_Run] | None:
     rows = list(zip(*grid.columns, strict=True))
     twice = [label for row, label in enumerate(labels) if label in labels[:row]]
     if twice and {"name", "run_id"} & set(labels):
-        raise TableError(f"{grid.what} has the column {twice[0]!r} twice")
+        raise TableError(f"{grid.what} has the column {shown(twice[0])} twice")
     if any(label.startswith("metrics.") for label in labels):
         return _mlflow_rows(grid, rows)
     if {"summary", "config", "name"} <= set(labels):
@@ -524,7 +525,7 @@ def _api_row(cells: Mapping[str, Any]) -> _Run:
         pairs = [(str(name), cell) for name, cell in summary.items()]
     except (AttributeError, SyntaxError, TypeError, ValueError):
         raise TableError(
-            f"summary or config of the run {_word(cells['name'])!r} is no dict"
+            f"summary or config of the run {shown(_word(cells['name']))} is no dict"
         ) from None
     values = {name: [float(cell)] for name, cell in pairs if isinstance(cell, (int, float))}
     return _Run(_word(cells["name"]), fields, values)

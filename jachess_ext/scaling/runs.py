@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ import numpy as np
 from .predictive import Array, Index, Mask
 
 _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
+
+
+_SHORT = Repr()
+_SHORT.maxstring = 100
+shown = _SHORT.repr
+"""Quotes what a user wrote, of long text the ends alone: damaged files have names of any length."""
 
 
 class TableError(ValueError):
@@ -61,7 +68,7 @@ def _known_word(name: str) -> str:
     word = metric_word(name)
     if word is None:
         raise TableError(
-            f"the metric {name!r} is not known here; say whether lower or higher is better: "
+            f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
             f"metric='{name}:lower', or metric='{name}:higher' if its best is 1 (or 100 %)"
         )
     return word
@@ -243,7 +250,7 @@ class LossTable:
         bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
         if len(bad):
             raise TableError(
-                f"the number of parameters of {self.names[bad[0]]!r} is "
+                f"the number of parameters of {shown(self.names[bad[0]])} is "
                 f"{self.parameters[bad[0]]:g}; expected a positive number"
             )
         return self.parameters
@@ -254,7 +261,8 @@ class LossTable:
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
             raise TableError(
-                f"the {self.metric} of {self.names[row]!r} at size {sizes[column]:g} is the best "
+                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is "
+                "the best "
                 "there is; give test_rows=, the number of examples it was measured on, and half an "
                 "example counts as missing"
             )
@@ -293,7 +301,7 @@ def check_losses(
     places = np.argwhere(bad)
     if len(places):
         row, column = places[0]
-        who = f"curve {row}" if names is None else f"{names[row]!r}"
+        who = f"curve {row}" if names is None else f"{shown(names[row])}"
         raise ValueError(
             f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
             f"positive number{_ZERO if losses[row, column] == 0 else ''}"

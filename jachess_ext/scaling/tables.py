@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from .runs import (
     higher_is_better,
     is_share,
     metric_word,
+    shown,
     to_forecast,
     worst_value,
 )
@@ -91,7 +91,7 @@ def read_table(
         if metric is not None and plain_name(metric) != known:
             raise TableError(
                 f"the LossTable holds losses made from {source.metric or 'losses'}, so its metric "
-                f"cannot be {metric!r}; leave metric out, or give the numbers to read_table"
+                f"cannot be {shown(metric)}; leave metric out, or give the numbers to read_table"
             )
         return source
     grid = read_grid(source)
@@ -102,8 +102,8 @@ def read_table(
     repeated = [label for label in grid.labels if f"{label}.1" in grid.labels]
     if repeated and grid.what == "the table":
         raise TableError(
-            f"the table has the column {repeated[0]!r} twice (pandas calls the second "
-            f"{repeated[0] + '.1'!r}); keep each size once"
+            f"the table has the column {shown(repeated[0])} twice (pandas calls the second "
+            f"{shown(repeated[0] + '.1')}); keep each size once"
         )
     grid, metric = _one_metric(grid, metric)
     if model is None:
@@ -127,13 +127,14 @@ def _one_metric(grid: Grid, metric: str | None) -> tuple[Grid, str | None]:
         rows = [row for row, name in enumerate(said) if plain_name(name) == plain_name(metric)]
         if not rows:
             raise TableError(
-                f"{grid.what} has no rows of the metric {metric!r}; its column "
-                f"{grid.labels[place]!r} holds {listed(names)}"
+                f"{grid.what} has no rows of the metric {shown(metric)}; its column "
+                f"{shown(grid.labels[place])} holds {listed(names)}"
             )
         return grid.rows(rows), metric
     if len({metric_word(name) for name in names}) > 1:
         raise TableError(
-            f"{grid.what} holds several metrics, {listed(names)}; say which: metric={names[0]!r}"
+            f"{grid.what} holds several metrics, {listed(names)}; say which: "
+            f"metric={shown(names[0])}"
         )
     return grid, names[0] if names else None
 
@@ -211,7 +212,8 @@ def _wide(grid: Grid, sizes: dict[int, float], model: str | None, seed: str | No
         if size in taken:
             first, second = (grid.labels[each] for each in (taken[size], place))
             raise TableError(
-                f"the columns {first!r} and {second!r} of {grid.what} are both of size {size:g}; "
+                f"the columns {shown(first)} and {shown(second)} of {grid.what} are both of "
+                f"size {size:g}; "
                 "keep each size once"
             )
         taken[size] = place
@@ -266,13 +268,16 @@ def _refuse_others(grid: Grid, used: set[int | None]) -> None:
             continue
         if re.match(r"[^\w]*\d", label):
             raise TableError(
-                f"the column {label!r} of {grid.what} is no size that can be read; name it like "
-                f"1000, 1k or 1,000, or leave it out with ignore=[{label!r}]"
+                f"the column {shown(label)} of {grid.what} is no size that can be read; name "
+                "it like "
+                f"1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
             )
         if grid.numeric(place):
             raise TableError(
-                f"the column {label!r} of {grid.what} holds numbers and is no size that can be "
-                f"read; name it like 1000, 1k or 1,000, or leave it out with ignore=[{label!r}]"
+                f"the column {shown(label)} of {grid.what} holds numbers and is no size that "
+                "can be "
+                "read; name it like 1000, 1k or 1,000, or leave it out with "
+                f"ignore=[{shown(label)}]"
             )
 
 
@@ -286,7 +291,8 @@ def _parameters(grid: Grid, place: int | None, names: Sequence[str]) -> dict[str
             count = math.nan if missing else grid.size(cell)
         except TableError:
             raise TableError(
-                f"{shown(cell)} in column {grid.labels[place]!r} of {shown(name)} is no number of "
+                f"{shown(cell)} in column {shown(grid.labels[place])} of {shown(name)} is no "
+                "number of "
                 "parameters; expected one such as 110000000 or 110M"
             ) from None
         if name in found and not (found[name] == count or missing):
@@ -303,9 +309,10 @@ def _long(
     if named is None:
         raise TableError(
             f"{grid.what} has no column named by a number of training examples, such as 1000 or "
-            f"1k; if {grid.labels[sized]!r} holds them, a column has to name the models (call it "
+            f"1k; if {shown(grid.labels[sized])} holds them, a column has to name the models "
+            "(call it "
             "model, or say model='…'); a table with a column a model has to be turned first: "
-            f"frame.set_index({grid.labels[sized]!r}).T"
+            f"frame.set_index({shown(grid.labels[sized])}).T"
         )
     seeded = grid.place(seed, SEED_COLUMNS)
     valued = _value_column(grid, metric, {sized, named, seeded})
@@ -322,7 +329,7 @@ def _long(
             sizes.append(grid.size(cell))
         except TableError as error:
             raise TableError(
-                f"in the column {grid.labels[sized]!r} of {shown(name)}, {error}"
+                f"in the column {shown(grid.labels[sized])} of {shown(name)}, {error}"
             ) from None
     label = grid.labels[valued]
     return Records(
@@ -343,7 +350,8 @@ def _size_column(grid: Grid, size: str | None) -> int:
     if size is None and len(found) > 1:
         raise TableError(
             f"{grid.what} has the columns {listed([grid.labels[p] for p in found])}, any of which "
-            f"may be the number of training examples; say which: size={grid.labels[found[0]]!r}"
+            "may be the number of training examples; say which: "
+            f"size={shown(grid.labels[found[0]])}"
         )
     place = grid.place(size, ROW_COLUMNS)
     if place is None:
@@ -369,12 +377,12 @@ def _value_column(grid: Grid, metric: str | None, used: set[int | None]) -> int:
         names = listed([grid.labels[p] for p in found or free])
         raise TableError(
             f"{grid.what} has no column of values that is known"
-            + (f" for the metric {metric!r}" if metric else "")
+            + (f" for the metric {shown(metric)}" if metric else "")
             + f"; it has the numbers {names or 'of no other column'}; call one value, or by its "
             "metric, such as loss"
             if not found
             else f"{grid.what} has several columns of values, {names}; say which: "
-            f"metric={grid.labels[found[0]]!r}"
+            f"metric={shown(grid.labels[found[0]])}"
         )
     return found[0]
 
