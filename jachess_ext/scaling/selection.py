@@ -585,7 +585,7 @@ class Selection:
         2  b               1.030  0.7150 … 1.483      9 %
         a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
-        (('a', 'b'), [0.67, 1.06])
+        (('a', 'b'), [0.69, 1.03])
     """
 
     method: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jachess_ext.scaling.runs import (
     to_forecast,
 )
 from jachess_ext.scaling.tables import plain_name
+from python_tests import processes
 
 # Sizes ------------------------------------------------------------------------------------------
 
@@ -383,14 +383,10 @@ def test_a_wide_file_is_read_without_pandas(tmp_path: Path) -> None:
         "from jachess_ext.scaling import read_table\n"
         "print(read_table(sys.argv[1]).losses.tolist())\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
-    )
+    result = processes.run([sys.executable, "-c", program, path], check=True)
     assert result.stdout.strip() == "[[2.0, 1.0], [3.0, 2.0]]"
     path.write_text("name,seed,100\na,0,2\na,1,1\nb,0,2\n")
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
-    )
+    result = processes.run([sys.executable, "-c", program, path])
     assert "MissingExtra: pandas is needed for this and not installed" in result.stderr
 
 
