@@ -121,7 +121,7 @@ def next_run(selection: Selection) -> Run | None:
     distribution = selection.forecast.apart
     if distribution is None:
         return None
-    chances = distribution.prob_lowest()
+    chances = selection.best_probabilities
     doublings = math.log2(selection.target / selection.budget)
     rows = min(2 * selection.budget, selection.target)
     runs = []

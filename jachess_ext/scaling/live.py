@@ -33,7 +33,7 @@ class LiveSelection:
             "bpb".
         unloadable: model -> why it could not be loaded.
         search: settings, results and stops; `search.selection(method)` is what a method says.
-            records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
+        records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -612,7 +613,7 @@ class Selection:
         """Which models are tied, and the one run more that would decide best, with its cost."""
         return advise(self)
 
-    @property
+    @cached_property
     def next_run(self) -> Run | None:
         """The run more that would decide best; None where the method gives no probabilities."""
         return next_run(self)
@@ -694,7 +695,7 @@ class Selection:
         """Whether the method gives a distribution here; if not, the two below raise."""
         return self.forecast.predictive is not None
 
-    @property
+    @cached_property
     def best_probabilities(self) -> Array:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
@@ -705,7 +706,9 @@ class Selection:
         Raises:
             ValueError: the method gives no distribution.
         """
-        return self._distribution(self.forecast.apart).prob_lowest()
+        chances = self._distribution(self.forecast.apart).prob_lowest()
+        chances.setflags(write=False)
+        return chances
 
     @property
     def flops(self) -> float:

@@ -291,14 +291,9 @@ def test_without_a_law_zero_and_weights_are_for_those_that_read_them() -> None:
 
 
 def test_without_a_law_a_measured_kernel_is_judged_too() -> None:
-    generator = torch.Generator().manual_seed(2)
-    half = torch.randn(12, 12, dtype=torch.float64, generator=generator) / 4
-    theta, residual = half @ half.T, 4 * torch.randn(12, dtype=torch.float64, generator=generator)
-    times = curves.SIZES / 400
-    f = ntk_loss(theta, residual, torch.tensor(2.5 * times), 0.02).numpy()
-    losses = 40.0 / (f + curves.SIZES**0.4) + 0.7
-    for kernels in (theta, [theta] * 14):
-        found = fit(curves.SIZES, losses, theta=kernels, residual=residual, t=times, lr=0.02)
+    kernel, losses = curves.with_kernel()
+    for theta in (kernel["theta"], [kernel["theta"]] * 14):
+        found = fit(curves.SIZES, losses, **kernel | {"theta": theta})
         assert found.law == "lensllm" and "t" in found.params
         assert found.backtest["lensllm"] < 1e-5 < found.backtest["rectified"]
 

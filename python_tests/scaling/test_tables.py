@@ -316,6 +316,22 @@ def test_where_nothing_is_missing_the_test_rows_are_asked_for() -> None:
         read_table(frame, metric="accuracy", test_rows=0)
 
 
+def test_an_accuracy_has_the_noise_of_its_test_rows() -> None:
+    """Of 400 test rows, by drawing; over seeds both parts add up."""
+    frame = pd.DataFrame({"100": [0.5, 0.6], "1k": [0.75, 0.9]}, index=["a", "b"])
+    noise = read_table(frame, metric="accuracy", test_rows=400).noise
+    drawn = np.random.default_rng(0).random((20_000, 400))
+    expected = [[(drawn < score).mean(1).std() for score in row] for row in frame.to_numpy()]
+    assert noise is not None
+    np.testing.assert_allclose(noise, expected, rtol=0.03)
+    assert read_table(frame, metric="f1", test_rows=400).noise is None
+    runs = {"model": list("aabb"), "rows": 100, "seed": [0, 1, 0, 1], "error": [0.2, 0.4, 0.3, 0.3]}
+    both = read_table(pd.DataFrame(runs), metric="error", test_rows=400).noise
+    assert both is not None
+    sampling = 0.3 * 0.7 / 400
+    np.testing.assert_allclose(both[:, 0] ** 2, [0.1**2 + sampling, sampling], rtol=1e-9)
+
+
 FRAME = pd.DataFrame({100: [2.0, 3.0], 1000: [1.5, 2.5]}, index=["a", "b"])
 
 

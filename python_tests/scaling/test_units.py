@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from jachess_ext import ntk_loss
 from jachess_ext.scaling import LossTable, fit, select
 from python_tests.scaling import curves
 
@@ -164,13 +162,8 @@ def test_fixed_values_come_back(law: str, fixed: dict) -> None:
 
 def test_a_measured_kernel_reads_its_times_at_rows() -> None:
     """Losses and weights may be in any unit, sizes only in rows: F is added to D^β."""
-    generator = torch.Generator().manual_seed(2)
-    half = torch.randn(12, 12, dtype=torch.float64, generator=generator) / 4
-    theta, residual = half @ half.T, 4 * torch.randn(12, dtype=torch.float64, generator=generator)
-    times = curves.SIZES / 400
-    f = ntk_loss(theta, residual, torch.tensor(2.5 * times), 0.02).numpy()
-    losses = curves.noisy(40.0 / (f + curves.SIZES**0.4) + 0.7, np.random.default_rng(0), 0.002)
-    kernel = {"theta": theta, "residual": residual, "t": times, "lr": 0.02}
+    kernel, exact = curves.with_kernel()
+    losses = curves.noisy(exact, np.random.default_rng(0), 0.002)
     one = fit(curves.SIZES, losses, "lensllm", **kernel)
     other = fit(curves.SIZES, losses * 100, "lensllm", weights=np.full(14, 100.0), **kernel)
     assert other.predict(AHEAD) == pytest.approx(100 * one.predict(AHEAD), rel=1e-6)
