@@ -145,6 +145,9 @@ def grid(*axes: tuple[float, ...]) -> Array:
 
 _SCALE = Parameter("B", 1e-8, 1e16)
 _EXPONENT = Parameter("beta", 0.01, 3.0)
+_RATE = Parameter("beta", 0.01, 1.0)
+"""No excess loss falls faster than 1/D in learning theory's fast rates.  Without this bound curves
+that hardly fall are fitted by a fall of D⁻³ right after their last size."""
 _FLOOR = Parameter("E", 0.0, 1e6, log=False)
 _FLOORS = (0.0, 0.4, 0.8)
 _MARGIN = np.log(8.0)
@@ -165,7 +168,7 @@ class Rectified(Law):
 
     def __init__(self, shift: Parameter | None = None) -> None:
         """`shift` stands in for D_l: its name and bounds."""
-        self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _EXPONENT, _FLOOR)
+        self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _RATE, _FLOOR)
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
         power, slope = points.powers(np.exp(u[:, 2]))

@@ -38,6 +38,25 @@ def test_rounding_refuses_no_point_of_an_exact_line() -> None:
         assert line.params["count"] == 13  # all but the smallest, as published
 
 
+@pytest.mark.parametrize("law", ["lensllm", "rectified"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_no_curve_is_continued_faster_than_one_over_the_size(law: str, seed: int) -> None:
+    """Curves without a trend, that a steep fall right after the last size would fit best."""
+    generator = np.random.default_rng(seed)
+    losses = curves.noisy(np.ones((8, 7)), generator, 0.2)
+    last, ahead = np.asarray(fit(curves.SIZES[:7], losses, law).predict(curves.SIZES[[6, 11]])).T
+    assert (ahead > last / 32 * (1 - 1e-9)).all()
+
+
+def test_wider_bounds_let_a_curve_fall_faster() -> None:
+    losses = curves.rectified(curves.WITH_ZERO, 8e7, 4e7, 2.0, 0.3)
+    bounded = fit(curves.WITH_ZERO, losses, "rectified")
+    assert bounded.params["beta"] == pytest.approx(1.0)
+    wide = fit(curves.WITH_ZERO, losses, "rectified", bounds={"beta": (0.01, 3.0)})
+    assert wide.params["beta"] == pytest.approx(2.0, rel=1e-4)
+
+
 def test_power_parameters_come_back() -> None:
     generator = np.random.default_rng(0)
     sizes = 100.0 * 2.0 ** np.arange(20)
