@@ -84,6 +84,9 @@ class Law(ABC):
     parameters: tuple[Parameter, ...]
     stages: tuple[tuple[str, ...], ...] = ((),)
     """Parameters held at their starting value in each stage of the fit, one stage after another."""
+    formula: str
+    has_transition = False
+    """Whether `log_transition` gives one."""
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
     only_in_rows = False
@@ -164,6 +167,8 @@ class Rectified(Law):
     """
 
     name = "rectified"
+    formula = "L = B / (D_l + D^beta) + E"
+    has_transition = True
     reads_zero = True
 
     def __init__(self, shift: Parameter | None = None) -> None:
@@ -234,6 +239,7 @@ class FreeLens(Rectified):
     """
 
     name = "lensllm"
+    formula = "L = B / (F + D^beta) + E"
 
     def __init__(self) -> None:
         super().__init__(replace(Rectified().parameters[1], name="F"))
@@ -323,6 +329,7 @@ class MeasuredLens(Rectified):
     """
 
     name = "lensllm"
+    formula = "L = B / (F(Θ, t) + D^beta) + E"
     only_in_rows = True
     stages = (("t",), ())
 
@@ -382,6 +389,7 @@ class Power(Law):
     """
 
     name = "power"
+    formula = "L = (B / D^beta + E)^alpha"
     parameters = (_SCALE, _EXPONENT, _FLOOR, Parameter("alpha", 0.1, 10.0))
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
@@ -435,6 +443,7 @@ class Kaplan(Law):
     """
 
     name = "kaplan"
+    formula = "L = ((N_c / N)^(alpha_N/alpha_D) + D_c / D)^alpha_D"
     parameters = (
         Parameter("N_c", 1e-26, 1e26),
         Parameter("D_c", 1e-26, 1e26),
