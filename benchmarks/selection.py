@@ -30,10 +30,12 @@ a measured F is `rectified`.  The published figures are those of the README of t
 repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
 
 default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
-from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it; every
-curve fitted alone (default), and one law for all curves of a table.  The tables of half A or B, as
-of families (of FLAN every other row), and 40 synthetic curves each of a power law with a floor and
-of the rectified law, with 1 % of noise.
+from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it, and
+per cent of the curves whose loss there lies in the 50 and 90 % intervals; every curve fitted alone
+(default), and one law for all curves of a table.  Half A: FLAN's even rows, LCDB numbers that 4
+divides, every other task of llm, and 40 synthetic curves each of a power law with a floor and of
+the rectified law, with 1 % of noise; all that was chosen about `fit` was chosen there.  Half B: the
+rest of these, as in families.  Half odd: LCDB's odd numbers.
 
 families (selection_families.csv, .md): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -76,6 +78,7 @@ from scipy.stats import norm
 
 from jachess_ext._io import write_text
 from jachess_ext.scaling import (
+    FittedLaw,
     LossTable,
     Selection,
     coverage,
@@ -303,55 +306,76 @@ def synthetic_curves() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     yield "rectified law", sizes, (flat + floor) * noise
 
 
-def law_tables(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield family, sizes and losses of every table of the half."""
-    yield from synthetic_curves()
+def law_tables(options: argparse.Namespace) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Yield family, half, sizes and losses of every table of the halves."""
+    if "A" in options.half:
+        for name, sizes, losses in synthetic_curves():
+            yield name, "A", sizes, losses
     cases: list[Case] = []
     if options.flan is not None:
         table = read_table(options.flan)
-        yield "flan", table.sizes, table.losses[options.half == "B" :: 2]
+        for first, half in enumerate("AB"):
+            if half in options.half:
+                yield "flan", half, table.sizes, table.losses[first::2]
     if options.llm is not None:
         cases += llm_cases(options.llm)
     if options.lcdb is not None:
-        cases += lcdb_cases(options.lcdb, options.most, MEASURES[:2])
+        for odd in (False, True):
+            if not odd or "odd" in options.half:
+                cases += lcdb_cases(options.lcdb, options.most, MEASURES[:2], odd)
     for case in cases:
-        if case.half == options.half:
-            yield case.family, case.table.sizes, case.table.losses
+        if case.half in options.half:
+            yield case.family, case.half, case.table.sizes, case.table.losses
 
 
 def forecast_errors(law: str, sizes: np.ndarray, losses: np.ndarray, budget: float) -> pd.DataFrame:
-    """Return |ln error| at the last size and the law fitted of every curve, [n] rows."""
+    """Return of every curve |ln error| at the last size, the law fitted, and a level, [n] rows.
+
+    The level is that of the smallest central interval with the loss in it; NaN: there is no width.
+    """
     known = (sizes <= budget) & ((sizes > 0) | (law != "power"))
     x, y = sizes[known], losses[:, known]
     if law == "default":
         fits = [fit(x, row) for row in y]
     else:
         fits = [fit(x, y, None if law == "default, one for all" else law)] * len(y)
-    at = [np.ravel(each.predict(sizes[-1])) for each in fits]
-    forecast = np.concatenate(at) if law == "default" else at[0]
-    return pd.DataFrame(
-        {"error": np.abs(np.log(forecast / losses[:, -1])), "fitted": [each.law for each in fits]}
-    )
+    truth = np.log(losses[:, -1:])
+    if law == "default":
+        parts = [
+            _error_and_level(*pair, sizes[-1]) for pair in zip(fits, truth[:, None], strict=True)
+        ]
+        errors, levels = map(np.concatenate, zip(*parts, strict=True))
+    else:
+        errors, levels = _error_and_level(fits[0], truth, sizes[-1])
+    return pd.DataFrame({"error": errors, "level": levels, "fitted": [each.law for each in fits]})
+
+
+def _error_and_level(fitted: FittedLaw, truth: np.ndarray, size: float) -> tuple[Any, Any]:
+    error = np.abs(np.log(np.ravel(fitted.predict(size))) - truth[:, 0])
+    if not fitted.has_width:
+        return error, np.full(len(truth), np.nan)
+    return error, np.abs(2 * fitted.predictive(size).cdf(truth)[:, 0] - 1)
 
 
 def default_law(options: argparse.Namespace) -> pd.DataFrame:
     """Judge the law that fit chooses."""
     found = []
-    for family, sizes, losses in law_tables(options):
+    for family, half, sizes, losses in law_tables(options):
         for fraction in FRACTIONS:
             budget = sizes[-1] / fraction
             if ((sizes > 0) & (sizes <= budget)).sum() < 4:
                 continue  # power and rectified have four parameters
             for law in (*NAMED, "default", "default, one for all"):
                 each = forecast_errors(law, sizes, losses, budget)
-                found.append(each.assign(family=family, fraction=fraction, law=law))
+                found.append(each.assign(family=family, half=half, fraction=fraction, law=law))
     rows = []
-    for (family, fraction, law), group in pd.concat(found).groupby(
-        ["family", "fraction", "law"], sort=False
-    ):
-        row = {"family": family, "half": options.half, "fraction": fraction, "law": law}
+    keys = ["family", "half", "fraction", "law"]
+    for values, group in pd.concat(found).groupby(keys, sort=False):
+        row = dict(zip(keys, values, strict=True))
         row |= {"curves": len(group), "rms": np.sqrt((group.error**2).mean())}
         row |= {"median": group.error.median()}
+        level = group.level.dropna()
+        row |= {f"{share} %": 100 * (level < share / 100).mean() for share in (50, 90)}
         rows.append(row | {f"took {name}": int((group.fitted == name).sum()) for name in NAMED})
     frame = pd.DataFrame(rows).assign(commit=commit())
     print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
@@ -397,21 +421,22 @@ def flan_cases(path: Path) -> Iterator[Case]:
 
 
 def lcdb_cases(
-    folder: Path, most: int | None, measures: Sequence[str] = MEASURES
+    folder: Path, most: int | None, measures: Sequence[str] = MEASURES, odd: bool = False
 ) -> Iterator[Case]:
     """Yield every even data set that has eight learners up to 1,024 rows or more.
 
     Args:
         most: data sets a measure and half; None: all.
+        odd: those with odd numbers instead, which are a half of their own.
     """
     columns = ["openmlid", "learner", "size_train", "score_test"]
     for measure in measures:
         frame = pd.read_csv(folder / f"database-{measure}.csv", usecols=columns)
-        frame = frame[frame.openmlid % 2 == 0]
+        frame = frame[frame.openmlid % 2 == odd]
         means = frame.groupby(["openmlid", "learner", "size_train"]).score_test.mean().reset_index()
-        count = {"A": 0, "B": 0}
+        count = {"A": 0, "B": 0, "odd": 0}
         for number, rows in means.groupby("openmlid"):
-            half = "A" if number % 4 == 0 else "B"
+            half = "odd" if odd else "A" if number % 4 == 0 else "B"
             table = _lcdb_table(rows, measure)
             if table is None or (most is not None and count[half] >= most):
                 continue
@@ -690,7 +715,7 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
         options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
         if function is default_law:
-            options.add_argument("--half", choices=("A", "B"), default="A")
+            options.add_argument("--half", choices=("A", "B", "odd"), nargs="+", default=["A", "B"])
         if function is not judging:
             options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
             options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")

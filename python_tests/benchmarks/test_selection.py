@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
@@ -220,9 +221,9 @@ def test_the_default_law_is_judged_beside_the_named(
     name, sizes, losses = next(selection.synthetic_curves())
     losses = losses[:3]
     monkeypatch.setattr(selection, "synthetic_curves", lambda: iter([(name, sizes, losses)]))
-    frame = selection.main(["default_law", "--results", str(tmp_path), "--half", "B"])
+    frame = selection.main(["default_law", "--results", str(tmp_path), "--half", "A"])
     frame = frame.set_index(["fraction", "law"])
-    assert set(frame.half) == {"B"} and (frame.curves == 3).all()
+    assert set(frame.half) == {"A"} and (frame.curves == 3).all()
     truth = np.log(losses[:, -1])
     forecast = np.asarray(fit(sizes[:11], losses[:, :11], "power").predict(sizes[-1]))
     error = np.abs(np.log(forecast) - truth)
@@ -232,7 +233,39 @@ def test_the_default_law_is_judged_beside_the_named(
     took = [f"took {law}" for law in selection.NAMED]
     assert (frame[took].sum(1) == 3).all() and row["took power"] == 3
     assert (frame.xs("default, one for all", level="law")[took].max(1) == 3).all()
-    alone = [fit(sizes[:9], each).predict(sizes[-1]) for each in losses[:, :9]]
-    error = np.abs(np.log(alone) - truth)
+    fits = [fit(sizes[:9], each) for each in losses[:, :9]]
+    error = np.abs(np.log([each.predict(sizes[-1]) for each in fits]) - truth)
     assert frame.loc[32, "default"].rms == pytest.approx(np.sqrt((error**2).mean()), rel=1e-6)
+    for level in (50, 90):
+        ends = np.array([each.interval(sizes[-1], level / 100) for each in fits])
+        inside = (ends[:, 0] <= losses[:, -1]) & (losses[:, -1] <= ends[:, 1])
+        assert frame.loc[32, "default"][f"{level} %"] == pytest.approx(100 * inside.mean())
     assert (tmp_path / "default_law.csv").exists()
+
+
+def test_halves_of_the_default_law_share_no_table(tmp_path: Path) -> None:
+    """Of FLAN the rows, of LCDB the numbers by their remainder."""
+    draw = np.random.default_rng(0)
+    rows = [
+        {"openmlid": number, "learner": f"l{place}", "size_train": size, "score_test": score}
+        for number in (4, 6, 7, 9)
+        for place in range(8)
+        for size, score in zip((16, 1024), number / 10 + draw.uniform(0, 0.05, 2), strict=True)
+    ]
+    for measure in ("logloss", "accuracy"):
+        pd.DataFrame(rows).to_csv(tmp_path / f"database-{measure}.csv", index=False)
+    losses = np.arange(1.0, 6.0)[:, None] / np.array([1.0, 1.2, 1.5])
+    table = LossTable(tuple("abcde"), np.array([1.0, 2.0, 4.0]), losses, np.ones(5))
+    flan = tables.write_csv(tmp_path / "flan.csv", table)
+    given = argparse.Namespace(
+        flan=flan, lcdb=tmp_path, llm=None, most=None, half=["A", "B", "odd"]
+    )
+    first: dict[tuple[str, str], list[float]] = {}
+    for family, half, _, values in selection.law_tables(given):
+        first.setdefault((family, half), []).extend(values[:, 0])
+    assert first["flan", "A"] == [1, 3, 5] and first["flan", "B"] == [2, 4]
+    for half, tenths in (("A", {4}), ("B", {6}), ("odd", {7, 9})):
+        assert {int(10 * loss) for loss in first["lcdb logloss", half]} == tenths
+        assert {int(10 * (1 - loss)) for loss in first["lcdb accuracy", half]} == tenths
+    given.half = ["B"]
+    assert {half for _, half, _, _ in selection.law_tables(given)} == {"B"}
