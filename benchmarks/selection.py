@@ -4,6 +4,7 @@
     python -m benchmarks.selection budgets --table flan.csv
     python -m benchmarks.selection halves --table flan.csv --halves 10
     python -m benchmarks.selection laws --table flan.csv
+    python -m benchmarks.selection paper --table flan.csv
     python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
@@ -28,6 +29,10 @@ on the same, with and without the loss before fine-tuning, and fitted up to 1/8 
 judged on the three larger sizes, which it did not see; and the same of `power`.  `lensllm` without
 a measured F is `rectified`.  The published figures are those of the README of the paper's
 repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
+
+paper (paper.csv, paper.md): LensLLM's Tables 2 and 3 beside ours, and what of them is not
+reproduced.  Table 3: PearCorr and RelAcc of every method at the paper's budgets, 1/8 to 1/512 of
+1,638,400 examples, and their means.  Table 2 is the means of `laws`, which is run, too.
 
 default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
 from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it, and
@@ -97,6 +102,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ats": {"method": "ats"},
     "ats tau=1": {"method": "ats", "tau": 1.0},
     "rectified": {"method": "rectified"},
+    "lensllm": {"method": "lensllm"},
     "power": {"method": "power"},
     "subtuning": {"method": "subtuning"},
     "zeroshot": {"method": "zeroshot"},
@@ -286,6 +292,110 @@ def laws(options: argparse.Namespace) -> pd.DataFrame:
     frame["commit"] = commit()
     print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.2f}", na_rep=""))
     write_frame(frame, options.results / "law_errors.csv")
+    return frame
+
+
+# The paper's tables beside ours -----------------------------------------------------------------
+
+TABLE_2 = {"Wikitext": (0.276, 1.211), "Gigaword": (0.280, 1.136)}
+"""LensLLM's and the rectified law's RMSE × 10, means of 14 models, in the README of the paper's
+repository; of FLAN: `PUBLISHED`."""
+TABLE_3 = {"FLAN": (78.4, 88.3), "Wikitext": (82.6, 90.2), "Gigaword": (85.8, 91.1)}
+"""LensLLM's PearCorr and RelAcc, one figure a data set."""
+RELEASED = {
+    "tau=5": (89.1, 72.7, 67.5, 63.0, 53.7, 50.8, 45.7),
+    "tau=1": (96.5, 83.3, 75.2, 58.6, 58.0, 48.9, 44.8),
+}
+"""PearCorr on FLAN by budget, 1/8 to 1/512, in the paper's repository: Result/hyper-study.csv with
+gamma = 3."""
+PAPER_FRACTIONS = tuple(2**k for k in range(3, 10))
+NOT_REPRODUCED = """\
+- Wikitext and Gigaword: there is no table of their losses here.
+- F(Θ, t): FLAN's losses come without kernels, so that `lensllm` has F free and is the rectified
+  law.  Algorithm 1 as printed forecasts by a line in ln L over ln D: that is `ats`.
+- Table 3 has one figure a data set and does not say at which budget.  It is no mean of the figures
+  by budget in the paper's repository, either: their means are {means}.  Those figures are AtS's,
+  to {distance:.1f} points at every budget.
+- NLPmetrics: it needs the weights of all models.
+- Table 2 does not say which sizes are fitted and which are judged.
+- Tables 5 to 11 and Corollary 1.
+"""
+
+
+def table_3(table: LossTable, methods: Sequence[str]) -> pd.DataFrame:
+    """Return PearCorr and RelAcc of the published figures and of the methods, a row each."""
+    target = float(table.sizes[-1])
+    truth = table.losses_at(target)
+    rows = []
+    for name in methods:
+        chosen = [select(table, target / f, target, **METHODS[name]) for f in PAPER_FRACTIONS]
+        corr = [pear_corr(each.forecasts, truth) for each in chosen]
+        accuracy = [rel_acc(each.scores, truth) for each in chosen]
+        rows += [("PearCorr", f"{name}, here", corr), ("RelAcc", f"{name}, here", accuracy)]
+    for name, values in RELEASED.items():
+        rows.append(("PearCorr", f"LensLLM {name}, in its repository", list(values)))
+    columns = [f"1/{f}" for f in PAPER_FRACTIONS]
+    frame = pd.DataFrame([dict(zip(columns, values, strict=True)) for _, _, values in rows])
+    frame.insert(0, "figure", [figure for figure, _, _ in rows])
+    frame.insert(1, "method", [name for _, name, _ in rows])
+    frame["mean"] = frame[columns].mean(axis=1)
+    published = [
+        {"figure": figure, "method": "LensLLM, as published", "mean": value}
+        for figure, value in zip(("PearCorr", "RelAcc"), TABLE_3["FLAN"], strict=True)
+    ]
+    frame = pd.concat([pd.DataFrame(published), frame])[[*frame.columns]]
+    return frame.sort_values("figure", kind="stable").reset_index(drop=True)
+
+
+def paper(options: argparse.Namespace) -> pd.DataFrame:
+    """Print and write the paper's Tables 2 and 3 beside ours."""
+    errors = laws(options).drop(columns="commit").iloc[-1]
+    frame = table_3(read_table(options.table), options.methods)
+    means = frame[frame.figure == "PearCorr"].set_index("method").drop(columns=["figure"])
+    near = [
+        means.loc[f"{ours}, here"] - means.loc[f"LensLLM {theirs}, in its repository"]
+        for ours, theirs in (("ats", "tau=5"), ("ats tau=1", "tau=1"))
+        if f"{ours}, here" in means.index
+    ]
+    released = [
+        f"{means.loc[f'LensLLM {name}, in its repository', 'mean']:.1f} ({name})"
+        for name in RELEASED
+    ]
+    reasons = NOT_REPRODUCED.format(
+        means=" and ".join(released),
+        distance=max((float(each.abs().max()) for each in near), default=np.nan),
+    )
+    shown = frame.map(lambda value: _number(value, 1) if isinstance(value, float) else value)
+    names = {
+        "published_lensllm": "LensLLM, as published",
+        "published_rectified": "rectified, as published",
+        "rectified": "rectified here, fitted to all sizes and judged on them",
+        "rectified_without_zero": "the same without the loss before fine-tuning",
+        "rectified_ahead": "rectified here, fitted up to 1/8 and judged beyond",
+        "power": "power here, fitted to all sizes and judged on them",
+        "power_ahead": "power here, fitted up to 1/8 and judged beyond",
+    }
+    second = pd.DataFrame(
+        [
+            [f"FLAN: {text}, {errors.model}", _number(float(errors[name]), 2)]
+            for name, text in names.items()
+        ]
+        + [
+            [f"{data}: {law}, as published", _number(value, 2)]
+            for data, pair in TABLE_2.items()
+            for law, value in zip(("LensLLM", "rectified"), pair, strict=True)
+        ],
+        columns=["Table 2", "RMSE × 10"],
+    )
+    others = ", ".join(f"{data} {a} and {b}" for data, (a, b) in TABLE_3.items() if data != "FLAN")
+    text = (
+        f"Commit {commit()}; {options.table.name}.\n\nTable 3, per cent (published for other data, "
+        f"PearCorr and RelAcc: {others}):\n\n{markdown(shown)}\nTable 2:\n\n{markdown(second)}\n"
+        f"Not reproduced:\n\n{reasons}"
+    )
+    print(text)
+    write_text(options.results / "paper.md", text)
+    write_frame(frame.assign(commit=commit()), options.results / "paper.csv")
     return frame
 
 
@@ -697,16 +807,16 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
         options.set_defaults(run=function)
         return options
 
-    for function in (budgets, halves, laws):
+    for function in (budgets, halves, laws, paper):
         options = part(function)
         options.add_argument(
             "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
         )
-        if function is not laws:
+        if function in (budgets, halves):
             options.add_argument("--target", type=float, help="default: the table's largest size")
             fractions = [2**k for k in range(3, 10)]
             options.add_argument("--fractions", type=int, nargs="+", default=fractions)
-        if function is budgets:
+        if function in (budgets, paper):
             options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if function is halves:
             options.add_argument("--halves", type=int, default=20)

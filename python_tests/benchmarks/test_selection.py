@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import bench_micro, selection
-from jachess_ext.scaling import LossTable, fit, pear_corr, select
+from jachess_ext.scaling import LossTable, fit, pear_corr, rel_acc, select
 from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
 
@@ -269,3 +269,38 @@ def test_halves_of_the_default_law_share_no_table(tmp_path: Path) -> None:
         assert {int(10 * (1 - loss)) for loss in first["lcdb accuracy", half]} == tenths
     given.half = ["B"]
     assert {half for _, half, _, _ in selection.law_tables(given)} == {"B"}
+
+
+def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
+    sizes = np.concatenate([[0.0], 200.0 * 2.0 ** np.arange(14)])
+    generator = np.random.default_rng(4)
+    levels, floors = generator.uniform(30, 90, (6, 1)), generator.uniform(0.3, 1.2, (6, 1))
+    losses = levels / (30.0 + sizes**0.4) + floors
+    names = ("gpt2", "t5-base", "another", "a", "b", "c")
+    table = LossTable(names, sizes, losses, np.ones(6))
+    path = tables.write_csv(tmp_path / "t.csv", table)
+    methods = ["ats", "ats tau=1", "subtuning"]
+    arguments = ["--table", str(path), "--results", str(tmp_path), "--methods", *methods]
+    frame = selection.main(["paper", *arguments]).set_index(["figure", "method"])
+    truth = losses[:, -1]
+    for fraction in (8, 512):
+        budget = sizes[-1] / fraction
+        ats = select(path, budget, float(sizes[-1]), "ats")
+        row = frame[f"1/{fraction}"]
+        assert row["PearCorr", "ats, here"] == pytest.approx(pear_corr(ats.forecasts, truth))
+        assert row["RelAcc", "ats, here"] == pytest.approx(rel_acc(ats.scores, truth))
+    budgets = [f"1/{2**k}" for k in range(3, 10)]
+    row = frame.loc[("PearCorr", "subtuning, here")]
+    assert row["mean"] == pytest.approx(row[budgets].mean())
+    assert frame.loc[("RelAcc", "LensLLM, as published"), "mean"] == 88.3
+    released = frame.loc[("PearCorr", "LensLLM tau=1, in its repository")]
+    assert released["mean"] == pytest.approx(66.5, abs=0.05)
+    text = (tmp_path / "paper.md").read_text()
+    ours = frame.loc[[("PearCorr", f"{name}, here") for name in methods[:2]], budgets]
+    theirs = [selection.RELEASED[name] for name in ("tau=5", "tau=1")]
+    far = np.abs(ours.to_numpy() - np.array(theirs)).max()
+    assert f"to {far:.1f} points at every budget" in text
+    assert "66.5 (tau=1)" in text
+    assert "| Gigaword: LensLLM, as published | 0.28 |" in text
+    assert f"| FLAN: LensLLM, as published, mean of 2 | {(0.30 + 0.26) / 2:.2f} |" in text
+    assert (tmp_path / "law_errors.csv").exists() and (tmp_path / "paper.csv").exists()
