@@ -6,6 +6,7 @@
     python -m benchmarks.selection laws --table flan.csv
     python -m benchmarks.selection paper --table flan.csv
     python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection transitions
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
 
@@ -41,6 +42,10 @@ per cent of the curves whose loss there lies in the 50 and 90 % intervals; every
 divides, every other task of llm, and 40 synthetic curves each of a power law with a floor and of
 the rectified law, with 1 % of noise; all that was chosen about `fit` was chosen there.  Half B: the
 rest of these, as in families.  Half odd: LCDB's odd numbers.
+
+transitions (transitions.csv): per cent of 300 synthetic curves of 8 and of 14 sizes for which the
+rectified law names a transition: of power laws with a floor, which have none, and of rectified laws
+whose D* lies well inside the sizes (a factor of 8 from both ends) or 8 to 100 times beyond them.
 
 families (selection_families.csv, .md): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -493,6 +498,37 @@ def default_law(options: argparse.Namespace) -> pd.DataFrame:
     return frame
 
 
+# Transitions ------------------------------------------------------------------------------------
+
+
+def bent_curves(kind: str, sizes: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return 300 curves without noise: "none", "inside" or "beyond" is where D* lies."""
+    beta, floor = draw.uniform(0.2, 0.8, (300, 1)), draw.uniform(0.05, 1, (300, 1))
+    if kind == "none":
+        return draw.uniform(2, 30, (300, 1)) * sizes**-beta + floor
+    ends = (8 * sizes[0], sizes[-1] / 8) if kind == "inside" else (8 * sizes[-1], 100 * sizes[-1])
+    transition = np.exp(draw.uniform(*np.log(ends), (300, 1)))
+    return draw.uniform(1, 5, (300, 1)) / (1 + (sizes / transition) ** beta) + floor
+
+
+def transitions(options: argparse.Namespace) -> pd.DataFrame:
+    """Count the transitions that fit names."""
+    rows = []
+    for kind in ("none", "inside", "beyond"):
+        for count in (8, 14):
+            draw, sizes = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(count)
+            losses = bent_curves(kind, sizes, draw)
+            for noise in (0.003, 0.01, 0.03):
+                noisy = losses * np.exp(noise * draw.standard_normal(losses.shape))
+                named = [each is not None for each in fit(sizes, noisy, "rectified").transitions()]
+                row = {"transition": kind, "sizes": count, "noise": noise}
+                rows.append(row | {"named": 100 * np.mean(named)})
+    frame = pd.DataFrame(rows).assign(commit=commit())
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3g}"))
+    write_frame(frame, options.results / "transitions.csv")
+    return frame
+
+
 # Families of tables -----------------------------------------------------------------------------
 
 LOWEST = 1e-3  # a score of 1 has no logarithm of its loss
@@ -820,6 +856,7 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
             options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if function is halves:
             options.add_argument("--halves", type=int, default=20)
+    part(transitions)
     for function in (families, judging, default_law):
         options = part(function)
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")

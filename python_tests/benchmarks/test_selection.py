@@ -304,3 +304,20 @@ def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
     assert "| Gigaword: LensLLM, as published | 0.28 |" in text
     assert f"| FLAN: LensLLM, as published, mean of 2 | {(0.30 + 0.26) / 2:.2f} |" in text
     assert (tmp_path / "law_errors.csv").exists() and (tmp_path / "paper.csv").exists()
+
+
+def test_transitions_are_where_they_say(tmp_path: Path) -> None:
+    """Slopes of the curves: one throughout above the floor, or bending at D*."""
+    sizes = 200.0 * 2.0 ** np.arange(14)
+    bends = {}
+    for kind in ("none", "inside", "beyond"):
+        losses = selection.bent_curves(kind, sizes, np.random.default_rng(0))
+        assert losses.shape == (300, 14) and (np.diff(losses) < 0).all()
+        slopes = -np.diff(np.log(losses), axis=1)
+        bends[kind] = np.median(slopes[:, :6].mean(1) / slopes[:, 6:9].mean(1))
+    assert bends["none"] > 1 > bends["inside"] and bends["beyond"] < 1
+    frame = selection.main(["transitions", "--results", str(tmp_path)])
+    named = frame.set_index(["transition", "sizes", "noise"]).named
+    assert named["none", 14, 0.003] < 5
+    assert named["inside", 14, 0.003] > 90
+    assert (tmp_path / "transitions.csv").exists()
