@@ -6,6 +6,7 @@
     python -m benchmarks.selection laws --table flan.csv
     python -m benchmarks.selection paper --table flan.csv
     python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection fastest --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection transitions
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
@@ -42,6 +43,11 @@ per cent of the curves whose loss there lies in the 50 and 90 % intervals; every
 divides, every other task of llm, and 40 synthetic curves each of a power law with a floor and of
 the rectified law, with 1 % of noise; all that was chosen about `fit` was chosen there.  Half B: the
 rest of these, as in families.  Half odd: LCDB's odd numbers.
+
+fastest (fastest.csv): the rectified law with exponents β up to 3 and up to 1, as it is: root mean
+square and median of |ln error| at the largest size of LCDB's curves, from 1/8 and 1/32 of it, and
+the 5 and 95 % quantiles of the difference of the former by a bootstrap over tables.  The bound was
+chosen on half A.
 
 transitions (transitions.csv): per cent of 300 synthetic curves of 8 and of 14 sizes for which the
 rectified law names a transition: of power laws with a floor, which have none, and of rectified laws
@@ -498,6 +504,47 @@ def default_law(options: argparse.Namespace) -> pd.DataFrame:
     return frame
 
 
+# The fastest fall -------------------------------------------------------------------------------
+
+DRAWS = 2000
+
+
+def exponent_errors(case: Case, budget: float, highest: float) -> np.ndarray:
+    """Return ln errors at the largest size with exponents up to `highest`, [n]."""
+    sizes, losses = case.table.sizes, case.table.losses
+    known = sizes <= budget
+    bounds = {"beta": (0.01, highest)}
+    fitted = fit(sizes[known], losses[:, known], "rectified", bounds=bounds)
+    return np.log(np.asarray(fitted.predict(sizes[-1])) / losses[:, -1])
+
+
+def fastest(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge the bound of the rectified law's exponent, curves paired and tables drawn."""
+    found: dict[tuple[str, str, int], list[np.ndarray]] = {}
+    for case in lcdb_cases(options.lcdb, options.most):
+        for fraction, budget in zip(FRACTIONS, case.budgets, strict=True):
+            if (case.table.trained <= budget).sum() >= 4:
+                pair = [exponent_errors(case, budget, highest) for highest in (3.0, 1.0)]
+                found.setdefault((case.family, case.half, fraction), []).append(np.stack(pair))
+    rows = []
+    for (family, half, fraction), tables in found.items():
+        errors = np.abs(np.concatenate(tables, 1))
+        squares = np.stack([(each**2).sum(1) for each in tables])
+        counts = np.array([each.shape[1] for each in tables])
+        drawn = np.random.default_rng(0).integers(0, len(tables), (DRAWS, len(tables)))
+        rms = np.sqrt(squares[drawn].sum(1) / counts[drawn].sum(1)[:, None])
+        low, high = np.quantile(rms[:, 1] - rms[:, 0], (0.05, 0.95))
+        row = {"family": family, "half": half, "fraction": fraction, "curves": errors.shape[1]}
+        for highest, each in zip((3, 1), errors, strict=True):
+            row[f"rms, beta to {highest}"] = np.sqrt((each**2).mean())
+            row[f"median, beta to {highest}"] = np.median(each)
+        rows.append(row | {"difference, 5 %": low, "difference, 95 %": high})
+    frame = pd.DataFrame(rows).assign(commit=commit())
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
+    write_frame(frame, options.results / "fastest.csv", digits=4)
+    return frame
+
+
 # Transitions ------------------------------------------------------------------------------------
 
 
@@ -857,13 +904,13 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
         if function is halves:
             options.add_argument("--halves", type=int, default=20)
     part(transitions)
-    for function in (families, judging, default_law):
+    for function in (families, judging, default_law, fastest):
         options = part(function)
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
         options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
         if function is default_law:
             options.add_argument("--half", choices=("A", "B", "odd"), nargs="+", default=["A", "B"])
-        if function is not judging:
+        if function in (families, default_law):
             options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
             options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
         if function is families:
@@ -875,8 +922,8 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     given = parser.parse_args(argv)
     if given.run is families and not (given.flan or given.llm or given.lcdb):
         parser.error("no tables: give --flan, --llm or --lcdb")
-    if given.run is judging and not given.lcdb:
-        parser.error("judging needs --lcdb")
+    if given.run in (judging, fastest) and not given.lcdb:
+        parser.error(f"{given.run.__name__} needs --lcdb")
     return given.run(given)
 
 

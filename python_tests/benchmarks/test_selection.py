@@ -321,3 +321,31 @@ def test_transitions_are_where_they_say(tmp_path: Path) -> None:
     assert named["none", 14, 0.003] < 5
     assert named["inside", 14, 0.003] > 90
     assert (tmp_path / "transitions.csv").exists()
+
+
+def test_the_bound_of_the_exponent_is_judged_by_pairs(tmp_path: Path) -> None:
+    folder = lcdb_folder(tmp_path)
+    frame = selection.main(["fastest", "--lcdb", str(folder), "--results", str(tmp_path)])
+    rows = frame.set_index(["family", "half", "fraction"])
+    cases = selection.lcdb_cases(folder, None, ("logloss",))
+    tables = [case.table for case in cases if case.half == "B"]
+    for highest in (1, 3):
+        errors = []
+        for table in tables:
+            known = table.sizes <= table.sizes[-1] / 8
+            found = fit(
+                table.sizes[known],
+                table.losses[:, known],
+                "rectified",
+                bounds={"beta": (0.01, highest)},
+            )
+            errors.append(np.log(np.asarray(found.predict(table.sizes[-1])) / table.losses[:, -1]))
+        error = np.concatenate(errors)
+        row = rows.loc["lcdb logloss", "B", 8]
+        assert row[f"rms, beta to {highest}"] == pytest.approx(np.sqrt((error**2).mean()))
+        assert row[f"median, beta to {highest}"] == pytest.approx(np.median(np.abs(error)))
+    assert (rows["difference, 5 %"] <= rows["difference, 95 %"]).all()
+    difference = rows["rms, beta to 1"] - rows["rms, beta to 3"]
+    assert (rows["difference, 5 %"] <= difference + 1e-9).all()
+    assert (difference <= rows["difference, 95 %"] + 1e-9).all()
+    assert (tmp_path / "fastest.csv").exists()
