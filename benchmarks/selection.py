@@ -567,7 +567,8 @@ def transitions(options: argparse.Namespace) -> pd.DataFrame:
             losses = bent_curves(kind, sizes, draw)
             for noise in (0.003, 0.01, 0.03):
                 noisy = losses * np.exp(noise * draw.standard_normal(losses.shape))
-                named = [each is not None for each in fit(sizes, noisy, "rectified").transitions()]
+                found: Any = fit(sizes, noisy, "rectified").transition
+                named = [each is not None for each in found]
                 row = {"transition": kind, "sizes": count, "noise": noise}
                 rows.append(row | {"named": 100 * np.mean(named)})
     frame = pd.DataFrame(rows).assign(commit=commit())

@@ -63,7 +63,7 @@ def _one_curve(fitted: FittedLaw) -> list[str]:
     rows = []
     try:
         intervals = fitted.parameter_intervals() if fitted.has_width else {}
-        transition = _transition_text(fitted, fitted.transitions()[0])
+        transition = _transition_text(fitted)
     except MissingExtra:
         intervals, transition = {}, "unknown, scipy is not installed"
     for name, value in fitted.params.items():
@@ -80,10 +80,16 @@ def _one_curve(fitted: FittedLaw) -> list[str]:
     return [*rows, _row("residual", residual)]
 
 
-def _transition_text(fitted: FittedLaw, transition: Transition | None) -> str:
+def _transition_text(fitted: FittedLaw) -> str:
+    (transition,) = _transitions(fitted)
     if transition is not None:
         return f"{_size(transition.size):<12}[{_size(transition.low)}, {_size(transition.high)}]"
     return "none seen within these sizes" if fitted.has_transition else "the law has none"
+
+
+def _transitions(fitted: FittedLaw) -> list[Transition | None]:
+    found = fitted.transition
+    return found if isinstance(found, list) else [found]
 
 
 def _many_curves(fitted: FittedLaw) -> list[str]:
@@ -96,7 +102,7 @@ def _many_curves(fitted: FittedLaw) -> list[str]:
     if fitted.has_transition:
         try:
             found = [
-                "none seen" if each is None else _size(each.size) for each in fitted.transitions()
+                "none seen" if each is None else _size(each.size) for each in _transitions(fitted)
             ]
         except MissingExtra:
             found = ["unknown"] * len(fitted.measured)

@@ -656,8 +656,8 @@ class FittedLaw(ABC):
         """Return ln L at sizes [k]: [n, k]."""
 
     @abstractmethod
-    def transitions(self, level: float = 0.9) -> list[Transition | None]:
-        """Return `transition_at` of every curve, also of a single one."""
+    def _transitions(self, level: float) -> list[Transition | None]:
+        """Return the transition of every curve."""
 
     @abstractmethod
     def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
@@ -694,7 +694,7 @@ class FittedLaw(ABC):
             ValueError: a level outside (0, 1).
         """
         check_level(level)
-        each = self.transitions(level)
+        each = self._transitions(level)
         return each[0] if self._single else each
 
     @property
@@ -871,8 +871,7 @@ class FittedCurve(FittedLaw):
         location = value[:, 0] + np.log(self.scale.loss)
         return Student(location, np.sqrt(self.noise**2 + carried), self.dof)
 
-    def transitions(self, level: float = 0.9) -> list[Transition | None]:
-        check_level(level)
+    def _transitions(self, level: float) -> list[Transition | None]:
         transition = self.definition.log_transition(self.coordinates)
         if transition is None or not self.has_width:
             return [None] * len(self.coordinates)
@@ -963,7 +962,7 @@ class FittedLine(FittedLaw):
         scale = np.maximum(self.line.standard_error(x)[:, 0], 1e-12)
         return Student(self.line.predict(x)[:, 0], scale, self.dof)
 
-    def transitions(self, level: float = 0.9) -> list[Transition | None]:
+    def _transitions(self, level: float) -> list[Transition | None]:
         return [None] * len(self.line.count)
 
     def _log_predict(self, sizes: Array) -> Array:
