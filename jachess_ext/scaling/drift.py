@@ -12,7 +12,7 @@ from .predictive import Array, Student
 
 _SHARE = 0.85
 _DOF = 2.0
-"""Chosen on LCDB's data sets with even numbers and FLAN's even rows."""
+"""Chosen on LCDB's data sets whose number 4 divides, and FLAN's even rows."""
 _RECENT = 3  # sizes that the slope of a curve's end is taken from
 
 
