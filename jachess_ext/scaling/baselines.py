@@ -86,7 +86,7 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
     count = np.full(curves, points if points <= gamma else points - 1)
     stopped = np.zeros(curves, dtype=bool)
     for size in range(gamma, points):
-        line, residual = _least_squares(x[:, -size:], y[:, -size:], 1.0, size)
+        line, residual = line_through(x[:, -size:], y[:, -size:], 1.0, size)
         place = points - size - 1
         deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
         allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
@@ -94,17 +94,21 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         count = np.where(refused, size, count)
         stopped |= refused
     kept = np.arange(points) >= points - count[:, None]
-    (intercept, slope, mean_x, square), residual = _least_squares(x, y, kept, count)
+    (intercept, slope, mean_x, square), residual = line_through(x, y, kept, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.where(count > 2, (residual**2).sum(-1) / (count - 2), np.nan)
     visited = np.where(stopped, count + 1, points)
     return Line(intercept, slope, count, visited, stopped, mean_x, square, variance)
 
 
-def _least_squares(
+def line_through(
     x: Array, y: Array, kept: Mask | float, count: Index | int
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Return intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m]."""
+    """Fit a line of least squares to the `count` points of each row that are `kept`.
+
+    Returns:
+        Intercept, slope, mean of x and Σ (x − mean)², [n] each; and the residuals, [n, m].
+    """
     mean_x, mean_y = (x * kept).sum(-1) / count, (y * kept).sum(-1) / count
     away = (x - mean_x[:, None]) * kept
     square = (away**2).sum(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from ..ntk import Spectrum
 from .baselines import Line, accept_then_stop
+from .drift import Drift, measure_drift
 from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points
 from .least_squares import Residuals, Solution, huber, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
 
 Values = Array | float
+Form = Callable[[Array], Array]
 
 
 def fit(
@@ -69,7 +71,8 @@ def fit(
             times, the second stretches them by one common factor, the parameter "t".
 
     Returns:
-        A FittedLaw: .law, .params, .predict(D), .interval(D, level), .transition.
+        A FittedLaw: .law, .params, .predict(D), .interval(D, level), .transition; its repr says
+        what was fitted and why.
 
     Raises:
         ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
@@ -98,7 +101,7 @@ def fit(
         trained = curves.sizes > 0
         x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
         line = accept_then_stop(x, y, gamma, tau)
-        return FittedLine(line, curves.single)
+        return FittedLine(line, _measured(curves), curves.single)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
     definition = _definition(law, curves, kernel)
@@ -132,7 +135,7 @@ def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) 
     all, and judged on the others.  The lowest median of |ln error| over all k, sizes held back and
     curves decides: the mean would be that of a few wild forecasts.  Of equals, and where there are
     too few sizes to hold any back, the law with the fewest parameters that takes the input is
-    fitted.
+    fitted.  The errors of that law widen its intervals.
     """
     laws = list(_SIMPLEST_FIRST)
     if all(value is None for value in kernel.values()):
@@ -156,16 +159,18 @@ def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) 
         return fit(curves.sizes[kept], losses, law, weights=weights, **options, **parts)
 
     def errors(k: int, law: str) -> Array:
-        forecast = fit_first(k, law).predict(curves.sizes[k:])
-        return np.abs(np.log(forecast / curves.losses[:, k:]))[curves.weights[:, k:] > 0]
+        return np.log(fit_first(k, law).predict(curves.sizes[k:]) / curves.losses[:, k:])
 
-    backtest = {
-        law: float(np.median(np.concatenate([errors(k, law) for k in cuts])))
-        for law in (laws if cuts else ())
-    }
+    def median(errors: Mapping[int, Array]) -> float:
+        judged = [np.abs(each)[curves.weights[:, k:] > 0] for k, each in errors.items()]
+        return float(np.median(np.concatenate(judged)))
+
+    found = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
+    backtest = {law: median(each) for law, each in found.items()}
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
     chosen: Any = fit_first(len(curves.sizes), best)
-    return replace(chosen, backtest=backtest, _single=curves.single)
+    drift = measure_drift(curves.sizes, curves.losses, curves.weights, found.get(best, {}))
+    return replace(chosen, backtest=backtest, drift=drift, _single=curves.single)
 
 
 # Arguments --------------------------------------------------------------------------------------
@@ -506,7 +511,6 @@ def _summary(
 ) -> FittedCurve:
     value, jacobian = problem.at(solution.u)
     weights = problem.weights
-    above = (weights > 0) & (curves.sizes > 0)
     dof = (weights > 0).sum(-1) - float(free.sum())
     inside = np.abs(value) <= delta[:, None]
     clipped = np.clip(value, -delta[:, None], delta[:, None])
@@ -524,17 +528,18 @@ def _summary(
         objective=solution.objective,
         delta=delta,
         converged=solution.converged,
-        measured=np.stack(
-            [
-                np.where(above, curves.sizes, np.inf).min(-1),
-                np.where(above, curves.sizes, 0).max(-1),
-            ],
-            -1,
-        ),
+        measured=_measured(curves),
         scale=scale,
         model_sizes=None,
         _single=curves.single,
     )
+
+
+def _measured(curves: _Curves) -> Array:
+    """Return the smallest and the largest size above 0 that count, [n, 2]."""
+    above = (curves.weights > 0) & (curves.sizes > 0)
+    low = np.where(above, curves.sizes, np.inf).min(-1)
+    return np.stack([low, np.where(above, curves.sizes, 0).max(-1)], -1)
 
 
 def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, width: Array) -> Array:
@@ -586,6 +591,13 @@ class FittedLaw(ABC):
         law: name of the law.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
+        drift: how far the curves may leave the law beyond the sizes measured, where `fit` chose it;
+            None: a law that was named is taken as exact.
+        formula: of the law.
+        has_transition: whether the law knows one.
+        measured: smallest and largest size above 0 that counted, [n, 2].
+        noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
+        dof: degrees of freedom, [n].
 
     Example:
         >>> import jachess_ext as jx
@@ -593,11 +605,24 @@ class FittedLaw(ABC):
         >>> law = jx.scaling.fit(sizes, [30 / d**0.5 + 0.4 for d in sizes], law="power")
         >>> sorted(law.params)
         ['B', 'E', 'alpha', 'beta']
+        >>> print(repr(law).split(",")[0])
+        power law
     """
 
     law: str
     backtest: Mapping[str, float]
+    drift: Drift | None
+    formula: str
+    has_transition: bool
+    measured: Array
+    noise: Array
+    dof: Array
     _single: bool
+
+    def __repr__(self) -> str:
+        from .describe import describe
+
+        return describe(self)
 
     @property
     @abstractmethod
@@ -610,12 +635,21 @@ class FittedLaw(ABC):
         """Whether degrees of freedom are left, so that `predictive` and `interval` are defined."""
 
     @abstractmethod
+    def _exact_predictive(self, size: float) -> Student:
+        """Return the distribution of ln L at a size if the law is exact, one a curve."""
+
     def predictive(self, size: float) -> Student:
         """Return the distribution of ln L that a measurement at `size` would give, one a curve.
 
         Raises:
             ValueError: no degree of freedom is left to estimate the noise from.
         """
+        if self.drift is None:
+            return self._exact_predictive(size)
+        # Beyond the largest size the drift stands for the parameters' uncertainty, too.
+        own = self._exact_predictive(min(size, float(np.exp(self.drift.last.max()))))
+        there = replace(own, location=self._log_predict(np.array([size]))[:, 0])
+        return self.drift.added_to(there, size)
 
     @abstractmethod
     def _log_predict(self, sizes: Array) -> Array:
@@ -624,6 +658,31 @@ class FittedLaw(ABC):
     @abstractmethod
     def _transitions(self, level: float) -> list[Transition | None]:
         """Return the transition of every curve."""
+
+    @abstractmethod
+    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
+        """Return a distribution for every fitted parameter, and what makes values of it."""
+
+    def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
+        """Return where the parameters lie with probability `level` if the law is exact.
+
+        Args:
+            level: in (0, 1).
+
+        Returns:
+            Lower and upper ends by name, [n]; fixed parameters and counts have none.
+
+        Raises:
+            ValueError: a bad level, or no degree of freedom left to know the noise from.
+            MissingExtra: scipy is not installed.
+        """
+        check_level(level)
+        result = {}
+        for name, (spread, form) in self._parameter_distributions().items():
+            with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+                low, high = (self._row(form(end)) for end in spread.interval(level))
+            result[name] = low, high
+        return result
 
     def transition_at(self, level: float = 0.9) -> Transitions:
         """Return the transition with an interval of this level.
@@ -659,6 +718,9 @@ class FittedLaw(ABC):
 
     def interval(self, sizes: npt.ArrayLike, level: float = 0.9) -> tuple[Values, Values]:
         """Return where a loss measured at a size would lie with probability `level`.
+
+        Of a law that `fit` chose, wider the further beyond the sizes measured (`drift`); a law that
+        was named is taken as exact.
 
         Args:
             sizes: a number or [k].
@@ -697,7 +759,14 @@ def _sizes(sizes: npt.ArrayLike) -> Array:
     return array
 
 
-@dataclass(frozen=True)
+def _not_negative(values: Array) -> Array:
+    return np.maximum(values, 0.0)
+
+
+_STEP = 1e-6  # of a coordinate, for derivatives of what has no formula here
+
+
+@dataclass(frozen=True, repr=False)
 class FittedCurve(FittedLaw):
     """A law fitted by least squares or Huber's loss in ln L.
 
@@ -732,20 +801,53 @@ class FittedCurve(FittedLaw):
     model_sizes: Array | None
     _single: bool
     backtest: Mapping[str, float] = field(default_factory=dict)
+    drift: Drift | None = None
 
     @property
     def law(self) -> str:  # type: ignore[override]
         return self.definition.name
 
     @property
+    def formula(self) -> str:  # type: ignore[override]
+        return self.definition.formula
+
+    @property
+    def has_transition(self) -> bool:  # type: ignore[override]
+        return self.definition.has_transition
+
+    @property
     def params(self) -> dict[str, Values]:
-        columns = zip(self.definition.parameters, self.coordinates.T, strict=True)
+        return {name: self._row(value) for name, value in self._values(self.coordinates).items()}
+
+    def _values(self, coordinates: Array) -> dict[str, Array]:
+        """Return the parameters in the units that were given, by name, [n]."""
+        columns = zip(self.definition.parameters, coordinates.T, strict=True)
         values = {p.name: p.value(column) for p, column in columns}
         units = self.definition.units(values)
         return {
-            name: self._row(value * self.scale.of(units.get(name, _NO_UNIT)))
-            for name, value in values.items()
+            name: value * self.scale.of(units.get(name, _NO_UNIT)) for name, value in values.items()
         }
+
+    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
+        self._check_width()
+        count = self.coordinates.shape[1]
+        steps = _STEP * np.eye(count)
+        up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
+        centre = self._values(self.coordinates)
+        result: dict[str, tuple[Student, Form]] = {}
+        for place, each in enumerate(self.definition.parameters):
+            if not self.covariance[:, place, place].any():
+                continue
+            # Of ln value where the coordinate is one: it depends on others through its unit.
+            inner: Form = np.log if each.log else np.asarray
+            pairs = zip(up, down, strict=True)
+            ends = [inner(a[each.name]) - inner(b[each.name]) for a, b in pairs]
+            gradient = np.stack(ends, -1) / (2 * _STEP)
+            variance = np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
+            scale = np.maximum(np.sqrt(variance), 1e-12)
+            spread = Student(inner(centre[each.name]), scale, self.dof)
+            result[each.name] = spread, np.exp if each.log else _not_negative
+        return result
 
     def for_model(self, parameters: float) -> FittedCurve:
         """Return Kaplan's law for a model of N parameters: what `predict` is then about."""
@@ -755,12 +857,15 @@ class FittedCurve(FittedLaw):
     def has_width(self) -> bool:
         return bool((self.dof >= 1).all())
 
-    def predictive(self, size: float) -> Student:
+    def _check_width(self) -> None:
         if not self.has_width:
             raise ValueError(
                 f"the {self.law} law has as many free parameters as there are sizes, so nothing "
                 "tells the noise; fix a parameter or give more sizes"
             )
+
+    def _exact_predictive(self, size: float) -> Student:
+        self._check_width()
         value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
         carried = np.einsum("np,npq,nq->n", gradient[:, 0], self.covariance, gradient[:, 0])
         location = value[:, 0] + np.log(self.scale.loss)
@@ -795,7 +900,7 @@ class FittedCurve(FittedLaw):
         return Points(sizes / self.scale.size[:, None], n)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FittedLine(FittedLaw):
     """The last accepted points on a line in ln L over ln D (AtS).
 
@@ -805,9 +910,21 @@ class FittedLine(FittedLaw):
     """
 
     line: Line
+    measured: Array
     _single: bool
     backtest: Mapping[str, float] = field(default_factory=dict)
+    drift: Drift | None = None
     law = "ats"
+    formula = "ln L = intercept + slope · ln D"
+    has_transition = False
+
+    @property
+    def noise(self) -> Array:  # type: ignore[override]
+        return np.sqrt(self.line.variance)
+
+    @property
+    def dof(self) -> Array:  # type: ignore[override]
+        return self.line.count - 2.0
 
     @property
     def params(self) -> dict[str, Values]:
@@ -822,15 +939,28 @@ class FittedLine(FittedLaw):
     def has_width(self) -> bool:
         return bool((self.line.count > 2).all())
 
-    def predictive(self, size: float) -> Student:
+    def _check_width(self) -> None:
         if not self.has_width:
             raise ValueError(
                 "a line through two sizes leaves nothing to tell the noise from; give 3 or more"
             )
+
+    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
+        self._check_width()
+        slope = self.line.variance / self.line.square_x
+        intercept = self.line.variance / self.line.count + slope * self.line.mean_x**2
+        each = {"intercept": (self.line.intercept, intercept), "slope": (self.line.slope, slope)}
+        return {
+            name: (Student(value, np.maximum(np.sqrt(variance), 1e-12), self.dof), np.asarray)
+            for name, (value, variance) in each.items()
+        }
+
+    def _exact_predictive(self, size: float) -> Student:
+        self._check_width()
         x = np.log(np.array([size]))
         # A perfect line has no width; a positive scale keeps its quantiles defined.
         scale = np.maximum(self.line.standard_error(x)[:, 0], 1e-12)
-        return Student(self.line.predict(x)[:, 0], scale, self.line.count - 2.0)
+        return Student(self.line.predict(x)[:, 0], scale, self.dof)
 
     def _transitions(self, level: float) -> list[Transition | None]:
         return [None] * len(self.line.count)

@@ -84,6 +84,9 @@ class Law(ABC):
     parameters: tuple[Parameter, ...]
     stages: tuple[tuple[str, ...], ...] = ((),)
     """Parameters held at their starting value in each stage of the fit, one stage after another."""
+    formula: str
+    has_transition = False
+    """Whether `log_transition` gives one."""
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
     only_in_rows = False
@@ -145,6 +148,9 @@ def grid(*axes: tuple[float, ...]) -> Array:
 
 _SCALE = Parameter("B", 1e-8, 1e16)
 _EXPONENT = Parameter("beta", 0.01, 3.0)
+_RATE = Parameter("beta", 0.01, 1.0)
+"""No excess loss falls faster than 1/D in learning theory's fast rates.  Without this bound curves
+that hardly fall are fitted by a fall of D⁻³ right after their last size."""
 _FLOOR = Parameter("E", 0.0, 1e6, log=False)
 _FLOORS = (0.0, 0.4, 0.8)
 _MARGIN = np.log(8.0)
@@ -161,11 +167,13 @@ class Rectified(Law):
     """
 
     name = "rectified"
+    formula = "L = B / (D_l + D^beta) + E"
+    has_transition = True
     reads_zero = True
 
     def __init__(self, shift: Parameter | None = None) -> None:
         """`shift` stands in for D_l: its name and bounds."""
-        self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _EXPONENT, _FLOOR)
+        self.parameters = (_SCALE, shift or Parameter("D_l", 1e-13, 1e16), _RATE, _FLOOR)
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
         power, slope = points.powers(np.exp(u[:, 2]))
@@ -231,6 +239,7 @@ class FreeLens(Rectified):
     """
 
     name = "lensllm"
+    formula = "L = B / (F + D^beta) + E"
 
     def __init__(self) -> None:
         super().__init__(replace(Rectified().parameters[1], name="F"))
@@ -320,6 +329,7 @@ class MeasuredLens(Rectified):
     """
 
     name = "lensllm"
+    formula = "L = B / (F(Θ, t) + D^beta) + E"
     only_in_rows = True
     stages = (("t",), ())
 
@@ -379,6 +389,7 @@ class Power(Law):
     """
 
     name = "power"
+    formula = "L = (B / D^beta + E)^alpha"
     parameters = (_SCALE, _EXPONENT, _FLOOR, Parameter("alpha", 0.1, 10.0))
 
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
@@ -432,6 +443,7 @@ class Kaplan(Law):
     """
 
     name = "kaplan"
+    formula = "L = ((N_c / N)^(alpha_N/alpha_D) + D_c / D)^alpha_D"
     parameters = (
         Parameter("N_c", 1e-26, 1e26),
         Parameter("D_c", 1e-26, 1e26),

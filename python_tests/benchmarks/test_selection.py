@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import bench_micro, selection
-from jachess_ext.scaling import LossTable, fit, pear_corr, select
+from jachess_ext.scaling import LossTable, fit, pear_corr, rel_acc, select
 from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
 
@@ -222,9 +223,9 @@ def test_the_default_law_is_judged_beside_the_named(
     name, sizes, losses = next(selection.synthetic_curves())
     losses = losses[:3]
     monkeypatch.setattr(selection, "synthetic_curves", lambda: iter([(name, sizes, losses)]))
-    frame = selection.main(["default_law", "--results", str(tmp_path), "--half", "B"])
+    frame = selection.main(["default_law", "--results", str(tmp_path), "--half", "A"])
     frame = frame.set_index(["fraction", "law"])
-    assert set(frame.half) == {"B"} and (frame.curves == 3).all()
+    assert set(frame.half) == {"A"} and (frame.curves == 3).all()
     truth = np.log(losses[:, -1])
     forecast = np.asarray(fit(sizes[:11], losses[:, :11], "power").predict(sizes[-1]))
     error = np.abs(np.log(forecast) - truth)
@@ -234,7 +235,116 @@ def test_the_default_law_is_judged_beside_the_named(
     took = [f"took {law}" for law in selection.NAMED]
     assert (frame[took].sum(1) == 3).all() and row["took power"] == 3
     assert (frame.xs("default, one for all", level="law")[took].max(1) == 3).all()
-    alone = [fit(sizes[:9], each).predict(sizes[-1]) for each in losses[:, :9]]
-    error = np.abs(np.log(alone) - truth)
+    fits = [fit(sizes[:9], each) for each in losses[:, :9]]
+    error = np.abs(np.log([each.predict(sizes[-1]) for each in fits]) - truth)
     assert frame.loc[32, "default"].rms == pytest.approx(np.sqrt((error**2).mean()), rel=1e-6)
+    for level in (50, 90):
+        ends = np.array([each.interval(sizes[-1], level / 100) for each in fits])
+        inside = (ends[:, 0] <= losses[:, -1]) & (losses[:, -1] <= ends[:, 1])
+        assert frame.loc[32, "default"][f"{level} %"] == pytest.approx(100 * inside.mean())
     assert (tmp_path / "default_law.csv").exists()
+
+
+def test_halves_of_the_default_law_share_no_table(tmp_path: Path) -> None:
+    """Of FLAN the rows, of LCDB the numbers by their remainder."""
+    draw = np.random.default_rng(0)
+    rows = [
+        {"openmlid": number, "learner": f"l{place}", "size_train": size, "score_test": score}
+        for number in (4, 6, 7, 9)
+        for place in range(8)
+        for size, score in zip((16, 1024), number / 10 + draw.uniform(0, 0.05, 2), strict=True)
+    ]
+    for measure in ("logloss", "accuracy"):
+        pd.DataFrame(rows).to_csv(tmp_path / f"database-{measure}.csv", index=False)
+    losses = np.arange(1.0, 6.0)[:, None] / np.array([1.0, 1.2, 1.5])
+    table = LossTable(tuple("abcde"), np.array([1.0, 2.0, 4.0]), losses, np.ones(5))
+    flan = tables.write_csv(tmp_path / "flan.csv", table)
+    given = argparse.Namespace(flan=flan, lcdb=tmp_path, llm=None, most=None, half=["A", "B"])
+    first: dict[tuple[str, str], list[float]] = {}
+    for family, half, _, values in selection.law_tables(given):
+        first.setdefault((family, half), []).extend(values[:, 0])
+    assert first["flan", "A"] == [1, 3, 5] and first["flan", "B"] == [2, 4]
+    for half, tenths in (("A", {4, 6}), ("B", {7, 9})):
+        assert {int(10 * loss) for loss in first["lcdb logloss", half]} == tenths
+        assert {int(10 * (1 - loss)) for loss in first["lcdb accuracy", half]} == tenths
+    given.half = ["B"]
+    assert {half for _, half, _, _ in selection.law_tables(given)} == {"B"}
+
+
+def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
+    sizes = np.concatenate([[0.0], 200.0 * 2.0 ** np.arange(14)])
+    generator = np.random.default_rng(4)
+    levels, floors = generator.uniform(30, 90, (6, 1)), generator.uniform(0.3, 1.2, (6, 1))
+    losses = levels / (30.0 + sizes**0.4) + floors
+    names = ("gpt2", "t5-base", "another", "a", "b", "c")
+    table = LossTable(names, sizes, losses, np.ones(6))
+    path = tables.write_csv(tmp_path / "t.csv", table)
+    methods = ["ats", "ats tau=1", "subtuning"]
+    arguments = ["--table", str(path), "--results", str(tmp_path), "--methods", *methods]
+    frame = selection.main(["paper", *arguments]).set_index(["figure", "method"])
+    truth = losses[:, -1]
+    for fraction in (8, 512):
+        budget = sizes[-1] / fraction
+        ats = select(path, budget, float(sizes[-1]), "ats")
+        row = frame[f"1/{fraction}"]
+        assert row["PearCorr", "ats, here"] == pytest.approx(pear_corr(ats.forecasts, truth))
+        assert row["RelAcc", "ats, here"] == pytest.approx(rel_acc(ats.scores, truth))
+    budgets = [f"1/{2**k}" for k in range(3, 10)]
+    row = frame.loc[("PearCorr", "subtuning, here")]
+    assert row["mean"] == pytest.approx(row[budgets].mean())
+    assert frame.loc[("RelAcc", "LensLLM, as published"), "mean"] == 88.3
+    released = frame.loc[("PearCorr", "LensLLM tau=1, in its repository")]
+    assert released["mean"] == pytest.approx(66.5, abs=0.05)
+    text = (tmp_path / "paper.md").read_text()
+    ours = frame.loc[[("PearCorr", f"{name}, here") for name in methods[:2]], budgets]
+    theirs = [selection.RELEASED[name] for name in ("tau=5", "tau=1")]
+    far = np.abs(ours.to_numpy() - np.array(theirs)).max()
+    assert f"to {far:.1f} points at every budget" in text
+    assert "66.5 (tau=1)" in text
+    assert "| Gigaword: LensLLM, as published | 0.28 |" in text
+    assert f"| FLAN: LensLLM, as published, mean of 2 | {(0.30 + 0.26) / 2:.2f} |" in text
+    assert (tmp_path / "law_errors.csv").exists() and (tmp_path / "paper.csv").exists()
+
+
+def test_transitions_are_where_they_say(tmp_path: Path) -> None:
+    """Slopes of the curves: one throughout above the floor, or bending at D*."""
+    sizes = 200.0 * 2.0 ** np.arange(14)
+    bends = {}
+    for kind in ("none", "inside", "beyond"):
+        losses = selection.bent_curves(kind, sizes, np.random.default_rng(0))
+        assert losses.shape == (300, 14) and (np.diff(losses) < 0).all()
+        slopes = -np.diff(np.log(losses), axis=1)
+        bends[kind] = np.median(slopes[:, :6].mean(1) / slopes[:, 6:9].mean(1))
+    assert bends["none"] > 1 > bends["inside"] and bends["beyond"] < 1
+    frame = selection.main(["transitions", "--results", str(tmp_path)])
+    named = frame.set_index(["transition", "sizes", "noise"]).named
+    assert named["none", 14, 0.003] < 5
+    assert named["inside", 14, 0.003] > 90
+    assert (tmp_path / "transitions.csv").exists()
+
+
+def test_the_bound_of_the_exponent_is_judged_by_pairs(tmp_path: Path) -> None:
+    folder = lcdb_folder(tmp_path)
+    frame = selection.main(["fastest", "--lcdb", str(folder), "--results", str(tmp_path)])
+    rows = frame.set_index(["family", "half", "fraction"])
+    tables = [case.table for case in selection.lcdb_cases(folder, "B", None, ("logloss",))]
+    for highest in (1, 3):
+        errors = []
+        for table in tables:
+            known = table.sizes <= table.sizes[-1] / 8
+            found = fit(
+                table.sizes[known],
+                table.losses[:, known],
+                "rectified",
+                bounds={"beta": (0.01, highest)},
+            )
+            errors.append(np.log(np.asarray(found.predict(table.sizes[-1])) / table.losses[:, -1]))
+        error = np.concatenate(errors)
+        row = rows.loc["lcdb logloss", "B", 8]
+        assert row[f"rms, beta to {highest}"] == pytest.approx(np.sqrt((error**2).mean()))
+        assert row[f"median, beta to {highest}"] == pytest.approx(np.median(np.abs(error)))
+    assert (rows["difference, 5 %"] <= rows["difference, 95 %"]).all()
+    difference = rows["rms, beta to 1"] - rows["rms, beta to 3"]
+    assert (rows["difference, 5 %"] <= difference + 1e-9).all()
+    assert (difference <= rows["difference, 95 %"] + 1e-9).all()
+    assert (tmp_path / "fastest.csv").exists()

@@ -38,6 +38,25 @@ def test_rounding_refuses_no_point_of_an_exact_line() -> None:
         assert line.params["count"] == 13  # all but the smallest, as published
 
 
+@pytest.mark.parametrize("law", ["lensllm", "rectified"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_no_curve_is_continued_faster_than_one_over_the_size(law: str, seed: int) -> None:
+    """Curves without a trend, that a steep fall right after the last size would fit best."""
+    generator = np.random.default_rng(seed)
+    losses = curves.noisy(np.ones((8, 7)), generator, 0.2)
+    last, ahead = np.asarray(fit(curves.SIZES[:7], losses, law).predict(curves.SIZES[[6, 11]])).T
+    assert (ahead > last / 32 * (1 - 1e-9)).all()
+
+
+def test_wider_bounds_let_a_curve_fall_faster() -> None:
+    losses = curves.rectified(curves.WITH_ZERO, 8e7, 4e7, 2.0, 0.3)
+    bounded = fit(curves.WITH_ZERO, losses, "rectified")
+    assert bounded.params["beta"] == pytest.approx(1.0)
+    wide = fit(curves.WITH_ZERO, losses, "rectified", bounds={"beta": (0.01, 3.0)})
+    assert wide.params["beta"] == pytest.approx(2.0, rel=1e-4)
+
+
 def test_power_parameters_come_back() -> None:
     generator = np.random.default_rng(0)
     sizes = 100.0 * 2.0 ** np.arange(20)
@@ -88,6 +107,48 @@ def test_intervals_of_held_out_sizes_cover(level: float) -> None:
     low, high = found.interval(curves.WITH_ZERO[-1], level)
     inside = (low <= losses[:, -1]) & (losses[:, -1] <= high)
     assert inside.mean() == pytest.approx(level, abs=0.03)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-5])
+def test_parameter_intervals_cover(unit: float) -> None:
+    """In units in which B and D_l depend on beta much and little; 400 curves, ± 1.5 points each."""
+    generator = np.random.default_rng(9)
+    truth = np.array(curves.random_rectified(generator, 400))
+    clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
+    losses = curves.noisy(clean, generator, 0.005)
+    found = fit(curves.WITH_ZERO * unit, losses, "rectified").parameter_intervals(0.9)
+    scale, shift, beta, floor = truth.T
+    true = {"B": scale * unit**beta, "D_l": shift * unit**beta, "beta": beta, "E": floor}
+    assert found.keys() == true.keys()
+    for name, value in true.items():
+        low, high = found[name]
+        inside = (low <= value) & (value <= high)
+        assert inside.mean() == pytest.approx(0.9, abs=0.05), name
+
+
+def test_intervals_of_a_floor_end_at_0() -> None:
+    losses = curves.noisy(9 * curves.SIZES**-0.3, np.random.default_rng(3), 0.01)
+    low, high = fit(curves.SIZES, losses, "rectified").parameter_intervals()["E"]
+    assert low == 0 < high
+
+
+@pytest.mark.parametrize("unit", [1.0, 5e-5])
+def test_parameter_intervals_of_a_line(unit: float) -> None:
+    """In units in which the intercept is far from the sizes and among them."""
+    inside = []
+    for seed in range(300):
+        losses = curves.noisy(30 * curves.SIZES**-0.2, np.random.default_rng(seed), 0.05)
+        found = fit(curves.SIZES * unit, losses, "ats", tau=1e6).parameter_intervals(0.9)
+        ends = found["intercept"], found["slope"]
+        pairs = zip(ends, (np.log(30 * unit**0.2), -0.2), strict=True)
+        inside.append([low <= true <= high for (low, high), true in pairs])
+    np.testing.assert_allclose(np.mean(inside, 0), 0.9, atol=0.04)
+
+
+def test_fixed_parameters_have_no_interval() -> None:
+    losses = curves.noisy(9 * curves.SIZES**-0.3, np.random.default_rng(3), 0.01)
+    found = fit(curves.SIZES, losses, "power", fixed={"E": 0.0, "alpha": 1.0})
+    assert list(found.parameter_intervals()) == ["B", "beta"]
 
 
 def test_transition_interval_covers() -> None:

@@ -95,6 +95,18 @@ def test_units_change_nothing(law: str, other: str) -> None:
         np.testing.assert_allclose(params[name], first[name] * unit, rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.parametrize("other", OTHERS)
+def test_units_change_no_interval_of_the_law_chosen(other: str) -> None:
+    d, y, w, _ = OTHERS[other]
+    losses = noisy_losses("rectified")
+    for row in losses:
+        first = fit(curves.SIZES, row)
+        found = fit(curves.SIZES * d, row * y, weights=np.full(14, w))
+        assert found.law == first.law
+        ends, expected = found.interval(AHEAD * d), first.interval(AHEAD)
+        np.testing.assert_allclose(np.array(ends) / y, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("law", ["rectified", "lensllm", "power", "kaplan"])
 def test_doubled_units_give_the_same_bits(law: str) -> None:
     """Of what has no unit: exponents; what is multiplied with a logarithm is rounded."""
