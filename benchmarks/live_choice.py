@@ -41,7 +41,7 @@ from jachess_ext.scaling import Ask, Search, coverage, select_live
 from jachess_ext.scaling.language import text_task
 from jachess_ext.scaling.live import RUNS
 from jachess_ext.scaling.plan import make_plan
-from jachess_ext.scaling.trial import ranked_loss, run
+from jachess_ext.scaling.trial import run, score_of
 
 from .common import RESULTS, commit, markdown, write_frame
 
@@ -92,7 +92,7 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
     rows = []
     for record in [*live.records, *truth]:
         full = record["size"] == plan.search.target
-        loss = ranked_loss(record, live.rank_by)
+        loss = score_of(record, live.rank_by)
         accuracy = record["scores"].get("accuracy")
         rows.append(
             {

@@ -14,7 +14,6 @@ import tyro
 
 from .._io import DataError, MissingExtra, from_json, require
 from ..compare.settings import Columns, Recipe
-from . import print_frame
 from .select import Rows
 
 if TYPE_CHECKING:
@@ -142,31 +141,15 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
 
 
 def _print(live: LiveSelection) -> None:
-    from ..scaling.runs import from_forecast
-    from ..scaling.trial import ranked_loss
+    from ..scaling.live import said
 
-    search, rank_by = live.search, live.rank_by
-    print(
-        f"{search.method}, {live.task}: predicted dev {rank_by} with {search.target} rows, "
-        f"from {100 * live.share:.3g} % of them"
-    )
-    runs = live.to_frame()
-    trained = runs[(runs["size"] > 0) & runs["loss"].notna()].groupby("candidate")["size"].nunique()
-    frame = search.selection().to_frame().rename(columns={"name": "model"})
-    frame.insert(2, "sizes", frame["model"].map(trained).fillna(0).astype(int))
-    columns = ["rank", "model", "sizes", "score"]
-    if frame["predicted"].notna().any():
-        columns[3:] = ["predicted"]
-        if frame["prob_best"].notna().all():
-            columns += ["low", "high", "prob_best"]
-        ends: Any = from_forecast(rank_by, frame[["low", "high"]])
-        frame["low"], frame["high"] = ends.min(axis=1), ends.max(axis=1)
-        frame["predicted"] = from_forecast(rank_by, frame["predicted"])
-    if any("perplexity" in (record["scores"] or {}) for record in live.records):
-        last = runs[runs["loss"].notna()].groupby("candidate")["dev_score"].last()
-        columns.append("perplexity")  # a token, measured after the last run
-        frame["perplexity"] = frame["model"].map(last)
-    print_frame(frame[columns])
+    search, selection = live.search, live.search.selection()
+    print(f"{live.task}, dev rows judged: {live.dev_rows:,}")
+    print(selection.text())
+    last = {record["model"]: record["scores"] or {} for record in live.records}
+    if any("perplexity" in scores for scores in last.values()):
+        each = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
+        print(f"perplexity a token after the last run: {', '.join(each)}")
     for model, reason in live.stops.items():
         if reason != search.stop:
             print(f"{model}: {reason}")
@@ -178,11 +161,6 @@ def _print(live: LiveSelection) -> None:
         f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "
         f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
     )
-    winner = live.winner
-    if winner is not None and winner["error"] is not None:
-        print(f"{winner['model']} could not be trained on all rows: {winner['error']}")
-    elif winner is not None:
-        loss = ranked_loss(winner, rank_by)
-        assert loss is not None, "the run did not fail"
-        measured = from_forecast(rank_by, loss)
-        print(f"{winner['model']} trained on {winner['size']} rows: dev {rank_by} {measured:.4g}")
+    if live.winner is not None:
+        outcome = said(live.winner, live.rank_by)
+        print(f"{live.winner['model']} trained on {live.winner['size']} rows: {outcome}")

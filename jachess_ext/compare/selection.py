@@ -26,7 +26,7 @@ from ..scaling import (
 )
 from ..scaling.advice import number, scientific, share
 from ..scaling.predictive import Array
-from ..scaling.runs import forecast_label, higher_is_better
+from ..scaling.runs import higher_is_better
 from ..scaling.selection import METHODS
 from .report import Picture, Section, filled, panels, styles_of, write_html
 from .tables import Table
@@ -198,7 +198,7 @@ def view_of_live(
             *([f"Failed: {'; '.join(failed)}."] if failed else []),
         ],
         level=level,
-        loss=forecast_label(f"dev {result.rank_by}") if table.metric is None else table.label,
+        loss=f"dev {table.label}",
         unit="nats" if result.rank_by == "loss" and not regression else "",
         costs=[row for row in costs if row[1]],
         stops=result.stops,

@@ -14,7 +14,7 @@ from .plan import Plan, make_plan
 from .probe import kernel_of, read_kernel
 from .search import Ask, Search
 from .selection import METHODS, Selection
-from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, ranked_loss, run
+from .trial import COSTS, RUN_NAME, Job, Record, RunRecord, killed, run, score_of
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -29,10 +29,9 @@ class LiveSelection:
     Attributes:
         task: name of the data.
         train_rows, dev_rows: in the training data, and judged on.
-        rank_by: the score forecast, "loss" or a name of `CLASS_SCORES` or `NUMBER_SCORES`; of text
-            "bpb".
         unloadable: model -> why it could not be loaded.
-        search: settings, results and stops; `search.selection(method)` is what a method says.
+        search: settings, results and stops; `search.selection(method)` is what a method says, and
+            `search.metric` what is forecast.
         records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
@@ -47,11 +46,15 @@ class LiveSelection:
     task: str
     train_rows: int
     dev_rows: int
-    rank_by: str
     unloadable: Mapping[str, str]
     search: Search
     records: list[dict[str, Any]]
     winner: dict[str, Any] | None = None
+
+    @property
+    def rank_by(self) -> str:
+        """The score forecast: "loss" or one of `CLASS_SCORES` or `NUMBER_SCORES`; of text "bpb"."""
+        return str(self.search.metric)
 
     @property
     def best(self) -> str:
@@ -113,8 +116,8 @@ class LiveSelection:
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each run.
 
-        Columns: candidate, size, seed, loss (what is extrapolated of `rank_by`), dev_loss,
-        dev_score, cost (all FLOPs), steps, time (t), seconds, error.
+        Columns: candidate, size, seed, score (by `rank_by`), dev_loss, dev_score (the task's own),
+        cost (all FLOPs), steps, time (t), seconds, error.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -124,7 +127,7 @@ class LiveSelection:
                 "candidate": record["model"],
                 "size": record["size"],
                 "seed": record["seed"],
-                "loss": ranked_loss(record, self.rank_by),
+                "score": score_of(record, self.rank_by),
                 "dev_loss": record["dev_loss"],
                 "dev_score": record["dev_score"],
                 "cost": sum(record[name] for name in COSTS),
@@ -156,7 +159,6 @@ class LiveSelection:
                     "task": self.task,
                     "train_rows": self.train_rows,
                     "dev_rows": self.dev_rows,
-                    "rank_by": self.rank_by,
                     "unloadable": dict(self.unloadable),
                     "search": self.search.state(),
                     "winner": self.winner,
@@ -242,16 +244,15 @@ def select_live(
                 ask = jobs[job.name][1]
                 records[ask] = record
                 seconds = sum((record["seconds"] or {}).values()) / processes
-                _tell(search, ask, record, plan.rank_by, out, seconds)
+                _tell(search, ask, record, out, seconds)
                 write_results(out / RECORDS, in_order())
-                progress(f"{ask.model} on {ask.rows} rows: {_said(record, plan.rank_by)}")
+                progress(f"{ask.model} on {ask.rows} rows: {said(record, str(search.metric))}")
         if len(search.failed) == len(search.models):
             raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
         selection = LiveSelection(
             task=plan.task.name,
             train_rows=len(plan.task.train),
             dev_rows=len(plan.task.dev),
-            rank_by=plan.rank_by,
             unloadable=plan.unloadable,
             search=search,
             records=in_order(),
@@ -272,21 +273,18 @@ def select_live(
     return selection
 
 
-def _said(record: Record, rank_by: str) -> str:
-    if record["error"] is not None:
-        return str(record["error"])
-    score = record["dev_loss"] if rank_by == LOSS else record["scores"][rank_by]
-    return f"dev {rank_by} {score:.4g}"
+def said(record: Record, rank_by: str) -> str:
+    """Return in words what a run gave, or why it failed."""
+    score = score_of(record, rank_by)
+    return str(record["error"]) if score is None else f"dev {rank_by} {score:.4g}"
 
 
-def _tell(
-    search: Search, ask: Ask, record: Record, rank_by: str, folder: Path, seconds: float
-) -> None:
+def _tell(search: Search, ask: Ask, record: Record, folder: Path, seconds: float) -> None:
     if record["kernel"] is not None:
         search.kernels[ask] = kernel_of(folder, record)
     search.tell(
         ask,
-        ranked_loss(record, rank_by),
+        score_of(record, str(search.metric)),
         cost=record["training_flops"] + record["judging_flops"],
         seconds=seconds,
         features=record["features"],

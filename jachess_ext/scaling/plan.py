@@ -92,7 +92,6 @@ class Plan:
         task: its training rows in the order they are taken in, and the dev rows judged on.
         candidates: the models that load, in the order given.
         unloadable: the other models, and why.
-        rank_by: the score forecast.
         probe: how many training rows Θ is measured on, the first of the order.
         scored: how many training rows' frozen features are scored, the first.
         recipe: how every model is fine-tuned.
@@ -102,7 +101,6 @@ class Plan:
     task: Task
     candidates: tuple[Candidate, ...]
     unloadable: Mapping[str, str]
-    rank_by: str
     probe: int
     scored: int
     recipe: Recipe
@@ -205,15 +203,20 @@ def make_plan(
         sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
     elif sizes is None:
         sizes = default_sizes(rows, target, recipe)
-    for name in ("metric", "test_rows"):
+    for name in ("metric", "test_rows", "costs", "unit", "parameters"):
         if name in search:
-            raise DataError(f"{name} is a setting of Search alone; say by rank_by what is forecast")
+            raise DataError(
+                f"{name} is a setting of Search alone; rank_by says what is forecast, and models "
+                "and data tell the rest"
+            )
     scores = search.get("screen") is not None or method in FEATURE_SCORES
     settings: dict[str, Any] = {
         "sizes": sizes,
         "target": target,
         "budget": flops,
         "zero": True if probe or scores else None,
+        "metric": rank_by,
+        "unit": "FLOPs",
         **search,
     }
     Search(models, **settings)  # refuses what cannot be used before models are loaded
@@ -228,6 +231,7 @@ def make_plan(
     return Plan(
         search=Search(
             [candidate.model for candidate in candidates],
+            test_rows=len(task.dev),
             costs={
                 candidate.model: (
                     candidate.judging_flops(len(task.dev)),
@@ -241,7 +245,6 @@ def make_plan(
         task=task,
         candidates=candidates,
         unloadable=unloadable,
-        rank_by=rank_by,
         probe=probe,
         scored=screen_rows if scores else 0,
         recipe=recipe,

@@ -105,6 +105,7 @@ class Search:
             row as the model's last one did (and those of the first round, nothing).
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
+        unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
         results: run -> what it gave, in the order told or added.
@@ -144,6 +145,7 @@ class Search:
     budget: float | None = None
     minutes: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
+    unit: str = ""
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0
@@ -435,6 +437,7 @@ class Search:
             forecast=forecast_each(table, target, name, known),
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
+            unit=self.unit,
         )
 
     def curve(self, model: str, rows: float = math.inf) -> dict[int, float]:

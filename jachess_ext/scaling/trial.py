@@ -35,7 +35,6 @@ from .language import (
 )
 from .predictive import Array
 from .probe import FORWARD, measured, residual_of
-from .runs import to_forecast
 from .selection import OPERATIONS
 
 Record = dict[str, Any]
@@ -51,11 +50,11 @@ _WINDOWS = 16  # at a time: their logits have the whole vocabulary
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
 
 
-def ranked_loss(record: Record, rank_by: str) -> float | None:
-    """Return the number extrapolated of the score ranked by; None for a failed run."""
-    if record["error"] is not None or rank_by == LOSS:
+def score_of(record: Record, name: str) -> float | None:
+    """Return the loss of a run's record, or a score by name; None for a failed run."""
+    if record["error"] is not None or name == LOSS:
         return record["dev_loss"]  # type: ignore[no-any-return]
-    return float(to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"]))
+    return record["scores"][name]  # type: ignore[no-any-return]
 
 
 def training_flops(

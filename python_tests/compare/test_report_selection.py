@@ -248,9 +248,9 @@ def test_a_missing_interval_is_a_dash(view: SelectionView) -> None:
 # --- a live selection
 
 
-def live_result(**more: Any) -> Any:
+def live_result(metric: str = "loss", **more: Any) -> Any:
     """Return what the page reads of a live selection, its losses those of a table."""
-    table = losses(3, ("zoo/a", "zoo/b", "zoo/c"))
+    table = replace(losses(3, ("zoo/a", "zoo/b", "zoo/c")), metric=metric)
     ask = namedtuple("Ask", ["model", "rows"])
     told = {ask("zoo/a", 400): None, ask("zoo/d", 400): "out of memory"}
     search = SimpleNamespace(
@@ -263,7 +263,7 @@ def live_result(**more: Any) -> Any:
     flops = {"training": 4.0, "judging": 1.0, "probe": 0.0, "features": 0.0, "spent": 5.0}
     return SimpleNamespace(
         **{
-            **{"task": "sentiment", "train_rows": 9000, "dev_rows": 200, "rank_by": "loss"},
+            **{"task": "sentiment", "train_rows": 9000, "dev_rows": 200, "rank_by": metric},
             **{"unloadable": {"/nowhere": "there is no model"}, "search": search, "share": 0.125},
             "records": [{"scores": {"accuracy": 0.5}}],
             "stops": dict.fromkeys(table.names, search.stop),
@@ -302,7 +302,10 @@ def test_a_live_selection_whose_losses_at_the_target_were_measured_apart() -> No
     assert view.known and view.candidates["truth"].to_dict() == truth
     aside = view.losses[~view.losses["read"]]
     assert set(aside["size"]) == {TARGET} and len(aside) == 3
-    assert "1 − dev accuracy" in answer(view_of_live(live_result(rank_by="accuracy")))
+    by_score = view_of_live(live_result("accuracy"), truth)
+    assert "dev accuracy" in answer(by_score) and by_score.higher
+    measured = {"zoo/a": 0.4, "zoo/b": 0.5, "zoo/c": 0.3}
+    assert by_score.candidates["truth"].to_dict() == pytest.approx(measured)
 
 
 # --- the figures

@@ -180,7 +180,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
-    ({"metric": "accuracy"}, "metric is a setting of Search alone; say by rank_by"),
+    ({"metric": "accuracy"}, "metric is a setting of Search alone; rank_by says what"),
+    ({"costs": {}}, "costs is a setting of Search alone"),
     ({"target": 0}, "target is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     (
@@ -304,7 +305,7 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     assert frame[["candidate", "size"]].values.tolist() == [
         [r["model"], r["size"]] for r in selection.records
     ]
-    assert frame.cost.sum() == flops["spent"] and frame.loss.equals(frame.dev_loss)
+    assert frame.cost.sum() == flops["spent"] and frame.score.equals(frame.dev_loss)
     assert read_selection(tmp_path) == selection
     content = json.loads((tmp_path / "selection.json").read_text())
     assert content["best"] == selection.best == content["ranking"][0]["name"]
@@ -385,8 +386,13 @@ def test_another_score_can_rank(go: Go, runs: Runs) -> None:
     assert go().best.endswith("wide"), "the lowest loss"
     selection = go(rank_by="accuracy", method="subtuning")
     assert selection.best.endswith("narrow"), "the highest accuracy"
-    predicted = selection.search.selection().predicted_losses
-    assert predicted[0] == pytest.approx(1 - (0.1 + (0.4 + 1 / 17) / 2))
+    chosen = selection.search.selection()
+    scored = 0.1 + (0.4 + 1 / 17) / 2
+    assert chosen.predicted_losses[0] == pytest.approx(1 - scored)
+    assert chosen.to_frame().set_index("name").predicted[chosen.names[0]] == pytest.approx(scored)
+    runs_of = selection.to_frame().set_index("candidate").loc[chosen.names[0]]
+    assert runs_of.score.iloc[-1] == pytest.approx(scored)
+    assert "accuracy at 256" in chosen.text() and "FLOPs" in chosen.text()
 
 
 def test_two_selections_do_not_write_to_one_folder(go: Go, runs: Runs, tmp_path: Path) -> None:
