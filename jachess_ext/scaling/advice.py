@@ -58,7 +58,7 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
     order = np.argsort(selection.scores, kind="stable")
     if selection.forecast.predicted is not None:
         shown = table.shown(selection.predicted_losses[order])
-        columns.append([f"{table.label} at {selection.target:,.0f}", *map(number, shown)])
+        columns.append([table.label, *map(number, shown)])
     else:
         columns.append(["score", *map(number, selection.scores[order])])
     if selection.has_intervals:
@@ -68,7 +68,8 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
         columns.append([f"{100 * level:g} % interval", *intervals])
         columns.append(["P(best)", *map(share, selection.best_probabilities[order])])
     if np.isfinite(selection.costs).any():
-        columns.append(["cost", *map(selection.cost_text, selection.costs[order])])
+        costs = map(selection.cost_number, selection.costs[order])
+        columns.append([selection.cost_unit or "cost", *costs])
     widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join(
@@ -77,8 +78,11 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
         ).rstrip()
         for row in zip(*columns, strict=True)
     ]
-    head = f"{selection.method}: {len(selection.names)} models, sizes up to {selection.budget:,.0f}"
-    return "\n".join([f"{head}, {100 * selection.share:.3g} % of the target", *lines])
+    head = (
+        f"{selection.method}: {len(selection.names)} models, sizes up to {selection.budget:,.0f}, "
+        f"{100 * selection.share:.3g} % of the target {selection.target:,.0f}"
+    )
+    return "\n".join([head, *lines])
 
 
 @dataclass(frozen=True)

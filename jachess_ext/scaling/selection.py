@@ -580,10 +580,10 @@ class Selection:
         >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
         >>> selection
-        blend: 2 models, sizes up to 800, 6.25 % of the target
-           model  loss at 12,800   90 % interval  P(best)
-        1  a              0.6928  0.4367 … 1.099     91 %
-        2  b               1.030  0.7150 … 1.483      9 %
+        blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
+           model    loss   90 % interval  P(best)
+        1  a      0.6928  0.4367 … 1.099     91 %
+        2  b       1.030  0.7150 … 1.483      9 %
         a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
@@ -630,14 +630,19 @@ class Selection:
         hours = flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
         return hours if self.gpu_price is None else hours * self.gpu_price
 
-    def cost_text(self, flops: float) -> str:
-        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h, or a sum of money."""
+    def cost_number(self, flops: float) -> str:
+        """Return a cost in `cost_unit` without it: 1.23 × 10¹⁵, 0.6000, 12.30."""
         cost = self.in_unit(flops)
         if not math.isfinite(cost):
             return DASH
         if self.gpu_flops is None:
-            return f"{scientific(cost)} {self.unit}".rstrip()
-        return f"{number(cost)} GPU h" if self.gpu_price is None else f"{cost:,.2f}"
+            return scientific(cost)
+        return number(cost) if self.gpu_price is None else f"{cost:,.2f}"
+
+    def cost_text(self, flops: float) -> str:
+        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h, or a sum of money."""
+        cost = self.cost_number(flops)
+        return cost if cost == DASH or self.gpu_price else f"{cost} {self.cost_unit}".rstrip()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -160,7 +160,7 @@ def test_select_from_accuracies(tmp_path: Path, capfd: Capture) -> None:
     assert main([*given, "--metric", "accuracy", "--budget", "10k"]) == 0
     printed = capfd.readouterr().out
     assert "blend: 3 models, sizes up to 10,000, 10 % of the target" in printed
-    assert "accuracy (per cent) at 100,000" in printed
+    assert "accuracy (per cent)  90 % interval" in printed
     assert "\nblend needs 3 sizes above 0 or more, and c has 1" in printed
     found = json.loads(out.read_text())
     assert found["metric"] == "accuracy" and found["budget"] == 10_000

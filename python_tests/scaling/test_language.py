@@ -204,7 +204,7 @@ def test_from_text_to_a_page(
     kept = bits_per_byte(str(out / "winner"), load_text(given["task"]).dev.texts, 16)
     assert winner["scores"]["bpb"] == pytest.approx(kept, rel=1e-5)
     printed = capsys.readouterr().out
-    assert "bpb at 120" in printed and "perplexity" in printed
+    assert "bpb" in printed and "of the target 120" in printed and "perplexity" in printed
     assert "dev bpb" in (out / "report.html").read_text(encoding="utf-8")
     again = tmp_path / "again"
     arguments[arguments.index(str(out))] = str(again)
