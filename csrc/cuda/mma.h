@@ -3,7 +3,6 @@
 //
 //     bf16, fp16   mma.m16n8k16, operands by ldmatrix, sums in fp32
 //     fp32         mma.m16n8k8 in tf32, three passes over operands split in two (error ~2^-21)
-//     fp64         two mma.m8n8k4
 //
 // Register layouts are those of the PTX manual ("Matrix fragments for mma"): with g = lane / 4 and
 // t = lane % 4, a lane holds of C the elements (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
@@ -118,6 +117,29 @@ void multiply_fragments(C (&c)[4], const A& a, const B& b, const ElementA& eleme
 template <typename T>
 struct Mma;
 
+// Two elements in a register, the first in the lower half.
+template <typename T>
+__device__ inline uint32_t pair_of(float low, float high) {
+  T a, b;
+  convert(low, a);
+  convert(high, b);
+  return a.bits | static_cast<uint32_t>(b.bits) << 16;
+}
+#if defined(__CUDACC__)
+template <>
+__device__ inline uint32_t pair_of<BFloat16>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+__device__ inline uint32_t pair_of<Half>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+#endif
+
 // The 16-bit types.
 template <typename T>
 struct Mma16 {
@@ -141,7 +163,13 @@ struct Mma16 {
     b[0] = {{r[0], r[1]}};
     b[1] = {{r[2], r[3]}};
   }
-  // Likewise, B[k][column] = tile[k * ld + column].
+  // The results of a product as the operand A of the next: its columns become k. One A takes
+  // kDepth / 8 of the 16 x 8 blocks.
+  static __device__ inline void from_sums(const float (*c)[4], A& a) {
+    JACHESS_UNROLL
+    for (int i = 0; i < 4; ++i) a.r[i] = pair_of<T>(c[i / 2][2 * (i % 2)], c[i / 2][2 * (i % 2) + 1]);
+  }
+  // Two B for it, side by side: B[k][column] = tile[k * ld + column].
   static __device__ inline void load_b_by_row(const T* tile, int ld, B (&b)[2]) {
     uint32_t r[4];
     load_matrices<true>([&](int l) { return tile + (l % 16) * ld + (l / 16) * 8; }, r);
@@ -232,10 +260,16 @@ struct Mma<float> {
     JACHESS_UNROLL
     for (int i = 0; i < 4; ++i) b[i / 2].set(i % 2, tile[(g + 8 * (i / 2)) * ld + t + 4 * (i % 2)]);
   }
+  // In the results a lane holds columns 2t and 2t + 1, in A it has k = t and t + 4: k is taken in
+  // that order, here and in load_b_by_row.
+  static __device__ inline void from_sums(const float (*c)[4], A& a) {
+    JACHESS_UNROLL
+    for (int i = 0; i < 4; ++i) a.set(i, c[0][2 * (i % 2) + i / 2]);
+  }
   static __device__ inline void load_b_by_row(const float* tile, int ld, B (&b)[2]) {
     const int g = lane_index() / 4, t = lane_index() % 4;
     JACHESS_UNROLL
-    for (int i = 0; i < 4; ++i) b[i / 2].set(i % 2, tile[(t + 4 * (i % 2)) * ld + g + 8 * (i / 2)]);
+    for (int i = 0; i < 4; ++i) b[i / 2].set(i % 2, tile[(2 * t + i % 2) * ld + g + 8 * (i / 2)]);
   }
 
   static __device__ inline void pass(float (&c)[4], const uint32_t (&a)[4],
@@ -268,48 +302,6 @@ struct Mma<float> {
     pass(c, a.small, b.big);
     pass(c, a.big, b.small);
     pass(c, a.big, b.big);
-  }
-};
-
-template <>
-struct Mma<double> {
-  static constexpr int kDepth = 4;
-  struct A {
-    double r[2];  // rows g, g+8; k = t
-  };
-  struct B {
-    double r;  // k = t, column g
-  };
-
-  static __device__ inline void load_a(const double* tile, int ld, A& a) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    a.r[0] = tile[g * ld + t];
-    a.r[1] = tile[(g + 8) * ld + t];
-  }
-  static __device__ inline void load_b_by_column(const double* tile, int ld, B (&b)[2]) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    b[0].r = tile[g * ld + t];
-    b[1].r = tile[(g + 8) * ld + t];
-  }
-  static __device__ inline void load_b_by_row(const double* tile, int ld, B (&b)[2]) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    b[0].r = tile[t * ld + g];
-    b[1].r = tile[t * ld + g + 8];
-  }
-  static __device__ inline void multiply_add(double (&c)[4], const A& a, const B& b) {
-#if defined(__CUDACC__)
-    JACHESS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                   : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
-                   : "d"(a.r[half]), "d"(b.r));
-    }
-#else
-    shim::multiply_fragments<kDepth>(
-        c, a, b,
-        [](const auto& of, int row, int k, double& out) { out = of((row % 8) * 4 + k).r[row / 8]; },
-        [](const auto& of, int k, int column, double& out) { out = of(column * 4 + k).r; });
-#endif
   }
 };
 
