@@ -1,4 +1,419 @@
+// CUDA kernels of jachess::attention_jet_backward. The tiles of scores are computed anew from the
+// saved jet of l = log Σ e^score: with z = s − l the weights are the jet p of e^z. With ⊗ᵀ for the
+// transposed jet product (jet_math.h), ȳ for the gradient of y, and k for dropout's factors:
+//
+//     gp = k (ȳ ⊗ᵀ v),   R = Σ_d ȳ ⊗ᵀ y,   gs = p ⊗ᵀ (gp − R)   (R: through the normaliser l),
+//     v̄ = (k p) ⊗ᵀ ȳ,   q̄ = scale gs ⊗ᵀ k,   k̄ = scale gs ⊗ᵀ q.
+//
+// One kernel computes R. Then one kernel serves three roles, a launch each: its blocks own up to 64
+// tokens of a head, 16 a warp, and go over the others; those of `query` write q̄, those of `key` and
+// `value` go over the queries of all heads that share the key, and write k̄ and v̄. So no sum is made
+// by more than one block, and the result is the same run to run.
+//
+//     role     own tokens     other tokens        registers of a warp, every stream
+//     query    q, ȳ           k, v                p, then gs  [16, N]    q̄ [16, V]
+//     key      k, v           q, ȳ, and l, R      p, then gs  [16, N]    k̄ [16, V]
+//     value    k              q, ȳ, and l         p           [16, N]    v̄ [16, V]
+//
+// Own tokens lie in shared memory throughout, others in one stage of N = 16 or 32 or, where they
+// fit, in two, so that the next tile is loaded behind the products of this one. V is 32 to 128, and
+// wider results are shared out over blocks.
 #include "attention_elements.h"
+
 namespace jachess {
-int attention_jet_backward_cuda(const AttentionProblem&, JetHeads, JetHeads, const void*, void*, JetHeads, JetHeads, JetHeads, Queue) { return -1; }
+namespace {
+
+enum class Role { query, key, value };
+
+// How a launch cuts its work, and where everything lies in shared memory (bytes).
+struct BackwardPlan {
+  int warps, stages;
+  int depth, second_depth;      // entries of the first and second operands' tokens, rounded up
+  int chunks;                   // blocks that share own tokens, V columns of the result each
+  int own_second;               // the second own operand's place
+  int stage, second, jets;      // bytes of a tile of others; places in it
+  int first_stage, bytes;
+};
+
+struct BackwardArguments {
+  ScoreRules rules;
+  BackwardPlan plan;
+  JetHeads own, own_second, other, other_second, out;
+  const float *stats, *shares;
+  int batch, group, size, value_size, tiles;
+  bool aligned;
+};
+
+// Other tokens of a tile and columns of the result of a warp, by what fits its registers.
+template <int S>
+constexpr int kOthers = S == 2 ? 32 : 16;
+template <typename T, int S, bool plain>
+constexpr int kWidest = sizeof(T) == 4 || !plain ? 32 : 64;
+
+// From the products of the scores to the weights' jets, in place; where the score is capped, the
+// scores themselves are kept in `scores`.
+template <bool plain, int S, int N, typename Place, typename Normaliser>
+__device__ inline void weigh(const ScoreRules& rules, bool within, const Place& place,
+                             const Normaliser& normaliser, float (&w)[S][N / 8][4],
+                             float (&scores)[S][N / 8][4]) {
+  JACHESS_UNROLL
+  for (int n = 0; n < N / 8; ++n) {
+    JACHESS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const float offset = within ? 0 : offset_of_score(rules, place(n, e));
+      float z[S], p[S];
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) z[k] = rules.scale * w[k][n][e];
+      if constexpr (!plain) {
+        JACHESS_UNROLL
+        for (int k = 0; k < S; ++k) scores[k][n][e] = z[k];
+        if (rules.softcap != 0) cap_score<S>(rules.softcap, z);
+      }
+      z[0] += offset;
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) z[k] -= normaliser(k, n, e);
+      exp_jet<S>(z, p);
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) w[k][n][e] = offset == kMinusInfinity ? 0 : p[k];
+    }
+  }
 }
+
+// From the weights p and their gradients gp to the scores' gradients, in place of gp.
+template <bool plain, int S, int N, typename Share>
+__device__ inline void differentiate(const ScoreRules& rules, const Share& share,
+                                     const float (&p)[S][N / 8][4],
+                                     const float (&scores)[S][N / 8][4],
+                                     const float (&factor)[N / 8][4], float (&gp)[S][N / 8][4]) {
+  constexpr int q = kDirections<S>, P = kPairs<S>;
+  JACHESS_UNROLL
+  for (int n = 0; n < N / 8; ++n) {
+    JACHESS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      float weight[S], g[S], gs[S] = {};
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) {
+        weight[k] = p[k][n][e];
+        g[k] = (plain ? gp[k][n][e] : factor[n][e] * gp[k][n][e]) - share(k, n, e);
+      }
+      product_jet_backward_add<q, P>(weight, g, gs);
+      if constexpr (!plain) {
+        if (rules.softcap != 0) {
+          float s[S], uncapped[S];
+          JACHESS_UNROLL
+          for (int k = 0; k < S; ++k) s[k] = scores[k][n][e];
+          const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
+          pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
+          JACHESS_UNROLL
+          for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
+        }
+      }
+      // A score that takes no part has the weight 0, but R may be NaN.
+      const bool hidden = weight[0] == 0;
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) gp[k][n][e] = hidden ? 0 : rules.scale * gs[k];
+    }
+  }
+}
+
+template <typename T, int S, int V, Role role, bool plain>
+__global__ void __launch_bounds__(kMostWarps* kWarp)
+    tiles_kernel(const __grid_constant__ BackwardArguments args) {
+  constexpr int N = kOthers<S>;
+  constexpr bool of_keys = role != Role::query;
+  const BackwardPlan& plan = args.plan;
+  const ScoreRules& rules = args.rules;
+  const int rows = plan.warps * kStrip, strip = static_cast<int>(threadIdx.x) / kWarp * kStrip;
+  const int owners = of_keys ? rules.heads / args.group : rules.heads;
+  const int own_count = of_keys ? rules.keys : rules.queries;
+  const int other_count = of_keys ? rules.queries : rules.keys;
+
+  int block = static_cast<int>(blockIdx.x);
+  const int chunk = block % plan.chunks;
+  block /= plan.chunks;
+  const int first = block % args.tiles * rows;
+  block /= args.tiles;
+  const int owner = block % owners, batch = block / owners;
+  const int first_column = chunk * V;
+  const int width = (role == Role::value ? args.value_size : args.size) - first_column;
+
+  char* memory = dynamic_shared_memory();
+  const auto tile_at = [&](int offset, int tile_rows, int depth) {
+    return Tile<T>{reinterpret_cast<T*>(memory + offset), tile_rows, padded<T>(depth)};
+  };
+  const Tile<T> own = tile_at(0, rows, plan.depth);
+  const Tile<T> own_second = tile_at(plan.own_second, rows, plan.second_depth);
+  const auto stage_at = [&](int stage) { return plan.first_stage + stage * plan.stage; };
+  const auto other_of = [&](int stage) { return tile_at(stage_at(stage), N, plan.depth); };
+  const auto other_second_of = [&](int stage) {
+    return tile_at(stage_at(stage) + plan.second, N, plan.second_depth);
+  };
+  // Jets of l and R of a tile's queries, [2][S][N].
+  const auto jets_of = [&](int stage) {
+    return reinterpret_cast<float*>(memory + stage_at(stage) + plan.jets);
+  };
+  const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
+  const auto jets_at = [&](int s, int head) {
+    return (s * all_heads + static_cast<int64_t>(batch) * rules.heads + head) * rules.queries;
+  };
+
+  // A step is a tile of other tokens of one of the heads that the block goes over.
+  const int heads = of_keys ? args.group : 1;
+  const int per_head = (other_count + N - 1) / N, steps = heads * per_head;
+  const auto head_of = [&](int step) {
+    return of_keys ? owner * args.group + step / per_head : owner;
+  };
+  const auto place_of = [&](int step, int own_token) {
+    const int other = step % per_head * N;
+    return ScorePlace{batch, head_of(step), of_keys ? other : own_token,
+                      of_keys ? own_token : other};
+  };
+  const auto next_step = [&](int step) {
+    while (step < steps && !tile_takes_part(rules, place_of(step, first), of_keys ? N : rows,
+                                            of_keys ? rows : N))
+      ++step;
+    return step;
+  };
+  const auto load = [&](int step, int stage) {
+    if (step < steps) {
+      const int head = head_of(step), token = step % per_head * N;
+      const int other_head = of_keys ? head : head / args.group;
+      load_tile<S>(other_of(stage),
+                   rows_of<T>(args.other, batch, other_head, other_count, args.size, args.aligned),
+                   token, 0, plan.depth);
+      load_tile<S>(other_second_of(stage),
+                   rows_of<T>(args.other_second, batch, other_head, other_count, args.value_size,
+                              args.aligned),
+                   token, 0, plan.second_depth);
+      if constexpr (of_keys) {
+        for (int n = threadIdx.x; n < 2 * S * N; n += blockDim.x) {
+          const int s = n / N % S, query = token + n % N;
+          if (query < rules.queries)
+            copy_async_4(jets_of(stage) + n,
+                         (n < S * N ? args.stats : args.shares) + jets_at(s, head) + query);
+        }
+      }
+    }
+    copy_async_commit();
+  };
+
+  load_tile<S>(own, rows_of<T>(args.own, batch, owner, own_count, args.size, args.aligned), first,
+               0, plan.depth);
+  if constexpr (role != Role::value)
+    load_tile<S>(
+        own_second,
+        rows_of<T>(args.own_second, batch, owner, own_count, args.value_size, args.aligned), first,
+        0, plan.second_depth);
+  const int g = lane_index() / 4, t = lane_index() % 4;
+  float own_jets[2][2][S];  // of l and R, by row
+  if constexpr (!of_keys) {
+    JACHESS_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      const int query = first + strip + g + 8 * row;
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) {
+        const int64_t at = jets_at(s, owner) + query;
+        own_jets[0][row][s] = query < rules.queries ? args.stats[at] : 0;
+        own_jets[1][row][s] = query < rules.queries ? args.shares[at] : 0;
+      }
+    }
+  }
+
+  float sums[S][V / 8][4] = {};
+  const bool ahead = plan.stages == 2;
+  int step = next_step(0), stage = 0;
+  load(step, stage);
+  while (step < steps) {
+    const int next = next_step(step + 1);
+    if (ahead) {
+      load(next, 1 - stage);
+      copy_async_wait<1>();
+    } else {
+      copy_async_wait<0>();
+    }
+    __syncthreads();
+    const ScorePlace place = place_of(step, first + strip);
+    const int queries = of_keys ? N : kStrip, keys = of_keys ? kStrip : N;
+    if (tile_in_band(rules, place, queries, keys)) {
+      const float* jets = jets_of(stage);
+      const auto jet = [&](int which, int s, int n, int e) {
+        return of_keys ? jets[(which * S + s) * N + 8 * n + 2 * t + e % 2]
+                       : own_jets[which][e / 2][s];
+      };
+      float weights[S][N / 8][4] = {}, scores[S][N / 8][4], factor[N / 8][4];
+      if constexpr (!plain) {
+        JACHESS_UNROLL
+        for (int n = 0; n < N / 2; ++n) factor[n / 4][n % 4] = 1;
+        if (rules.keep_from != 0) dropout_factors<of_keys, N>(rules, place, factor);
+      }
+      multiply_tokens<Sides::factors, S, N>(own, strip, other_of(stage), 0, plan.depth, weights);
+      weigh<plain, S, N>(
+          rules, plain && tile_within_band(rules, place, queries, keys),
+          [&](int n, int e) {
+            const int row = g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
+            return ScorePlace{batch, place.head, place.query + (of_keys ? column : row),
+                              place.key + (of_keys ? row : column)};
+          },
+          [&](int s, int n, int e) { return jet(0, s, n, e); }, weights, scores);
+      if constexpr (role == Role::value) {
+        if constexpr (!plain) {
+          JACHESS_UNROLL
+          for (int n = 0; n < S * N / 2; ++n)
+            weights[n / (N / 2)][n / 4 % (N / 8)][n % 4] *= factor[n / 4 % (N / 8)][n % 4];
+        }
+        multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage), 0,
+                                                           first_column, width, sums);
+      } else {
+        float grads[S][N / 8][4] = {};
+        multiply_tokens<of_keys ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
+            own_second, strip, other_second_of(stage), 0, plan.second_depth, grads);
+        differentiate<plain, S, N>(
+            rules, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, scores, factor,
+            grads);
+        multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), 0, first_column,
+                                                        width, sums);
+      }
+    }
+    __syncthreads();
+    if (ahead) {
+      stage = 1 - stage;
+    } else {
+      load(next, stage);
+    }
+    step = next;
+  }
+  copy_async_wait<0>();
+
+  T* out = static_cast<T*>(args.out.data) + batch * args.out.batch + owner * args.out.head +
+           first_column;
+  JACHESS_UNROLL
+  for (int v = 0; v < V / 8; ++v) {
+    JACHESS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int token = first + strip + g + e / 2 * 8, column = 8 * v + 2 * t + e % 2;
+      if (token >= own_count || column >= width) continue;
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s)
+        convert(sums[s][v][e], out[s * args.out.stream + token * args.out.token + column]);
+    }
+  }
+}
+
+// R = Σ_d ȳ ⊗ᵀ y, a warp per query.
+template <typename T, int S>
+__global__ void __launch_bounds__(kMostWarps* kWarp)
+    shares_kernel(JetHeads gy, JetHeads y, int batch, int heads, int queries, int size,
+                  float* __restrict__ shares) {
+  const int64_t all = static_cast<int64_t>(batch) * heads * queries;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kMostWarps + threadIdx.x / kWarp;
+  if (index >= all) return;
+  const int64_t query = index % queries, head = index / queries % heads,
+                b = index / queries / heads;
+  const auto at = [&](const JetHeads& x, int s) {
+    return static_cast<const T*>(x.data) + s * x.stream + b * x.batch + head * x.head +
+           query * x.token;
+  };
+  float sums[S] = {};
+  for (int d = threadIdx.x % kWarp; d < size; d += kWarp) {
+    float g[S], v[S];
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) {
+      convert(at(gy, s)[d], g[s]);
+      convert(at(y, s)[d], v[s]);
+    }
+    product_jet_backward_add<kDirections<S>, kPairs<S>>(v, g, sums);
+  }
+  warp_sum<S>(sums);
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) {
+    if (threadIdx.x % kWarp == 0) shares[s * all + index] = sums[s];
+  }
+}
+
+// The largest plan of which two blocks fit a multiprocessor, else the largest that fits one.
+template <typename T, int S, int V, Role role>
+bool make_plan(const AttentionProblem& problem, size_t limit, BackwardPlan& plan) {
+  constexpr int N = kOthers<S>;
+  const int64_t own = role == Role::query ? problem.queries : problem.keys;
+  plan.depth = round_up(static_cast<int>(problem.size), 16);
+  plan.second_depth = round_up(static_cast<int>(problem.value_size), 16);
+  plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
+  const int row = S * padded<T>(plan.depth) * static_cast<int>(sizeof(T));
+  const int second_row = S * padded<T>(plan.second_depth) * static_cast<int>(sizeof(T));
+  plan.second = N * row;
+  plan.jets = plan.second + N * second_row;
+  plan.stage = plan.jets + (role == Role::query ? 0 : 2 * S * N * static_cast<int>(sizeof(float)));
+  for (const size_t share : {limit / 2, limit}) {
+    for (int warps = kMostWarps; warps > 0; warps /= 2) {
+      if (warps > 1 && own <= warps / 2 * kStrip) continue;
+      for (int stages = 2; stages > 0; --stages) {
+        plan.warps = warps;
+        plan.stages = stages;
+        plan.own_second = warps * kStrip * row;
+        plan.first_stage =
+            plan.own_second + (role == Role::value ? 0 : warps * kStrip * second_row);
+        plan.bytes = plan.first_stage + stages * plan.stage;
+        if (static_cast<size_t>(plan.bytes) <= share && (warps > 1 || share == limit)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+template <typename T, int S, Role role, bool plain>
+int launch_tiles(BackwardArguments args, const AttentionProblem& problem, const JetHeads& gy,
+                 const JetHeads& out, Queue queue) {
+  constexpr bool of_keys = role != Role::query;
+  constexpr int V = kWidest<T, S, plain>;
+  if (!make_plan<T, S, V, role>(problem, shared_memory_limit(queue.device), args.plan))
+    return kNoTileFits;
+  args.own = of_keys ? problem.key : problem.query;
+  args.own_second = of_keys ? problem.value : gy;
+  args.other = of_keys ? problem.query : problem.key;
+  args.other_second = of_keys ? gy : problem.value;
+  args.out = out;
+  const int rows = args.plan.warps * kStrip;
+  const int64_t own = of_keys ? problem.keys : problem.queries;
+  const int64_t owners = problem.batch * (of_keys ? problem.key_heads : problem.heads);
+  args.tiles = static_cast<int>((own + rows - 1) / rows);
+  return launch_with_shared(tiles_kernel<T, S, V, role, plain>,
+                            owners * args.tiles * args.plan.chunks, args.plan.warps * kWarp,
+                            static_cast<size_t>(args.plan.bytes), queue, args);
+}
+
+}  // namespace
+
+int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
+                                const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
+                                JetHeads gvalue, Queue queue) {
+  BackwardArguments args = {};
+  args.rules = score_rules(problem);
+  args.stats = static_cast<const float*>(stats);
+  args.shares = static_cast<const float*>(shares);
+  args.batch = static_cast<int>(problem.batch);
+  args.group = static_cast<int>(problem.heads / problem.key_heads);
+  args.size = static_cast<int>(problem.size);
+  args.value_size = static_cast<int>(problem.value_size);
+  return dispatch_attention(problem, [&](auto* typed, auto streams) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    constexpr int S = decltype(streams)::value;
+    args.aligned =
+        is_aligned<T>(problem.query, problem.size) && is_aligned<T>(problem.key, problem.size) &&
+        is_aligned<T>(problem.value, problem.value_size) && is_aligned<T>(gy, problem.value_size);
+    const int64_t queries = problem.batch * problem.heads * problem.queries;
+    int error = launch(shares_kernel<T, S>, (queries + kMostWarps - 1) / kMostWarps,
+                       kMostWarps * kWarp, queue, gy, y, static_cast<int>(problem.batch),
+                       static_cast<int>(problem.heads), static_cast<int>(problem.queries),
+                       static_cast<int>(problem.value_size), static_cast<float*>(shares));
+    const auto run = [&](auto plain) {
+      constexpr bool simple = decltype(plain)::value;
+      if (error == 0) error = launch_tiles<T, S, Role::query, simple>(args, problem, gy, gquery, queue);
+      if (error == 0) error = launch_tiles<T, S, Role::key, simple>(args, problem, gy, gkey, queue);
+      if (error == 0) error = launch_tiles<T, S, Role::value, simple>(args, problem, gy, gvalue, queue);
+      return error;
+    };
+    return is_plain(args.rules) ? run(std::true_type{}) : run(std::false_type{});
+  });
+}
+
+}  // namespace jachess

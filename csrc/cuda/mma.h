@@ -31,6 +31,16 @@ __device__ inline void copy_async_16(void* shared, const void* global) {
 #endif
 }
 
+// Likewise, four bytes.
+__device__ inline void copy_async_4(void* shared, const void* global) {
+#if defined(__CUDACC__)
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+#else
+  shim::copy_async(shared, global, 4);
+#endif
+}
+
 // Closes a group of copies: those this thread has started since the last call.
 __device__ inline void copy_async_commit() {
 #if defined(__CUDACC__)
