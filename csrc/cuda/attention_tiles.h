@@ -78,19 +78,19 @@ __device__ inline void load_tile(const Tile<T>& tile, const Rows<T>& from, int f
   const int pieces = width / group, across = pieces < threads ? pieces : threads;
   const int down = threads / across, start = thread / across;
   if (start >= down) return;
+#pragma unroll 1
   for (int r = start; r < tile.rows; r += down) {
+#pragma unroll 1
     for (int c = (thread - start * across) * group; c < width; c += across * group) {
       const bool inside = first + r < from.count && column + c < from.size;
-      const T* source = from.data + (first + r) * from.row + column + c;
+      const T* source = from.data + (inside ? (first + r) * from.row + column + c : 0);
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) {
         T* to = tile.at(s, r, c);
-        if (inside && from.aligned) {
-          copy_async_16(to, source + s * from.stream);
-        } else if (inside) {
-          *to = source[s * from.stream];
+        if (from.aligned) {
+          copy_async_16(to, source + s * from.stream, inside);
         } else {
-          for (int i = 0; i < group; ++i) to[i] = T{};
+          *to = inside ? source[s * from.stream] : T{};
         }
       }
     }

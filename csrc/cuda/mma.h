@@ -3,6 +3,7 @@
 //
 //     bf16, fp16   mma.m16n8k16, operands by ldmatrix, sums in fp32
 //     fp32         mma.m16n8k8 in tf32, three passes over operands split in two (error ~2^-21)
+//     fp64         two mma.m8n8k4 (the NTK's products alone)
 //
 // Register layouts are those of the PTX manual ("Matrix fragments for mma"): with g = lane / 4 and
 // t = lane % 4, a lane holds of C the elements (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
@@ -21,17 +22,19 @@ __device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWar
 
 // ---- asynchronous copies from global to shared memory ------------------------------------------
 
-// Starts a copy of 16 bytes, both addresses aligned to 16.
-__device__ inline void copy_async_16(void* shared, const void* global) {
+// Starts a copy of 16 bytes, both addresses aligned to 16; of zeros where nothing is to be read.
+__device__ inline void copy_async_16(void* shared, const void* global, bool read = true) {
 #if defined(__CUDACC__)
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(read ? 16 : 0)
+               : "memory");
 #else
-  shim::copy_async(shared, global, 16);
+  shim::copy_async(shared, read ? global : nullptr, 16);
 #endif
 }
 
-// Likewise, four bytes.
+// Starts a copy of four bytes.
 __device__ inline void copy_async_4(void* shared, const void* global) {
 #if defined(__CUDACC__)
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -312,6 +315,43 @@ struct Mma<float> {
     pass(c, a.small, b.big);
     pass(c, a.big, b.small);
     pass(c, a.big, b.big);
+  }
+};
+
+template <>
+struct Mma<double> {
+  static constexpr int kDepth = 4;
+  struct A {
+    double r[2];  // rows g, g+8; k = t
+  };
+  struct B {
+    double r;  // k = t, column g
+  };
+
+  static __device__ inline void load_a(const double* tile, int ld, A& a) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+    a.r[0] = tile[g * ld + t];
+    a.r[1] = tile[(g + 8) * ld + t];
+  }
+  static __device__ inline void load_b_by_column(const double* tile, int ld, B (&b)[2]) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+    b[0].r = tile[g * ld + t];
+    b[1].r = tile[(g + 8) * ld + t];
+  }
+  static __device__ inline void multiply_add(double (&c)[4], const A& a, const B& b) {
+#if defined(__CUDACC__)
+    JACHESS_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
+                   : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
+                   : "d"(a.r[half]), "d"(b.r));
+    }
+#else
+    shim::multiply_fragments<kDepth>(
+        c, a, b,
+        [](const auto& of, int row, int k, double& out) { out = of((row % 8) * 4 + k).r[row / 8]; },
+        [](const auto& of, int k, int column, double& out) { out = of(column * 4 + k).r; });
+#endif
   }
 };
 
