@@ -8,7 +8,7 @@
 A cell installs its torch, then the package from a clean clone of HEAD, as a user does, and runs a
 chosen part of the tests on the installed package: with the newest transformers, then with the
 oldest that pyproject.toml allows, then those of the operators under every other torch, since one
-binary serves them all. docs/compatibility.md has what was found.
+binary serves them all. docs/compatibility.md has the results.
 """
 
 import shutil
@@ -18,8 +18,8 @@ import nox
 
 TORCHES = ("2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 MARKS = "not slow and not sanitizers and not cuda"
-# (-k expression, files): what a library built against another torch is asked, what depends on torch
-# alone, and what on transformers too; the latter two in full and with --quick.
+# (-k expression, files): tests of a library built against another torch, those that depend on torch
+# alone, and those that depend on transformers too; the latter two in full and with --quick.
 OPERATORS = (
     ("", "python_tests/ops/test_random_calls.py", "python_tests/ops/test_string_arguments.py"),
 )
@@ -46,8 +46,7 @@ TRANSFORMERS = {
         ("logs_every or resuming", "python_tests/training/test_trainer.py"),
     ),
 }
-# What a torch that nobody has tried is asked: import, README's snippets, and what leans on torch's
-# inner workings; in full, but without what is slow.
+# Tests of an untried torch: import, README's snippets, and all that relies on torch's internals.
 NEW_TORCH = (
     (
         "not test_links",  # the package's own pages do not lie beside the tests
@@ -75,7 +74,7 @@ nox.options.error_on_missing_interpreters = True
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])
 @nox.parametrize("torch", TORCHES)
 def matrix(session: nox.Session, torch: str) -> None:
-    """One torch with one Python."""
+    """Test one torch with one Python."""
     session.env.update(JACHESS_FORCE_CPU="1", OMP_NUM_THREADS="1")
     amount = "quick" if "--quick" in session.posargs else "full"
     clone = install(session, f"torch=={torch}.*")
@@ -97,8 +96,7 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 @nox.session
 def new_torch(session: nox.Session) -> None:
-    """A torch that nobody has tried, the newest or the one that is named, with the newest
-    transformers: import, README's snippets and the quick tests."""
+    """Test an untried torch, the newest or the named one, with the newest transformers."""
     session.env.update(JACHESS_FORCE_CPU="1", OMP_NUM_THREADS="1")
     install(session, f"torch=={session.posargs[0]}" if session.posargs else "torch")
     versions = "import torch, transformers; print(torch.__version__, transformers.__version__)"
@@ -114,8 +112,8 @@ def new_torch(session: nox.Session) -> None:
 
 
 def install(session: nox.Session, torch: str) -> Path:
-    """This torch and the package, from a clean clone of HEAD, which is returned; and go to a folder
-    with the tests, without the package beside them, so that the installed one is tested."""
+    """Install this torch and the package from a clean clone of HEAD, which is returned, and go to
+    a folder with the tests alone, so that the installed package is tested."""
     folder = Path(session.create_tmp())
     clone, tests = folder / "clone", folder / "tests"
     for left in (clone, tests):
@@ -129,7 +127,7 @@ def install(session: nox.Session, torch: str) -> Path:
 
 
 def run(session: nox.Session, suites: tuple[tuple[str, ...], ...]) -> None:
-    """These tests on the installed package."""
+    """Run these tests on the installed package."""
     for chosen, *files in suites:
         command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS]
         session.run(*command, "-k", chosen, *files)

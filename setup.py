@@ -1,4 +1,4 @@
-"""Builds the C++/CUDA operators; everything else about the package stands in pyproject.toml."""
+"""Build of the C++/CUDA operators; pyproject.toml holds everything else about the package."""
 
 import os
 import sys

@@ -411,7 +411,7 @@ def equal_spread(shape: Shape, scope: str, options: Options) -> list[Row]:
     steps["reverse"] = reverse_step(model, batch, layers, scope)
     times = interleaved(steps, repeats=options.rounds(7), device=options.device, warmup=1)
 
-    directions = 100 if options.quick else 1_000
+    directions = 30 if options.quick else 1_000
     exact = {"engine": "jet", "directions": directions, "dimensions": "all", "scope": scope}
     reference = row_penalties(model, batch, 0, exact)
     draws = options.extra.draws or (4 if options.quick else 16)

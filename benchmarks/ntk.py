@@ -39,6 +39,7 @@ import jachess_ext as jx
 from jachess_ext import ops
 from jachess_ext.ntk import contract as cost
 from jachess_ext.ntk.api import Job
+from jachess_ext.ntk.capture import capture
 
 from .common import (
     Batch,
@@ -285,7 +286,8 @@ def rate_rows(options: Options, samples: int, tokens: int) -> list[Row]:
     """
     model, batch = _load(options, samples, tokens)
     job = Job(model, batch, None)
-    captured, settings = job.capture(0, list(range(samples))), job._settings
+    captured = capture(job._watched, job._outputs, job._left, list(range(samples)))
+    settings = job._settings
     operations = 0.0
     for choice in cost.plan(captured, (samples, samples), 2, True, settings):
         if choice.cost is not None:

@@ -2,6 +2,7 @@
 // the CPU and CUDA sides.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -39,32 +40,32 @@ inline void check_attention_tensors(const char* op, const Tensor& query, const T
                                     const Tensor& value, int64_t q) {
   const auto check_one = [&](const char* name, const Tensor& x) {
     check_jet(op, name, x, q);
-    check(x.dim() == 5, "jachess::", op, ": ", name, " has shape ", shape_of(x),
+    check(x.dim() == 5, op, name, " has shape ", shape_of(x),
           "; expected [S, B, H, T, D], streams in front, then batch, heads, tokens and head size:"
           " add or merge dimensions.");
-    check(x.scalar_type() == query.scalar_type() && x.device() == query.device(), "jachess::", op,
-          ": ", name, " has another dtype or device than query: convert it with .to(query).");
+    check(x.scalar_type() == query.scalar_type() && x.device() == query.device(), op, name,
+          " has another dtype or device than query: convert it with .to(query).");
   };
   check_one("query", query);
   check_one("key", key);
   check_one("value", value);
   check(
       key.size(0) == query.size(0) && key.size(1) == query.size(1) && key.size(4) == query.size(4),
-      "jachess::", op, ": key has shape ", shape_of(key),
+      op, "key has shape ", shape_of(key),
       "; expected [S, B, Hk, Tk, D] with the S, B and D of query, which is ", shape_of(query), ".");
   bool same = true;
   for (int64_t d = 0; d < 4; ++d) same = same && value.size(d) == key.size(d);
-  check(same, "jachess::", op, ": value has shape ", shape_of(value),
+  check(same, op, "value has shape ", shape_of(value),
         "; expected [S, B, Hk, Tk, Dv] with all but Dv as in key, which is ", shape_of(key), ".");
   const int64_t heads = query.size(2), key_heads = key.size(2);
-  check(key_heads > 0 ? heads % key_heads == 0 : heads == 0, "jachess::", op, ": query has ", heads,
+  check(key_heads > 0 ? heads % key_heads == 0 : heads == 0, op, "query has ", heads,
         " heads and key ", key_heads,
         "; expected a multiple, so that each key head serves equally many query heads.");
 }
 
 inline MaskKind mask_kind(const char* op, ScalarType dtype) {
   if (dtype == ScalarType::Bool) return MaskKind::boolean;
-  check(is_supported_dtype(dtype), "jachess::", op, ": mask has dtype ", dtype_name(dtype),
+  check(is_supported_dtype(dtype), op, "mask has dtype ", dtype_name(dtype),
         "; expected bool (True takes part) or ", kSupportedDtypes,
         " (added to the scores): convert it with .to().");
   const MaskKind kinds[] = {MaskKind::f64, MaskKind::f32, MaskKind::bf16, MaskKind::f16};
@@ -83,11 +84,11 @@ inline AttentionMask attention_mask(const char* op, const std::optional<Tensor>&
     fits = mask->size(d) == 1 || mask->size(d) == full[at];
     strides[at] = mask->size(d) == 1 ? 0 : mask->stride(d);
   }
-  check(fits, "jachess::", op, ": mask has shape ", shape_of(*mask),
+  check(fits, op, "mask has shape ", shape_of(*mask),
         ", which does not broadcast to [B, H, T, Tk], here [", full[0], ", ", full[1], ", ",
         full[2], ", ", full[3], "]: reshape or expand it.");
-  check(mask->device() == query.device(), "jachess::", op,
-        ": mask is not on the device of query: move it there with .to(query.device).");
+  check(mask->device() == query.device(), op,
+        "mask is not on the device of query: move it there with .to(query.device).");
   return {mask->const_data_ptr(),
           mask_kind(op, mask->scalar_type()),
           strides[0],
@@ -97,12 +98,12 @@ inline AttentionMask attention_mask(const char* op, const std::optional<Tensor>&
 }
 
 inline void check_attention_settings(const char* op, const AttentionSettings& s) {
-  check(s.window_left >= -1 && s.window_right >= -1, "jachess::", op, ": the window is (",
-        s.window_left, ", ", s.window_right,
+  check(s.window_left >= -1 && s.window_right >= -1, op, "the window is (", s.window_left, ", ",
+        s.window_right,
         "); expected how many keys to the left and to the right take part, -1 for no limit.");
-  check(std::isfinite(s.softcap) && s.softcap >= 0, "jachess::", op, ": softcap is ", s.softcap,
+  check(std::isfinite(s.softcap) && s.softcap >= 0, op, "softcap is ", s.softcap,
         "; expected a positive bound, or 0 for none.");
-  check(s.dropout_p >= 0 && s.dropout_p < 1, "jachess::", op, ": dropout_p is ", s.dropout_p,
+  check(s.dropout_p >= 0 && s.dropout_p < 1, op, "dropout_p is ", s.dropout_p,
         "; expected a probability below 1, or 0 for no dropout.");
 }
 
@@ -161,12 +162,11 @@ inline void check_backward_tensors(const char* op, const AttentionProblem& p, co
     for (int64_t d = 0; same && d < dims; ++d) same = t.size(d) == shape[d];
     return same;
   };
-  check(fits(gy, 5, query.scalar_type()) && fits(y, 5, query.scalar_type()), "jachess::", op,
-        ": gy is ", shape_of(gy), " and y is ", shape_of(y), " for query ", shape_of(query),
+  check(fits(gy, 5, query.scalar_type()) && fits(y, 5, query.scalar_type()), op, "gy is ",
+        shape_of(gy), " and y is ", shape_of(y), " for query ", shape_of(query),
         "; expected what attention_jet returned, and a gradient of its shape and dtype.");
-  check(fits(stats, 4, wide_dtype(query.scalar_type())), "jachess::", op, ": stats is ",
-        shape_of(stats), " for query ", shape_of(query),
-        "; expected what attention_jet returned for it.");
+  check(fits(stats, 4, wide_dtype(query.scalar_type())), op, "stats is ", shape_of(stats),
+        " for query ", shape_of(query), "; expected what attention_jet returned for it.");
 }
 
 // [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size], in x's dtype. Not a view: a
@@ -178,20 +178,68 @@ inline Tensor new_by_token(const Tensor& x, int64_t heads, int64_t tokens, int64
   int32_t dtype = 0, device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &dtype));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device));
-  AtenTensorHandle made = nullptr;
+  AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(5, shape, strides, dtype, device,
-                                                  static_cast<int32_t>(x.get_device()), &made));
-  return Tensor(made);
+                                                  static_cast<int32_t>(x.get_device()), &handle));
+  return Tensor(handle);
 }
 
 // [S, B, H, T] in the accumulation dtype: the jet of log L, L = sum e^s the softmax's denominator;
 // -inf and 0 for a query that sees nothing. Not L_ij / L_0, whose size (sum p s_i)^2 costs digits
 // where the tangents of the scores share an offset.
 inline Tensor new_attention_statistics(const Tensor& query) {
-  const auto sizes = query.sizes();
-  const std::vector<int64_t> shape(sizes.begin(), sizes.end() - 1);
-  return torch::stable::new_empty(query, torch::headeronly::IntHeaderOnlyArrayRef(shape),
-                                  wide_dtype(query.scalar_type()));
+  return new_wide(query, shape_of_rows(query));
 }
+
+// The operators of one device, around what both share:
+//     Device::Guard                      for the time of a call, of query's device
+//     Device::forward(op, inputs, y, stats)
+//     Device::backward(op, inputs, gy, y, stats, gquery, gkey, gvalue)
+// which fill the results; gy and y have dense rows, stats is contiguous.
+template <typename Device>
+struct AttentionOperators {
+  static std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
+                                                  const Tensor& value,
+                                                  const std::optional<Tensor>& mask, int64_t q,
+                                                  double scale, bool causal, int64_t window_left,
+                                                  int64_t window_right, double softcap,
+                                                  double dropout_p, int64_t dropout_seed) {
+    const char* op = "attention_jet";
+    const AttentionInputs inputs = prepare_attention(
+        op, query, key, value, mask,
+        {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+    const typename Device::Guard guard(query.get_device());
+    const AttentionProblem& p = inputs.problem;
+    const Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
+    const Tensor stats = new_attention_statistics(query);
+    Device::forward(op, inputs, y, stats);
+    return {y, stats};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
+      const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
+      const std::optional<Tensor>& mask, const Tensor& y, const Tensor& stats, int64_t q,
+      double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
+      double dropout_p, int64_t dropout_seed) {
+    const char* op = "attention_jet_backward";
+    const AttentionInputs inputs = prepare_attention(
+        op, query, key, value, mask,
+        {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+    const typename Device::Guard guard(query.get_device());
+    const AttentionProblem& p = inputs.problem;
+    check_backward_tensors(op, p, query, gy, y, stats);
+    const Tensor gquery = new_by_token(query, p.heads, p.queries, p.size);
+    const Tensor gkey = new_by_token(key, p.key_heads, p.keys, p.size);
+    const Tensor gvalue = new_by_token(value, p.key_heads, p.keys, p.value_size);
+    Device::backward(op, inputs, with_dense_rows(gy), with_dense_rows(y),
+                     torch::stable::contiguous(stats), gquery, gkey, gvalue);
+    return {gquery, gkey, gvalue};
+  }
+
+  static void add_to(torch::stable::detail::StableLibrary& m) {
+    m.impl("attention_jet", TORCH_BOX(&attention_jet));
+    m.impl("attention_jet_backward", TORCH_BOX(&attention_jet_backward));
+  }
+};
 
 }  // namespace jachess

@@ -50,7 +50,7 @@ JACHESS_HD int64_t end_key(const AttentionProblem& p, int64_t i) {
 
 // ---- dropout of the weights ----------------------------------------------------------------
 
-constexpr uint32_t kAttentionDropoutCounter = 0x4A414354u;  // "JACT": nobody else draws from it
+constexpr uint32_t kAttentionDropoutCounter = 0x4A414354u;  // "JACT"; no other draw uses it
 
 // The random words of weights (i, 4 quad) .. (i, 4 quad + 3); head counts over batch and heads.
 JACHESS_HD PhiloxWords dropout_words(uint64_t seed, int64_t head, int64_t i, int64_t quad) {

@@ -17,16 +17,17 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 template <typename... Parts>
-void check(bool condition, const Parts&... parts) {
+void check(bool condition, const char* op, const Parts&... parts) {
   if (condition) return;
   std::ostringstream message;
-  ((message << parts), ...);
+  message << "jachess::" << op << ": ";
+  (message << ... << parts);
   throw std::runtime_error(message.str());
 }
 
 constexpr const char* kSupportedDtypes = "float64, float32, bfloat16 or float16";
 
-// As Python names it, of those that are likely to be given.
+// The name in Python of a dtype that a user may pass.
 inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double:
@@ -67,28 +68,27 @@ inline bool is_supported_dtype(ScalarType dtype) {
 
 // The number of second-order streams, after checking that x is a jet of q directions.
 inline int check_jet(const char* op, const char* name, const Tensor& x, int64_t q) {
-  check(q >= 1 && q <= kMaxDirections, "jachess::", op, ": q is ", q,
+  check(q >= 1 && q <= kMaxDirections, op, "q is ", q,
         "; expected 1 to 4 directions: split the directions over several jets.");
-  check(is_supported_dtype(x.scalar_type()), "jachess::", op, ": ", name, " has dtype ",
-        dtype_name(x.scalar_type()), "; expected ", kSupportedDtypes, ": convert it with .to().");
-  check(x.dim() >= 1, "jachess::", op, ": ", name,
+  check(is_supported_dtype(x.scalar_type()), op, name, " has dtype ", dtype_name(x.scalar_type()),
+        "; expected ", kSupportedDtypes, ": convert it with .to().");
+  check(x.dim() >= 1, op, name,
         " has no dimension; expected streams in front, [S, ...]: stack them with torch.stack.");
   const int64_t streams = x.size(0), pairs = pair_count(static_cast<int>(q));
-  check(streams == 1 + q || streams == 1 + q + pairs, "jachess::", op, ": ", name, " has shape ",
-        shape_of(x), ", so ", streams, " streams in front; q = ", q, " expects ", 1 + q,
-        " (first order) or ", 1 + q + pairs, " (second order): stack the streams as [S, ...].");
+  check(streams == 1 + q || streams == 1 + q + pairs, op, name, " has shape ", shape_of(x), ", so ",
+        streams, " streams in front; q = ", q, " expects ", 1 + q, " (first order) or ",
+        1 + q + pairs, " (second order): stack the streams as [S, ...].");
   return static_cast<int>(streams - 1 - q);
 }
 
-// `like` names x in the sentence.
+// `like`: the name of x in the message.
 inline void check_same(const char* op, const char* name, const Tensor& t, const Tensor& x,
                        const char* like = "x") {
   bool same = t.dim() == x.dim() && t.scalar_type() == x.scalar_type();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = t.size(d) == x.size(d);
-  check(same, "jachess::", op, ": ", name, " is ", dtype_name(t.scalar_type()), shape_of(t),
-        "; expected what ", like, " is, ", dtype_name(x.scalar_type()), shape_of(x),
-        ": give both the same shape and dtype.");
-  check(t.device() == x.device(), "jachess::", op, ": ", name, " is not on the device of ", like,
+  check(same, op, name, " is ", dtype_name(t.scalar_type()), shape_of(t), "; expected what ", like,
+        " is, ", dtype_name(x.scalar_type()), shape_of(x), ": give both the same shape and dtype.");
+  check(t.device() == x.device(), op, name, " is not on the device of ", like,
         ": move it there with .to(", like, ".device).");
 }
 
@@ -96,25 +96,12 @@ inline void check_same(const char* op, const char* name, const Tensor& t, const 
 inline void check_channels(const char* op, const char* name, const std::optional<Tensor>& t,
                            const Tensor& x, int64_t n) {
   if (!t.has_value()) return;
-  check(t->dim() == 1 && t->size(0) == n, "jachess::", op, ": ", name, " has shape ", shape_of(*t),
-        "; expected [", n, "], the last dimension of x, which is ", shape_of(x), ".");
-  check(is_supported_dtype(t->scalar_type()), "jachess::", op, ": ", name, " has dtype ",
-        dtype_name(t->scalar_type()), "; expected ", kSupportedDtypes, ": convert it with .to().");
-  check(t->device() == x.device(), "jachess::", op, ": ", name,
+  check(t->dim() == 1 && t->size(0) == n, op, name, " has shape ", shape_of(*t), "; expected [", n,
+        "], the last dimension of x, which is ", shape_of(x), ".");
+  check(is_supported_dtype(t->scalar_type()), op, name, " has dtype ", dtype_name(t->scalar_type()),
+        "; expected ", kSupportedDtypes, ": convert it with .to().");
+  check(t->device() == x.device(), op, name,
         " is not on the device of x: move it there with .to(x.device).");
-}
-
-inline Activation parse_activation(const char* op, const std::string& kind) {
-#define JACHESS_MATCH(name) \
-  if (kind == #name) return Activation::name;
-  JACHESS_FOR_EACH_ACTIVATION(JACHESS_MATCH)
-#undef JACHESS_MATCH
-  std::string known;
-#define JACHESS_LIST(name) known += (known.empty() ? "" : ", ") + std::string(#name);
-  JACHESS_FOR_EACH_ACTIVATION(JACHESS_LIST)
-#undef JACHESS_LIST
-  check(false, "jachess::", op, ": kind is '", kind, "'; expected one of ", known, ".");
-  return Activation::gelu;
 }
 
 }  // namespace jachess

@@ -13,8 +13,8 @@
 namespace jachess {
 
 inline Distribution parse_distribution(const std::string& name) {
-  check(name == "gaussian" || name == "rademacher", "jachess::sample_directions: distribution is '",
-        name, "'; expected 'gaussian' or 'rademacher'.");
+  check(name == "gaussian" || name == "rademacher", "sample_directions", "distribution is '", name,
+        "'; expected 'gaussian' or 'rademacher'.");
   return name == "gaussian" ? Distribution::gaussian : Distribution::rademacher;
 }
 
@@ -22,18 +22,18 @@ inline Distribution parse_distribution(const std::string& name) {
 inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t offset,
                              ScalarType dtype) {
   const char* op = "sample_directions";
-  check(token.scalar_type() == ScalarType::Long, "jachess::", op, ": token has dtype ",
+  check(token.scalar_type() == ScalarType::Long, op, "token has dtype ",
         dtype_name(token.scalar_type()),
         "; expected int64, a token's number or -1 at padding: use token_numbers(mask).");
-  check(token.numel() <= kMaxTokens, "jachess::", op, ": token has ", token.numel(),
+  check(token.numel() <= kMaxTokens, op, "token has ", token.numel(),
         " elements; expected at most 2^32: split the batch.");
-  check(q >= 0 && q <= kMaxDrawn, "jachess::", op, ": q is ", q, "; expected 0 to ", kMaxDrawn,
+  check(q >= 0 && q <= kMaxDrawn, op, "q is ", q, "; expected 0 to ", kMaxDrawn,
         " directions: draw more with another offset.");
-  check(d >= 0 && d <= kMaxDimensions, "jachess::", op, ": d is ", d, "; expected 0 to ",
-        kMaxDimensions, " dimensions.");
-  check(offset >= 0 && offset < kOffsets, "jachess::", op, ": offset is ", offset,
+  check(d >= 0 && d <= kMaxDimensions, op, "d is ", d, "; expected 0 to ", kMaxDimensions,
+        " dimensions.");
+  check(offset >= 0 && offset < kOffsets, op, "offset is ", offset,
         "; expected 0 to 2^62 - 1: use another seed.");
-  check(is_supported_dtype(dtype), "jachess::", op, ": dtype is ", dtype_name(dtype), "; expected ",
+  check(is_supported_dtype(dtype), op, "dtype is ", dtype_name(dtype), "; expected ",
         kSupportedDtypes, ".");
   std::vector<int64_t> shape = {q};
   for (int64_t k = 0; k < token.dim(); ++k) shape.push_back(token.size(k));

@@ -27,6 +27,19 @@ JACHESS_HD constexpr int pair_stream(int i, int j) {
   return 1 + q + i * (q - 1) - i * (i - 1) / 2 + (j - i - 1);
 }
 
+// Calls f(i, j, stream) for every pair of directions i < j, unrolled; for none with P = 0. Mark the
+// lambda JACHESS_INLINE, so that each clone of a kernel compiles it for its own instruction set.
+template <int q, int P, typename F>
+JACHESS_HD void for_each_pair(const F& f) {
+  if constexpr (P > 0) {
+    JACHESS_UNROLL
+    for (int i = 0; i < q; ++i) {
+      JACHESS_UNROLL
+      for (int j = i + 1; j < q; ++j) f(i, j, pair_stream<q>(i, j));
+    }
+  }
+}
+
 // ---- pointwise functions: f, f', f'', f''' -------------------------------------------------
 
 template <typename T>
@@ -36,8 +49,8 @@ struct Derivatives {
 
 enum class Activation : int { gelu, gelu_tanh, relu, silu, tanh, sigmoid, quick_gelu };
 
-// X-macro: every place that must know all kinds expands this list. Adding a kind: add it to the
-// enum, to this list, and specialise `activation` below.
+// Expanded by every place that must know all kinds. To add a kind, add it to the enum and to this
+// list, and specialise ActivationOf below.
 #define JACHESS_FOR_EACH_ACTIVATION(DO) \
   DO(gelu) DO(gelu_tanh) DO(relu) DO(silu) DO(tanh) DO(sigmoid) DO(quick_gelu)
 
@@ -132,16 +145,10 @@ template <int q, int P, typename T, typename F>
 JACHESS_HD void pointwise_jet(const F& f1, const F& f2, const T* x, T* y) {
   JACHESS_UNROLL
   for (int i = 0; i < q; ++i) y[1 + i] = f1 * x[1 + i];
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        y[ij] = f1 * x[ij] + f2 * (x[1 + i] * x[1 + j]);
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    const T product = x[1 + i] * x[1 + j];
+    y[ij] = f1 * x[ij] + f2 * product;
+  });
 }
 
 // The gradient of pointwise_jet (with y_0 = f) in every stream of x:
@@ -156,23 +163,16 @@ JACHESS_HD void pointwise_jet_backward(const F& f1, const F& f2, const F& f3, co
   JACHESS_UNROLL
   for (int i = 0; i < q; ++i) gx[1 + i] = f1 * gy[1 + i];
   T primal = f1 * gy[0];
-  if constexpr (P > 0) {
-    T third{};
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        const T scaled = f2 * gy[ij];
-        second += x[ij] * gy[ij];
-        third += (x[1 + i] * x[1 + j]) * gy[ij];
-        gx[1 + i] += scaled * x[1 + j];
-        gx[1 + j] += scaled * x[1 + i];
-        gx[ij] = f1 * gy[ij];
-      }
-    }
-    primal += f3 * third;
-  }
+  T third{};
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    const T scaled = f2 * gy[ij];
+    second += x[ij] * gy[ij];
+    third += (x[1 + i] * x[1 + j]) * gy[ij];
+    gx[1 + i] += scaled * x[1 + j];
+    gx[1 + j] += scaled * x[1 + i];
+    gx[ij] = f1 * gy[ij];
+  });
+  if constexpr (P > 0) primal += f3 * third;
   gx[0] = primal + f2 * second;
 }
 
@@ -182,16 +182,9 @@ JACHESS_HD void product_jet(const T* a, const B* b, T* y) {
   y[0] = a[0] * b[0];
   JACHESS_UNROLL
   for (int i = 0; i < q; ++i) y[1 + i] = a[1 + i] * b[0] + a[0] * b[1 + i];
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        y[ij] = a[ij] * b[0] + a[1 + i] * b[1 + j] + a[1 + j] * b[1 + i] + a[0] * b[ij];
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    y[ij] = a[ij] * b[0] + a[1 + i] * b[1 + j] + a[1 + j] * b[1 + i] + a[0] * b[ij];
+  });
 }
 
 // Gradient of y = a b in a, given gy and the other factor b, added to ga:
@@ -204,19 +197,12 @@ JACHESS_HD void product_jet_backward_add(const B* b, const G* gy, T* ga) {
     ga[0] += b[1 + i] * gy[1 + i];
     ga[1 + i] += b[0] * gy[1 + i];
   }
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        ga[0] += b[ij] * gy[ij];
-        ga[1 + i] += b[1 + j] * gy[ij];
-        ga[1 + j] += b[1 + i] * gy[ij];
-        ga[ij] += b[0] * gy[ij];
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    ga[0] += b[ij] * gy[ij];
+    ga[1 + i] += b[1 + j] * gy[ij];
+    ga[1 + j] += b[1 + i] * gy[ij];
+    ga[ij] += b[0] * gy[ij];
+  });
 }
 
 // Gated activation y = f(g) u: the streams h of f(g) by the pointwise rule, then Leibniz with u.
@@ -250,16 +236,10 @@ JACHESS_HD void square_jet_add(const T* c, T* acc) {
   acc[0] += c[0] * c[0];
   JACHESS_UNROLL
   for (int i = 0; i < q; ++i) acc[1 + i] += c[0] * c[1 + i];
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        acc[ij] += c[0] * c[ij] + c[1 + i] * c[1 + j];
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    const T product = c[1 + i] * c[1 + j];
+    acc[ij] += c[0] * c[ij] + product;
+  });
 }
 
 // Sums of square_jet_add over n elements -> the jet of the mean square.
@@ -294,16 +274,9 @@ JACHESS_HD void rsqrt_jet_backward(const T* r, const T* gr, T* gv) {
   a[0] = T(0);
   JACHESS_UNROLL
   for (int i = 0; i < q; ++i) a[1 + i] = T(-2) * (r[1 + i] / r[0]);
-  if constexpr (P > 0) {
-    JACHESS_UNROLL
-    for (int i = 0; i < q; ++i) {
-      JACHESS_UNROLL
-      for (int j = i + 1; j < q; ++j) {
-        const int ij = pair_stream<q>(i, j);
-        a[ij] = T(-2) * (r[ij] / r[0] - T(0.75) * a[1 + i] * a[1 + j]);
-      }
-    }
-  }
+  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+    a[ij] = T(-2) * (r[ij] / r[0] - T(0.75) * a[1 + i] * a[1 + j]);
+  });
   pointwise_jet_backward<q, P>(T(-0.5), T(0.75), T(-1.875), a, scaled, gv);
   const T square = r[0] * r[0];
   JACHESS_UNROLL

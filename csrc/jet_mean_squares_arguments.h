@@ -19,7 +19,7 @@ struct TokenRows {
 
 inline TokenRows token_rows(const char* op, const Tensor& x, int64_t q) {
   const int pairs = check_jet(op, "x", x, q);
-  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
+  check(x.dim() >= 2, op, "x has shape ", shape_of(x),
         "; expected [S, ..., D], streams in front and the dimension to sum over last.");
   int64_t tokens = 1;
   for (int64_t d = 1; d + 1 < x.dim(); ++d) tokens *= x.size(d);
@@ -30,20 +30,20 @@ inline void check_mask(const char* op, const std::optional<Tensor>& mask, const 
   if (!mask.has_value()) return;
   bool fits = mask->dim() == x.dim() - 2 && mask->scalar_type() == ScalarType::Bool;
   for (int64_t d = 0; fits && d < mask->dim(); ++d) fits = mask->size(d) == x.size(d + 1);
-  check(fits, "jachess::", op, ": mask is ", dtype_name(mask->scalar_type()), shape_of(*mask),
+  check(fits, op, "mask is ", dtype_name(mask->scalar_type()), shape_of(*mask),
         "; expected bool of x's shape ", shape_of(x),
         " without its first and last dimension: true where a token counts.");
-  check(mask->device() == x.device(), "jachess::", op,
-        ": mask is not on the device of x: move it there with .to(x.device).");
+  check(mask->device() == x.device(), op,
+        "mask is not on the device of x: move it there with .to(x.device).");
 }
 
 inline void check_index(const char* op, const std::optional<Tensor>& index, const Tensor& x) {
   if (!index.has_value()) return;
-  check(index->dim() == 1 && index->scalar_type() == ScalarType::Long, "jachess::", op,
-        ": index is ", dtype_name(index->scalar_type()), shape_of(*index),
+  check(index->dim() == 1 && index->scalar_type() == ScalarType::Long, op, "index is ",
+        dtype_name(index->scalar_type()), shape_of(*index),
         "; expected int64[n], distinct numbers of x's last dimension.");
-  check(index->device() == x.device(), "jachess::", op,
-        ": index is not on the device of x: move it there with .to(x.device).");
+  check(index->device() == x.device(), op,
+        "index is not on the device of x: move it there with .to(x.device).");
 }
 
 // The arguments checked, dense; count: of dimensions whose second-order mean square is wanted.
@@ -70,8 +70,7 @@ inline Tensor new_per_token(const Tensor& x, const std::vector<int64_t>& trailin
   std::vector<int64_t> shape;
   for (int64_t d = 1; d + 1 < x.dim(); ++d) shape.push_back(x.size(d));
   shape.insert(shape.end(), trailing.begin(), trailing.end());
-  const ScalarType wide = wide_dtype(x.scalar_type());
-  return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape), wide);
+  return new_wide(x, shape);
 }
 
 // A gradient that must be as the forward operator's result was.
@@ -80,8 +79,8 @@ inline void check_gradient(const char* op, const char* name, const Tensor& gradi
   const ScalarType wide = wide_dtype(x.scalar_type());
   check(gradient.numel() == elements && gradient.scalar_type() == wide &&
             gradient.device() == x.device(),
-        "jachess::", op, ": ", name, " is ", dtype_name(gradient.scalar_type()), shape_of(gradient),
-        " for x ", shape_of(x), "; expected ", elements, " elements of ", dtype_name(wide),
+        op, name, " is ", dtype_name(gradient.scalar_type()), shape_of(gradient), " for x ",
+        shape_of(x), "; expected ", elements, " elements of ", dtype_name(wide),
         " on x's device, as the forward operator returns.");
 }
 

@@ -12,26 +12,14 @@
 
 namespace jachess {
 
-// Zeros in the accumulation dtype, on x's device.
-inline Tensor new_wide_zeros(const Tensor& x, const std::vector<int64_t>& shape) {
-  return torch::stable::new_zeros(x, torch::headeronly::IntHeaderOnlyArrayRef(shape),
-                                  wide_dtype(x.scalar_type()));
-}
-
-// The saved statistics have x's shape without its last dimension.
-inline Tensor new_statistics(const Tensor& x) {
-  const auto sizes = x.sizes();
-  return new_wide_zeros(x, std::vector<int64_t>(sizes.begin(), sizes.end() - 1));
-}
-
-// One argument's check: `forward` is the operator that returned it.
+// `forward`: the operator that returned the statistic.
 inline void check_statistics(const char* op, const char* forward, const Tensor& statistic,
                              const Tensor& x, int64_t rows) {
   check(statistic.numel() == x.size(0) * rows &&
             statistic.scalar_type() == wide_dtype(x.scalar_type()) &&
             statistic.device() == x.device(),
-        "jachess::", op, ": mean or rstd is ", shape_of(statistic), " for x ", shape_of(x),
-        "; expected what ", forward, " returned for this x.");
+        op, "mean or rstd is ", shape_of(statistic), " for x ", shape_of(x), "; expected what ",
+        forward, " returned for this x.");
 }
 
 // Layer norm subtracts the mean, adds a bias and saves the mean; RMS norm does none of these.
@@ -62,8 +50,8 @@ inline NormForward prepare_norm(const char* op, const Tensor& x,
           dense(residual),
           new_contiguous(x),
           residual.has_value() ? new_contiguous(x) : torch::stable::new_empty(x, none),
-          new_statistics(x),
-          centred ? std::optional(new_statistics(x)) : std::nullopt};
+          new_wide_zeros(x, shape_of_rows(x)),
+          centred ? std::optional(new_wide_zeros(x, shape_of_rows(x))) : std::nullopt};
 }
 
 struct NormBackward {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "checks.h"
-#include "norm_arguments.h"  // new_wide_zeros
 #include "ntk_gram_problem.h"
 #include "tensor_kinds.h"
 
@@ -34,18 +33,18 @@ struct GramOperands {
 
 inline void check_gram_side(const char* name, const Tensor& inputs,
                             const std::vector<Tensor>& cotangents) {
-  check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "jachess::ntk_gram: ", name,
-        " is ", dtype_name(inputs.scalar_type()), shape_of(inputs), "; expected [N, T, d] of ",
+  check(inputs.dim() == 3 && is_supported_dtype(inputs.scalar_type()), "ntk_gram", "", name, " is ",
+        dtype_name(inputs.scalar_type()), shape_of(inputs), "; expected [N, T, d] of ",
         kSupportedDtypes, ": reshape or convert it.");
-  check(!cotangents.empty(), "jachess::ntk_gram: there is no cotangent for ", name,
+  check(!cotangents.empty(), "ntk_gram", "there is no cotangent for ", name,
         "; expected at least one, [C, N, T, e].");
   for (const Tensor& delta : cotangents) {
     check(delta.dim() == 4 && delta.size(0) == cotangents.front().size(0) &&
               delta.size(1) == inputs.size(0) && delta.size(2) == inputs.size(1),
-          "jachess::ntk_gram: a cotangent has shape ", shape_of(delta), " for ", name, " ",
+          "ntk_gram", "a cotangent has shape ", shape_of(delta), " for ", name, " ",
           shape_of(inputs), "; expected [C, N, T, e] with the same C for every layer.");
     check(delta.scalar_type() == inputs.scalar_type() && delta.device() == inputs.device(),
-          "jachess::ntk_gram: a cotangent has another dtype or device than ", name,
+          "ntk_gram", "a cotangent has another dtype or device than ", name,
           ": convert it with .to(inputs).");
   }
 }
@@ -54,19 +53,20 @@ inline void check_gram(const Tensor& inputs, const std::vector<Tensor>& cotangen
                        const std::optional<Tensor>& other,
                        const std::vector<Tensor>& other_cotangents) {
   check_gram_side("inputs", inputs, cotangents);
-  check(other.has_value() == !other_cotangents.empty(),
-        "jachess::ntk_gram: one of other_inputs and other_cotangents is missing: give both, or "
+  check(other.has_value() == !other_cotangents.empty(), "ntk_gram",
+        "one of other_inputs and other_cotangents is missing: give both, or "
         "neither.");
   if (!other.has_value()) return;
   check_gram_side("other_inputs", *other, other_cotangents);
   check(other->scalar_type() == inputs.scalar_type() && other->device() == inputs.device(),
-        "jachess::ntk_gram: other_inputs has another dtype or device than inputs: convert it with "
+        "ntk_gram",
+        "other_inputs has another dtype or device than inputs: convert it with "
         ".to(inputs).");
   bool same = other->size(2) == inputs.size(2) && cotangents.size() == other_cotangents.size();
   for (size_t l = 0; same && l < cotangents.size(); ++l)
     same = cotangents[l].size(0) == other_cotangents[l].size(0) &&
            cotangents[l].size(3) == other_cotangents[l].size(3);
-  check(same, "jachess::ntk_gram: left and right differ in their numbers of layers or outputs, or ",
+  check(same, "ntk_gram", "left and right differ in their numbers of layers or outputs, or ",
         "in their feature sizes: give the cotangents of the same layers in the same order.");
 }
 
@@ -84,7 +84,7 @@ inline GramOperands gram_operands(const Tensor& inputs, const std::vector<Tensor
   return operands;
 }
 
-// Points into the operands, which must outlive it.
+// Points into the operands, which must outlive the problem.
 inline GramProblem gram_problem(const GramOperands& left, const GramOperands& right,
                                 bool symmetric) {
   const Tensor &inputs = left.tensors[0], &delta = left.tensors[1];

@@ -1,5 +1,5 @@
-// Rows of jets: of those normalised along the last dimension, and of those read where they lie
-// although they are not contiguous, such as each half of a stacked gate-and-up projection.
+// Rows of jets along the last dimension, also of jets that are read in place although they are not
+// contiguous, such as each half of a stacked gate-and-up projection.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -17,7 +17,7 @@ struct RowShape {
 };
 
 inline RowShape row_shape(const char* op, const Tensor& x) {
-  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
+  check(x.dim() >= 2, op, "x has shape ", shape_of(x),
         "; expected [S, ..., D], streams in front and the normalised dimension last.");
   int64_t rows = 1;
   for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
@@ -67,7 +67,7 @@ struct RowCut {
 };
 inline RowCut common_cut(const JetRows& a, const JetRows& b) {
   const int64_t n = a.tensor.numel() / a.tensor.size(0), length = row_length(a.tensor);
-  if (a.row_stride == length && b.row_stride == length) return {1, n};
+  if (n == 0 || (a.row_stride == length && b.row_stride == length)) return {1, n};
   return {n / length, length};
 }
 

@@ -10,10 +10,11 @@
 #include <cstdint>
 #include <cstring>
 
+#define JACHESS_INLINE __attribute__((always_inline))
 #if defined(__CUDACC__)
 #define JACHESS_HD __host__ __device__ __forceinline__
 #else
-#define JACHESS_HD inline __attribute__((always_inline))
+#define JACHESS_HD inline JACHESS_INLINE
 #endif
 
 namespace jachess {

@@ -1,8 +1,8 @@
 """jachess_ext: Jacobian and Hessian regularisation, and a lens on fine-tuning.
 
-The public names, each imported with its submodule at first use: the command line's help needs no
-torch, a program that takes derivatives no kernels, and ``compare``, ``training`` and the
-callbacks need the extras (transformers, lightning, scikit-learn, matplotlib).
+Every public name is imported with its submodule at first use: the command line's help needs no
+torch, and only ``compare``, ``training`` and the callbacks need the extras (transformers,
+lightning, scikit-learn, matplotlib).
 """
 
 import sys as _sys
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .smoothness import DecisionPenalty, JacHess, Smoothness, SmoothnessProbe, smoothness
     from .training import SmoothnessMonitor
 
-_require_torch()  # before the rest, which would fail with an older torch in many ways
+_require_torch()  # first, since the rest fails with an older torch in many ways
 
 __version__ = "0.1.0"
 __all__ = [
@@ -69,9 +69,9 @@ def __getattr__(name: str) -> Any:
         return _import_module(f"{__name__}.{name}")
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    setattr(_sys.modules[__name__], name, found)
-    return found
+    value = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -79,8 +79,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(_ModuleType):
-    """`jet`, `ntk` and `smoothness` name a function and the subpackage it comes from.  Python binds
-    an imported subpackage to its name here; this keeps the name for the function."""
+    """Bind `jet`, `ntk` and `smoothness` to functions.
+
+    Python would bind each name to the subpackage of that name when it is imported.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _NAMES and isinstance(value, _ModuleType):

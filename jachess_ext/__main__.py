@@ -1,4 +1,4 @@
-"""`python -m jachess_ext` is `jachess`."""
+"""Run `jachess` as `python -m jachess_ext`."""
 
 import sys
 

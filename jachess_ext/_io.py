@@ -25,18 +25,18 @@ _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 
 
 class DataError(ValueError):
-    """The input cannot be used; the message is one sentence for the user."""
+    """The input cannot be used; the message is a sentence for the user."""
 
 
 class MissingExtra(ImportError):
-    """An optional library is needed and not installed; the message says how to install it."""
+    """A library is needed and not installed; the message says how to install it."""
 
 
 def require(module: str, extra: str = "demo") -> Any:
-    """Import `module` and return it.
+    """Import and return a module that the `extra` of this package installs.
 
     Raises:
-        MissingExtra: it is not installed; the message names `extra` of this package.
+        MissingExtra: it is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -51,10 +51,7 @@ def require(module: str, extra: str = "demo") -> Any:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside `path` and move it into place.
-
-    On any error the old file, if there was one, stays as it was and nothing is left beside it.
-    """
+    """Write a file atomically: on any error the old file stays, and no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -68,15 +65,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes` does."""
+    """Write UTF-8 text atomically."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON as `write_bytes` does; see `finite`.
+    """Write strict JSON of `finite` values atomically.
 
     Raises:
-        TypeError: something JSON cannot hold; the file is not touched.
+        TypeError: JSON cannot hold the value; the file is not touched.
     """
     text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
@@ -97,11 +94,10 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder beside `path` to fill, and move it into place at the end.
+    """Yield an empty folder to fill, and put it in place of the folder `path` at the end.
 
-    A folder that stood there is replaced; on any error it stays, and nothing is left beside it.
-    What a killed process left is cleared away by the next that writes the same folder; there must
-    be one at a time.
+    On any error the old folder stays, and no partial folder.  A process clears away what a killed
+    process left; no two may write the same folder at a time.
     """
     partial = path.with_name(f".partial-{path.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -117,7 +113,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file in UTF-8 holds, see `parse_json`.
+    """Read a JSON file in UTF-8 as `parse_json` does.
 
     Raises:
         DataError: it cannot be read, is not UTF-8, or is not JSON.
@@ -131,11 +127,11 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
-    """Return what a JSON text holds, stricter than `json.loads`, which takes NaN and equal names.
+    """Parse JSON more strictly than `json.loads`, which accepts NaN and repeated names.
 
     Args:
-        place: names the text in the message.
-        lenient: whether NaN is a number and strings may hold line breaks.
+        place: name of the text in messages.
+        lenient: accept NaN, and line breaks in strings.
 
     Raises:
         DataError: it is not JSON, has a name twice in an object, or is nested too deeply.
@@ -151,11 +147,11 @@ def parse_json(text: str, place: str, *, lenient: bool = False) -> Any:
             parse_constant=None if lenient else refused,
             strict=not lenient,
         )
-        json.dumps(value, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate
         return value
     except RecursionError:
         raise DataError(f"{place} is nested too deeply") from None
-    except ValueError as error:  # also of an integer with thousands of digits
+    except ValueError as error:  # also for an integer with thousands of digits
         raise DataError(f"{place} is not JSON ({error})") from error
 
 
@@ -167,17 +163,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_json(value: Any, hint: Any, place: str) -> Any:
-    """Return plain data as the type that a hint says: lists as tuples, objects as dataclasses.
+    """Convert plain data to a type: lists to tuples, objects to dataclasses.
 
     Args:
         hint: int, float (finite; an int will do), str, bool, None, Any, a union or Literal of
-            them, tuple[X, ...], list[X], Mapping[str, X], a dataclass or a
-            TypedDict.
-        place: names the value in the message.
+            them, tuple[X, ...], list[X], Mapping[str, X], a dataclass or a TypedDict.
+        place: name of the value in messages.
 
     Raises:
-        DataError: it is of another type, an object has an unknown name or lacks one, or the
-            dataclass refuses a value.
+        DataError: the value is of another type, an object has an unknown name or lacks a name, or
+            the dataclass raises a ValueError.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or (dataclasses.is_dataclass(hint) and isinstance(value, hint)):  # type: ignore[arg-type]
@@ -254,13 +249,13 @@ def _expect(right: bool, value: Any, words: str, place: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as it stands in a sentence, at most 60 characters of it."""
+    """Return the repr of a value for a message, at most 60 characters of it."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# Logger → what is left out of it, from the start of the message: words of torchao and bitsandbytes
-# about binaries that fit another GPU, Python or torch, about which a user can do nothing.
+# Logger → start of messages to leave out: they tell of binaries of torchao and bitsandbytes for
+# another GPU, Python or torch, about which a user can do nothing.
 _LEFT_OUT = {
     "torchao": r"Failed to load .*\.so|Skipping import of cpp extensions",
     "torch.utils._pytree": r"<enum '\w+'> is an Enum subclass and is now natively supported",
@@ -270,7 +265,7 @@ _LEFT_OUT = {
 
 
 def quiet_libraries() -> None:
-    """Leave these sentences out of the log, and no others; imports nothing."""
+    """Filter these messages, and no others, out of the log; import nothing."""
     for name in _LEFT_OUT:
         logging.getLogger(name).addFilter(_left_out(name))
 

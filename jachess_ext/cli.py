@@ -1,4 +1,4 @@
-"""`jachess …`: the command line. A user's error is one sentence on stderr and exit code 2."""
+"""The command line `jachess`: a user's error is a sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class _Command(NamedTuple):
     """A command of `jachess`.
 
     Attributes:
-        function: "module:function" below this package, imported when the command is given; its
-            signature and docstring are the options, and what it returns the exit code, None for 0.
-        summary: For the help.
-        errors: What the user can fix beside those of every command, in one sentence.
+        function: "module:function" below this package, imported when the command is given.  Its
+            signature and docstring are the options; it returns the exit code, or None for 0.
+        summary: for the help.
+        errors: errors that the user can fix, beside those of every command.
     """
 
     function: str
@@ -61,10 +61,10 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 done, 2 the input cannot be used.
+    """Run a command and return the exit code: 0 for success, 2 for input that cannot be used.
 
     Raises:
-        SystemExit: The options are wrong, with code 2, or help was asked for, with code 0.
+        SystemExit: with code 2 for wrong options, and 0 after the help.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
@@ -93,18 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(name: str, given: Sequence[str]) -> Callable[[], int | None]:
-    """Return the call of a command with the options given."""
+    """Return a command's function with its options bound."""
     module, _, attribute = _COMMANDS[name].function.partition(":")
-    if name == "doctor":  # runs where torch and numpy alone are installed
+    if name == "doctor":  # needs torch and numpy only
         summary = _COMMANDS[name].summary
         argparse.ArgumentParser(f"jachess {name}", description=summary).parse_args(given)
-    else:
-        tyro = require("tyro", extra="hf")
+        return import_module(f"{__package__}.doctor").main  # type: ignore[no-any-return]
+    tyro = require("tyro", extra="hf")
     function = getattr(import_module(f"{__package__}.{module}"), attribute)
-    if name == "doctor":
-        return function  # type: ignore[no-any-return]
 
-    @functools.wraps(function)  # not called here: what it raises is no error of the options
+    @functools.wraps(function)  # not called by tyro, which takes errors for those of the options
     def call(*arguments: Any, **options: Any) -> Callable[[], int | None]:
         return functools.partial(function, *arguments, **options)
 

@@ -1,4 +1,4 @@
-"""`jachess doctor`: versions, what was built for which architectures, what is missing, the fix."""
+"""The command `jachess doctor`: versions, architectures of the build, problems and their fixes."""
 
 import platform
 import shutil
@@ -12,7 +12,7 @@ from .ops import available, build_info
 from .ops.library import STATE
 from .torch_floor import TORCH_FLOOR, release
 
-# Extras a command needs, by distribution name, and the pip extra that brings them.
+# Distributions that commands need, and the extra of this package that installs them.
 _OPTIONAL = {
     **dict.fromkeys(
         ("transformers", "peft", "accelerate", "datasets", "safetensors", "tyro"), "hf"
@@ -30,7 +30,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _below_floor(name: str, version: str | None) -> str | None:
-    """One sentence with the fix where a package is older than the floor."""
+    """Return a sentence with the fix where a package is older than the floor."""
     if version is None or name not in _FLOORS or release(version) >= _FLOORS[name]:
         return None
     floor = ".".join(map(str, _FLOORS[name]))
@@ -38,7 +38,7 @@ def _below_floor(name: str, version: str | None) -> str | None:
 
 
 def _gpu() -> dict[str, Any]:
-    """What torch sees: its CUDA version (None for a CPU build), and the visible GPUs."""
+    """Return torch's CUDA version (None for a CPU build), and the visible GPUs."""
     devices = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         major, minor = torch.cuda.get_device_capability(index)
@@ -48,25 +48,23 @@ def _gpu() -> dict[str, Any]:
 
 
 def _runs_on(archs: str, capability: str) -> bool:
-    """Whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
+    """Tell whether code built for `archs` ('8.0 9.0a 10.0+PTX') runs on a GPU of `capability`.
 
-    A binary serves its own major version from its minor on ("9.0a": that one chip family only);
-    PTX serves everything from its version on.
+    A binary runs from its minor version on within its major version ("9.0a": on 9.0 alone), PTX
+    from its version on.
     """
-    major, minor = map(int, capability.split("."))
+    gpu = tuple(map(int, capability.split(".")))
     for arch in archs.split():
         number = arch.removesuffix("+PTX")
-        built_major, built_minor = map(int, number.rstrip("af").split("."))
-        specific = number.endswith("a")
-        same = (built_major, built_minor) == (major, minor)
-        if same or (not specific and built_major == major and built_minor <= minor):
-            return True
-        if arch.endswith("+PTX") and not specific and (built_major, built_minor) <= (major, minor):
+        built = tuple(map(int, number.rstrip("af").split(".")))
+        portable = built[0] == gpu[0] or arch.endswith("+PTX")
+        if built == gpu or (built < gpu and portable and not number.endswith("a")):
             return True
     return False
 
 
 def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    """Return a sentence with its fix for each GPU, driver or toolkit that goes unused."""
     if not gpu["visible"]:
         if shutil.which("nvidia-smi") and gpu["torch_cuda"] is None:
             return [
@@ -89,13 +87,12 @@ def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
 
 
 def report() -> dict[str, Any]:
-    """Everything `jachess doctor` prints.
+    """Collect what `jachess doctor` prints.
 
     Returns:
-        versions: python, torch and the optional packages (None where missing); platform;
-        built: what `_C.build_info()` says, {} where it is missing; operators: the operators'
-        library, whether it was loaded and its kernels; gpu; problems: sentences, each with its
-        fix; notes: what is merely absent, each with how to get it.
+        versions of python and packages, None where missing; platform; built, the build
+        information, {} where there is none; operators: their library, whether it is loaded, its
+        kernels; gpu; problems and notes (of what is merely absent), sentences with the fix.
     """
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
@@ -107,7 +104,7 @@ def report() -> dict[str, Any]:
     problems = [text for name, v in versions.items() if (text := _below_floor(name, v))]
     if STATE.problem is not None:
         problems.append(STATE.problem[0].upper() + STATE.problem[1:])
-    elif not built:  # without both, the sentence on the operators says it
+    elif not built:
         problems.append(
             "The module jachess_ext._C is missing or broken: rebuild it with `make build`, or "
             "`pip install --no-build-isolation -e .`."
@@ -140,26 +137,26 @@ def report() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the report; the exit code is 0 when nothing is broken, else 1."""
-    found = report()
-    built, gpu = found["built"], found["gpu"]
-    lines = [f"platform      {found['platform']}"]
-    lines += [f"{name:<14}{version or 'missing'}" for name, version in found["versions"].items()]
+    """Print the report and return the exit code: 0 where nothing is broken, else 1."""
+    facts = report()
+    built, gpu = facts["built"], facts["gpu"]
+    lines = [f"platform      {facts['platform']}"]
+    lines += [f"{name:<14}{version or 'missing'}" for name, version in facts["versions"].items()]
     if built:
         cuda = f"CUDA {built['cuda']} for {built['cuda_archs']}" if built["cuda"] else "no CUDA"
         lines.append(
             f"built with    {built['compiler']} against torch {built['torch']} "
             f"(runs with any torch >= 2.10), CPU {built['cpu']}, {cuda}"
         )
-    operators = found["operators"]
+    operators = facts["operators"]
     lines.append(f"operators     {'loaded' if operators['loaded'] else 'NOT loaded'}")
     lines += [f"              {kernel}" for kernel in operators["kernels"]]
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
-    lines += [f"problem: {text}" for text in found["problems"]]
-    lines += [f"note: {text}" for text in found["notes"]]
-    lines.append("all is well" if not found["problems"] else "fix the problems above")
+    lines += [f"problem: {text}" for text in facts["problems"]]
+    lines += [f"note: {text}" for text in facts["notes"]]
+    lines.append("all is well" if not facts["problems"] else "fix the problems above")
     print("\n".join(lines))
-    return 1 if found["problems"] else 0
+    return 1 if facts["problems"] else 0
 
 
 if __name__ == "__main__":

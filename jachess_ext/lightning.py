@@ -1,4 +1,4 @@
-"""`LightningSmoothnessMonitor`: a model's smoothness over a run of Lightning's Trainer."""
+"""A callback that measures a model's smoothness over a run of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ from .smoothness.estimators import SmoothnessProbe
 
 
 class LightningSmoothnessMonitor(Callback):
-    """Looks at a model's smoothness before training, every so many steps, and at the end.
+    """Measure a model's smoothness before training, every so many steps, and at the end.
 
-    It penalises nothing: training with it is bit for bit the training without it.
+    It penalises nothing: training with it is bit for bit the training without it.  The figures of
+    `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes each measures the
+    same rows, and Lightning's loggers write those of the first.
 
     Example:
-        >>> lightning.Trainer(callbacks=[jx.LightningSmoothnessMonitor(batch, every=50)])
-
-    The figures of `SmoothnessProbe` go to the Trainer's loggers.  In a run of several processes
-    each measures the same rows, and Lightning's loggers write the first one's.
+        >>> import lightning
+        >>> monitor = jx.LightningSmoothnessMonitor(batch, every=50)
+        >>> trainer = lightning.Trainer(callbacks=[monitor], logger=False)
 
     Args:
-        batch: the rows to look at, as a collator yields them; some 16 to 64 do.
+        batch: the rows to measure, as a collator yields them; 16 to 64 suffice.
         every: optimiser steps between measurements.
-        attribute: where the Lightning module keeps its transformers model; None: it is one itself.
+        attribute: where the Lightning module keeps its transformers model; None: it is the model.
         options: ``hessian``, ``directions`` and ``seed`` of `SmoothnessProbe`.
-
-    Attributes:
-        history: of each measurement its figures and "step".
 
     Raises:
         ValueError: as `SmoothnessProbe`.
@@ -56,7 +54,7 @@ class LightningSmoothnessMonitor(Callback):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Of each measurement its figures and "step"."""
+        """The figures of each measurement, with its "step"."""
         return self.probe.history
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -64,7 +62,7 @@ class LightningSmoothnessMonitor(Callback):
         self._measure(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        # Micro-batches that are accumulated end without a step.
+        # Also called after a micro-batch that is accumulated, without a step.
         if trainer.global_step % self.probe.every == 0:
             self._measure(trainer, pl_module)
 
@@ -75,6 +73,6 @@ class LightningSmoothnessMonitor(Callback):
         if self.probe.measured(trainer.global_step):
             return
         model = module if self.attribute is None else getattr(module, self.attribute)
-        found = self.probe.measure(model, trainer.global_step)
+        figures = self.probe.measure(model, trainer.global_step)
         for logger in trainer.loggers:
-            logger.log_metrics(found, step=trainer.global_step)
+            logger.log_metrics(figures, step=trainer.global_step)

@@ -1,7 +1,6 @@
-"""What the package uses of torch and torch does not promise: looked up at first use.
+"""Private parts of torch, each looked up at first use.
 
-So a newer torch that lacks one of these can be imported with, and does everything else; what needs
-it says so in one sentence.
+A newer torch that lacks one of them fails where it is needed, with a sentence, and nowhere else.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ class MissingPrivate(RuntimeError):
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = find(_WHERE[name])
-    if found is None:
+    value = find(_WHERE[name])
+    if value is None:
         import torch
 
         raise MissingPrivate(
             f"torch {torch.__version__} has no {_WHERE[name]}, which jachess_ext needs here; use a "
             "torch that docs/compatibility.md names, or a newer jachess_ext"
         )
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def find(path: str) -> Any:
-    """What is at ``torch.<...>``, or None."""
-    found: Any = import_module("torch")
+    """Return the object at ``torch.<...>``, or None."""
+    value: Any = import_module("torch")
     place = "torch"
     for part in path.split(".")[1:]:
         place = f"{place}.{part}"
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             try:
                 import_module(place)
             except ImportError:
                 return None
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

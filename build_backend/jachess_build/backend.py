@@ -15,7 +15,7 @@ _EXTRA = ["ninja"]
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Build requirements of a wheel: torch only where the environment has none."""
+    """Return the build requirements of a wheel: torch only where the environment has none."""
     return _EXTRA if expose_torch() else [*_EXTRA, "torch>=2.10", "numpy"]
 
 
@@ -23,7 +23,7 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
-    """A source distribution compiles nothing."""
+    """Return no requirements: a source distribution compiles nothing."""
     return []
 
 

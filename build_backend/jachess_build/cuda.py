@@ -1,4 +1,4 @@
-"""Finds a CUDA toolkit and compiles the torch-free .cu files with it.
+"""The CUDA toolkit, and the compilation of the torch-free .cu files with it.
 
 nvcc is called here rather than through torch.utils.cpp_extension: a CPU build of torch knows no
 CUDA, yet the same binary serves it and a CUDA torch (stable ABI, static CUDA runtime).
@@ -37,8 +37,8 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit | None:
-    """The toolkit of $CUDA_HOME, else of the nvcc on the path, else of /usr/local/cuda, else of
-    the wheels nvidia-cuda-nvcc and its like, which lie in this Python's site-packages.
+    """Find the toolkit of $CUDA_HOME, of the nvcc on the path, of /usr/local/cuda, or of the wheels
+    nvidia-cuda-nvcc and its like in this Python's site-packages.
 
     nvcc may be a wrapper script elsewhere than in its toolkit, so the root is read from
     `nvcc --dryrun`, not from nvcc's path.
@@ -61,14 +61,14 @@ def find_toolkit() -> Toolkit | None:
 
 
 def _nvcc_of_wheels() -> list[str]:
-    """nvidia/cu13/bin/nvcc; until CUDA 12, nvidia/cuda_nvcc/bin/nvcc."""
+    """List nvidia/cu13/bin/nvcc and, until CUDA 12, nvidia/cuda_nvcc/bin/nvcc."""
     roots = [Path(path) / "nvidia" for path in dict.fromkeys([*site.getsitepackages(), *sys.path])]
     found = [path for root in roots for path in sorted(root.glob("cu*/bin/nvcc"), reverse=True)]
     return [str(path) for path in found]
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """A command's status and what it said, on either stream."""
+    """Run a command and capture its status and output."""
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -77,7 +77,7 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def choose(
     torch_cuda: str | None, gpus: Sequence[tuple[int, int]]
 ) -> tuple[Toolkit | None, list[str], str]:
-    """What CUDA kernels to build: the toolkit or None, the architectures, and a sentence on it.
+    """Choose the CUDA kernels to build: the toolkit or None, the architectures, and why.
 
     They are built for $TORCH_CUDA_ARCH_LIST, else for the GPUs that are there, else, where
     JACHESS_FORCE_CUDA=1 asks for them, for `DEFAULT_ARCHS`.
@@ -87,7 +87,7 @@ def choose(
         gpus: compute capabilities of the visible GPUs, such as (9, 0).
 
     Raises:
-        SystemExit: JACHESS_FORCE_CUDA=1 asks for what cannot be had, or contradicts
+        SystemExit: JACHESS_FORCE_CUDA=1 cannot be satisfied, or contradicts
             JACHESS_FORCE_CPU=1; $TORCH_CUDA_ARCH_LIST names what the toolkit does not know.
     """
     force_cpu = os.environ.get("JACHESS_FORCE_CPU", "0") not in ("", "0")
@@ -141,16 +141,16 @@ def choose(
 
 
 def known(toolkit: Toolkit) -> list[tuple[int, int]]:
-    """The capabilities that the toolkit compiles for, in order; none where it does not say."""
-    said = run([toolkit.nvcc, "--list-gpu-code"]).stdout.split()
-    numbers = [found for word in said if (found := re.fullmatch(r"sm_(\d+)(\d)[af]?", word))]
+    """Return the capabilities that the toolkit compiles for, in order."""
+    listed = run([toolkit.nvcc, "--list-gpu-code"]).stdout.split()
+    numbers = [found for word in listed if (found := re.fullmatch(r"sm_(\d+)(\d)[af]?", word))]
     return sorted({(int(number[1]), int(number[2])) for number in numbers})
 
 
 def architectures(
     gpus: Sequence[tuple[int, int]], supported: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """What to build for these GPUs (none: `DEFAULT_ARCHS`), such as '9.0a', with this toolkit.
+    """Return the architectures for these GPUs (none: `DEFAULT_ARCHS`), such as '9.0a'.
 
     A GPU that the toolkit does not know yet gets the PTX of the newest before it.
 
@@ -168,7 +168,7 @@ def architectures(
     for gpu in gpus:
         if not supported or gpu in supported:
             found.append("9.0a" if gpu == (9, 0) else f"{gpu[0]}.{gpu[1]}")
-        elif before := [one for one in supported if OLDEST <= one < gpu]:
+        elif before := [older for older in supported if OLDEST <= older < gpu]:
             found.append(f"{before[-1][0]}.{before[-1][1]}+PTX")
     whole = {arch.removesuffix("+PTX") for arch in found if arch.endswith("+PTX")}
     return [arch for arch in dict.fromkeys(found) if arch not in whole]
@@ -180,7 +180,7 @@ def _number(arch: str) -> tuple[int, int]:
 
 
 def _buildable(listed: list[str], toolkit: Toolkit) -> list[str]:
-    """Those of $TORCH_CUDA_ARCH_LIST that the kernels can run on: from `OLDEST` on.
+    """Return those of $TORCH_CUDA_ARCH_LIST that the kernels can run on: from `OLDEST` on.
 
     Raises:
         SystemExit: the toolkit does not know one of them.
@@ -199,7 +199,7 @@ def _buildable(listed: list[str], toolkit: Toolkit) -> list[str]:
 
 
 def _listed() -> list[str]:
-    """The architectures of $TORCH_CUDA_ARCH_LIST."""
+    """Return the architectures of $TORCH_CUDA_ARCH_LIST."""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     for arch in listed:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
@@ -223,7 +223,7 @@ def _arch_flags(archs: list[str]) -> list[str]:
 def compile_command(
     toolkit: Toolkit, source: Path, target: Path, archs: list[str], to: str = "-c"
 ) -> list[str]:
-    """The nvcc call for one .cu; `to` is "-c" for an object file or "-cubin" (one architecture)."""
+    """Return the nvcc call for one .cu, to "-c", an object file, or "-cubin" (one architecture)."""
     command = [toolkit.nvcc, to, str(source), "-o", str(target), "-O3", "-std=c++17"]
     command += ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
     return command + _arch_flags(archs)
@@ -234,7 +234,7 @@ def compile_kernels(
 ) -> list[str]:
     """Compile each .cu to an object file, one per core, and return the objects' paths.
 
-    What ptxas says of registers and spills lies beside each object, as `.ptxas.txt`.
+    The report of ptxas on registers and spills goes beside each object, as `.ptxas.txt`.
 
     Raises:
         SystemExit: nvcc refused a file; its output is shown.
@@ -262,7 +262,7 @@ def compile_kernels(
 
 
 def library_dir(toolkit: Toolkit) -> Path:
-    """Where the toolkit keeps libcudart_static.a.
+    """Return the folder of the toolkit's libcudart_static.a.
 
     Raises:
         SystemExit: the toolkit has none.

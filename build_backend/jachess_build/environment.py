@@ -1,4 +1,4 @@
-"""Finds the torch to build against, also from within pip's isolated build environment."""
+"""Search for the torch to build against, also from within pip's isolated build environment."""
 
 import os
 import site
@@ -12,11 +12,11 @@ TORCH_FLOOR = (2, 10)
 
 
 def candidate_site_packages() -> list[Path]:
-    """Directories that may hold the target environment's torch, in order of trust.
+    """Return the directories that may hold the target environment's torch, likeliest first.
 
     pip runs an isolated build with the target environment's own interpreter and only hides its
-    site-packages, so `sysconfig` still names them. JACHESS_TORCH_PATH comes first: the escape
-    for tools (uv, conda-build) that build with another interpreter.
+    site-packages, so `sysconfig` still names them. JACHESS_TORCH_PATH comes first, for tools (uv,
+    conda-build) that build with another interpreter.
     """
     paths = [os.environ.get("JACHESS_TORCH_PATH", "")]
     paths += [sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
@@ -34,7 +34,7 @@ def candidate_site_packages() -> list[Path]:
 
 
 def torch_version_in(directory: Path) -> tuple[int, int] | None:
-    """(major, minor) of the torch installed in `directory`, or None where there is none."""
+    """Return (major, minor) of the torch installed in `directory`, None where there is none."""
     for distribution in metadata.distributions(name="torch", path=[str(directory)]):
         major, minor = distribution.version.split(".")[:2]
         return int(major), int(minor)
@@ -42,7 +42,7 @@ def torch_version_in(directory: Path) -> tuple[int, int] | None:
 
 
 def expose_torch() -> bool:
-    """Make `import torch` work: True when it is importable already or was found and added.
+    """Make `import torch` work, if need be from another directory; return whether it does.
 
     Raises:
         SystemExit: the environment's torch is older than what the operators are built for.

@@ -22,13 +22,13 @@ _STATUS = "jachess_ext-ninja "
 
 
 def say(sentence: str) -> None:
-    """Tell how far the build is: pip shows it with -v, make always."""
+    """Print the progress of the build: pip shows it with -v, make always."""
     print(f"jachess_ext: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _told_shortly() -> Iterator[None]:
-    """Of ninja's lines, which hold whole commands, show how many files there are and the file."""
+def _short_progress() -> Iterator[None]:
+    """Shorten ninja's lines, which hold whole commands, to a count and the file's name."""
     sys.stdout.flush()
     kept, (reading, writing) = os.dup(1), os.pipe()
 
@@ -52,7 +52,7 @@ def _told_shortly() -> Iterator[None]:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)  # the last writer's end: the thread ends
+        os.dup2(kept, 1)  # closes the last writing end, which ends the thread
         thread.join()
         os.close(kept)
         if before is None:
@@ -65,24 +65,21 @@ def _build_command() -> type[build_ext]:
     from torch.utils.cpp_extension import BuildExtension
 
     class Build(BuildExtension):
-        """BuildExtension that leaves it to ninja to decide what is out of date.
-
-        setuptools itself overlooks changed headers and flags.
-        """
+        """BuildExtension that runs ninja always: setuptools overlooks changed headers and flags."""
 
         def finalize_options(self) -> None:
             super().finalize_options()
             self.force = True
 
         def build_extensions(self) -> None:
-            with _told_shortly():
+            with _short_progress():
                 super().build_extensions()
 
     return Build
 
 
 def extension_arguments() -> dict[str, Any]:
-    """The `ext_modules` and `cmdclass` arguments of `setup()`.
+    """Return the `ext_modules` and `cmdclass` arguments of `setup()`.
 
     Raises:
         SystemExit: torch cannot be imported, there is no compiler, or JACHESS_FORCE_CUDA asks for

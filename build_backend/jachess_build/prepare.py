@@ -1,11 +1,11 @@
-"""Makes an environment that can run a make goal, and writes its Python's path to build/python.
+"""Preparation of an environment for a make goal; its Python's path goes to build/python.
 
 Run by the Makefile with any Python >= 3.10, standard library only:
 
     python build_backend/jachess_build/prepare.py build|demo|docs|examples|test|check
 
 1. A Python that has torch >= 2.10 and everything the goal needs is used as it is.
-2. One that has torch but lacks something lends its packages to .venv; what lacks is added there.
+2. One that has torch but lacks something lends its packages to .venv, which gets the rest.
 3. Otherwise .venv gets a torch of its own: the CPU build where there is no nvidia-smi.
 """
 
@@ -65,17 +65,17 @@ print(*missing)
 """
 
 
-# What of pip's output is worth a line; the rest is shown where it fails.
+# Lines of pip's output that are shown as they come; all of them where it fails.
 _PIP_SHOWN = ("Downloading ", "Building ", "Installing collected", "WARNING:", "ERROR:")
 
 
 def fail(message: str) -> NoReturn:
-    """Stop with one sentence on stderr."""
+    """Stop with an error message."""
     raise SystemExit(f"jachess_ext: {message}")
 
 
 def lacking(python: Path | str, names: Sequence[str]) -> list[str]:
-    """Which of `names`, of torch >= 2.10 and of what a build needs, a Python lacks."""
+    """Return which of `names`, torch >= 2.10 and the needs of a build a Python lacks."""
     wanted = [*names, "setuptools", "numpy"]
     try:
         found = run([python, "-c", _PROBE, *wanted], cwd="/")
@@ -85,7 +85,7 @@ def lacking(python: Path | str, names: Sequence[str]) -> list[str]:
 
 
 def run(command: Sequence[Path | str], **settings: object) -> subprocess.CompletedProcess[str]:
-    """A command's status and what it said."""
+    """Run a command and capture its status and output."""
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT, **settings}
     return subprocess.run(
         [str(part) for part in command],
@@ -99,7 +99,8 @@ def run(command: Sequence[Path | str], **settings: object) -> subprocess.Complet
 def follow(
     command: Sequence[Path | str], shown: tuple[str, ...], **settings: Any
 ) -> tuple[int, str]:
-    """A command's status and what it said; lines that begin with one of `shown` as they come."""
+    """Run a command, print lines that begin with one of `shown` as they come, and return its status
+    and output."""
     said = []
     with subprocess.Popen(
         [str(part) for part in command],
@@ -119,9 +120,9 @@ def follow(
 
 
 def pip(*arguments: str, needed: bool = True) -> bool:
-    """Run .venv's pip and show what it fetches and how long it took.
+    """Run .venv's pip, showing its downloads and time, and return whether it succeeded.
 
-    Where a needed install fails, stop with a sentence; an attempt (needed=False) may fail.
+    Where a needed install fails, stop with an error.
     """
     command: list[Path | str] = [PYTHON, "-m", "pip", "install", "--no-input"]
     command += ["--progress-bar", "off", "--disable-pip-version-check", *arguments]
@@ -143,7 +144,7 @@ def pip(*arguments: str, needed: bool = True) -> bool:
 
 
 def make_venv(extra: str, lend: bool) -> None:
-    """Complete .venv for an extra and install the package in place; a broken one is made anew."""
+    """Complete .venv for an extra and install the package in place; replace a broken .venv."""
     print(f"jachess_ext: setting up .venv{' with ' + extra if extra else ''} ...", flush=True)
     if not PYTHON.exists() or run([PYTHON, "-m", "pip", "--version"]).returncode != 0:
         command: list[Path | str] = [sys.executable, "-m", "venv", "--clear", VENV]
@@ -167,7 +168,7 @@ def make_venv(extra: str, lend: bool) -> None:
 
 
 def complete(extra: str) -> bool:
-    """Whether .venv has an extra of this pyproject.toml; [test] has everything but [docs]."""
+    """Return whether .venv has an extra of this pyproject.toml; [test] covers all but [docs]."""
     now = (ROOT / "pyproject.toml").read_bytes()
     names = {extra, "[test]"} - ({"[test]"} if extra == "[docs]" else set())
     stamps = [VENV / f"complete{name}.toml" for name in names]
@@ -175,7 +176,7 @@ def complete(extra: str) -> bool:
 
 
 def install_torch() -> None:
-    """Give .venv a torch: the CPU build on machines without an NVIDIA driver."""
+    """Install torch in .venv: the CPU build on machines without an NVIDIA driver."""
     if shutil.which("nvidia-smi") is None and platform.system() == "Linux":
         # "+cpu" names the small build: in pip's own sources (a mirror), or in PyTorch's CPU index.
         small = f"torch=={TORCH}+cpu"
@@ -198,7 +199,6 @@ def main(goal: str) -> None:
         if not complete(extra):
             own = Path(sys.prefix) == VENV
             make_venv(extra, lend="torch" not in missing and not own)
-    # ninja knows what is old
     status, said = follow([python, "setup.py", "-q", "build_ext", "--inplace"], ("jachess_ext:",))
     if status != 0:
         print(said)

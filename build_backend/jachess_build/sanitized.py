@@ -1,4 +1,4 @@
-"""Builds C++ sources with the address, undefined-behaviour and thread sanitizers, and runs tests.
+"""Tests of the C++ sources with the address, undefined-behaviour and thread sanitizers.
 
     PYTHONPATH=build_backend python -m jachess_build.sanitized       # `make sanitize`
 
@@ -7,8 +7,8 @@ Python that has the sanitizer's runtime loaded first (LD_PRELOAD) and takes the 
 JACHESS_OPS_LIBRARY. Then the tests marked `sanitizers` run: the .cu sources in the CPU shim, and
 planted faults, which must be found.
 
-Torch itself is not instrumented: what is watched are the operators' accesses to any memory,
-torch's tensors among it. For the thread sanitizer, csrc/testing/parallel_for.cpp takes the place of
+Torch itself is not instrumented: the sanitizers watch the operators' accesses, to torch's tensors
+as to any memory. For the thread sanitizer, csrc/testing/parallel_for.cpp takes the place of
 torch's parallel loop. Objects are kept in build/sanitized until a source, a header or a flag
 changes.
 """
@@ -35,7 +35,7 @@ CACHE = ROOT / "build" / "sanitized"
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """Flags of the compiler, the runtime to load first, and what the runtime is told."""
+    """Flags of the compiler, the runtime to load first, and the runtime's options."""
 
     name: str
     flags: tuple[str, ...]
@@ -43,11 +43,11 @@ class Sanitizer:
     options: tuple[tuple[str, str], ...]
 
     def environment(self) -> dict[str, str]:
-        """The variables a program built with it needs."""
+        """Return the environment of a program built with it."""
         return {**os.environ, **dict(self.options)}
 
     def preloading(self, library: Path) -> dict[str, str]:
-        """`environment` for a Python, itself not instrumented, that loads `library`."""
+        """Return the environment of a Python, itself not instrumented, that loads `library`."""
         # With the C++ library beside it: the runtime looks for __cxa_throw when it starts.
         found = [_output("g++", f"-print-file-name={n}") for n in (self.runtime, "libstdc++.so")]
         return {
@@ -79,7 +79,7 @@ SANITIZERS = {
 
 
 def available() -> bool:
-    """Whether g++ and its sanitizers' runtimes are here."""
+    """Return whether g++ and its sanitizers' runtimes are installed."""
     if shutil.which("g++") is None or sys.platform != "linux":
         return False
     names = [sanitizer.runtime for sanitizer in SANITIZERS.values()]
@@ -91,9 +91,7 @@ def _output(*command: str) -> str:
 
 
 def compile_objects(sources: Sequence[Path], flags: Sequence[str], cache: Path) -> list[Path]:
-    """One object file per source, two compilers at a time; kept ones are reused.
-
-    Sources end in .cpp or, to be read as C++ too, in .cu.
+    """Compile each source, .cpp or .cu, as C++ to an object file; unchanged ones are reused.
 
     Raises:
         RuntimeError: g++ refused a source; its output is shown.
@@ -144,7 +142,7 @@ def build_operators(
     sources: Sequence[Path] | None = None,
     cache: Path = CACHE,
 ) -> Path:
-    """The operators' library with a sanitizer, as `target`.
+    """Build the operators' library with a sanitizer, as `target`.
 
     Args:
         csrc: the source tree; a copy of it where a test plants a fault.
@@ -179,7 +177,7 @@ CHOSEN = (
 def start_tests(
     arguments: Sequence[str], environment: dict[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """pytest in a process of its own, one thread, its output in `log`."""
+    """Start pytest in a process of its own, with one thread and its output in `log`."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -192,7 +190,7 @@ def start_tests(
 
 
 def passed(name: str, process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Waits for `process`; shows its output, or its last line where all is well."""
+    """Wait for `process` and return whether it succeeded; print its output, else its last line."""
     status = process.wait()
     text = log.read_text(errors="replace").strip()
     print(f"sanitizers: {name}: {text if status else text.splitlines()[-1]}", flush=True)
@@ -200,7 +198,7 @@ def passed(name: str, process: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 def main() -> int:
-    """Build with every sanitizer and run the operators' tests; 1 if any fails."""
+    """Build with every sanitizer, run the operators' tests and return 1 if any fails."""
     if not available():
         print("sanitizers: no g++ with their runtimes was found, so nothing was checked.")
         return 0
@@ -217,7 +215,7 @@ def main() -> int:
     name, log = "CUDA kernels in the shim, and planted faults", CACHE / "shim.log"
     shim = ["python_tests", "-n", "2", "-m", "sanitizers and not slow"]
     results[name] = passed(name, start_tests(shim, dict(os.environ), log), log)
-    failed = [name for name, well in results.items() if not well]
+    failed = [name for name, success in results.items() if not success]
     if failed:
         print(f"sanitizers: {'; '.join(failed)}: failed, see above.")
     return 1 if failed else 0

@@ -1,10 +1,9 @@
-"""Refuses CUDA kernels whose registers go to memory (part of `make check`; needs nvcc, no GPU).
+"""A check that no CUDA kernel spills registers to memory (`make check`; needs nvcc, no GPU).
 
     PYTHONPATH=build_backend python -m jachess_build.spills [ARCHITECTURE ...]
 
-Every csrc/cuda/*.cu is compiled for each architecture that is named, or for all of `ARCHS`.  Only
-kernels of three and four directions (`MAY_SPILL`), which no default runs, may spill: they are told,
-the others fail.
+It compiles every csrc/cuda/*.cu for each architecture named, by default for `ARCHS`. Only kernels
+of three and four directions (`MAY_SPILL`), which no default uses, may spill: they are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SPILL = re.compile(r"spilled to local memory in function '(\w+)', (.*)")
 
 
 def compile_one(toolkit: Toolkit, source: Path, arch: str, cache: Path) -> str:
-    """What ptxas prints for one source and architecture; kept until an input changes.
+    """Return the output of ptxas for one source and architecture, cached until an input changes.
 
     Raises:
         SystemExit: nvcc refused the file; its output is shown.
@@ -54,7 +53,7 @@ def compile_one(toolkit: Toolkit, source: Path, arch: str, cache: Path) -> str:
 def spills(
     toolkit: Toolkit, sources: list[Path], archs: tuple[str, ...] = ARCHS, cache: Path = CACHE
 ) -> list[str]:
-    """A line for each kernel that spills, sorted: file, architecture, kernel, bytes."""
+    """Return a line for each kernel that spills, sorted: file, architecture, kernel, bytes."""
     cache.mkdir(parents=True, exist_ok=True)
     jobs = [(source, arch) for source in sources for arch in archs]
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -73,7 +72,7 @@ def spills(
 
 
 def main(archs: tuple[str, ...] = ARCHS) -> int:
-    """Compile for these architectures and print; the exit status."""
+    """Compile for these architectures, print the spills and return the exit status."""
     toolkit = find_toolkit()
     if toolkit is None:
         print("spills: no nvcc was found, so the CUDA kernels were not compiled.")

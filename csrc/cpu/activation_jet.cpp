@@ -4,18 +4,18 @@
 // Elements are taken in blocks that stay in L1. Per block, one loop evaluates the derivatives of
 // the activation (activation_derivatives.h), a second one multiplies them into the streams (one
 // instance per stream count): kinds x stream counts would be too many instances.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 
-#include "../row_layout.h"
-#include "../text.h"
+#include "../activation_arguments.h"
 #include "activation_derivatives.h"
-#include "blocks.h"
+#include "streams.h"
 #include "tensors.h"
 
 namespace jachess {
 namespace {
+
+constexpr int64_t kBlock = 256;
+constexpr int64_t kGrain = 4096;  // elements a thread takes at least
 
 // Without a gate, u and gu are not touched, and the value, f0, is in y already.
 template <bool gated, int q, int P, typename V, typename T>
@@ -126,13 +126,13 @@ void forward_blocks(Rows<const T> g, Rows<const T> u, Rows<T> y, RowCut cut, int
   const DerivativeLoop<A> derivatives = derivative_loop<A>(kind, false);
   A f0[kBlock], f1[kBlock], f2[kBlock], in[S * kBlock], up[own], out[S * kBlock];
   for_each_block(cut, begin, end, [&](int64_t row, int64_t i, int64_t n) {
-    const Window<const A> wg = read_block<A>(g.at(row, i), g.stream_stride, S, n, in);
+    const Window<const A> wg = read_streams<A>(g.at(row, i), g.stream_stride, S, n, in, kBlock);
     Window<const A> wu = wg;
-    if constexpr (gated) wu = read_block<A>(u.at(row, i), u.stream_stride, S, n, up);
-    const Window<A> wy = output_block<A>(y.at(row, i), y.stream_stride, out);
+    if constexpr (gated) wu = read_streams<A>(u.at(row, i), u.stream_stride, S, n, up, kBlock);
+    const Window<A> wy = output_streams<A>(y.at(row, i), y.stream_stride, out, kBlock);
     derivatives(wg.p, gated ? f0 : wy.p, f1, f2, nullptr, n);
     forward_block<gated, q, P, A>({f0, f1, f2, nullptr}, wg, wu, wy, n);
-    write_block(wy, y.at(row, i), y.stream_stride, S, n);
+    write_streams(wy, y.at(row, i), y.stream_stride, S, n);
   });
 }
 
@@ -145,99 +145,63 @@ void backward_blocks(Rows<const T> gy, Rows<const T> g, Rows<const T> u, Rows<T>
   A f0[kBlock], f1[kBlock], f2[kBlock], f3[kBlock];
   A in[S * kBlock], up[own], grad[S * kBlock], out[S * kBlock], up_out[own];
   for_each_block(cut, begin, end, [&](int64_t row, int64_t i, int64_t n) {
-    const Window<const A> wg = read_block<A>(g.at(row, i), g.stream_stride, S, n, in);
-    const Window<const A> wgy = read_block<A>(gy.at(row, i), gy.stream_stride, S, n, grad);
-    const Window<A> wgg = output_block<A>(gg.at(row, i), gg.stream_stride, out);
+    const Window<const A> wg = read_streams<A>(g.at(row, i), g.stream_stride, S, n, in, kBlock);
+    const Window<const A> wgy =
+        read_streams<A>(gy.at(row, i), gy.stream_stride, S, n, grad, kBlock);
+    const Window<A> wgg = output_streams<A>(gg.at(row, i), gg.stream_stride, out, kBlock);
     derivatives(wg.p, f0, f1, f2, f3, n);
     if constexpr (gated) {
-      const Window<const A> wu = read_block<A>(u.at(row, i), u.stream_stride, S, n, up);
-      const Window<A> wgu = output_block<A>(gu.at(row, i), gu.stream_stride, up_out);
+      const Window<const A> wu = read_streams<A>(u.at(row, i), u.stream_stride, S, n, up, kBlock);
+      const Window<A> wgu = output_streams<A>(gu.at(row, i), gu.stream_stride, up_out, kBlock);
       backward_block<true, q, P, A>({f0, f1, f2, f3}, wgy, wg, wu, wgg, wgu, n);
-      write_block(wgu, gu.at(row, i), gu.stream_stride, S, n);
+      write_streams(wgu, gu.at(row, i), gu.stream_stride, S, n);
     } else {
       backward_block<false, q, P, A>({f0, f1, f2, f3}, wgy, wg, wg, wgg, wgg, n);
     }
-    write_block(wgg, gg.at(row, i), gg.stream_stride, S, n);
+    write_streams(wgg, gg.at(row, i), gg.stream_stride, S, n);
   });
 }
 
-// Without a gate, u is g again.
-template <bool gated>
-Tensor forward(const char* op, const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
-  const int P = check_jet(op, gated ? "g" : "x", g, q);
-  if (gated) check_same(op, "u", u, g, "g");
-  const Activation activation = parse_activation(op, kind);
-  Tensor y = new_contiguous(g);
-  if (g.numel() == 0) return y;
-  const JetRows gate = jet_rows(g), up = gated ? jet_rows(u) : gate;
-  const RowCut cut = common_cut(gate, up);
-  dispatch_dtype(g.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const Rows<const T> from_gate = rows_of<T>(gate), from_up = rows_of<T>(up);
-    const Rows<T> to = dense_rows(data<T>(y), cut);
-    dispatch_streams(q, P, [&](auto q_, auto P_) {
-      parallel_blocks(cut, [&](int64_t begin, int64_t end) {
-        forward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(from_gate, from_up, to, cut,
-                                                                        begin, end, activation);
+struct Cpu {
+  using Guard = NoGuard;
+
+  template <bool gated>
+  static void forward(const char* /*op*/, const ActivationInputs& in, int64_t q, const Tensor& y) {
+    dispatch_dtype(y.scalar_type(), [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      const Rows<const T> gate = rows_of<T>(in.gate), up = rows_of<T>(in.up);
+      const Rows<T> to = dense_rows(data<T>(y), in.cut);
+      dispatch_streams(q, in.pairs, [&](auto q_, auto P_) {
+        parallel_blocks(in.cut, [&](int64_t begin, int64_t end) {
+          forward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(gate, up, to, in.cut,
+                                                                          begin, end, in.kind);
+        });
       });
     });
-  });
-  return y;
-}
+  }
 
-// The gradients of g and of u; without a gate the second one is g's, too.
-template <bool gated>
-std::tuple<Tensor, Tensor> backward(const char* op, const Tensor& gy, const Tensor& g,
-                                    const Tensor& u, const Text& kind, int64_t q) {
-  const char* like = gated ? "g" : "x";
-  const int P = check_jet(op, like, g, q);
-  if (gated) check_same(op, "u", u, g, like);
-  check_same(op, "gy", gy, g, like);
-  const Activation activation = parse_activation(op, kind);
-  Tensor gg = new_contiguous(g), gu = gated ? new_contiguous(g) : gg;
-  if (g.numel() == 0) return {gg, gu};
-  const JetRows gate = jet_rows(g), up = gated ? jet_rows(u) : gate;
-  const Tensor grad = torch::stable::contiguous(gy);
-  const RowCut cut = common_cut(gate, up);
-  dispatch_dtype(g.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const Rows<const T> from_gate = rows_of<T>(gate), from_up = rows_of<T>(up);
-    const Rows<const T> from_grad = dense_rows(input<T>(grad), cut);
-    const Rows<T> to_gate = dense_rows(data<T>(gg), cut), to_up = dense_rows(data<T>(gu), cut);
-    dispatch_streams(q, P, [&](auto q_, auto P_) {
-      parallel_blocks(cut, [&](int64_t begin, int64_t end) {
-        backward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(
-            from_grad, from_gate, from_up, to_gate, to_up, cut, begin, end, activation);
+  template <bool gated>
+  static void backward(const char* /*op*/, const ActivationInputs& in, int64_t q, const Tensor& gy,
+                       const Tensor& gg, const Tensor& gu) {
+    dispatch_dtype(gg.scalar_type(), [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      const Rows<const T> gate = rows_of<T>(in.gate), up = rows_of<T>(in.up);
+      const Rows<const T> grad = dense_rows(input<T>(gy), in.cut);
+      const Rows<T> to_gate = dense_rows(data<T>(gg), in.cut);
+      const Rows<T> to_up = dense_rows(data<T>(gu), in.cut);
+      dispatch_streams(q, in.pairs, [&](auto q_, auto P_) {
+        parallel_blocks(in.cut, [&](int64_t begin, int64_t end) {
+          backward_blocks<gated, decltype(q_)::value, decltype(P_)::value>(
+              grad, gate, up, to_gate, to_up, in.cut, begin, end, in.kind);
+        });
       });
     });
-  });
-  return {gg, gu};
-}
-
-Tensor activation_jet(const Tensor& x, const Text& kind, int64_t q) {
-  return forward<false>("activation_jet", x, x, kind, q);
-}
-
-Tensor activation_jet_backward(const Tensor& gy, const Tensor& x, const Text& kind, int64_t q) {
-  return std::get<0>(backward<false>("activation_jet_backward", gy, x, x, kind, q));
-}
-
-Tensor gated_activation_jet(const Tensor& g, const Tensor& u, const Text& kind, int64_t q) {
-  return forward<true>("gated_activation_jet", g, u, kind, q);
-}
-
-std::tuple<Tensor, Tensor> gated_activation_jet_backward(const Tensor& gy, const Tensor& g,
-                                                         const Tensor& u, const Text& kind,
-                                                         int64_t q) {
-  return backward<true>("gated_activation_jet_backward", gy, g, u, kind, q);
-}
+  }
+};
 
 }  // namespace
 }  // namespace jachess
 
 STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
-  m.impl("activation_jet", TORCH_BOX(&jachess::activation_jet));
-  m.impl("activation_jet_backward", TORCH_BOX(&jachess::activation_jet_backward));
-  m.impl("gated_activation_jet", TORCH_BOX(&jachess::gated_activation_jet));
-  m.impl("gated_activation_jet_backward", TORCH_BOX(&jachess::gated_activation_jet_backward));
+  jachess::ActivationOperators<jachess::Cpu>::add_to(m);
 }

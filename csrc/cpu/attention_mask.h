@@ -117,7 +117,7 @@ JACHESS_ONCE void cover_tile(const AttentionProblem& p, int64_t batch, int64_t h
   }
 }
 
-// What every weight of the tile is multiplied by: 1 / (1 - p) or 0.
+// The factor of every weight of the tile: 1 / (1 - p) or 0.
 template <typename T>
 JACHESS_ONCE void dropout_factors(const AttentionProblem& p, int64_t batch, int64_t head, int64_t i,
                                   int64_t rows, int64_t j, int64_t panels, Panels<T> to) {

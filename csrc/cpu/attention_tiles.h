@@ -188,7 +188,7 @@ void scale_row(const ScoreRow<T>& r, Panels<T> factors) {
   }
 }
 
-// What the backward knows of a row: the jet of log sum e^s, and delta = gradient of the weights
+// Constants of a row in the backward: the jet of log sum e^s, and delta = gradient of the weights
 // averaged with the weights (which is <gy, y> in the sense of product_jet_backward).
 template <typename T, int S>
 struct RowConstants {

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "../jet_mean_squares_arguments.h"
-#include "rows.h"
+#include "streams.h"
+#include "tensors.h"
 
 namespace jachess {
 namespace {
@@ -17,7 +18,7 @@ struct Mask {
   bool operator()(int64_t token) const { return bytes == nullptr || bytes[token] != 0; }
 };
 
-// A mask or index that must live as long as its pointer.
+// Points into the mask, which must outlive it.
 Mask mask_of(const std::optional<Tensor>& dense) {
   return {dense.has_value() ? static_cast<const uint8_t*>(dense->const_data_ptr()) : nullptr};
 }
@@ -30,9 +31,9 @@ std::vector<int64_t> chosen_dimensions(const char* op, const std::optional<Tenso
   std::vector<int64_t> chosen(values, values + dense->numel());
   std::vector<bool> seen(static_cast<size_t>(channels), false);
   for (const int64_t j : chosen) {
-    check(j >= 0 && j < channels, "jachess::", op, ": index holds ", j, "; expected 0 to ",
-          channels - 1, ", numbers of x's last dimension.");
-    check(!seen[static_cast<size_t>(j)], "jachess::", op, ": index holds ", j,
+    check(j >= 0 && j < channels, op, "index holds ", j, "; expected 0 to ", channels - 1,
+          ", numbers of x's last dimension.");
+    check(!seen[static_cast<size_t>(j)], op, "index holds ", j,
           " twice; expected distinct dimensions: drop the repeated ones.");
     seen[static_cast<size_t>(j)] = true;
   }
@@ -100,22 +101,24 @@ struct MeanSquares {
   }
 
   void forward(A* first, A* second, int64_t begin, int64_t end) const {
-    std::vector<A> scratch;
-    int64_t unused;
     const int64_t n = rows.channels;
+    std::vector<A> scratch = scratch_of<T>(n);
+    const auto widened = [&](const T* from) {
+      return read_streams(from, 0, 1, n, scratch.data(), n).p;
+    };
     for (int64_t t = begin; t < end; ++t) {
       A* to = second + t * count;
       first[t] = A(0);
       std::fill_n(to, count, A(0));
       if (!mask(t)) continue;
       for (int64_t i = 1; i <= rows.directions; ++i)
-        first[t] += sum_of_squares(read_row(row(i, t), 0, 1, n, scratch, unused), n);
+        first[t] += sum_of_squares(widened(row(i, t)), n);
       first[t] /= static_cast<A>(rows.directions);
       if (rows.pairs == 0) continue;
       const A mean = A(1) / static_cast<A>(rows.pairs);
       for (int64_t s = 1 + rows.directions; s < rows.streams; ++s) {
         if (all) {
-          add_squares(read_row(row(s, t), 0, 1, n, scratch, unused), mean, n, to);
+          add_squares(widened(row(s, t)), mean, n, to);
         } else {
           add_chosen(row(s, t), mean, to);
         }

@@ -1,7 +1,6 @@
-// Everything that is compiled once per instruction set. A file that
-// includes this has set JACHESS_ISA (a namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE, and
-// the compiler's target for what follows; what all instruction sets share must be included before
-// that, or the linker might keep the copy that an older processor cannot run.
+// The code that is compiled once per instruction set. The including file first sets JACHESS_ISA (a
+// namespace), JACHESS_VECTOR_BYTES, JACHESS_HAS_DOUBLE and the compiler's target. Include shared
+// headers before that, or the linker may keep a copy that an older processor cannot run.
 #include "attention_backward.h"
 #include "attention_forward.h"
 #include "ntk_gram_isa.h"

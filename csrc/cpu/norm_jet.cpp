@@ -8,7 +8,8 @@
 
 #include "../norm_arguments.h"
 #include "norm_rows.h"
-#include "rows.h"
+#include "streams.h"
+#include "tensors.h"
 
 namespace jachess {
 namespace {
@@ -45,7 +46,7 @@ void norm_rows(const NormForwardData<T>& data, double eps, int64_t begin, int64_
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
   const int64_t n = data.shape.n, rows = data.shape.rows, stride = rows * n;
-  std::vector<A> in, out;
+  std::vector<A> in = scratch_of<T>(S * n), out = scratch_of<T>(S * n);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t at = r * n;
     const T* from = data.x + at;
@@ -55,13 +56,11 @@ void norm_rows(const NormForwardData<T>& data, double eps, int64_t begin, int64_
                    n);
       from = data.sum + at;
     }
-    Window<const A> x;
-    Window<A> y;
-    x.p = read_row(from, stride, S, n, in, x.stride);
-    y.p = output_row(data.y + at, stride, S, n, out, y.stride);
+    const Window<const A> x = read_streams(from, stride, S, n, in.data(), n);
+    const Window<A> y = output_streams(data.y + at, stride, out.data(), n);
     A mean[S], rstd[S];
     norm_row<centred, q, P, A>(x, n, data.weight, data.bias, static_cast<A>(eps), y, mean, rstd);
-    write_row(y.p, data.y + at, stride, S, n);
+    write_streams(y, data.y + at, stride, S, n);
     for (int s = 0; s < S; ++s) {
       if constexpr (centred) data.mean[s * rows + r] = mean[s];
       data.rstd[s * rows + r] = rstd[s];
@@ -86,15 +85,16 @@ void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweigh
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
   const int64_t n = data.shape.n, rows = data.shape.rows, stride = rows * n;
-  std::vector<A> in, grad, grad_sum, out;
+  std::vector<A> in = scratch_of<T>(S * n), grad = scratch_of<T>(S * n);
+  std::vector<A> grad_sum = scratch_of<T>(S * n), out = scratch_of<T>(S * n);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t at = r * n;
     NormBackwardRow<A> row = {};
-    row.x.p = read_row(data.x + at, stride, S, n, in, row.x.stride);
-    row.gy.p = read_row(data.gy + at, stride, S, n, grad, row.gy.stride);
+    row.x = read_streams(data.x + at, stride, S, n, in.data(), n);
+    row.gy = read_streams(data.gy + at, stride, S, n, grad.data(), n);
     if (data.gsum != nullptr)
-      row.gsum.p = read_row(data.gsum + at, stride, S, n, grad_sum, row.gsum.stride);
-    row.gx.p = output_row(data.gx + at, stride, S, n, out, row.gx.stride);
+      row.gsum = read_streams(data.gsum + at, stride, S, n, grad_sum.data(), n);
+    row.gx = output_streams(data.gx + at, stride, out.data(), n);
     row.weight = data.weight;
     row.gweight = gweight;
     row.gbias = gbias;
@@ -104,7 +104,7 @@ void norm_rows_backward(const NormBackwardData<T>& data, accumulate_t<T>* gweigh
       rstd[s] = data.rstd[s * rows + r];
     }
     norm_row_backward<centred, q, P, A>(row, n, mean, rstd);
-    write_row(row.gx.p, data.gx + at, stride, S, n);
+    write_streams(row.gx, data.gx + at, stride, S, n);
   }
 }
 

@@ -135,7 +135,7 @@ JACHESS_HD void sum_gradients_at(Window<const T> x, Window<const T> gy, const V*
   for (int s = 0; s < S; ++s) gr_sum[s] += gr[s];
 }
 
-// What the whole row shares in the backward: V is a scalar, or a vector of equal lanes.
+// Numbers of a whole row in the backward; V is a scalar, or a vector of equal lanes.
 template <typename V, int S>
 struct RowGradients {
   V mean[S], rstd[S];
@@ -207,39 +207,39 @@ JACHESS_CLONES void norm_row_backward(const NormBackwardRow<T>& given, int64_t n
   constexpr int64_t width = sizeof(V) / sizeof(T);
   constexpr int S = 1 + q + P;
   const NormBackwardRow<T> row = given;  // a local that no store can alias
-  RowGradients<T, S> one = {};
-  RowGradients<V, S> all;
+  RowGradients<T, S> scalar = {};
+  RowGradients<V, S> lanes;
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) {
-    if constexpr (centred) one.mean[s] = mean[s];
-    one.rstd[s] = rstd[s];
+    if constexpr (centred) scalar.mean[s] = mean[s];
+    scalar.rstd[s] = rstd[s];
   }
-  broadcast<S>(all.mean, one.mean);
-  broadcast<S>(all.rstd, one.rstd);
+  broadcast<S>(lanes.mean, scalar.mean);
+  broadcast<S>(lanes.rstd, scalar.rstd);
   V gz_lanes[S] = {}, gr_lanes[S] = {};
   T gz[S] = {}, gr[S] = {};
   int64_t i = 0;
   for (; i + width <= n; i += width)
-    sum_gradients_at<centred, q, P>(row.x, row.gy, all.mean, row.weight, gz_lanes, gr_lanes, i);
+    sum_gradients_at<centred, q, P>(row.x, row.gy, lanes.mean, row.weight, gz_lanes, gr_lanes, i);
   for (; i < n; ++i)
-    sum_gradients_at<centred, q, P>(row.x, row.gy, one.mean, row.weight, gz, gr, i);
+    sum_gradients_at<centred, q, P>(row.x, row.gy, scalar.mean, row.weight, gz, gr, i);
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) {
     if constexpr (centred) gz[s] = total(gz_lanes[s], gz[s]);
     gr[s] = total(gr_lanes[s], gr[s]);
   }
-  rsqrt_jet_backward<q, P>(one.rstd, gr, one.square);
-  if constexpr (centred) product_jet_backward_add<q, P>(one.rstd, gz, one.centring);
+  rsqrt_jet_backward<q, P>(scalar.rstd, gr, scalar.square);
+  if constexpr (centred) product_jet_backward_add<q, P>(scalar.rstd, gz, scalar.centring);
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) {
-    one.square[s] *= T(2) / static_cast<T>(n);
-    one.centring[s] *= T(-1) / static_cast<T>(n);
+    scalar.square[s] *= T(2) / static_cast<T>(n);
+    scalar.centring[s] *= T(-1) / static_cast<T>(n);
   }
-  broadcast<S>(all.square, one.square);
-  broadcast<S>(all.centring, one.centring);
+  broadcast<S>(lanes.square, scalar.square);
+  broadcast<S>(lanes.centring, scalar.centring);
   i = 0;
-  for (; i + width <= n; i += width) write_gradient_at<centred, q, P>(row, all, i);
-  for (; i < n; ++i) write_gradient_at<centred, q, P>(row, one, i);
+  for (; i + width <= n; i += width) write_gradient_at<centred, q, P>(row, lanes, i);
+  for (; i < n; ++i) write_gradient_at<centred, q, P>(row, scalar, i);
 }
 
 }  // namespace jachess

@@ -81,7 +81,7 @@ inline std::vector<GramPair> gram_pairs(const std::vector<GramRow>& left,
   return pairs;
 }
 
-// What the kernels are told.
+// The kernels' work list.
 struct GramWork {
   const GramRow *left, *right;
   const GramPair* pairs;
@@ -105,10 +105,10 @@ inline bool is_used(const GramProblem& p, const GramSide& side, int64_t n, int64
     for (int64_t c = 0; c < p.outputs; ++c) {
       const int64_t at = c * delta.output + n * delta.sample + t * delta.position;
       const void* row = static_cast<const char*>(delta.data) + at * bytes;
-      const bool found = bytes == 8   ? has_nonzero<uint64_t>(row, delta.size)
-                         : bytes == 4 ? has_nonzero<uint32_t>(row, delta.size)
-                                      : has_nonzero<uint16_t>(row, delta.size);
-      if (found) return true;
+      const bool used = bytes == 8   ? has_nonzero<uint64_t>(row, delta.size)
+                        : bytes == 4 ? has_nonzero<uint32_t>(row, delta.size)
+                                     : has_nonzero<uint16_t>(row, delta.size);
+      if (used) return true;
     }
   }
   return false;

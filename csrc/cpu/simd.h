@@ -1,5 +1,4 @@
-// What the CPU kernels share: function clones per instruction set, SIMD vectors, and dispatch over
-// stream counts. No torch header here.
+// Function clones per instruction set and SIMD vectors for the CPU kernels. No torch header.
 #pragma once
 
 #include <cstdint>

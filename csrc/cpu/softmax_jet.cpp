@@ -4,20 +4,22 @@
 // With c_i = s_i − Σ p s_i and m, v the means of s_ij and of c_i c_j under p:
 //     p_i = p c_i,   p_ij = p (s_ij − m_ij + c_i c_j − v_ij).
 // A row of every stream stays in L1/L2 over the few sweeps. The backward recomputes p from the
-// scores, so nothing but the input is kept. A row whose scores are all −inf (a query that may look
-// nowhere) gives zeros where `masked` is set, as torch's attention does, else NaN, as its softmax.
+// scores, so only the input is saved. A row whose scores are all −inf (a query that sees no key)
+// gives zeros where `masked` is set, as in torch's attention, else NaN, as in torch's softmax.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "rows.h"
+#include "../row_layout.h"
+#include "streams.h"
+#include "tensors.h"
 
 namespace jachess {
 namespace {
 
-// What both directions need of a row: p in `p`, means of the tangents, of the second-order
-// scores, and of the products of centred tangents.
+// Means under p over a row: of the tangents, of the second-order scores, and of the products of
+// centred tangents.
 template <int q, int P, typename T>
 struct RowMeans {
   T first[q];
@@ -171,15 +173,13 @@ template <int q, int P, typename T>
 void forward_rows(const T* x, T* y, RowShape shape, bool masked, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const int64_t stride = shape.rows * shape.n;
-  std::vector<A> in, out;
-  int64_t x_stride, y_stride;
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = r * shape.n;
-    const A* row = read_row(x + at, stride, S, shape.n, in, x_stride);
-    A* to = output_row(y + at, stride, S, shape.n, out, y_stride);
-    forward_row<q, P, A>(row, x_stride, shape.n, masked, to, y_stride);
-    write_row(to, y + at, stride, S, shape.n);
+  const int64_t n = shape.n, stride = shape.rows * n;
+  std::vector<A> in = scratch_of<T>(S * n), out = scratch_of<T>(S * n);
+  for (int64_t at = begin * n; at < end * n; at += n) {
+    const Window<const A> row = read_streams(x + at, stride, S, n, in.data(), n);
+    const Window<A> to = output_streams(y + at, stride, out.data(), n);
+    forward_row<q, P, A>(row.p, row.stride, n, masked, to.p, to.stride);
+    write_streams(to, y + at, stride, S, n);
   }
 }
 
@@ -188,16 +188,15 @@ void backward_rows(const T* gy, const T* x, T* gx, RowShape shape, bool masked, 
                    int64_t end) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const int64_t stride = shape.rows * shape.n;
-  std::vector<A> in, grad, out, p(static_cast<size_t>(shape.n));
-  int64_t x_stride, gy_stride, gx_stride;
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = r * shape.n;
-    const A* row = read_row(x + at, stride, S, shape.n, in, x_stride);
-    const A* g = read_row(gy + at, stride, S, shape.n, grad, gy_stride);
-    A* to = output_row(gx + at, stride, S, shape.n, out, gx_stride);
-    backward_row<q, P, A>(g, gy_stride, row, x_stride, shape.n, masked, p.data(), to, gx_stride);
-    write_row(to, gx + at, stride, S, shape.n);
+  const int64_t n = shape.n, stride = shape.rows * n;
+  std::vector<A> in = scratch_of<T>(S * n), grad = scratch_of<T>(S * n);
+  std::vector<A> out = scratch_of<T>(S * n), p(static_cast<size_t>(n));
+  for (int64_t at = begin * n; at < end * n; at += n) {
+    const Window<const A> row = read_streams(x + at, stride, S, n, in.data(), n);
+    const Window<const A> g = read_streams(gy + at, stride, S, n, grad.data(), n);
+    const Window<A> to = output_streams(gx + at, stride, out.data(), n);
+    backward_row<q, P, A>(g.p, g.stride, row.p, row.stride, n, masked, p.data(), to.p, to.stride);
+    write_streams(to, gx + at, stride, S, n);
   }
 }
 

@@ -11,7 +11,7 @@
 
 namespace jachess {
 
-// What a GPU's DeviceGuard is on the CPU.
+// Stands in for a GPU's DeviceGuard.
 struct NoGuard {
   explicit NoGuard(int32_t) {}
 };

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (gated) store_packs<S, width>(gu + at.i, layout.n, up_out);
 }
 
-// What must be a multiple of kPack for packs to be aligned, in one number.
+// All distances that packs must divide in order to be aligned, combined by bitwise or.
 int64_t distances(const ActivationShape& s) {
   return s.jet.n | s.length | s.g.stream | s.g.row | s.u.stream | s.u.row;
 }

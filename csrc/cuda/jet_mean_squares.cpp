@@ -25,7 +25,7 @@ std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional
   if (first.numel() == 0) return {first, second};
   check_launch(op, jet_mean_squares_cuda(token_shape(in), in.x.const_data_ptr(), pointer(in.mask),
                                          pointer(in.index), first.mutable_data_ptr(),
-                                         second.mutable_data_ptr(), queue_of(x)));
+                                         second.mutable_data_ptr(), queue_of(op, x)));
   return {first, second};
 }
 
@@ -48,7 +48,7 @@ Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, co
   check_launch(op, jet_mean_squares_backward_cuda(
                        token_shape(in), g_first.const_data_ptr(), g_second.const_data_ptr(),
                        in.x.const_data_ptr(), pointer(in.mask), pointer(in.index),
-                       mutable_pointer(position), gx.mutable_data_ptr(), queue_of(x)));
+                       mutable_pointer(position), gx.mutable_data_ptr(), queue_of(op, x)));
   return gx;
 }
 

@@ -106,7 +106,7 @@ int jet_mean_squares_backward_cuda(TokenShape shape, const void* gfirst, const v
                                    const void* x, const void* mask, const void* index,
                                    void* position, void* gx, Queue queue);
 
-// What a launcher returns where no tile of the operands fits the device's shared memory.
+// Returned by a launcher where no tile of the operands fits the device's shared memory.
 constexpr int kNoTileFits = -1;
 
 // stats [S, B, H, T] in the accumulation type: the jet of log Σ e^score.
@@ -128,7 +128,7 @@ GramScratch ntk_gram_scratch(const GramProblem& problem);
 // array of them is the host's; no dimension is 0.
 int ntk_gram_cuda(const GramProblem& problem, void* scratch, void* result, Queue queue);
 
-// What an error code of a launcher means.
+// The meaning of a launcher's error code.
 const char* launch_error(int error);
 
 }  // namespace jachess

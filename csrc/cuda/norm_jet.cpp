@@ -37,7 +37,7 @@ struct Cuda {
     if (norm.residual.has_value()) buffers.sum = norm.sum.mutable_data_ptr();
     buffers.mean = mutable_pointer(norm.mean);
     buffers.rstd = norm.rstd.mutable_data_ptr();
-    check_launch(op, norm_jet_cuda(norm_shape(norm, q), buffers, eps, queue_of(norm.x)));
+    check_launch(op, norm_jet_cuda(norm_shape(norm, q), buffers, eps, queue_of(op, norm.x)));
   }
 
   template <bool centred>
@@ -60,7 +60,7 @@ struct Cuda {
       buffers.gweight = norm.gweight.mutable_data_ptr();
       buffers.gbias = mutable_pointer(norm.gbias);
     }
-    check_launch(op, norm_jet_backward_cuda(norm_shape(norm, q), buffers, queue_of(norm.x)));
+    check_launch(op, norm_jet_backward_cuda(norm_shape(norm, q), buffers, queue_of(op, norm.x)));
   }
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxNormThreads = 256;
 
-// Where element `channel` of stream 0 lies in row r, and how far the streams are apart.
+// Offsets of elements of stream 0, and the distance between streams.
 struct NormLayout {
   int64_t rows, channels;
   __device__ inline int64_t at(int64_t r, int64_t channel) const { return r * channels + channel; }

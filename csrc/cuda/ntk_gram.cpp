@@ -18,15 +18,12 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
   if (prepared.empty()) return prepared.result;
   const GramProblem p = prepared.problem();
   const GramScratch scratch = ntk_gram_scratch(p);
-  check(scratch.blocks <= std::numeric_limits<int32_t>::max(), "jachess::", op, ": ",
-        p.left.samples, " by ", p.right.samples, " samples of ", p.left.positions, " by ",
-        p.right.positions,
+  check(scratch.blocks <= std::numeric_limits<int32_t>::max(), op, p.left.samples, " by ",
+        p.right.samples, " samples of ", p.left.positions, " by ", p.right.positions,
         " positions are more than one launch can count: take blocks of samples.");
-  const std::vector<int64_t> numbers = {scratch.numbers};
-  Tensor partial = torch::stable::new_empty(
-      inputs, torch::headeronly::IntHeaderOnlyArrayRef(numbers), wide_dtype(inputs.scalar_type()));
+  const Tensor partial = new_wide(inputs, {scratch.numbers});
   check_launch(op, ntk_gram_cuda(p, partial.mutable_data_ptr(), prepared.result.mutable_data_ptr(),
-                                 queue_of(inputs)));
+                                 queue_of(op, inputs)));
   return prepared.result;
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
                          const Text& distribution, ScalarType dtype) {
+  const char* op = "sample_directions";
   const bool gaussian = parse_distribution(distribution) == Distribution::gaussian;
   const torch::stable::accelerator::DeviceGuard guard(token.get_device());
   Tensor out = new_directions(token, q, d, offset, dtype);
@@ -22,9 +23,8 @@ Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed
                                 d,
                                 static_cast<uint64_t>(seed),
                                 static_cast<uint64_t>(offset)};
-  check_launch("sample_directions",
-               sample_directions_cuda(shape, dense.const_data_ptr(), out.mutable_data_ptr(),
-                                      queue_of(token)));
+  check_launch(op, sample_directions_cuda(shape, dense.const_data_ptr(), out.mutable_data_ptr(),
+                                          queue_of(op, token)));
   return out;
 }
 

@@ -1,17 +1,15 @@
 // jachess::softmax_jet and its backward on CUDA: torch's side of softmax_jet.cu.
 #include <torch/csrc/stable/library.h>
 
+#include "../row_layout.h"
 #include "tensors.h"
 
 namespace jachess {
 namespace {
 
 SoftmaxShape softmax_shape(const char* op, const Tensor& x, int64_t q, int pairs, bool masked) {
-  check(x.dim() >= 2, "jachess::", op, ": x has shape ", shape_of(x),
-        "; expected [S, ..., N], streams in front and the scores of a row last.");
-  int64_t rows = 1;
-  for (int64_t d = 1; d + 1 < x.dim(); ++d) rows *= x.size(d);
-  return {jet_shape(x, q, pairs), rows, x.size(x.dim() - 1), masked};
+  const RowShape shape = row_shape(op, x);
+  return {jet_shape(x, q, pairs), shape.rows, shape.n, masked};
 }
 
 Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {
@@ -22,8 +20,8 @@ Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {
   const Tensor dense = torch::stable::contiguous(x);
   Tensor y = torch::stable::empty_like(dense);
   if (dense.numel() == 0) return y;
-  check_launch(op,
-               softmax_jet_cuda(shape, dense.const_data_ptr(), y.mutable_data_ptr(), queue_of(x)));
+  check_launch(
+      op, softmax_jet_cuda(shape, dense.const_data_ptr(), y.mutable_data_ptr(), queue_of(op, x)));
   return y;
 }
 
@@ -37,7 +35,7 @@ Tensor softmax_jet_backward(const Tensor& gy, const Tensor& x, int64_t q, bool m
   Tensor gx = torch::stable::empty_like(dense);
   if (dense.numel() == 0) return gx;
   check_launch(op, softmax_jet_backward_cuda(shape, grad.const_data_ptr(), dense.const_data_ptr(),
-                                             gx.mutable_data_ptr(), queue_of(x)));
+                                             gx.mutable_data_ptr(), queue_of(op, x)));
   return gx;
 }
 

@@ -120,13 +120,9 @@ __device__ inline Normaliser<q, P, A> normalise(const Row& row, const T* x, bool
     A products[P] = {};
     for_each_jet<S, width>(row, x, [&](const A* s, int64_t) {
       const A p = exp_nonpositive(s[0] - norm.top) * norm.inverse;
-      JACHESS_UNROLL
-      for (int i = 0; i < q; ++i) {
-        JACHESS_UNROLL
-        for (int j = i + 1; j < q; ++j)
-          products[pair_stream<q>(i, j) - 1 - q] +=
-              p * (s[1 + i] - norm.mean[1 + i]) * (s[1 + j] - norm.mean[1 + j]);
-      }
+      for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+        products[ij - 1 - q] += p * (s[1 + i] - norm.mean[1 + i]) * (s[1 + j] - norm.mean[1 + j]);
+      });
     });
     row.template sum<P>(products);
     JACHESS_UNROLL

@@ -15,12 +15,12 @@ aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace jachess {
 
-inline Queue queue_of(const Tensor& x) {
-  check(aoti_torch_get_current_cuda_stream != nullptr,
-        "jachess: x is on a GPU but this torch is a CPU build: install a CUDA build of torch.");
+inline Queue queue_of(const char* op, const Tensor& x) {
+  check(aoti_torch_get_current_cuda_stream != nullptr, op,
+        "x is on a GPU but this torch is a CPU build: install a CUDA build of torch.");
   Queue queue = {nullptr, x.get_device()};
-  check(aoti_torch_get_current_cuda_stream(queue.device, &queue.stream) == 0,
-        "jachess: torch could not name the current CUDA stream of device ", queue.device, ".");
+  check(aoti_torch_get_current_cuda_stream(queue.device, &queue.stream) == 0, op,
+        "torch could not name the current CUDA stream of device ", queue.device, ".");
   return queue;
 }
 
@@ -37,7 +37,7 @@ inline void* mutable_pointer(const std::optional<Tensor>& t) {
 }
 
 inline void check_launch(const char* op, int error) {
-  check(error == 0, "jachess::", op, ": the CUDA kernel could not start (", launch_error(error),
+  check(error == 0, op, "the CUDA kernel could not start (", launch_error(error),
         "): see `jachess doctor` for the GPUs this build serves.");
 }
 

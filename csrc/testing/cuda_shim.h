@@ -70,7 +70,7 @@ inline ucontext_t scheduler;
 inline unsigned current = 0;
 inline bool backwards = false;
 inline std::function<void()> body;
-// What a block may have of shared memory: that of sm_90 unless a test says otherwise.
+// A block's limit of shared memory: that of sm_90 unless a test sets another.
 inline size_t shared_limit = 227 * 1024;
 
 [[noreturn]] inline void fail(const char* what) {
@@ -78,8 +78,9 @@ inline size_t shared_limit = 227 * 1024;
   std::abort();
 }
 
-// ---- what the thread sanitizer is told ---------------------------------------------------------
-// Switching fibers orders nothing; only barriers do. The scheduler's own variables are not watched.
+// ---- annotations for the thread sanitizer
+// --------------------------------------------------------- Switching fibers orders nothing; only
+// barriers do. The scheduler's own variables are not watched.
 
 #if defined(__SANITIZE_THREAD__)
 inline void* scheduler_fiber = nullptr;

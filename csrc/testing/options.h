@@ -1,4 +1,4 @@
-// What the programs that run launchers of csrc/cuda under the CPU shim share:
+// Input, output and options of the programs that run launchers of csrc/cuda under the CPU shim:
 //
 //   PROGRAM INPUT OUTPUT NAME=VALUE...
 //

@@ -17,7 +17,7 @@ namespace {
 using namespace jachess;
 using namespace jachess::shim;
 
-// What jet_mean_squares takes beside x. parts: 1 with a mask, 2 with an index.
+// Arguments of jet_mean_squares beside x. parts: 1 with a mask, 2 with an index.
 struct TokenInput {
   Buffer mask, index;
   int64_t chosen;

@@ -14,21 +14,20 @@ if TYPE_CHECKING:
 
 
 def check_ending(path: Path | None, *endings: str) -> None:
-    """Refuse a file name that ends in none of these, with a DataError."""
+    """Raise DataError if a file name has none of these endings."""
     if path is not None and path.suffix not in endings:
         raise DataError(f"'{path}' is not a file name that ends in {' or '.join(endings)}")
 
 
 def print_frame(frame: DataFrame) -> None:
-    """Print a table: numbers with four significant digits."""
+    """Print a table, its numbers with four significant digits."""
     print(frame.to_string(index=False, float_format="{:#.4g}".format))
 
 
 def use_device(name: str) -> None:
-    """Let this process and those it starts see the device alone.
+    """Hide every other device from this process and those it starts.
 
-    Trainer would spread a run over all the GPUs it sees; for several, each with runs of its own,
-    there is Ray.
+    Trainer would spread a run over all visible GPUs; Ray gives each GPU runs of its own.
 
     Args:
         name: "cpu", "cuda" (the first GPU) or "cuda:N".

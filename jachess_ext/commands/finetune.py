@@ -69,7 +69,7 @@ class GridOptions(Grid):
 def with_grid_file(
     function: Callable[..., Any], given: Sequence[str]
 ) -> tuple[Callable[..., Any], list[str]]:
-    """Take ``--grid FILE`` out of the options: what it holds becomes the function's defaults.
+    """Take ``--grid FILE`` out of the options; the file's settings become the function's defaults.
 
     Raises:
         DataError: The file cannot be read, or has a setting that is unknown or out of range.
@@ -188,7 +188,7 @@ def evaluate(
         DataError: What was given cannot be used.
     """
     from ..compare.finetune import judge_saved, read_records
-    from ..compare.report import judged_sections, print_report, write_html, write_report
+    from ..compare.report import judged_section, print_report, write_html, write_report
     from ..compare.runs import prepare
 
     if (results is None) == (model is None):
@@ -218,7 +218,7 @@ def evaluate(
     for figures in judged:
         _print(figures)
     if out is not None and out.suffix == ".html":
-        write_html(out, f"Judged: {model}", judged_sections(judged))
+        write_html(out, f"Judged: {model}", map(judged_section, judged))
     elif out is not None:
         write_json(out, judged)
 

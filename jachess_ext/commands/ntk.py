@@ -22,13 +22,13 @@ from ..compare.models import load_config, load_head_model, load_model, load_toke
 from ..compare.tasks import open_text, read_records
 from ..ntk import Measurement, Spectrum, label_alignment, measure_ntk
 from ..ntk import ntk as plan_ntk
+from ..smoothness.decision import NO_LABEL
 from . import check_ending
 
 Head = Literal["auto", "classifier", "causal", "masked", "seq2seq"]
 Label = int | str | None
-_IGNORED = -100
-_MOST_CLASSES = 100_000  # a head of them is made where the model has none
-# How an architecture's name ends → its head.
+_MOST_CLASSES = 100_000  # rows of a new classifier head at most
+# Ending of an architecture's name -> its head.
 _ENDINGS = {
     "ForSequenceClassification": "classifier",
     "ForCausalLM": "causal",
@@ -62,24 +62,24 @@ def ntk(
 
     Args:
         model: Folder or hub id of a transformers model.
-        file: .txt (a sample a line), .jsonl, .csv, .tsv, perhaps with .gz after it, or .parquet.
-        head: What the model is; auto: its own head.
+        file: .txt (a sample a line), .jsonl, .csv or .tsv, each also with .gz, or .parquet.
+        head: Head of the model; auto: its own.
         text_column: Column of the texts.
         pair_column: Column of second texts.
         label_column: Column of the labels.
-        classes: Of a classifier's new head, where it has none.
-        samples: The first so many.
-        max_length: Tokens that texts are cut to.
+        classes: Number of classes of a classifier's new head.
+        samples: Number of samples, taken from the start of the file.
+        max_length: Number of tokens after which texts are cut.
         outputs: logits, sum, label, or a number of random projections.
         parameters: Regular expression: only parameters whose name it matches.
-        method: Of the kernel; explain: the plan, no kernel.
-        memory: Budget in bytes, like 2e9.
-        dtype: Of the model.
-        seed: Of new heads and of draws.
+        method: How the kernel is computed; explain: print the plan and compute no kernel.
+        memory: Memory budget in bytes, for example 2e9.
+        dtype: Floating-point type of the model.
+        seed: Seed of new heads and of random projections.
         device: cpu, cuda, cuda:1, …
-        threads: Threads of torch.
-        out: .npz or .safetensors, with ``theta`` [N, C, N, C], ``labels`` [N] if known, and what
-            it is of.
+        threads: Number of torch's threads.
+        out: .npz or .safetensors file for ``theta`` [N, C, N, C], ``labels`` [N] if known, and
+            the settings.
 
     Raises:
         DataError: Model or file cannot be used; the output file cannot be written.
@@ -176,10 +176,10 @@ def _samples_of_records(
 
 
 def class_numbers(labels: Sequence[Label]) -> list[int] | None:
-    """Return labels as class numbers, names in sorted order; None where a sample has none.
+    """Return labels as class numbers, names in sorted order; None if a sample has no label.
 
     Raises:
-        DataError: A number that no class has.
+        DataError: A label is negative or too large to be the number of a class.
     """
     if any(label is None for label in labels):
         return None
@@ -224,7 +224,7 @@ def _batch(
     head: str,
     max_length: int,
 ) -> dict[str, Tensor]:
-    """Return what `jx.ntk` takes; of language models the labels are the tokens themselves."""
+    """Return a batch for `jx.ntk`; the labels of language models are the tokens themselves."""
     length = min(max_length, tokenizer.model_max_length)
     if hasattr(tokenizer, "padding_side"):
         tokenizer.padding_side = "right"
@@ -233,14 +233,14 @@ def _batch(
         tokenizer(*columns, padding=True, truncation=True, max_length=length, return_tensors="pt")
     )
     if head != "classifier":
-        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, _IGNORED)
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, NO_LABEL)
     elif labels is not None:
         batch["labels"] = torch.tensor(labels)
     return batch
 
 
 def _matching(pattern: str, model: nn.Module) -> Any:
-    """Return the choice of the parameters whose name a regular expression matches."""
+    """Return a predicate for the parameters whose name the regular expression matches."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:

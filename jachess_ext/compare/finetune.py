@@ -1,4 +1,4 @@
-"""Methods × tasks × seeds: what is run, one fine-tuning run, tuning, and the whole grid."""
+"""Fine-tune by methods × tasks × seeds: the jobs of a grid, one run, and the whole grid."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from .tasks import (
 )
 
 RESULTS = "results.jsonl"
-_EDITION = 4  # raised when a change of the code changes what a run gives: older runs are repeated
+_EDITION = 4  # raise it when a change of the code changes a run's record: older runs are repeated
 _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
 
 
@@ -76,13 +76,13 @@ class Job:
     """One fine-tuning and its judgement; everything its result depends on.
 
     Attributes:
-        kind: tuning runs choose a strength, final ones count.
+        kind: tuning runs choose a strength; final runs are reported.
         version: changes with the model's files.
-        method: as it stands in the grid, which is its name in tables.
+        method: its text in the grid, which is its name in tables.
         value: of the method's knob; None: as the method has it.
         shift: tasks on whose dev rows the model is judged as well.
         curve: epochs after which it is judged as well.
-        label_noise, resampled: how `task` came about, for the record.
+        label_noise, resampled: how `task` was drawn, for the record.
     """
 
     kind: Literal["tuning", "final"]
@@ -102,11 +102,12 @@ class Job:
     @property
     def configured(self) -> Method:
         """The method with the knob at `value`."""
-        return _configured(self.method, self.value)
+        method = parse_method(self.method)
+        return method if self.value is None else _with_knob(method, self.value)
 
     @cached_property
     def name(self) -> str:
-        """Readable, and with a digest of all the run depends on; serves as a file name."""
+        """Readable words and a digest of all the run depends on; serves as a file name."""
         own = {
             "edition": _EDITION,
             "task": digest(self.task),
@@ -122,18 +123,17 @@ class Job:
         return f"{self.kind}-{words}-s{self.seed}-{key}"
 
 
-def _configured(text: str, value: float | None) -> Method:
-    method = parse_method(text)
-    if value is None or method.knob is None:
-        return method
-    return method.replace(**{method.knob: value})
+def _with_knob(method: Method, value: float) -> Method:
+    return method if method.knob is None else method.replace(**{method.knob: value})
 
 
 @dataclass(frozen=True)
 class LoadedGrid:
-    """A grid and its tasks, checked: nothing that follows can fail for what the user gave.
+    """A grid and its tasks, checked: nothing that follows can fail because of the user's input.
 
-    `by_seed` has the tasks, in the order of `tasks`, as each seed sees them.
+    Attributes:
+        shift: by each task's name the tasks it is judged on as well.
+        by_seed: the tasks, in the order of `tasks`, as each seed sees them.
     """
 
     grid: Grid
@@ -153,8 +153,19 @@ def load(grid: Grid) -> LoadedGrid:
         methods = [parse_method(method) for method in grid.methods]
     except ValueError as error:
         raise DataError(str(error)) from error
-    _check_scheduler(grid.recipe.scheduler)
-    tokenizer = _check_model(grid, methods)
+    schedulers = sorted({each.value for each in transformers.SchedulerType} - _NEED_MORE)
+    if grid.recipe.scheduler not in schedulers:
+        raise DataError(
+            f"scheduler is {grid.recipe.scheduler!r}; expected one of {', '.join(schedulers)}"
+        )
+    tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
+    if grid.conditions.corruption:
+        check_corruptible(tokenizer, grid.model)
+    try:
+        for method in methods:
+            _check_method(method, tokenizer, config)
+    except ValueError as error:
+        raise DataError(f"{grid.model}: {error}") from error
     whole = [load_task(spec, grid.columns) for spec in grid.tasks]
     tasks = tuple(_drawn(task, grid, tokenizer, grid.data_seed) for task in whole)
     names = [task.name for task in tasks]
@@ -164,7 +175,7 @@ def load(grid: Grid) -> LoadedGrid:
         )
     _check_tuning(grid)
     shift = {
-        name: tuple(_judged_only(target, grid, tokenizer) for target in targets)
+        name: tuple(_dev_rows(target, grid, tokenizer) for target in targets)
         for name, targets in _shift_targets(grid, tasks).items()
     }
     if any(tuned(method, grid) for method in grid.methods):
@@ -183,32 +194,13 @@ def load(grid: Grid) -> LoadedGrid:
     return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
 
 
-_NEED_MORE = {  # schedulers: a metric, or settings of their own
+_NEED_MORE = {  # schedulers that need a metric, or settings of their own
     "reduce_lr_on_plateau",
     "greedy",
     "warmup_stable_decay",
     "cosine_with_min_lr",
     "cosine_warmup_with_min_lr",
 }
-
-
-def _check_scheduler(name: str) -> None:
-    known = sorted({kind.value for kind in transformers.SchedulerType} - _NEED_MORE)
-    if name not in known:
-        raise DataError(f"scheduler is {name!r}; expected one of {', '.join(known)}")
-
-
-def _check_model(grid: Grid, methods: Sequence[Method]) -> Any:
-    """Return the tokenizer, where it and the model serve all methods and conditions."""
-    tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
-    if grid.conditions.corruption:
-        check_corruptible(tokenizer, grid.model)
-    try:
-        for method in methods:
-            _check_method(method, tokenizer, config)
-    except ValueError as error:
-        raise DataError(f"{grid.model}: {error}") from error
-    return tokenizer
 
 
 def _check_method(method: Method, tokenizer: Any, config: Any) -> None:
@@ -250,8 +242,8 @@ def _drawn(task: Task, grid: Grid, tokenizer: Any, seed: int) -> Task:
     return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
 
 
-def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
-    """Return a task of which only the dev rows are needed: the others are not carried about."""
+def _dev_rows(target: Task, grid: Grid, tokenizer: Any) -> Task:
+    """Return a task with the dev rows to judge on and no more training rows than it must have."""
     drawn = selected(target, None, 1, grid.shift_size, grid.data_seed)
     check_tokens(drawn, target, tokenizer, ["dev"])
     return replace(drawn, train=drawn.train.part(0, 1))
@@ -260,12 +252,11 @@ def _judged_only(target: Task, grid: Grid, tokenizer: Any) -> Task:
 def tuned(text: str, grid: Grid) -> tuple[float, ...]:
     """Return the values to try for a method, see `Tuning`: none where its text sets the knob."""
     method, tuning = parse_method(text), grid.tuning
-    names = _tuned_names(text)
-    if not names:
+    if method.knob is None or f"{method.knob}=" in text:
         return ()
-    own = [tuning.methods[name] for name in names if name in tuning.methods]
-    if own:
-        return tuple(sorted(own[0]))
+    for name in (text, method.label):
+        if name in tuning.methods:
+            return tuple(sorted(tuning.methods[name]))
     if method.knob == "unlab_lr_ratio":
         return tuple(sorted(tuning.unlab_lr_ratio))
     if isinstance(method, JacHess) or not tuning.strength:
@@ -273,32 +264,29 @@ def tuned(text: str, grid: Grid) -> tuple[float, ...]:
     return tuple(sorted(factor * method.strength for factor in tuning.factors))
 
 
-def _tuned_names(text: str) -> tuple[str, ...]:
-    """Return by what values for a method may be given; nothing if it has no knob left to choose."""
-    method = parse_method(text)
-    if method.knob is None or f"{method.knob}=" in text:
-        return ()
-    return text, method.label
-
-
 def _check_tuning(grid: Grid) -> None:
-    """Refuse values to try for methods that the grid has not, and ones these do not take."""
-    names = list(dict.fromkeys(name for method in grid.methods for name in _tuned_names(method)))
+    """Refuse values for a method that the grid lacks, and values that a method does not take."""
+    open_methods = {
+        text: method
+        for text in grid.methods
+        if (method := parse_method(text)).knob is not None and f"{method.knob}=" not in text
+    }
+    names = [name for text, method in open_methods.items() for name in (text, method.label)]
     if untried := sorted(set(grid.tuning.methods) - set(names)):
         raise DataError(
             f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
-            f"choose; expected one of: {'; '.join(names) or 'none'}"
+            f"choose; expected one of: {'; '.join(dict.fromkeys(names)) or 'none'}"
         )
-    for method in grid.methods:
-        for value in tuned(method, grid):
+    for text, method in open_methods.items():
+        for value in tuned(text, grid):
             try:
-                _configured(method, value)
+                _with_knob(method, value)
             except ValueError as error:
-                raise DataError(f"tuning of {method!r}: {error}") from error
+                raise DataError(f"tuning of {text!r}: {error}") from error
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
-    """Return the runs of every method with values to try, on every task; judged on clean rows."""
+    """Return a run for every method, task and value to try, judged on clean training rows."""
     grid = loaded.grid
     return [
         Job(
@@ -322,9 +310,9 @@ def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
 
 
 def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> list[Job]:
-    """Return the runs of every method on every task from every seed, knobs as `chosen`.
+    """Return a run for every method, task and seed, with the knobs `chosen` by (task, method).
 
-    A seed's runs come together: a grid that is cut short has whole pairs of runs to compare.
+    A seed's runs come together, so that a grid that is cut short has whole pairs to compare.
     """
     grid = loaded.grid
     return [
@@ -350,7 +338,14 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
 
 
 def choose(records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Return (task, method) → the value of the knob, from records of tuning runs; see `Tuning`."""
+    """Choose the value of the knob by (task, method) from records of tuning runs; see `Tuning`.
+
+    Example:
+        >>> runs = [{"task": "cola", "method": "l2", "value": v, "score": s, "brier": 0.2}
+        ...         for v, s in ((1e-6, 0.5), (1e-5, 0.6))]
+        >>> choose(runs)
+        {('cola', 'l2'): 1e-05}
+    """
     tried: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
     for record in records:
         by_value = tried.setdefault((record["task"], record["method"]), {})
@@ -378,20 +373,29 @@ def fine_tune(
     report_to: Sequence[str] = (),
     run_name: str | None = None,
 ) -> None:
-    """Train a model in place; the same on every call, whatever ran before.
+    """Train a model in place; the result does not depend on what ran before.
 
     Args:
         model: a sequence classifier or regressor.
-        train: what to train on.
-        recipe: epochs, batches, learning rate and the rest; its `lora` is the caller's to apply.
-        seed: of the order of examples and of dropout.
-        method: one of docs/methods.md, or its text.
-        unlabelled: for the methods that use it.
-        callbacks: the Trainer's.
-        report_to: the Trainer's trackers, which get losses and penalties under `run_name`.
+        train: labelled rows.
+        recipe: epochs, batches, learning rate and so on; applying its `lora` is up to the caller.
+        seed: draws the order of examples and dropout.
+        method: a `Method` or its text, see docs/methods.md.
+        unlabelled: rows for the methods that use them.
+        callbacks: callbacks of the Trainer.
+        report_to: trackers of the Trainer, which log losses and penalties under `run_name`.
 
     Raises:
         FloatingPointError: a loss or penalty that is not finite.
+
+    Example:
+        >>> from jachess_ext.compare.models import load_model, load_tokenizer
+        >>> from jachess_ext.compare.tasks import Examples
+        >>> from jachess_ext.demo import ASSETS
+        >>> tokenizer = load_tokenizer(ASSETS)
+        >>> model = load_model(ASSETS, 2, tokenizer, seed=0)
+        >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
+        >>> fine_tune(model, encode(films, tokenizer, 16), Recipe(epochs=1), seed=0, method="sam")
     """
     settings: dict[str, Any] = {}
     if recipe.gradient_checkpointing:
@@ -430,7 +434,7 @@ def fine_tune(
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-        # accelerate leaves the forward in autocast, in which the model would be judged, too
+        # accelerate leaves the forward pass in autocast, in which the model would be judged too
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
 
 
@@ -451,8 +455,8 @@ def run(
     """Fine-tune and judge; return the record, the same on every call but for its ``seconds``.
 
     A run whose loss is not finite is recorded with its ``error`` and without figures.  The seconds
-    are those of ``training`` and ``judging``, and ``processor`` seconds of training, which other
-    work on the machine prolongs less.
+    are those of ``training`` and ``judging``, and the ``processor`` seconds of training, which
+    depend less on other work on the machine.
 
     Args:
         models: folder to save the fine-tuned model in, below the run's name; None: not saved.
@@ -470,7 +474,23 @@ def run(
     if job.recipe.lora:
         model = with_lora(model, seed=job.seed)
     curve = Curve(job, tokenizer) if job.curve else None
-    record = _head(job)
+    record: Record = {
+        "run": job.name,
+        "kind": job.kind,
+        "task": job.task.name,
+        "method": job.method,
+        "value": job.value,
+        "seed": job.seed,
+        "model": job.model,
+        "metric": job.task.metric.name,
+        "rows": [len(job.task.train), len(job.task.unlabelled), len(job.task.dev)],
+        "validation_rows": len(job.task.validation or ()),
+        "label_noise": job.label_noise,
+        "resampled": job.resampled,
+        "settings": {"method": job.configured.name, **job.configured.settings},
+        "recipe": asdict(job.recipe),
+        **dict.fromkeys(("score", "brier", "ece", "error")),
+    }
     start = _now()
     try:
         fine_tune(
@@ -525,7 +545,7 @@ def _save(model: Any, tokenizer: Any, job: Job, record: Record, path: Path) -> N
 
 
 def _now() -> np.ndarray:
-    """Return seconds: on the wall, and of this process on all its processors."""
+    """Return the time in seconds [2]: of the clock, and of this process on all its processors."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
@@ -533,24 +553,24 @@ _POINT = ("score", "accuracy", "auc", "nll", "brier", "brier_binary", "ece", "sc
 
 
 class Curve(transformers.TrainerCallback):
-    """Judges the model after the job's epochs, on validation rows as well, and changes nothing.
+    """Judge the model after each of the job's epochs, on validation rows as well.
 
     Attributes:
         points: of each epoch: ``epoch``, the clean figures and ``scaled`` ones of the dev rows, and
             the ``validation`` rows' score and NLL.
-        seconds: spent, on the wall and on processors.
+        seconds: time spent [2], see `_now`.
     """
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
         self.points: list[Record] = []
         self.seconds = np.zeros(2)
         self._job = job
-        assert job.task.validation is not None  # the grid sees to it
+        assert job.task.validation is not None  # Grid demands validation rows for a curve
         self._dev = encode(job.task.dev, tokenizer, job.recipe.max_length)
         self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Judge where the epoch is one of the job's."""
+        """Judge the model if the epoch is in the job's curve."""
         epoch = round(state.epoch)
         if epoch not in self._job.curve:
             return
@@ -569,30 +589,6 @@ class Curve(transformers.TrainerCallback):
         return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
 
 
-def _head(job: Job) -> Record:
-    """Return what the run is; figures that may be missing are None."""
-    return {
-        "run": job.name,
-        "kind": job.kind,
-        "task": job.task.name,
-        "method": job.method,
-        "value": job.value,
-        "seed": job.seed,
-        "model": job.model,
-        "metric": job.task.metric.name,
-        "rows": [len(job.task.train), len(job.task.unlabelled), len(job.task.dev)],
-        "validation_rows": len(job.task.validation or ()),
-        "label_noise": job.label_noise,
-        "resampled": job.resampled,
-        "settings": {"method": job.configured.name, **job.configured.settings},
-        "recipe": asdict(job.recipe),
-        "score": None,
-        "brier": None,
-        "ece": None,
-        "error": None,
-    }
-
-
 # The whole grid
 
 
@@ -607,34 +603,61 @@ def run_grid(
     report_to: Sequence[str] = (),
     progress: bool = False,
 ) -> list[Record]:
-    """Make all runs that a folder does not have yet; return the records, in the grid's order.
+    """Run what the folder lacks of a grid; return all records, in the grid's order.
 
     ``<out>/grid.json`` has what was asked for last, ``runs`` a file a run, ``results.jsonl`` the
-    records of all finished runs.  Killed at any moment, the same call goes on, and ends with the
-    same records; of a folder with nothing but ``results.jsonl``, the runs in it are had.
+    records of all finished runs.  After a kill at any moment the same call goes on, and ends with
+    the same records; ``results.jsonl`` alone is enough to go on from.
 
     Args:
+        grid: what to compare.
+        out: folder of the runs; created if needed.
         processes, threads, backend: see `run_all`.
-        save_models: below ``<out>/models``; finished runs without a model are repeated.
-        report_to: trackers of transformers' Trainer, for the runs made now, each under its name
-            (TensorBoard's files below ``<out>/logs``).
-        progress: whether a bar on stderr shows the runs, and the time left.
+        save_models: keep the models below ``<out>/models``; runs that lack one are repeated.
+        report_to: trackers of transformers' Trainer for the new runs, each under its name
+            (TensorBoard's files are below ``<out>/logs``).
+        progress: whether a bar on stderr shows the runs and the time left.
 
     Raises:
         DataError: the grid cannot be run, or another process works in `out`.
         MissingExtra: a library that is asked for is not installed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from jachess_ext.demo import ASSETS
+        >>> with TemporaryDirectory() as folder:
+        ...     films = Path(folder, "films.csv")
+        ...     _ = films.write_text("text,label\\na good film,1\\na bad film,0\\n")
+        ...     records = run_grid(
+        ...         Grid(model=str(ASSETS), tasks=(f"{films}:{films}",), methods=("none", "sam"),
+        ...              seeds=(0,), recipe=Recipe(epochs=1), conditions=Conditions().bare),
+        ...         Path(folder),
+        ...     )
+        >>> [record["method"] for record in records]
+        ['none', 'sam']
     """
-    _check_trackers(report_to)
+    for name in report_to:
+        try:
+            for callback in get_reporting_integration_callbacks([name]):
+                callback()
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise DataError(f"--report-to {name}: {error}") from error
     loaded = load(grid)
     tuning = tuning_jobs(loaded)
-    folder, records = out / "runs", dict[str, Record]()
+    folder, asked, records = out / "runs", list[Job](), dict[str, Record]()
     bar = require("tqdm").tqdm(
         total=len(tuning) + len(final_jobs(loaded, {})), unit="run", disable=not progress
     )
 
-    def run_jobs(jobs: Sequence[Job], before: Sequence[Job], models: Path | None) -> list[Record]:
+    def finished() -> list[Record]:
+        ordered = [records[job.name] for job in asked if job.name in records]
+        write_results(out / RESULTS, ordered)
+        return ordered
+
+    def run_jobs(jobs: Sequence[Job], models: Path | None) -> list[Record]:
+        asked.extend(jobs)
         known = {path.stem for path in folder.glob("*.json")}
-        finished = run_all(
+        for job, record in run_all(
             jobs,
             partial(run, models=models, report_to=report_to, logs=out.resolve() / "logs"),
             folder,
@@ -642,46 +665,30 @@ def run_grid(
             threads=threads,
             backend=backend,
             usable=partial(_is_usable, models=models),
-        )
-        for job, record in finished:
+        ):
             records[job.name] = record
             bar.update()
             if job.name not in known:
-                assemble([*before, *jobs])
-        return assemble([*before, *jobs])
-
-    def assemble(jobs: Sequence[Job]) -> list[Record]:
-        ordered = [records[job.name] for job in jobs if job.name in records]
-        write_results(out / RESULTS, ordered)
-        return ordered
+                finished()
+        return finished()
 
     with locked(folder), bar:
         write_json(out / "grid.json", asdict(grid))
         adopt_results(out / RESULTS, folder)
         bar.set_description("choosing strengths")
-        chosen = choose(run_jobs(tuning, [], None))
+        chosen = choose(run_jobs(tuning, None))
         bar.set_description("fine-tuning")
-        models = out / "models" if save_models else None
-        return run_jobs(final_jobs(loaded, chosen), tuning, models)
+        return run_jobs(final_jobs(loaded, chosen), out / "models" if save_models else None)
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
-    """Return whether a run has its model, where models are kept; a failed run has none."""
+    """Return whether a run has the model that is asked for; failed runs need none."""
     check_record(record)
     return models is None or bool(record["error"]) or (models / job.name).is_dir()
 
 
-def _check_trackers(names: Sequence[str]) -> None:
-    for name in names:
-        try:
-            for callback in get_reporting_integration_callbacks([name]):
-                callback()
-        except (ImportError, RuntimeError, ValueError) as error:
-            raise DataError(f"--report-to {name}: {error}") from error
-
-
 def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
-    """Yield the figures of a fine-tuned model on each task of a grid, and on the tasks' shifts.
+    """Yield the figures of the grid's fine-tuned model on each task and on the tasks' shifts.
 
     Raises:
         DataError: the model or a task cannot be used.
@@ -743,10 +750,10 @@ _SOME_RECORDS: dict[str, Any] = {
 
 
 def check_record(record: Any) -> None:
-    """Refuse a record that lacks what tables and report read, or has it of another type.
+    """Check that a record has what tables and report read, of the right types.
 
     Raises:
-        DataError: what is wrong.
+        DataError: a name is missing or unknown, or a value is of another type.
     """
     if not isinstance(record, Mapping):
         raise DataError(f"the record is {shown(record)}; expected an object")
@@ -788,7 +795,7 @@ def _needs(values: Mapping[str, Any], place: str, *names: str) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a results file, or of the one in a folder.
+    """Return the records of a results file, or of the results file in a folder.
 
     Raises:
         DataError: there is none, a line is not a record, or none is of a final run.

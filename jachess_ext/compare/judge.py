@@ -1,10 +1,9 @@
-"""One fine-tuned model judged: score, calibration, robustness, smoothness, other tasks' rows."""
+"""Judge a fine-tuned model: score, calibration, robustness, smoothness, other tasks' rows."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from .tasks import Examples, Task
 
 _SMOOTHNESS_SEED = 20_000
 
-# Texts as people may write them
+# Changes of texts as people make them
 
 _MARKS = ",.!?;:-"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -37,7 +36,7 @@ Change = Callable[[list[str], float, random.Random], list[str]]
 
 
 def _typo(word: str, draw: random.Random) -> str:
-    """Swap one letter with the next, drop, double or replace it; short words stay."""
+    """Swap a letter with the next, drop, double or replace it; keep words of two letters."""
     if len(word) < 3:
         return word
     at = draw.randrange(len(word) - 1)
@@ -52,7 +51,7 @@ def _typo(word: str, draw: random.Random) -> str:
 
 
 def _punctuated(word: str, draw: random.Random) -> str:
-    """Take the marks at a word's ends away; a word without gets one."""
+    """Remove punctuation at a word's ends, or append a mark if there is none."""
     bare = word.strip(_MARKS)
     if bare == word:
         return word + draw.choice(_MARKS)
@@ -67,7 +66,7 @@ def _each(change: Callable[[str, random.Random], str]) -> Change:
 
 
 def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
-    """Let words change places with their right neighbour; none moves twice."""
+    """Swap words with their right neighbours, none of them twice."""
     words, at = list(words), 0
     while at + 1 < len(words):
         if draw.random() < share:
@@ -86,15 +85,16 @@ _CHANGES: dict[str, Change] = {
 
 
 def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> list[str]:
-    """Return the texts with about `share` of their words changed; words are what blanks separate.
+    """Return the texts with about `share` of their words changed.
 
     Args:
-        noise: one of `TEXT_NOISE`.
+        texts: words are separated by blanks.
+        noise: a change in `TEXT_NOISE`.
         share: from 0 to 1.
-        seed: the same gives the same texts.
+        seed: draws the words.
 
     Raises:
-        ValueError: another noise, or a share out of range.
+        ValueError: an unknown change, or a share out of range.
 
     Example:
         >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
@@ -120,7 +120,7 @@ def judge_task(
     """Return the figures of a model on a task, see `judge`, and on the clean rows of other tasks.
 
     Args:
-        scale: what δ = 1 means, in the units of the embedding's entries.
+        scale: embedding noise of δ = 1, in the units of the embedding's entries.
         shift: the other tasks; their score, Brier score and ECE stand under ``shift``.
         max_length: tokens that texts are cut to.
     """
@@ -150,7 +150,7 @@ def judge_task(
 
 
 def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:
-    """Return the same rows with their texts changed, pairs apart from first texts."""
+    """Return the rows with their texts changed, second texts by another seed."""
     pairs = examples.pairs
     return replace(
         examples,
@@ -172,19 +172,32 @@ def judge(
 ) -> dict[str, Any]:
     """Return the figures of a model on dev rows, by name.
 
-    ``score`` is in the task's metric; of classifiers there are those of `class_figures`, the same
-    ``scaled`` to the temperature that was fitted on validation rows, ``accuracies`` under every
+    ``score`` is in the task's metric.  Classifiers also have the figures of `class_figures`, the
+    same ``scaled`` to the temperature fitted on validation rows, ``accuracies`` under every
     condition, and the ``reliability`` diagram.  ``corrupted``, ``noisy`` and ``perturbed`` have the
-    score by share, δ and change of the texts; ``jacobian`` and ``hessian`` each layer's mean norms
-    [K] over the sequences measured; ``slopes`` are those of `decision_slopes`.
+    score by share, δ and change of the texts; ``jacobian`` and ``hessian`` the mean norms of each
+    layer [K] over the sequences measured; ``slopes`` are those of `decision_slopes`.
 
     Args:
         model: a sequence classifier or regressor.
-        dev: data to judge on.
+        dev: rows to judge on.
         metric: the task's score.
-        scale: what δ = 1 means, in the units of the embedding's entries.
+        scale: embedding noise of δ = 1, in the units of the embedding's entries.
+        conditions: how the model is judged.
+        regression: whether the model predicts a number.
         validation: rows neither trained nor judged on, for the temperature.
-        perturbed: the rows of `dev` with their texts changed, by what was changed.
+        perturbed: the rows of `dev` with changed texts, by the change.
+
+    Example:
+        >>> from jachess_ext.compare.metrics import ACCURACY
+        >>> from jachess_ext.compare.models import load_model, load_tokenizer
+        >>> from jachess_ext.demo import ASSETS
+        >>> tokenizer = load_tokenizer(ASSETS)
+        >>> model = load_model(ASSETS, 2, tokenizer, seed=0)
+        >>> films = encode(Examples(["a good film", "a bad film"], None, [1, 0]), tokenizer, 16)
+        >>> figures = judge(model, films, ACCURACY, 1.0, Conditions(corruption=(0.2,), deltas=()))
+        >>> list(figures["corrupted"]), len(figures["jacobian"]) == model.config.num_hidden_layers
+        (['0.2'], True)
     """
     dev = dev.by_length()
     clean = list(dev.in_order(conditions.batch))
@@ -192,14 +205,15 @@ def judge(
     accuracies: dict[str, float] = {}
 
     def score(drawn: list[Floats], condition: str = "", rows: npt.NDArray[Any] = labels) -> float:
-        """Return the mean over draws; the mean accuracy stands under a condition's name."""
+        """Return the mean score over draws, and keep a condition's mean accuracy."""
         classes = [p[:, 0] if regression else p.argmax(1) for p in drawn]
         if condition and not regression:
             accuracies[condition] = float(np.mean([(c == rows).mean() for c in classes]))
         return float(np.mean([metric(c, rows) for c in classes]))
 
     def outputs_of(batches: Iterable[Batch]) -> Floats:
-        with _autocast(model, conditions.bf16):
+        device = next(model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=conditions.bf16):
             return model_outputs(model, batches, regression)
 
     def corrupted(share: float) -> float:
@@ -223,7 +237,11 @@ def judge(
     base = score([outputs])
     scaled = None
     if validation is not None and not regression:
-        scaled = _at_fitted_temperature(model, outputs, labels, validation, conditions.batch)
+        rows = validation.by_length()
+        known = model_outputs(model, rows.in_order(conditions.batch), False)
+        temperature = fitted_temperature(known, np.asarray(rows.labels))
+        at_fitted = class_figures(at_temperature(outputs, temperature), labels)
+        scaled = {"temperature": temperature, **at_fitted}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
     return {
         "score": base,
@@ -246,10 +264,8 @@ def judge(
 def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Floats:
     """Return class probabilities [N, C], or predictions [N, 1], in evaluation mode; float64.
 
-    The model's mode is put back afterwards.
-
     Raises:
-        FloatingPointError: some output is not finite.
+        FloatingPointError: an output is not finite.
     """
     with in_mode(model, training=False):
         logits = [model(**on_device_of(model, without_labels(b))).logits for b in batches]
@@ -259,22 +275,6 @@ def model_outputs(model: Any, batches: Iterable[Batch], regression: bool) -> Flo
             "the model's outputs are not finite: training diverged; lower the learning rate"
         )
     return (outputs if regression else outputs.softmax(-1)).cpu().numpy()
-
-
-@contextmanager
-def _autocast(model: Any, bf16: bool) -> Iterator[None]:
-    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=bf16):
-        yield
-
-
-def _at_fitted_temperature(
-    model: Any, outputs: Floats, labels: npt.NDArray[Any], validation: Encoded, batch: int
-) -> dict[str, float | None]:
-    rows = validation.by_length()
-    known = model_outputs(model, rows.in_order(batch), False)
-    temperature = fitted_temperature(known, np.asarray(rows.labels))
-    scaled = at_temperature(outputs, temperature)
-    return {"temperature": temperature, **class_figures(scaled, labels)}
 
 
 def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int) -> list[Batch]:
@@ -297,14 +297,14 @@ def _corrupted(batches: Sequence[Batch], tokenizer: Any, share: float, draw: int
 
 
 def slopes(model: Any, data: Encoded, sequences: int = 32) -> dict[str, float]:
-    """Return `decision_slopes` of the model on rows at even distances; none of no sequences."""
+    """Return `decision_slopes` of the model on rows at even distances; {} without sequences."""
     batch = _sample(model, data, sequences)
     return {} if batch is None else decision_slopes(model, batch)
 
 
 @torch.no_grad()
 def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[float], list[float]]:
-    """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` examples; the same directions."""
+    """Return ‖J‖ and ‖H‖ of each layer, means over `sequences` rows, with fixed directions."""
     batch = _sample(model, data, sequences)
     if batch is None:
         return [], []
@@ -315,7 +315,7 @@ def layer_norms(model: Any, data: Encoded, sequences: int = 32) -> tuple[list[fl
 
 
 def _sample(model: Any, data: Encoded, sequences: int) -> Batch | None:
-    """Return rows at even distances, which of sorted data have all lengths."""
+    """Return a batch of rows at even distances, which in sorted data have all lengths."""
     count = min(sequences, len(data))
     if count == 0:
         return None

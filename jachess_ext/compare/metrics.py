@@ -1,4 +1,4 @@
-"""Figures of predictions: task scores, calibration, and tests over the runs of several seeds."""
+"""Score predictions, measure their calibration, and test differences over seeds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """A score, the higher the better: its `name`, and a function of two arrays [N]."""
+    """A score of which more is better, computed from predictions and references [N].
+
+    Example:
+        >>> ACCURACY([0, 1, 1], [0, 1, 0])
+        0.6666666666666666
+    """
 
     name: str
     function: Callable[[npt.ArrayLike, npt.ArrayLike], float]
 
     def __call__(self, predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
-        """Return the score.
+        """Return the score of predictions [N] against references [N].
 
         Raises:
             ValueError: no example, shapes other than [N] and [N], or NaN among the predictions.
@@ -55,7 +60,7 @@ def _f1(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
 
 
 def _spearman(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
-    """Return the rank correlation; 0 where one side is constant and has no ranks to correlate."""
+    """Return the rank correlation; 0 where one side is constant."""
     if np.ptp(np.asarray(predictions)) == 0 or np.ptp(np.asarray(references)) == 0:
         return 0.0
     return float(require("scipy.stats").spearmanr(predictions, references).statistic)
@@ -76,12 +81,12 @@ GLUE = {
     "qnli": ACCURACY,
     "rte": ACCURACY,
 }
-"""The metric of each GLUE task, as the leaderboard and the JacHess paper have it."""
+"""The metric of each GLUE task, as on the leaderboard and in the JacHess paper."""
 
 # Calibration of class probabilities
 
 BINS = 8  # as in the JacHess paper
-_TEMPERATURES = (0.05, 20.0)  # a few rows that are all right would ask for 0
+_TEMPERATURES = (0.05, 20.0)  # bounded: of few rows, all of them right, the least NLL is at 0
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -195,6 +200,11 @@ def class_figures(probabilities: Floats, labels: npt.NDArray[Any]) -> dict[str, 
 
     Raises:
         ValueError: as `brier_score`.
+
+    Example:
+        >>> figures = class_figures(np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([0, 1]))
+        >>> figures["accuracy"], round(figures["brier_binary"], 3)
+        (1.0, 0.065)
     """
     brier = brier_score(probabilities, labels)
     return {
@@ -208,7 +218,7 @@ def class_figures(probabilities: Floats, labels: npt.NDArray[Any]) -> dict[str, 
 
 
 def nll(probabilities: Floats, labels: npt.NDArray[Any]) -> float:
-    """Return the mean of −log p of the label, nats; p counts as a normal number at least."""
+    """Return the mean of −log p of the label in nats; p is at least the least normal number."""
     p = probabilities[np.arange(len(labels)), labels]
     return float(-np.mean(np.log(np.maximum(p, _TINY))))
 
@@ -224,7 +234,7 @@ def _auc(probabilities: Floats, labels: npt.NDArray[Any]) -> float | None:
 
 
 def at_temperature(probabilities: Floats, temperature: float) -> Floats:
-    """Return softmax(z / T) of the logits z behind the probabilities [N, C]."""
+    """Return softmax(z / T) [N, C], where the probabilities are softmax(z)."""
     logits = np.log(np.maximum(probabilities, _TINY)) / temperature
     scaled = np.exp(logits - logits.max(1, keepdims=True))
     return scaled / scaled.sum(1, keepdims=True)
@@ -236,6 +246,11 @@ def fitted_temperature(probabilities: Floats, labels: npt.NDArray[Any]) -> float
     Args:
         probabilities: [N, C] of rows that are neither trained nor judged on.
         labels: [N].
+
+    Example:
+        >>> sure = np.array([[0.9, 0.1]] * 4)
+        >>> round(fitted_temperature(sure, np.array([0, 0, 0, 1])), 2)
+        2.0
     """
     least = require("scipy.optimize").minimize_scalar(
         lambda log_t: nll(at_temperature(probabilities, np.exp(log_t)), labels),
@@ -255,10 +270,10 @@ _MOST_FLIPPED = 16  # clusters of which every flip of signs is counted
 def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the two-sided p-value of the Mann–Whitney U test: twice the smaller tail, at most 1.
 
-    Up to 20,000 splits of n + m runs into n and m (eight a side) are all counted, with midranks
-    where runs are equal: scipy on its own takes the normal approximation wherever there are ties,
-    and calls three equal runs against three others significant.  Beyond that p is scipy's.  In no
-    case is it below 2 / C(n + m, n): 0.1 for three seeds each.
+    Up to 20,000 splits of n + m runs into n and m (eight a side) are all counted, with midranks for
+    ties, for which scipy takes the normal approximation and calls three equal runs against three
+    others significant.  Beyond that p is scipy's, but never below 2 / C(n + m, n): 0.1 for three
+    seeds each.
 
     Raises:
         ValueError: a sample is empty or holds NaN.
@@ -283,7 +298,12 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def sign_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p of equally likely signs of the differences; zeros are left out."""
+    """Return the two-sided p-value of the sign test; differences of zero are left out.
+
+    Example:
+        >>> sign_test([0.1, 0.2, 0.1, -0.1])
+        0.625
+    """
     d = np.asarray(differences)
     if np.isnan(d).any():
         raise ValueError("the sign test takes no NaN")
@@ -294,7 +314,7 @@ def sign_test(differences: Sequence[float]) -> float:
 
 
 def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
-    """Return the two-sided p of the mean of all differences, signs of whole clusters flipped.
+    """Return the two-sided p-value of the mean difference, flipping signs of whole clusters.
 
     A permutation test: under the hypothesis of no effect each cluster's differences are as likely
     as their negatives.  Differences within a cluster (all tasks of a seed, say) may depend on each
@@ -302,6 +322,10 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
 
     Raises:
         ValueError: no clusters, or NaN.
+
+    Example:
+        >>> cluster_flip_test([[0.1, 0.2], [0.1], [0.3]])
+        0.25
     """
     sums = np.array([np.sum(cluster) for cluster in clusters], dtype=np.float64)
     if not len(sums) or np.isnan(sums).any():
@@ -318,7 +342,7 @@ def cluster_flip_test(clusters: Sequence[Sequence[float]]) -> float:
 def holm_bonferroni(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order given: max over j ≤ i of min(1, (m−j+1) p_(j)).
 
-    scipy has Benjamini–Hochberg and –Yekutieli only (`false_discovery_control`).
+    scipy has only Benjamini–Hochberg and –Yekutieli (`false_discovery_control`).
 
     Raises:
         ValueError: a p-value outside [0, 1].

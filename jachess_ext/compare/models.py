@@ -1,4 +1,4 @@
-"""Pretrained models and tokenizers, loaded without running their code; texts as padded batches."""
+"""Load pretrained models and tokenizers without running their code; encode texts as batches."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def load_tokenizer(source: str | Path) -> Any:
     Raises:
         DataError: it cannot be loaded.
         MissingExtra: transformers is not installed.
+
+    Example:
+        >>> from jachess_ext.demo import ASSETS
+        >>> load_tokenizer(ASSETS).tokenize("a good film")
+        ['a', 'good', 'fil', '##m']
     """
     tokenizer = _pretrained(require("transformers").AutoTokenizer, source, "tokenizer")
     if tokenizer.pad_token_id is None:
@@ -34,7 +39,7 @@ def load_tokenizer(source: str | Path) -> Any:
 
 
 def check_corruptible(tokenizer: Any, source: str | Path) -> None:
-    """Refuse a tokenizer without a token that texts can be corrupted with (`unknown_token_id`).
+    """Check that a tokenizer has a token to corrupt texts with, see `unknown_token_id`.
 
     Raises:
         DataError: it has none.
@@ -55,15 +60,21 @@ def load_model(
 ) -> Any:
     """Load a sequence classifier in fp32; a head it lacks is drawn from `seed`.
 
-    Its attribute `drawn_modules` has the names of what was drawn.
+    Its attribute `drawn_modules` has the names of the modules that were drawn.
 
     Args:
-        outputs: classes, or numbers to predict.
+        outputs: number of classes, or of numbers to predict.
         regression: whether its loss is the squared error.
 
     Raises:
         DataError: it cannot be loaded (no such path, no network, no safetensors, …).
         MissingExtra: transformers is not installed.
+
+    Example:
+        >>> from jachess_ext.demo import ASSETS
+        >>> model = load_model(ASSETS, 2, load_tokenizer(ASSETS), seed=0)
+        >>> model.config.num_labels, model.drawn_modules
+        (2, ('classifier',))
     """
     return _load(
         "AutoModelForSequenceClassification",
@@ -90,7 +101,7 @@ def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
     transformers = require("transformers")
     torch.manual_seed(seed)
     verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # that the head is new is no warning here
+    transformers.utils.logging.set_verbosity_error()  # a new head is what is wanted here
     transformers.utils.logging.disable_progress_bar()
     try:
         model, report = _pretrained(
@@ -105,7 +116,7 @@ def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
         transformers.utils.logging.set_verbosity(verbosity)
         transformers.utils.logging.enable_progress_bar()
     model.config.pad_token_id = tokenizer.pad_token_id
-    # whose weights the checkpoint lacks, or has in another shape
+    # modules whose weights the checkpoint lacks, or has in another shape
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     drawn = {key.rpartition(".")[0] for key in [*report["missing_keys"], *mismatched]}
     model.drawn_modules = tuple(sorted(drawn))
@@ -113,7 +124,7 @@ def _load(auto: str, source: str | Path, tokenizer: Any, seed: int, **settings: 
 
 
 def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
-    """Load a model as it was fine-tuned, head included; LoRA adapters are applied.
+    """Load a fine-tuned model with its head and LoRA adapters.
 
     Raises:
         DataError: it cannot be loaded, was saved without a head, or has another number of outputs.
@@ -147,7 +158,7 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
 def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **settings)
-    except Exception as error:  # the library raises many kinds; to the user they are one
+    except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
             reason = "there is no such folder"
@@ -175,7 +186,7 @@ def model_version(model: str) -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised examples; batches are padded to their own longest, on the right."""
+    """Tokenised examples; a batch is padded on the right to its longest example."""
 
     rows: list[dict[str, list[int]]]
     labels: Sequence[float]
@@ -189,9 +200,9 @@ class Encoded:
         return {**self.rows[index], "labels": self.labels[index]}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> Batch:
-        """Return a batch of items as `__getitem__` gives them: [B, T]; labels [B] if there are any.
+        """Return a batch of items of `__getitem__`: tokens [B, T], and labels [B] if all have one.
 
-        Labels that are whole numbers are classes; others are float32 targets of a regression.
+        Labels are int64 if they are whole numbers (classes), else float32 (regression).
         """
         rows = [{k: v for k, v in item.items() if k != "labels"} for item in items]
         side = self.tokenizer.padding_side
@@ -220,23 +231,19 @@ class Encoded:
             [self.rows[i] for i in order], [self.labels[i] for i in order], self.tokenizer
         )
 
-    def shuffled(self, size: int, seed: int) -> Iterator[Batch]:
-        """Yield batches of `size` without end, each epoch in a new order that `seed` decides.
-
-        What does not fill a batch at the end of an epoch waits for the next one's order.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        size = min(size, len(self))
-        while True:
-            order = torch.randperm(len(self), generator=generator).tolist()
-            for start in range(0, len(order) - size + 1, size):
-                yield self.batch(order[start : start + size])
-
 
 def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
-    """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower."""
+    """Tokenise examples, cut to `max_length` tokens or the tokenizer's own limit, if lower.
+
+    Example:
+        >>> from jachess_ext.demo import ASSETS
+        >>> films = Examples(["a good film", "a bad film"], None, [1, 0])
+        >>> rows = encode(films, load_tokenizer(ASSETS), max_length=16)
+        >>> rows.batch([0, 1])["labels"]
+        tensor([1, 0])
+    """
     if not len(examples):
-        return Encoded([], examples.labels, tokenizer)  # tokenizers do not take nothing
+        return Encoded([], examples.labels, tokenizer)  # tokenizers refuse an empty list
     columns = tokenizer(
         *map(list, zip(*examples.rows, strict=True)),
         truncation=True,
@@ -249,17 +256,16 @@ def encode(examples: Examples, tokenizer: Any, max_length: int) -> Encoded:
 def check_tokens(
     drawn: Task, whole: Task, tokenizer: Any, parts: Sequence[str] = ("train", "unlabelled", "dev")
 ) -> None:
-    """Refuse rows in which a model has nothing to read.
+    """Check that every row has a token to read.
 
-    Most tokenizers put a start or end round any text; of those that do not (many decoders') an
-    empty text has no token at all.
+    An empty text has none with tokenizers that add no special tokens, as many decoders' do.
 
     Args:
         drawn: the task as it is used.
-        whole: as it was loaded; its numbers are the user's own.
+        whole: the task as it was loaded, by which the message numbers rows.
 
     Raises:
-        DataError: a row is without a token.
+        DataError: a row has no token.
     """
     for part in parts:
         rows = getattr(drawn, part).rows

@@ -1,4 +1,4 @@
-"""The pages and figures of comparisons: of a grid of runs, and of one judged model."""
+"""Draw the pages and figures of comparisons: of a grid of runs, and of one judged model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +38,16 @@ Styles = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A matplotlib figure with a caption, which is its alternative text as well."""
+    """A matplotlib figure, drawn when a page needs it, and its caption and alternative text."""
 
     caption: str
-    figure: Any
+    draw: Callable[[], Any]
 
     def svg(self) -> Any:
-        """Return the figure as an ``<svg>`` element: without a background, date or link."""
+        """Return the figure as an ``<svg>`` element without a background, date or link."""
         markup, buffer = require("markupsafe"), io.StringIO()
         with require("matplotlib").rc_context({"svg.hashsalt": "jachess"}):
-            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            self.draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         _, _, drawn = buffer.getvalue().partition("<svg")
         drawn = re.sub(r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"", "", drawn, flags=re.S)
         label = markup.escape(self.caption)
@@ -65,19 +66,22 @@ class Section:
 
 
 def to_html(title: str, sections: Iterable[Section]) -> str:
-    """Return one page that needs nothing else: styles and pictures inside, no script.
+    """Return a page with styles and pictures inside and no script.
 
-    Sections without tables, pictures or literal text are left out.
+    Example:
+        >>> page = to_html("Scores", [Section("Film reviews", ["Plain wins."], literal=["seed 0"])])
+        >>> "<h1>Scores</h1>" in page, "http" in page
+        (True, False)
     """
     template = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
     environment = require("jinja2").Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return environment.from_string(template).render(title=title, sections=filled(sections))
+    return environment.from_string(template).render(title=title, sections=sections)
 
 
 def write_html(path: Path, title: str, sections: Iterable[Section]) -> None:
-    """Write `to_html` to `path`, whole or not at all."""
+    """Write the page of `to_html` to a file, whole or not at all."""
     write_text(path, to_html(title, sections))
 
 
@@ -87,7 +91,7 @@ def filled(sections: Iterable[Section]) -> list[Section]:
 
 
 def to_text(table: Table, width: int) -> str:
-    """Return a table for a terminal; where it is wider, the first column stands in each part."""
+    """Return a table for a terminal; a wider one in parts, each with the first column."""
     first, *header = table.header
     body = require("pandas").DataFrame(
         [row[1:] for row in table.rows], [row[0] for row in table.rows], header
@@ -98,7 +102,7 @@ def to_text(table: Table, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> str:
-    """Return a paragraph in lines of `width` characters; names of methods keep their hyphens."""
+    """Return a paragraph in lines of `width` characters, not broken at hyphens."""
     return textwrap.fill(text, width, break_on_hyphens=False)
 
 
@@ -106,9 +110,13 @@ def wrap(text: str, width: int) -> str:
 
 
 def styles_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return colour and marker of each name by its place; up to 144 names differ in one of them.
+    """Return colour and marker by name; up to 144 names differ in one of them.
 
-    Taken once for a report, so that a method looks the same in each of its figures.
+    A report takes them once, so that a method looks the same in all of its figures.
+
+    Example:
+        >>> styles_of(["none", "sam"])["sam"]
+        {'color': '#0072b2', 'marker': 's'}
     """
     count = len(COLOURS)
     return {
@@ -144,12 +152,12 @@ def wrapped(name: str, width: int = 26) -> str:
 
 
 def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
-    """Draw differences from a reference: a row each method, a line at zero.
+    """Draw differences from a reference, a row for each method, and a line at zero.
 
     Args:
         apart: By method "mean" and "±", as `tables.differences` has them.
         across: Label of the horizontal axis.
-        styles: Of all methods, which stand below one another in this order.
+        styles: Styles of all methods, in the order of the rows.
     """
     names = [name for name in styles if name in apart.index]
     labels = [wrapped(name) for name in names]
@@ -167,15 +175,14 @@ def forest_figure(apart: DataFrame, across: str, styles: Styles) -> Any:
     return figure
 
 
-def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles | None = None) -> Any:
-    """Draw a panel a method: accuracy of the predicted class over its mean confidence, per bin.
+def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> Any:
+    """Draw a panel for each method: accuracy of the predicted class over its mean confidence.
 
-    Bars show how many examples each bin holds, as a share of all.
+    Bars show the share of the examples in each bin.
     """
     columns = min(2, len(diagrams))  # more could not be read on a phone
     rows = -(-len(diagrams) // columns)
     figure, axes = panels(rows, columns, width=3.0 * columns, height=3.1 * rows)
-    styles = styles or styles_of(list(diagrams))
     for panel in axes[len(diagrams) :]:
         panel.set_visible(False)
     for panel, (name, diagram) in zip(axes, diagrams.items(), strict=False):
@@ -198,11 +205,10 @@ def score_curves_figure(
     scores: Mapping[str, npt.ArrayLike],
     across: str,
     up: str,
-    styles: Styles | None = None,
+    styles: Styles,
 ) -> Any:
     """Draw every method's scores [seeds, D] over `places` [D]: mean and spread over seeds."""
     figure, (panel,) = panels(width=5.2, height=3.4)
-    styles = styles or styles_of(list(scores))
     for name, values in scores.items():
         runs = np.asarray(values, dtype=np.float64)
         spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
@@ -221,21 +227,14 @@ def score_curves_figure(
 def norms_figure(
     jacobian: Mapping[str, npt.ArrayLike],
     hessian: Mapping[str, npt.ArrayLike],
-    reference: str | None = None,
-    styles: Styles | None = None,
+    styles: Styles,
 ) -> Any:
-    """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1.
-
-    The entry named `reference` is drawn dashed and takes no method's colour.
-    """
+    """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1."""
     figure, axes = panels(2, width=4.6, height=6.2)
-    styles = styles or styles_of([name for name in jacobian if name != reference])
-    dashed = {"color": "#999999", "marker": "x", "linestyle": "--"}
     for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         for name, heights in norms.items():
-            look = dashed if name == reference else styles[name]
             layers = np.arange(1, len(np.asarray(heights)) + 1)
-            panel.plot(layers, heights, label=wrapped(name), markersize=4, **look)
+            panel.plot(layers, heights, label=wrapped(name), markersize=4, **styles[name])
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(frameon=False, fontsize="small")
@@ -265,7 +264,7 @@ def write_report(path: Path, records: Iterable[Record] | DataFrame) -> None:
 
 
 def print_report(records: Iterable[Record] | DataFrame, width: int | None = None) -> None:
-    """Print the answer and every table; nothing is cut where the terminal is narrow.
+    """Print the answer and every table, whole also on a narrow terminal.
 
     Args:
         width: In characters; None: the terminal's.
@@ -283,7 +282,7 @@ def print_report(records: Iterable[Record] | DataFrame, width: int | None = None
 
 
 def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
-    """Return what the page of a comparison holds, the answer first."""
+    """Return the sections of a comparison's page, the answer first."""
     runs = tables.to_frame(records)
     styles = styles_of(tables.methods_of(runs))
     settings = {
@@ -351,13 +350,13 @@ def _what_was_run(runs: DataFrame) -> list[str]:
 
 
 _ASKED = (SCORE._replace(digits=1), BRIER._replace(digits=3))
-_NAMED = 4  # of methods without a difference; of more the largest
+_NAMED = 4  # methods without a difference; if there are more, only the largest is named
 
 
 def answer(runs: DataFrame) -> list[str]:
-    """Return paragraphs: each figure's better and worse methods, and what they cost.
+    """Return paragraphs on each figure's better and worse methods, and on what they cost.
 
-    Nothing without a pair of runs to compare.
+    Without a pair of runs to compare there are none.
     """
     if not tables.compared(runs):
         return []
@@ -375,7 +374,7 @@ def answer(runs: DataFrame) -> list[str]:
 
 
 def _answer_of(runs: DataFrame, figure: Figure) -> str | None:
-    """Return one paragraph: which methods' intervals lie on one side of zero."""
+    """Return a paragraph on the methods whose intervals lie on one side of zero."""
     tasks = tables.tasks_with(runs, figure.column)
     apart = tables.differences(runs, figure.column) if tasks else runs.iloc[:0]
     apart = apart[apart["seeds"] > 0] if tasks else apart
@@ -418,7 +417,7 @@ def _count(number: int, name: str) -> str:
 
 
 def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
-    """Draw differences from the plain model, a picture each task: score, then Brier score."""
+    """Draw differences from the plain model for each task: of the score, then the Brier score."""
     pictures = []
     for figure in _ASKED if tables.compared(runs) else ():
         side = "right" if figure.better > 0 else "left"
@@ -432,12 +431,12 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
                     "mean and 95 % interval over seeds" if several else "the one seed's difference"
                 )
                 caption = f"{task}, {figure.title}: {shown}; better to the {side}."
-                pictures.append(Picture(caption, forest_figure(apart, across, styles)))
+                pictures.append(Picture(caption, partial(forest_figure, apart, across, styles)))
     return pictures
 
 
 def _curves(runs: DataFrame, name: str, across: str, styles: Styles) -> list[Picture]:
-    """Draw one picture a task: scores over the places of `name`, clean ones first."""
+    """Draw for each task the scores over the shares or δ of a condition, from the clean score."""
     columns = {float(c.partition(".")[2]): c for c in runs if c.startswith(f"{name}.")}
     pictures = []
     for task, of in runs[runs["score"].notna()].groupby("task", sort=False):
@@ -450,8 +449,10 @@ def _curves(runs: DataFrame, name: str, across: str, styles: Styles) -> list[Pic
             by_method = scores.dropna().groupby("method", sort=False)
             heights = {method: each[places].to_numpy() for method, each in by_method}
             metric = str(of["metric"].iloc[0])
-            drawn = score_curves_figure([*map(float, places)], heights, across, metric, styles)
-            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", drawn))
+            draw = partial(
+                score_curves_figure, [*map(float, places)], heights, across, metric, styles
+            )
+            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", draw))
     return pictures
 
 
@@ -462,21 +463,21 @@ _RELIABILITY = (
 
 
 def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
-    """Draw the diagrams of the methods, four in a picture."""
+    """Draw the methods' reliability diagrams, four in a picture."""
     judged = runs[runs["reliability"].notna()].groupby("method", sort=False)["reliability"]
     diagrams = {method: pooled(list(of)) for method, of in judged}
     names = list(diagrams)
     return [
         Picture(
             f"Reliability, all tasks and seeds together: {_RELIABILITY}",
-            reliability_figure({name: diagrams[name] for name in names[i : i + 4]}, styles),
+            partial(reliability_figure, {n: diagrams[n] for n in names[i : i + 4]}, styles),
         )
         for i in range(0, len(names), 4)
     ]
 
 
 def pooled(diagrams: Sequence[Record]) -> Reliability:
-    """Return one diagram of the examples of several, all with the same bins."""
+    """Join reliability diagrams of the same bins: means weighed by the counts."""
     counts = np.array([diagram["counts"] for diagram in diagrams])
 
     def mean(name: str) -> np.ndarray:
@@ -492,12 +493,8 @@ def pooled(diagrams: Sequence[Record]) -> Reliability:
 # --- one model
 
 
-def judged_sections(judged: Iterable[Record]) -> list[Section]:
-    """Return what the page of a judged model holds: a section for each task's figures."""
-    return [_judged_section(figures) for figures in judged]
-
-
-def _judged_section(figures: Record) -> Section:
+def judged_section(figures: Record) -> Section:
+    """Return the section of a judged model on one task, from the figures of `judge_saved`."""
     conditions = {
         **{f"{float(s):.0%} of the tokens unknown": v for s, v in figures["corrupted"].items()},
         **{
@@ -510,15 +507,15 @@ def _judged_section(figures: Record) -> Section:
     judged = {"as they are": figures}
     judged |= {name: {"score": score} for name, score in conditions.items()}
     judged |= {f"rows of {target}": of for target, of in figures["shift"].items()}
-    rows = [
-        [name, *(tables.DASH if (v := of.get(c)) is None else f"{v:.3f}"
-                 for c in ("score", "brier", "ece"))]
-        for name, of in judged.items()
-    ]  # fmt: skip
+    rows = []
+    for name, of in judged.items():
+        values = [of.get(column) for column in ("score", "brier", "ece")]
+        rows.append([name, *(tables.DASH if v is None else f"{v:.3f}" for v in values)])
     text = f"{figures['metric'].capitalize()} {figures['score']:.3f} on {figures['rows']} rows"
     if figures["brier"] is not None:
         text += f", Brier score {figures['brier']:.3f}, calibration error {figures['ece']:.3f}"
     slopes, task = figures["slopes"], figures["task"]
+    styles = styles_of([task])
     if slopes.get("margin_over_slope") is not None:
         text += (
             f"; the logits' Jacobian is {slopes['logit_jacobian']:.3g}, and the decision's border "
@@ -528,14 +525,15 @@ def _judged_section(figures: Record) -> Section:
     pictures = []
     if figures["reliability"] is not None:
         diagram = {task: pooled([figures["reliability"]])}
-        pictures.append(Picture(f"Reliability: {_RELIABILITY}", reliability_figure(diagram)))
+        draw = partial(reliability_figure, diagram, styles)
+        pictures.append(Picture(f"Reliability: {_RELIABILITY}", draw))
     if figures["jacobian"]:
         caption = (
             "Norms of the first and second derivatives of each layer with respect to the token "
             "embeddings."
         )
-        norms = norms_figure({task: figures["jacobian"]}, {task: figures["hessian"]})
-        pictures.append(Picture(caption, norms))
+        norms = {task: figures["jacobian"]}, {task: figures["hessian"]}
+        pictures.append(Picture(caption, partial(norms_figure, *norms, styles)))
     scores = Table("Under each condition", ["rows", figures["metric"], "Brier", "ECE"], rows)
     return Section(task, [f"{text}. Judged on {figures['device']}."], [scores], pictures)
 
@@ -550,7 +548,7 @@ _CARD_FIGURES = {
 
 
 def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
-    """Return what the model of a run is, how it was trained, and its figures, for the hub.
+    """Return the hub's card of a run's model: what it is, how it was trained, and its figures.
 
     Args:
         run: The run's name, which is the model's.
@@ -602,7 +600,7 @@ def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
 
 
 def _card_rows(record: Record) -> list[tuple[str, str, str, float]]:
-    """Return (rows of, metric, its name, value): the task's own rows, then those of other tasks."""
+    """Return (task of the rows, metric, its name, value) of the task's own rows, then of others."""
     task, metric = record["task"], record["metric"]
     key = metric.lower().replace(" ", "_")
     rows = [(task, key, metric, record["score"])]

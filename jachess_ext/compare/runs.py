@@ -1,4 +1,4 @@
-"""A folder of runs, one JSON file each, computed in processes here, by Dask or on a Ray cluster."""
+"""Run jobs in processes here, by Dask or on Ray; keep one JSON file a run in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,7 +59,9 @@ def run_all(
     number of processes; its last digits may depend on `threads`.
 
     Args:
+        jobs: what to run; a job's name is its file's.
         run: computes a job's record, a dict of JSON values; with several processes it is pickled.
+        folder: where the runs' files are; created if needed.
         processes: how many at a time; 1 is this process.  A Ray cluster takes what it has room for.
         threads: of each process.
         backend: joblib's "loky" (processes here) or "dask" (the cluster of the `Client` that is
@@ -74,25 +76,46 @@ def run_all(
 
     Warns:
         RuntimeWarning: a file is broken; it is renamed, and its run repeated.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from types import SimpleNamespace
+        >>> jobs = [SimpleNamespace(name=f"square-{n}", n=n) for n in (2, 3)]
+        >>> with TemporaryDirectory() as folder:
+        ...     runs = run_all(jobs, lambda job: {"square": job.n**2}, Path(folder))
+        ...     records = [record for job, record in runs]
+        >>> records
+        [{'square': 4}, {'square': 9}]
     """
     with locked(folder):
-        missing = []
+        missing: dict[str, J] = {}
         for job in jobs:
             record = _read_record(folder / f"{job.name}.json", functools.partial(usable, job))
             if record is None:
-                missing.append(job)
+                missing[job.name] = job
             else:
                 yield job, record
+        run_job = functools.partial(_run_job, run=run, threads=threads)
         if backend == "ray":
-            computed = _on_ray(missing, run, threads, killed)
+            computed = _on_ray(missing, run, threads)
         elif processes == 1 and backend == "loky":
-            computed = ((job, _run_prepared(run, job, threads), True) for job in missing)
+            computed = map(run_job, missing.values())
         else:
-            computed = _by_joblib(missing, run, processes, threads, backend, killed)
-        for job, record, whole in computed:
-            if whole:
-                write_json(folder / f"{job.name}.json", record)
-            yield job, record
+            computed = _by_joblib(missing, run_job, processes, backend, alone=killed is not None)
+        for name, result in computed:
+            if not isinstance(result, Exception):
+                write_json(folder / f"{name}.json", result)
+            elif killed is None:
+                raise result
+            else:
+                result = killed(missing[name])
+            yield missing[name], result
+
+
+def _run_job(job: Job, run: Callable[[Any], Record], threads: int) -> tuple[str, Record]:
+    prepare(threads)
+    return job.name, run(job)
 
 
 _locked_here: set[Path] = set()
@@ -105,7 +128,7 @@ def locked(folder: Path) -> Iterator[None]:
     Within the block `run_all` of this process may be called with the folder.
 
     Raises:
-        DataError: another process works there, or the folder cannot be made or written to.
+        DataError: another process works there, or the folder cannot be created or written to.
     """
     folder = folder.resolve()
     if folder in _locked_here:
@@ -130,12 +153,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _read_record(path: Path, usable: Callable[[Record], bool]) -> Record | None:
+    """Return a finished run's record; rename an unreadable file so that the run is repeated."""
     if not path.is_file():
         return None
     try:
         record = read_json(path)
         if not isinstance(record, dict):
-            raise DataError("it is no object")
+            raise DataError("it is not an object")
         return record if usable(record) else None
     except DataError as error:
         aside = path.with_suffix(".broken")
@@ -158,13 +182,13 @@ def read_results(path: Path) -> list[Record]:
     """Return the records that `write_results` wrote.
 
     Raises:
-        DataError: there is no such file, it has no lines, or one is no JSON object.
+        DataError: the file is missing or empty, or a line is not a JSON object.
     """
     records = []
     for number, line in enumerate(_lines(path), start=1):
         record = parse_json(line, f"{path}: line {number}")
         if not isinstance(record, dict):
-            raise DataError(f"{path}: line {number} is no record of a run")
+            raise DataError(f"{path}: line {number} is not the record of a run")
         records.append(record)
     if not records:
         raise DataError(f"{path} is empty: no run has finished yet")
@@ -174,7 +198,7 @@ def read_results(path: Path) -> list[Record]:
 def adopt_results(path: Path, folder: Path) -> None:
     """Write the records of a results file that `folder` lacks, so that they are not run again.
 
-    A record is known by its ``run``, the job's name; lines that are no such record are left out.
+    A record's ``run`` is its job's name; lines without one are left out.
     """
     for line in _lines(path) if path.is_file() else ():
         try:
@@ -196,55 +220,43 @@ def _lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-Computed = Iterator[tuple[J, Record, bool]]
+Results = Iterator[tuple[str, Record | Exception]]
 
 
 def _by_joblib(
-    jobs: Sequence[J],
-    run: Callable[[J], Record],
+    jobs: Mapping[str, J],
+    run: Callable[[J], tuple[str, Record]],
     processes: int,
-    threads: int,
     backend: str,
-    killed: Callable[[J], Record] | None,
-) -> Computed[J]:
-    """Yield (job, record, True) as they end; False where the record stands for a killed process."""
+    alone: bool,
+) -> Results:
+    """Yield each job's name with its record as it ends, or with the error of its killed process.
+
+    Args:
+        alone: whether the jobs left by a killed process get one to themselves, one after another.
+    """
     joblib = require("joblib")
     own = {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
-    def results(numbers: Iterable[int]) -> Iterator[tuple[int, Record]]:
+    def results(names: Iterable[str], processes: int) -> Iterator[tuple[str, Record]]:
         with joblib.parallel_config(backend, n_jobs=processes, **own):
             parallel = joblib.Parallel(batch_size=1, return_as="generator_unordered")
-        call = joblib.delayed(_run_numbered)
-        return parallel(call(number, run, jobs[number], threads) for number in numbers)
+        return parallel(joblib.delayed(run)(jobs[name]) for name in names)
 
-    waiting = list(range(len(jobs)))
-    terminated = joblib.externals.loky.process_executor.TerminatedWorkerError
+    waiting = list(jobs)
+    killed = joblib.externals.loky.process_executor.TerminatedWorkerError
     try:
-        for number, record in results(list(waiting)):
-            waiting.remove(number)
-            yield jobs[number], record, True
-    except terminated:
-        if killed is None:
+        for name, record in results(list(waiting), processes):
+            waiting.remove(name)
+            yield name, record
+    except killed:
+        if not alone:
             raise
-    processes = max(processes, 2)  # of which each job left gets one to itself
-    for number in waiting:
+    for name in waiting:
         try:
-            ((_, record),) = results([number])
-            yield jobs[number], record, True
-        except terminated:
-            assert killed is not None
-            yield jobs[number], killed(jobs[number]), False
-
-
-def _run_numbered(
-    number: int, run: Callable[[J], Record], job: J, threads: int
-) -> tuple[int, Record]:
-    return number, _run_prepared(run, job, threads)
-
-
-def _run_prepared(run: Callable[[J], Record], job: J, threads: int) -> Record:
-    prepare(threads)
-    return run(job)
+            yield from results([name], max(processes, 2))  # of one process joblib starts none
+        except killed as error:
+            yield name, error
 
 
 def _end_with(parent: int) -> None:
@@ -298,13 +310,8 @@ def connect_ray(address: str = "auto") -> None:
         ) from error
 
 
-def _on_ray(
-    jobs: Sequence[J],
-    run: Callable[[J], Record],
-    threads: int,
-    killed: Callable[[J], Record] | None,
-) -> Computed[J]:
-    """Yield as `_by_joblib`, whose own Ray backend gives no result before all have ended.
+def _on_ray(jobs: Mapping[str, J], run: Callable[[J], Record], threads: int) -> Results:
+    """Yield as `_by_joblib` does; joblib's Ray backend gives no result before all have ended.
 
     A task whose worker dies is tried again.  Each takes `threads` CPUs, and a GPU where the cluster
     has any.
@@ -312,20 +319,18 @@ def _on_ray(
     connect_ray()
     ray = require("ray", extra="ray")
     gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
-    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_prepared)
-    waiting = {task.remote(run, job, threads): job for job in jobs}
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=_RAY_RETRIES)(_run_job)
+    waiting = {task.remote(job, run, threads): name for name, job in jobs.items()}
     try:
         while waiting:
             (first,), _ = ray.wait(list(waiting), num_returns=1)
-            job = waiting.pop(first)
+            name = waiting.pop(first)
             try:
-                yield job, ray.get(first), True
+                yield ray.get(first)
             except ray.exceptions.RayTaskError:
                 raise  # what the run itself raised
-            except ray.exceptions.RayError:
-                if killed is None:
-                    raise
-                yield job, killed(job), False
+            except ray.exceptions.RayError as error:
+                yield name, error
     finally:
         for reference in waiting:
             ray.cancel(reference, force=True)

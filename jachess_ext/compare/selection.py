@@ -1,4 +1,4 @@
-"""The page of a selection: which model to fine-tune, why, how sure that is, and what it cost."""
+"""Draw the page of a selection: which model to fine-tune, why, how sure that is, and its cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +40,23 @@ _FORECAST, _TRUTH = "#0072b2", "#d55e00"
 
 @dataclass(frozen=True)
 class SelectionView:
-    """What the page shows of a selection, whether it came from a table or from runs made here.
+    """What the page shows of a selection, from a table or live.
 
     Attributes:
-        title: Of the page.
-        data: What the losses are of, and what else is to be said of them, in sentences.
-        level: Of the intervals.
+        title: Title of the page.
+        data: Sentences on the losses.
+        level: Probability that an interval holds the loss.
         loss: What is predicted, such as "dev loss", with its `unit`, which may be "".
-        candidates: By name, best first: parameters, score (what ranks, lower is better), predicted,
-            low, high and prob_best at the target, truth (the loss measured there, which the
-            selection did not read), and stop (why no further size was run); NaN where not known.
-        losses: Of a candidate (name) at a size, and whether the selection read it (read); size 0 is
-            the model before fine-tuning.
-        costs: What was paid for (what), in FLOPs, and a remark; the last row is FullTuning.
+        candidates: By name, best first: parameters, score (lower is better), predicted, low, high
+            and prob_best at the target, truth (the loss measured there, which the selection did not
+            read), and stop (why no further size was run); NaN where unknown.
+        losses: Columns name, size (0: before fine-tuning), loss, and read (whether the selection
+            read it).
+        costs: Columns what, flops and remark; the last row is FullTuning.
         history: How well a method ranked from sizes up to a budget (0: it reads none): pear_corr
-            and rel_acc, per cent, against the truth where all of it is known, else against the last
-            prediction; share is of FullTuning's FLOPs, NaN where the models' sizes are not known.
-        settings: Shown as they are.
+            and rel_acc, per cent, against the truth if all of it is known, else against the last
+            prediction; share of FullTuning's FLOPs, NaN if the models' sizes are unknown.
+        settings: Settings of the selection.
     """
 
     title: str
@@ -73,7 +74,7 @@ class SelectionView:
 
     @property
     def known(self) -> bool:
-        """Whether the loss at the target is known of every candidate."""
+        """Whether every candidate's loss at the target is known."""
         return bool(self.candidates["truth"].notna().all())
 
     @property
@@ -92,7 +93,7 @@ class SelectionView:
         return read.loc[self.candidates.index]
 
 
-# --- what is read of a selection
+# --- the view of a selection
 
 
 def view_of_table(
@@ -104,13 +105,14 @@ def view_of_table(
     references: Sequence[str] = (),
     **settings: Any,
 ) -> SelectionView:
-    """Return what the page shows of a selection from a table.
+    """Return the view of a selection from a table.
 
     Args:
-        table: All that is known; losses beyond the selection's budget are shown as kept aside, and
-            the loss at the target, where every model has one, as the truth.
+        table: All known losses; those beyond the selection's budget are shown as not read, and
+            those at the target, if every model has one, as the truth.
+        selection: From `select`.
         source: The table's name.
-        level: Of the intervals.
+        level: Probability of the intervals.
         references, settings: As they were given to `select`: gamma, tau, tokens, epochs.
     """
 
@@ -118,7 +120,7 @@ def view_of_table(
         return select(table, budget, selection.target, method, **settings)
 
     truth, costs = None, []
-    with suppress(TableError):  # the loss at the target is not known of every model
+    with suppress(TableError):  # some model's loss at the target is unknown
         truth = dict(zip(table.names, table.losses_at(selection.target), strict=True))
     budget, target = (f"{size:,.0f} examples" for size in (selection.budget, selection.target))
     last = again("subtuning", selection.budget)
@@ -147,12 +149,12 @@ def view_of_table(
 def view_of_live(
     result: LiveSelection, truth: Mapping[str, float] | None = None, *, level: float = 0.9
 ) -> SelectionView:
-    """Return what the page shows of a live selection that has ended.
+    """Return the view of a live selection that has ended.
 
     Args:
-        truth: Model → what is extrapolated of the score, measured at the target apart from the
-            selection.
-        level: Of the intervals.
+        result: From `select_live`.
+        truth: By model, the loss measured at the target apart from the selection.
+        level: Probability of the intervals.
     """
     search, flops = result.search, result.flops
     selection = search.selection()
@@ -209,8 +211,8 @@ def _view(
     """Return the view of a selection.
 
     Args:
-        table: Of all known losses.
-        again: (method, budget) → what the method says from sizes up to the budget.
+        table: All known losses.
+        again: Selects by a method from sizes up to a budget.
     """
     pandas = require("pandas")
     names = list(selection.names)
@@ -250,11 +252,11 @@ def _history(
     truth: Array | None,
     method: str,
 ) -> DataFrame:
-    """Return how every method ranks at every budget; no rows where nothing can be compared.
+    """Return how well every method ranks at every budget; no rows if nothing can be compared.
 
     Args:
-        names: Of the candidates that are compared, [n].
-        truth: Losses at the target, [n]; None: the last prediction of `method` takes their place.
+        names: Candidates to compare [n].
+        truth: Losses at the target [n]; None: the last prediction of `method` takes their place.
     """
     pandas = require("pandas")
 
@@ -295,13 +297,13 @@ def write_selection(path: Path, view: SelectionView) -> None:
 
     Raises:
         MissingExtra: matplotlib, pandas or jinja2 is not installed.
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     write_html(path, view.title, selection_sections(view))
 
 
 def selection_sections(view: SelectionView) -> list[Section]:
-    """Return what the page of a selection holds."""
+    """Return the sections of a selection's page."""
     up = f"{view.loss} ({view.unit})" if view.unit else view.loss
     at_target = f"at {view.target:,.0f} examples"
     predicted, intervals = view.candidates.iloc[0][["predicted", "low"]].notna()
@@ -326,11 +328,11 @@ def selection_sections(view: SelectionView) -> list[Section]:
         "of the two; its own last point is 100 by definition). A line that is still moving "
         "says that more data may change the ranking."
     )
-    figures = [Picture(curves, curves_figure(view, up))]
+    figures = [Picture(curves, partial(curves_figure, view, up))]
     if predicted:
-        drawn = forecast_figure(view.candidates, f"{up} {at_target}", view.level, view.labels)
-        figures.insert(0, Picture(forecast, drawn))
-    history = history_figure(view.history, view.method) if len(view.history) else None
+        given = view.candidates, f"{up} {at_target}", view.level, view.labels
+        figures.insert(0, Picture(forecast, partial(forecast_figure, *given)))
+    history = Picture(settled, partial(history_figure, view.history, view.method))
     return filled(
         [
             Section(
@@ -339,7 +341,7 @@ def selection_sections(view: SelectionView) -> list[Section]:
             Section(
                 "Ranking quality and cost" if view.known else "How early the ranking settled",
                 judgement(view),
-                pictures=[Picture(settled, history)] if history else [],
+                pictures=[history] if len(view.history) else [],
             ),
             Section("Cost", tables=_cost_tables(view)),
             Section("Why each model's runs ended", tables=_stop_tables(view)),
@@ -378,7 +380,7 @@ def answer(view: SelectionView) -> str:
 
 
 def advice(view: SelectionView) -> list[str]:
-    """Return what to make of the choice: what it hangs on, whether it is clear, what it cost."""
+    """Return advice on the choice: what it hangs on, whether it is clear, and its cost."""
     best, largest = view.candidates.iloc[0], view.largest
     reached = largest[largest["size"] == largest["size"].max()]
     sentences = []
@@ -409,7 +411,7 @@ def advice(view: SelectionView) -> list[str]:
 
 
 def ranking_table(view: SelectionView) -> Table:
-    """Return the candidates, best first, with what the method gives."""
+    """Return the table of the candidates, best first, with the method's figures."""
     rows, largest, known = view.candidates, view.largest, view.candidates.notna()
     places = enumerate(rows.index, start=1)
     columns = {"model": [f"{place}. {view.labels[name]}" for place, name in places]}
@@ -440,7 +442,7 @@ def ranking_table(view: SelectionView) -> Table:
 
 
 def judgement(view: SelectionView) -> list[str]:
-    """Return a sentence on the selection against the measured losses, where all are known."""
+    """Return a sentence on the selection against the measured losses, if all are known."""
     of = view.candidates[["score", "predicted", "low", "high", "truth"]].astype(float)
     score, predicted, low, high, truth = of.to_numpy().T
     if not view.known or np.ptp(truth) == 0:
@@ -484,18 +486,15 @@ def _stop_tables(view: SelectionView) -> list[Table]:
 
 
 def forecast_figure(
-    candidates: DataFrame,
-    across: str = "predicted loss",
-    level: float = 0.9,
-    labels: Mapping[str, str] | None = None,
+    candidates: DataFrame, across: str, level: float, labels: Mapping[str, str]
 ) -> Any:
     """Draw predicted losses at the target with their intervals, a row a model, best on top.
 
     Args:
         candidates: By name, best first: predicted, low, high, and truth where it is known.
         across: Label of the horizontal axis.
-        level: Of the intervals.
-        labels: What stands beside the rows in place of the names.
+        level: Probability of the intervals.
+        labels: Labels of the rows by name.
     """
     rows = candidates.reindex(columns=["predicted", "low", "high", "truth"]).astype(float)
     rows = rows.where(np.isfinite(rows))
@@ -508,7 +507,7 @@ def forecast_figure(
     if rows["truth"].notna().any():
         cross = {"color": _TRUTH, "markersize": 7, "markeredgewidth": 2}
         panel.plot(rows["truth"], places, "x", label="measured", **cross)
-    panel.set_yticks(places, [letters((labels or {}).get(name, name)) for name in rows.index])
+    panel.set_yticks(places, [letters(labels[name]) for name in rows.index])
     panel.set_ylim(len(rows) - 0.5, -0.5)
     panel.grid(axis="x", color="#dddddd")
     panel.set_axisbelow(True)
@@ -542,11 +541,11 @@ def curves_figure(view: SelectionView, up: str) -> Any:
 
 
 def history_figure(history: DataFrame, method: str) -> Any:
-    """Draw PearCorr over what it cost, a line a method; methods that cost nothing as level lines.
+    """Draw PearCorr over the cost, a line a method, level for methods without training.
 
     Args:
         history: As in `SelectionView`.
-        method: The one that the selection went by, which is drawn wide.
+        method: The method of the selection, which is drawn wide.
     """
     figure, (panel,) = panels(width=6.4, height=4.4)
     priced = bool(np.isfinite(history["share"]).all())
@@ -571,7 +570,7 @@ def history_figure(history: DataFrame, method: str) -> Any:
 
 
 def _sizes_across(panel: Any) -> None:
-    """Make the horizontal axis logarithmic, with sizes such as 1.5k on it."""
+    """Make the horizontal axis logarithmic, labelled with sizes such as 1.5k."""
     ticker = require("matplotlib.ticker")
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=9))
@@ -580,7 +579,7 @@ def _sizes_across(panel: Any) -> None:
 
 
 def _legend_below(figure: Any) -> None:
-    """Name what is drawn below the panel, in as many columns as the names leave room for."""
+    """Add a legend below the panel, in as many columns as the names leave room for."""
     handles, names = figure.axes[0].get_legend_handles_labels()
     columns = max(1, min(4, int(13 * figure.get_figwidth() // (max(map(len, names)) + 8))))
     place = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
@@ -591,7 +590,7 @@ def _legend_below(figure: Any) -> None:
 
 
 def letters(text: str, longest: int = 28) -> str:
-    """Return a user's text for a figure: a $ is a letter, and long ones are cut in the middle."""
+    """Return a user's text for a figure: with $ escaped, and long texts cut in the middle."""
     if len(text) > longest:
         kept = longest - 1
         text = text[: kept // 2] + "…" + text[-(kept - kept // 2) :]

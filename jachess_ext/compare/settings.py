@@ -1,4 +1,4 @@
-"""What a comparison runs, as plain dataclasses; importing this imports no torch."""
+"""Settings of a comparison, as plain dataclasses; importing them imports no torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the columns of a file or data set are.
+    """Names of the columns of a file or data set.
 
     Attributes:
-        text: name of the column with the text.
-        pair: name of the column with the second text; None: of files ``text_pair`` if there is one.
-        label: name of the column with the label.
+        text: column of the text.
+        pair: column of the second text; None: ``text_pair`` if a file has it.
+        label: column of the label.
         regression: whether labels are numbers to predict, not classes.
     """
 
@@ -29,22 +29,22 @@ class Columns:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a model is made to struggle; the same draws for every model.
+    """Conditions under which a model is judged, with the same draws for every model.
 
     Attributes:
-        corruption: shares of tokens replaced by the unknown token (the paper's); see
+        corruption: shares of tokens replaced by the unknown token, as in the JacHess paper; see
             `corrupt_tokens` for tokenizers whose unknown token is the padding.
         deltas: sizes of the embedding noise, in units of the entries' root mean square.
         texts: changes of the texts: typos, case, punctuation, swaps.
-        text_share: share of the words these change.
-        draws: random corruptions and noises averaged (of `texts` there is one).
-        sequences: how many examples the norms are measured on; 0: no norms.
-        layers: whether norms of all layers are measured, beside the logits'.
+        text_share: share of the words that `texts` changes.
+        draws: random corruptions and noises averaged; `texts` has one draw.
+        sequences: number of examples that the norms are measured on; 0: no norms.
+        layers: whether norms of all layers are measured, not only the logits'.
         batch: examples at a time.
         bf16: whether corrupted and noisy rows are judged under bf16 autocast; clean ones never are.
 
     Raises:
-        ValueError: one of them is out of range; the message names it.
+        ValueError: a setting is out of range; the message names it.
     """
 
     corruption: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2)
@@ -77,26 +77,26 @@ class Conditions:
 
     @property
     def bare(self) -> Conditions:
-        """The clean rows alone."""
+        """These conditions reduced to the clean rows."""
         return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every method fine-tunes, the same for all.
+    """Settings of fine-tuning, the same for all methods.
 
     Attributes:
-        epochs: over the training rows; a fraction ends within one.
-        batch_size: rows of a step, on each device.
-        lr: highest learning rate; None: 2e-5, with LoRA 1e-4 (the paper's).
-        weight_decay: of AdamW.
-        warmup: share of the steps.
-        scheduler: transformers' name of the learning rate's course, which passes of mode unlab do
-            not take part in unless the method says ``unlab_schedule=follow``.
+        epochs: passes over the training rows; a fraction ends within a pass.
+        batch_size: rows of a batch on each device.
+        lr: highest learning rate; None: the paper's 2e-5, with LoRA 1e-4.
+        weight_decay: weight decay of AdamW.
+        warmup: share of the steps in which the learning rate rises.
+        scheduler: transformers' name of the learning rate's schedule, which passes of mode unlab
+            follow only if the method says ``unlab_schedule=follow``.
         max_length: tokens that texts are cut to.
-        lora: whether adapters alone are trained (peft, r 8, alpha 16).
-        bf16: whether to train under autocast.
-        gradient_accumulation: batches a step.
+        lora: whether only adapters are trained (peft, r 8, alpha 16).
+        bf16: whether to train under bf16 autocast.
+        gradient_accumulation: batches of a step.
         gradient_checkpointing: whether activations are computed again to save memory.
         torch_compile: whether the model is compiled.
     """
@@ -133,21 +133,21 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a method's knob (`Method.knob`) is chosen, on training rows alone.
+    """Values to try for a method's knob (`Method.knob`), from which training rows choose.
 
     For each task and method, models trained on the rest of the training rows are judged on the
-    `validation` share of them; the value with the best mean score over `seeds` wins (of equals, the
-    better calibrated, then the smaller).  Without values for a knob it stays as the method has it.
+    `validation` share of them.  The value with the best mean score over `seeds` wins; of equal ones
+    the better calibrated, then the smaller.  A knob without values stays as the method has it.
 
     Attributes:
         strength: values for methods that penalise derivatives (jacobian, cross-holder, jachess).
-        factors: of the default strength, tried for the other methods where `strength` has values:
-            those of l2 and r3f are on scales of their own.
+        factors: multiples of the default strength to try for the other methods if `strength` is
+            given: the strengths of l2 and r3f have scales of their own.
         unlab_lr_ratio: values for mode unlab.
-        validation: share of the training rows that is judged on.
+        validation: share of the training rows to judge on.
         seeds: seeds of the tuning runs.
-        methods: values to try for one method in place of all these, by its text in the grid or its
-            name with the mode ("l2", "jachess-train").
+        methods: values that replace all these for a method, by its text in the grid or its name
+            with the mode ("l2", "jachess-train").
     """
 
     strength: tuple[float, ...] = ()
@@ -179,26 +179,31 @@ class Grid:
         model: path or hub id of the model.
         tasks: glue/cola, hub:owner/name, a folder or train.csv:dev.csv, perhaps with name= before
             it (`load_task`).
-        methods: like none, sam,rho=0.1 or jachess-unlab,weights=norm (`parse_method`).
-        seeds: seeds of the runs that count.
+        methods: none, sam,rho=0.1, jachess-unlab,weights=norm and so on (`parse_method`).
+        seeds: seeds of the final runs.
         shift: by a task's name, tasks whose dev rows its models are judged on as well.
         train_size: training rows; None: all.
         unlabelled_size: unlabelled rows; None: all.
         dev_size: rows to judge on; None: all.
         shift_size: rows of each task of `shift`; None: all.
-        fewer: whether a task with fewer training rows than `train_size` is taken with all it has.
+        fewer: whether a task with fewer training rows than `train_size` is used with all its rows.
         data_seed: draws the rows.
         resample: whether each seed draws training and unlabelled rows of its own; the dev rows are
             the same for all.
-        label_noise: share of the training labels that are another class, drawn by the seed.
-        validation: share of the dev rows on which temperatures are fitted and epochs chosen, and
-            which are judged on in no way; 0: no temperatures.
+        label_noise: share of the training labels changed to another class, drawn by the seed.
+        validation: share of the dev rows that are set aside to fit temperatures and choose epochs;
+            0: no temperatures.
         curve: whole epochs after which the models of `curve_methods` are judged as well.
         curve_methods: methods of `curve`.
-        columns: of the tasks' files.
+        columns: columns of the tasks' files.
         recipe: how every method fine-tunes.
         tuning: how strengths are chosen.
         conditions: how models are judged.
+
+    Example:
+        >>> Grid(model="gpt2", tasks=("glue/cola",), methods=("none", "sam"), seeds=(0, 0))
+        Traceback (most recent call last):
+        jachess_ext._io.DataError: seeds is [0, 0]; expected some, each of them once
     """
 
     model: str
@@ -246,7 +251,7 @@ class Grid:
 
 
 def quick(grid: Grid) -> Grid:
-    """Return the grid at a size that shows that all of it runs: one seed, few rows, one epoch."""
+    """Return the grid reduced to one seed, few rows and one epoch, to see that all of it runs."""
     tuning = grid.tuning
     return replace(
         grid,

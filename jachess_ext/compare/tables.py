@@ -1,4 +1,4 @@
-"""Tables of a comparison, from the records of its runs."""
+"""Draw the tables of a comparison from the records of its runs."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ _OF_THE_LAST_EPOCH = (
 
 
 def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
-    """Return the runs that count as a table: one row a run, one column a figure.
+    """Return the final runs as a table with a row for each run and a column for each figure.
 
-    Tuning runs are left out. Figures in a record's mappings become columns such as
-    "scaled.brier" or "shift.imdb.score". Of a run with a curve over epochs, the best epoch by the
-    validation rows' score and the one by their NLL are methods of their own.
+    Figures in a record's mappings become columns such as "scaled.brier" or "shift.imdb.score". Of a
+    run with a curve over epochs, the best epochs by the validation rows' score and by their NLL
+    become methods of their own.
 
     Args:
         records: As in ``results.jsonl``: dicts, or a DataFrame with a column for each key.
@@ -124,7 +124,7 @@ def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
 
 
 def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the record as of its best epochs, without what the last epoch alone was judged by."""
+    """Yield the record as of its best epochs, without the figures that only the last one has."""
     orders = {
         "score": lambda judged: (judged["score"], -(judged["nll"] or 0.0)),
         "NLL": lambda judged: (-(judged["nll"] or 0.0),),
@@ -142,7 +142,7 @@ def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
 def _with_sums(record: Record) -> dict[str, Any]:
     """Return a record with the sums of its norms, and its figures under each condition by title.
 
-    Accuracies stand under noise and on changed texts; of old records, which have none, scores.
+    Under noise and on changed texts these are accuracies, or scores where a record has none.
     """
     accuracies = record.get("accuracies") or {}
     row = dict(record) | {"corruption": {"clean": record.get("score")}}
@@ -170,13 +170,13 @@ def methods_of(runs: DataFrame) -> list[str]:
 
 
 def compared(runs: DataFrame) -> list[str]:
-    """Return the methods that stand against the unregularised model; none where it was not run."""
+    """Return the methods other than the unregularised one; none if that was not run."""
     methods = methods_of(runs)
     return [m for m in methods if m != REFERENCE] if REFERENCE in methods else []
 
 
 def tasks_with(runs: DataFrame, *figures: str) -> list[str]:
-    """Return the tasks of which some run has one of the figures, in the order of the runs."""
+    """Return the tasks that have one of the figures in some run, in the order of the runs."""
     having = runs.reindex(columns=figures).notna().any(axis=1)
     return list(runs.loc[having, "task"].unique())
 
@@ -188,7 +188,7 @@ def groups(tasks: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def by_pair(runs: DataFrame, figure: str) -> DataFrame:
-    """Return a figure with a row for each task and seed and a column for each method."""
+    """Return a figure of the finished runs by task and seed (rows) and method (columns)."""
     finished = runs[runs["score"].notna()].astype({figure: float})
     wide = finished.pivot_table(figure, ["task", "seed"], "method", aggfunc="last")
     return wide.reindex(columns=methods_of(runs))
@@ -200,7 +200,7 @@ def by_seed(runs: DataFrame, figure: str, tasks: Sequence[str] | None = None) ->
     A seed's mean is missing (NaN) unless the method has the figure on all of the tasks.
 
     Args:
-        tasks: Those that count; None: all that have the figure.
+        tasks: Tasks to average over; None: all that have the figure.
     """
     tasks = tasks_with(runs, figure) if tasks is None else tasks
     pairs = by_pair(runs, figure)
@@ -219,12 +219,21 @@ def differences(
     Args:
         runs: From `to_frame`.
         figure: One of its columns.
-        tasks: Those whose mean counts; None: all that have the figure.
+        tasks: Tasks to average over; None: all that have the figure.
 
     Returns:
         By method: the mean, half of its 95 % interval by Student's t ("±", NaN for one seed), how
         many seeds both have ("seeds"), and on how many the method has more ("more") or less
         ("less").
+
+    Example:
+        >>> runs = to_frame(
+        ...     {"method": method, "task": "cola", "seed": seed, "score": score}
+        ...     for method, seed, score in (("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5),
+        ...                                 ("sam", 1, 0.25))
+        ... )
+        >>> differences(runs, "score").loc["sam", ["mean", "more", "seeds"]].tolist()
+        [0.0, 1.0, 2.0]
     """
     pandas, stats = require("pandas"), require("scipy.stats")
     means = by_seed(runs, figure, tasks)
@@ -241,9 +250,9 @@ def differences(
 
 
 def costs(runs: DataFrame) -> dict[str, float]:
-    """Return training's processor seconds over the plain run's of the same task and seed.
+    """Return by method training's processor seconds over the plain run's, mean over the pairs.
 
-    The mean ratio over the pairs, by method; methods without any are left out.
+    A pair has the same task and seed; methods without a pair are left out.
     """
     if "seconds.processor" not in runs or REFERENCE not in methods_of(runs):
         return {}
@@ -253,7 +262,7 @@ def costs(runs: DataFrame) -> dict[str, float]:
 
 
 def is_control(runs: DataFrame, method: str) -> bool:
-    """Return whether a method is one that others have to beat; placebos are."""
+    """Return whether a method is a control or placebo, which the other methods have to beat."""
     settings = runs.loc[runs["method"] == method, "settings"].iloc[0]
     entry = METHODS.get(settings["method"])
     return bool(settings.get("placebo")) or (entry is not None and entry.control)
@@ -275,7 +284,7 @@ def adjusted_p(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def mean_cell(values: Series, scale: float = 1.0, digits: int = 3) -> str:
-    """Return the mean ± the sample standard deviation of what is there, or a dash."""
+    """Return the mean ± the sample standard deviation, or a dash if there is no value."""
     mean, spread = scale * values.mean(), scale * values.std()
     if np.isnan(mean):
         return DASH
@@ -391,7 +400,7 @@ def condition_tables(runs: DataFrame, name: str) -> list[Table]:
 
 
 def shift_tables(runs: DataFrame) -> list[Table]:
-    """Return the score on other domains; labelled and unlabelled data are of the task only."""
+    """Return the table of scores on other domains, of which no row was trained on."""
     targets = [c[6:-6] for c in runs if c.startswith("shift.") and c.endswith(".score")]
     columns = [
         (f"{task} → {target}", by_seed(runs, f"shift.{target}.score", [task]))
@@ -404,21 +413,19 @@ def shift_tables(runs: DataFrame) -> list[Table]:
 
 
 _FEWEST = 10
-"""Runs of a task below which no correlation is shown: of fewer, chance alone makes ± 0.6."""
+"""Fewest runs for which a correlation is shown: with fewer, chance alone gives ± 0.6."""
 
 
 def association_tables(runs: DataFrame) -> list[Table]:
-    """Return rank correlations of the norms with quality over runs, the seeds' luck taken out."""
+    """Return rank correlations of norms with quality over the runs, less the means of the seeds."""
     qualities = {"score": "score", "Brier score": "brier", "ECE": "ece"}
     rows = []
     for task in runs["task"].unique():
         for norm in ("Σ‖J‖", "Σ‖H‖"):
-            pairs = [
-                _apart_from_seed(runs[runs["task"] == task], [norm, quality])
-                for quality in qualities.values()
-            ]
-            if len(pairs[0]) >= _FEWEST:
-                rows.append([task, norm, str(len(pairs[0])), *map(_correlation, pairs)])
+            of_task = runs[runs["task"] == task]
+            ranks = [_ranks_in_seed(of_task, [norm, quality]) for quality in qualities.values()]
+            if len(ranks[0]) >= _FEWEST:
+                rows.append([task, norm, str(len(ranks[0])), *map(_correlation, ranks)])
     caption = (
         "Smoothness and quality over runs: Spearman's rank correlation, both taken from the mean "
         "of their seed's runs. Where smoother models are better ones, the score's is negative and "
@@ -427,22 +434,30 @@ def association_tables(runs: DataFrame) -> list[Table]:
     return [Table(caption, ["task", "norm", "runs", *qualities], rows)] if rows else []
 
 
-def _apart_from_seed(runs: DataFrame, figures: list[str]) -> DataFrame:
-    """Return the figures less their seed's mean, of seeds with several runs that have them."""
-    both = runs.reindex(columns=["seed", *figures]).dropna().set_index("seed").astype(float)
-    several = [of - of.to_numpy().mean(0) for _, of in both.groupby("seed") if len(of) > 1]
-    return require("pandas").concat([both[:0], *several])
+def _ranks_in_seed(runs: DataFrame, figures: list[str]) -> DataFrame:
+    """Rank the figures less their seed's mean, of seeds with several runs that have them.
+
+    Differences of less than 1e-9 of a figure's largest value are rounding: such runs share a rank.
+    """
+    both = runs.reindex(columns=["seed", *figures]).dropna().astype(dict.fromkeys(figures, float))
+    by_seed = both.groupby("seed")[figures]
+    apart = (both[figures] - by_seed.transform("mean"))[by_seed.transform("size") > 1]
+    ranks = {}
+    for figure in figures:
+        steps = apart[figure].sort_values().diff()
+        ranks[figure] = (steps > 1e-9 * both[figure].abs().max()).cumsum()
+    return require("pandas").DataFrame(ranks)
 
 
-def _correlation(pairs: DataFrame) -> str:
-    """Return Spearman's ρ; a dash of too few runs, or where one side differs by rounding alone."""
-    if len(pairs) < _FEWEST or np.ptp(pairs, axis=0).min() < 1e-9:
+def _correlation(ranks: DataFrame) -> str:
+    """Return Spearman's ρ, or a dash of too few runs or where one side is constant."""
+    if len(ranks) < _FEWEST or ranks.nunique().min() < 2:
         return DASH
-    return f"{require('scipy.stats').spearmanr(pairs).statistic:+.2f}"
+    return f"{require('scipy.stats').spearmanr(ranks).statistic:+.2f}"
 
 
 def ablation_tables(runs: DataFrame) -> list[Table]:
-    """Return the score over a setting of JacHess, for methods that differ in nothing else."""
+    """Return scores by a setting of JacHess, of methods that differ in nothing else."""
     tasks = list(runs["task"].unique())
     columns = [by_seed(runs, "score", group) for group in (*([task] for task in tasks), tasks)]
     first = runs.drop_duplicates("method").set_index("method")
@@ -468,7 +483,7 @@ def ablation_tables(runs: DataFrame) -> list[Table]:
 
 
 def chosen_tables(runs: DataFrame) -> list[Table]:
-    """Return which value of its knob each method was given on each task."""
+    """Return the table of the knob's value by method and task."""
     if runs["value"].isna().all():
         return []
     tasks = list(runs["task"].unique())
@@ -485,7 +500,7 @@ def chosen_tables(runs: DataFrame) -> list[Table]:
 
 
 def failed_tables(runs: DataFrame) -> list[Table]:
-    """Return the runs without figures, and why."""
+    """Return the table of the runs that failed, and why."""
     failed = runs.loc[runs["error"].notna(), ["method", "task", "seed", "error"]].astype(str)
     header, rows = ["method", "task", "seed", "why"], failed.to_numpy().tolist()
     return [Table("Runs that failed", header, rows, frozenset({3}))] if rows else []
@@ -510,10 +525,12 @@ def paired_tables(runs: DataFrame) -> list[Table]:
     On average over the tasks where there are several, then on each task.
     """
     methods = compared(runs)
-    figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED if methods}
+    if not methods:
+        return []
+    figures = {figure: tasks_with(runs, figure.column) for figure in PAIRED}
     *each, average = groups(list(runs["task"].unique()))
     tables = []
-    for title, tasks in (average, *each) if methods else ():
+    for title, tasks in (average, *each):
         columns = {}
         for figure, having in figures.items():
             shared = [task for task in having if task in tasks]
@@ -534,7 +551,7 @@ def paired_tables(runs: DataFrame) -> list[Table]:
 
 
 def overall_tables(runs: DataFrame) -> list[Table]:
-    """Return one test for each method and figure over all pairs of task and seed."""
+    """Return a table for each figure: tests of each method over all pairs of task and seed."""
     tables = []
     for figure in TESTED:
         if figure.column not in runs or not compared(runs):
@@ -557,7 +574,7 @@ def overall_tables(runs: DataFrame) -> list[Table]:
 
 
 def cost_tables(runs: DataFrame) -> list[Table]:
-    """Return what training costs."""
+    """Return the table of what training costs."""
     rows = [[method, f"{cost:.2f}"] for method, cost in costs(runs).items()]
     caption = (
         "Training: processor seconds over the plain run's of the same task and seed, mean ratio."
@@ -566,7 +583,7 @@ def cost_tables(runs: DataFrame) -> list[Table]:
 
 
 def best_control_tables(runs: DataFrame) -> list[Table]:
-    """Return each method that is no control against the best control of its cost or less."""
+    """Return the table of methods against the best control that costs no more."""
     cost = costs(runs)
     controls = [method for method in compared(runs) if is_control(runs, method)]
     apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}

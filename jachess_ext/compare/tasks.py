@@ -1,4 +1,4 @@
-"""Tasks: labelled rows to train and to judge on, from files, folders and the Hugging Face hub."""
+"""Load tasks from files, folders and the Hugging Face hub, and draw the rows to use."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ from .settings import Columns
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, second texts where the task has pairs, and what each is labelled.
+    """Texts, second texts (`pairs`) if the task has them, and labels.
 
-    Labels are indices of classes, or numbers in a regression task.
+    Labels are indices of classes, or the numbers of a regression task.
+
+    Example:
+        >>> Examples(["a good film", "a bad film"], None, [1, 0]).part(1, 2).rows
+        [('a bad film',)]
     """
 
     texts: list[str]
@@ -44,7 +48,7 @@ class Examples:
         )
 
     def part(self, start: int, stop: int) -> Examples:
-        """Return the examples `start` to `stop` (exclusive)."""
+        """Return the examples from `start` up to `stop`, which is excluded."""
         return self.chosen(range(len(self))[start:stop])
 
     @property
@@ -56,19 +60,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: labelled training and dev rows, and unlabelled text of its domain.
+    """A task: labelled training and dev rows, and unlabelled rows of its domain.
 
     Attributes:
-        classes: their names; without any it is a regression task.
-        unlabelled: has labels as `Examples` always do; no method looks at them.
+        classes: their names; a regression task has none.
+        unlabelled: rows whose labels no method reads.
         validation: rows neither trained nor judged on, for temperatures and the epoch to stop at.
 
     Raises:
-        DataError: a label of the training or dev data is not the index of a class.
+        DataError: a label of the training or dev rows is not the index of a class.
     """
 
     name: str
-    description: str
     classes: tuple[str, ...]
     train: Examples
     unlabelled: Examples
@@ -77,10 +80,11 @@ class Task:
     validation: Examples | None = None
 
     def __post_init__(self) -> None:
-        # a loss takes some of these for "no label" and leaves the row out without a word
+        if self.regression:
+            return
+        known = range(self.outputs)  # a loss may silently leave out rows with other labels
         for part, examples in (("training", self.train), ("dev", self.dev)):
-            known = range(self.outputs)
-            wrong = (y for y in examples.labels if not self.regression and y not in known)
+            wrong = (label for label in examples.labels if label not in known)
             if (label := next(wrong, None)) is not None:
                 raise DataError(
                     f"{self.name}: a {part} row has the label {label}; expected an index of its "
@@ -94,7 +98,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model for it has: one per class, or one number."""
+        """How many outputs a model of the task has: one for each class, or one number."""
         return len(self.classes) or 1
 
 
@@ -106,6 +110,15 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
     Raises:
         DataError: it is none of these, or cannot be used.
         MissingExtra: `datasets` (of the hub) or `pandas` (of parquet files) is not installed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     films = Path(folder, "films.csv")
+        ...     _ = films.write_text("text,label\\na good film,good\\na bad film,bad\\n")
+        ...     task = load_task(f"reviews={films}:{films}")
+        >>> task.name, task.classes, task.train.labels
+        ('reviews', ('bad', 'good'), [1, 0])
     """
     name, equals, rest = spec.partition("=")
     if equals:
@@ -128,7 +141,7 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
 # Files
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-_LONGEST_RECORD = 1000  # lines of JSON; beyond that a string without an end is a fault
+_LONGEST_RECORD = 1000  # lines of a JSON object; a longer string is taken to lack its end
 
 
 def file_task(train: Path, dev: Path, columns: Columns) -> Task:
@@ -143,7 +156,6 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
         columns = replace(columns, pair="text_pair")
     return _task(
         name=train.name.partition(".")[0],
-        dev_name=dev.name,
         train=(str(train), records[train]),
         dev=(str(dev), records[dev]),
         columns=columns,
@@ -153,15 +165,15 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
 def folder_task(folder: Path, columns: Columns) -> Task:
     """Load a task from a folder with files named train and dev, and perhaps ``labels.json``.
 
-    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative"):
-    the labels are places in it, or the names themselves.  The metric is that of the GLUE task the
-    folder is named after, if any; F1 is of the second class, see `_positive_second`.
+    ``labels.json`` is a list that names the classes in order ("0 = negative", or just "negative");
+    labels are places in it, or the names themselves.  A folder named after a GLUE task has that
+    task's metric; F1 is of the second class, see `_positive_second`.
 
     Raises:
         DataError: no such folder or files in it, or as `file_task` or `_positive_second`.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; expected one with the files train and dev")
+        raise DataError(f"{folder} is not a folder; expected one with the files train and dev")
     files = []
     for stem in ("train", "dev"):
         names = [stem + ending for ending in _ENDINGS]
@@ -176,7 +188,6 @@ def folder_task(folder: Path, columns: Columns) -> Task:
     named = replace(
         task,
         name=folder.name,
-        description=f"{folder.name}, judged on its {files[1].name}",
         metric=task.metric if task.regression else GLUE.get(folder.name, ACCURACY),
     )
     titles = folder / "labels.json"
@@ -186,7 +197,7 @@ def folder_task(folder: Path, columns: Columns) -> Task:
 
 
 def _with_class_names(task: Task, path: Path) -> Task:
-    """Name the classes by a list: at the labels' places, or in the list's order."""
+    """Name the classes by a list whose places, or whose names, are the labels."""
     if task.regression:
         return task
     names = read_json(path)
@@ -207,8 +218,8 @@ def _with_class_names(task: Task, path: Path) -> Task:
     )
 
 
-# csv and json are Python's own: load_dataset turns the text "007" into a number, a date into a
-# datetime and a second column of one name into another name, each without a word.
+# Python reads csv and json: load_dataset silently turns the text "007" into a number, a date into
+# a datetime and the second of two equal column names into another name.
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a csv, tsv or jsonl file, perhaps with .gz, or of a parquet file.
 
@@ -234,10 +245,10 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[Iterable[str]]:
-    """Open the lines of a UTF-8 text, or of a gzip file of one where the name ends in .gz.
+    """Open the lines of a UTF-8 text file, compressed by gzip if its name ends in .gz.
 
     Raises:
-        DataError: what goes wrong while they are read.
+        DataError: the file cannot be read, or the lines as they are read.
     """
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     try:
@@ -268,7 +279,7 @@ def _delimited(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _json_lines(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield one object a line; a string may hold a raw line break, as in some published files."""
+    """Yield an object a line; strings may hold raw line breaks, as in some published files."""
     start, text = 1, ""
     for number, line in enumerate(file, start=1):
         if not text and not line.strip():
@@ -322,7 +333,7 @@ def hub_task(name: str, columns: Columns) -> Task:
         columns = Columns(*_GLUE_COLUMNS[glue])
     try:
         splits = datasets.load_dataset("glue", glue) if glue else datasets.load_dataset(name)
-    except Exception as error:  # the library raises many kinds; to the user they are one
+    except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"data set {name!r} could not be loaded: {reason}") from error
     dev = next((split for split in _DEV_SPLITS if split in splits), None)
@@ -336,7 +347,6 @@ def hub_task(name: str, columns: Columns) -> Task:
         columns = replace(columns, regression=True)
     task = _task(
         name=name,
-        dev_name=f"{dev} split",
         train=(f"data set {name!r} (train)", list(splits["train"])),
         dev=(f"data set {name!r} ({dev})", list(splits[dev])),
         columns=columns,
@@ -354,17 +364,16 @@ Records = Sequence[Mapping[str, Any]]
 
 def _task(
     name: str,
-    dev_name: str,
     train: tuple[str, Records],
     dev: tuple[str, Records],
     columns: Columns,
     ids: Sequence[str] | None = None,
 ) -> Task:
-    """Return the task of two sets of records, every one of which is checked.
+    """Check two sets of records and return their task.
 
     Args:
-        train, dev: what a set is called in messages, and its records.
-        ids: names of the classes whose labels are numbers from 0 up; None: labels are names.
+        train, dev: the name of a set in messages, and its records.
+        ids: names of the classes if labels are numbers from 0 up; None: labels are names.
     """
     parts = [_labelled(place, records, columns, ids) for place, records in (train, dev)]
     titles: list[str] = []
@@ -383,10 +392,8 @@ def _task(
                 )
         index = {title: i for i, title in enumerate(titles)}
         parts = [replace(part, labels=[index[str(y)] for y in part.labels]) for part in parts]
-    what = f"{len(titles)} classes" if titles else "numbers"
     return Task(
         name=name,
-        description=f"{what} from {Path(train[0]).name}, judged on {dev_name}",
         classes=tuple(titles),
         train=parts[0],
         unlabelled=parts[0],
@@ -396,7 +403,7 @@ def _task(
 
 
 def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str] | None) -> Any:
-    """Return the checked `Examples`, labels as numbers or, of classes, as their names."""
+    """Check records and return their `Examples`, with classes by name."""
     if not records:
         raise DataError(f"{place} is empty: it has no records; a task needs some in train and dev")
     wanted = [name for name in (columns.text, columns.pair, columns.label) if name is not None]
@@ -418,6 +425,7 @@ def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str]
 
 
 def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) -> Any:
+    """Check a record's label and return it: a number, or the name of a class."""
     if ids is not None and not columns.regression:
         if isinstance(value, int) and 0 <= value < len(ids):
             return ids[value]
@@ -445,7 +453,7 @@ def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) 
 
 
 def _natural(label: str) -> tuple[int, int, str]:
-    """Sort whole numbers by value, before words."""
+    """Return a key that sorts whole numbers by value, before words."""
     try:
         return (0, int(label), label)
     except ValueError:
@@ -458,15 +466,15 @@ _POSITIVE = ("equivalent", "duplicate", "is_duplicate", "paraphrase", "yes", "tr
 def _positive_second(task: Task, *, ordered: bool) -> Task:
     """Return a task judged by F1 with the positive class second; any other as it is.
 
-    Positive is the one class whose name says so ("equivalent", "duplicate", …), else 1 of the
-    labels 0 and 1, else the second where the data say an order.  In the order of the alphabet
-    "not_equivalent" would come second.
+    Positive is the only class whose name says so ("equivalent", "duplicate", …), else 1 of the
+    labels 0 and 1, else the second of classes that the data put in order.  In the order of the
+    alphabet "not_equivalent" would come second.
 
     Args:
-        ordered: whether the classes' order is the data's own, not the alphabet's.
+        ordered: whether the data, not the alphabet, put the classes in order.
 
     Raises:
-        DataError: it cannot be told which class is the positive one, or there are not two.
+        DataError: the positive class is unknown, or there are not two classes.
     """
     if task.metric is not F1:
         return task
@@ -488,7 +496,7 @@ def _positive_second(task: Task, *, ordered: bool) -> Task:
 
 
 def _reordered(task: Task, classes: Sequence[str]) -> Task:
-    """Return the same task with its classes in the order of `classes`; every row keeps its own."""
+    """Return the task with its classes in the order of `classes`."""
     place = {index: classes.index(name) for index, name in enumerate(task.classes)}
 
     def moved(examples: Examples) -> Examples:
@@ -517,11 +525,10 @@ def selected(
 ) -> Task:
     """Return the task with so many rows, drawn by `seed` (dev rows by `dev_seed`); None keeps all.
 
-    Unlabelled rows are training rows that are not trained on, as long as there are such; the rest
-    are training rows, too (their labels are not looked at).
+    Unlabelled rows are those of the training file that are not trained on, then trained ones.
 
     Raises:
-        DataError: there are fewer training rows than asked for, or one class only among them.
+        DataError: there are fewer training rows than asked for, or all are of one class.
     """
     count = len(task.train)
     if train is not None and train > count:
@@ -541,12 +548,12 @@ def selected(
 
 
 def _order(count: int, seed: int) -> list[int]:
-    """Return the numbers below `count` in an order that `seed` decides."""
+    """Return the numbers below `count` in a random order drawn by `seed`."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def with_validation(task: Task, share: float, seed: int) -> Task:
-    """Return the task with a share of its dev rows, drawn by `seed`, as validation rows instead.
+    """Return the task with a share of its dev rows, drawn by `seed`, moved to validation.
 
     Raises:
         DataError: one of the two parts would be empty.
@@ -566,13 +573,10 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
 
 
 def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
-    """Return the task with a share of its training rows labelled as another class, at random.
-
-    Exactly round(share · N) rows, each with any of the other classes alike; dev, validation and
-    unlabelled rows stay.
+    """Return the task with round(share · N) training rows labelled as another class, drawn evenly.
 
     Raises:
-        DataError: it is a regression.
+        DataError: it is a regression task.
     """
     if task.regression:
         raise DataError(f"{task.name}: label noise is of classes, and its labels are numbers")
@@ -587,9 +591,9 @@ def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
 
 
 def held_out(task: Task, share: float) -> Task:
-    """Return the task with the last `share` of its training rows to judge on instead of dev rows.
+    """Return the task with the last `share` of its training rows in place of the dev rows.
 
-    As dev texts are, those are no unlabelled text either, unless there were no other.
+    They are taken out of the unlabelled rows too, unless there are no others.
 
     Raises:
         DataError: one of the two parts would be empty or, in training, of one class.
@@ -620,7 +624,7 @@ def digest(task: Task) -> str:
 
 
 def check_shift(source: Task, target: Task) -> None:
-    """Refuse to judge a model of `source` on `target` where it cannot be.
+    """Check that a model of `source` can be judged on `target`.
 
     Raises:
         DataError: the tasks have different classes, or only one has pairs.

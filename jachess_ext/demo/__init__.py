@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     Derivative = Callable[[Tensors, Tensors], Tensors]
 
 ASSETS = Path(__file__).parent / "assets"
-"""Folder of the encoder that `examples/pretrain_demo_encoder.py` made."""
+"""Folder of the encoder, written by `examples/pretrain_demo_encoder.py`."""
 
 PACKAGES = ("numpy", "python", "scipy", "sklearn", "torch", "transformers")
 """The task's classes: the standard library (`python`) and what the demo needs anyway."""
 
 NAME = "[NAME]"
-"""What stands in a sentence where a name or identifier was."""
+"""The mask for names and identifiers in a sentence."""
 
 METHODS = ("none", "label-smoothing", "r-drop", "recommended", "jachess-train", "jachess-joint")
-"""What is compared: the plain model, two controls, what the comparisons chose, and JacHess."""
+"""The methods compared: plain, two controls, the recommended one, and JacHess in two modes."""
 
 
 # The task: which package is a sentence from?
@@ -52,7 +52,7 @@ _LEFT_OUT = {
     *("test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "lib2to3"),
     *("turtledemo", "_vendor", "vendor", "_bundled", "externals", "include", "__pycache__"),
 }
-_PACKAGE_WORDS = {  # they name a package, or as good as name one
+_PACKAGE_WORDS = {  # words that give a package away
     *("python", "cpython", "pythonic", "numpy", "np", "scipy", "scikit", "scikits", "sklearn"),
     *("torch", "pytorch", "libtorch", "facebook", "transformers", "tokenizers", "huggingface"),
     *("hugging", "face", "google", "matplotlib", "mpl", "plt", "pyplot", "pandas", "tensorflow"),
@@ -100,7 +100,7 @@ def root_of(package: str) -> Path:
 
 
 def is_dev_file(package: str, path: str) -> bool:
-    """Return whether a source file is one to judge on: its name decides, on any machine."""
+    """Return whether a source file is for judging, which its name decides on any machine."""
     return _digest(f"{package}/{path}") % 4 == 0
 
 
@@ -126,8 +126,7 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
     """Build the task from the installed packages' docstrings; the same on every call.
 
     Classes are balanced, and no source file has sentences in both parts.  Sentences half of whose
-    four-word runs were seen before are left out, so that neither a copied docstring nor a template
-    stands on both sides.
+    four-word runs were seen before are left out, so that no copied docstring is in both parts.
 
     Args:
         train_size, dev_size: Sentences, rounded down to a multiple of the number of packages.
@@ -165,8 +164,7 @@ def docstring_task(train_size: int = 1200, dev_size: int = 480) -> Task:
 
     dev = part(dev_size // len(PACKAGES), True)
     train = part(train_size // len(PACKAGES), False)
-    description = "which package is a sentence of documentation from"
-    return Task("docstrings", description, PACKAGES, train, train, dev, ACCURACY)
+    return Task("docstrings", PACKAGES, train, train, dev, ACCURACY)
 
 
 def _docstrings(path: Path) -> list[str]:
@@ -182,7 +180,7 @@ def _docstrings(path: Path) -> list[str]:
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
-    """Yield runs of lines of one indentation; whatever is no prose ends them."""
+    """Yield paragraphs: consecutive lines of prose of the same indentation."""
 
     def indentation(line: str) -> int | None:
         return None if _NO_PROSE.match(line) else len(line) - len(line.lstrip())
@@ -205,16 +203,16 @@ def _masked(text: str, hidden: set[str]) -> str:
 
 
 def _is_prose(sentence: str) -> bool:
-    """Return whether it is of 6 to 40 words and nothing else, at most a quarter of them names."""
+    """Return whether a sentence is 6 to 40 words and no more than a quarter of them names."""
     words = sentence.split()
     few = 4 * sentence.count(NAME) <= len(words)
     return 6 <= len(words) <= 40 and few and bool(_PROSE.fullmatch(sentence))
 
 
 def _long_sentences(package: str, dev: bool) -> Iterator[str]:
-    """Yield sentences of a package's files of one part, in an order that is always the same.
+    """Yield a package's sentences of ten words or more in a fixed order, for one part.
 
-    They have ten words or more: a shorter one rarely says where it is from.
+    A shorter sentence rarely tells its package.
     """
     files = [path for path in source_files(package) if is_dev_file(package, path) == dev]
     for path in sorted(files, key=lambda path: _digest(f"order/{package}/{path}")):
@@ -224,7 +222,7 @@ def _long_sentences(package: str, dev: bool) -> Iterator[str]:
 
 
 def _is_new(text: str, seen: set[str]) -> bool:
-    """Return whether most four-word runs of a text are new; if so, they are seen from now on."""
+    """Return whether most four-word runs of a text are new; if so, add them to `seen`."""
     words = re.findall(r"[a-z]+", text.replace(NAME, " ").lower())
     runs = {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
     if 2 * len(runs & seen) >= len(runs):
@@ -242,10 +240,10 @@ def _digest(text: str) -> int:
 
 
 def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
-    """Return what torch says to derivatives through fused attention, and a table of ours measured.
+    """Return torch's refusals of derivatives through fused attention, and a table of ours.
 
-    Errors are those in float64 on 256 tokens from torch's derivatives of attention written out;
-    times are medians of five in float32 on `tokens`, taken in turns.
+    Errors are relative to torch's derivatives of attention written out, in float64 on 256 tokens;
+    times are medians of five in float32 on `tokens`, measured in turns.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as fused
@@ -309,12 +307,12 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
 
 
 def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
-    """Return the most that torch's CPU allocator held for a call, kernels' own buffers included."""
+    """Return the most memory that torch's CPU allocator held during a call, in MiB."""
     from torch.autograd.profiler import profile
 
     stderr = os.dup(2)
     try:
-        with TemporaryFile() as unread:  # the profiler says that it starts and stops
+        with TemporaryFile() as unread:  # the profiler prints that it starts and stops
             os.dup2(unread.fileno(), 2)
         with profile(use_kineto=False, profile_memory=True) as recorded:
             call(x, v)
@@ -332,13 +330,13 @@ def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
 def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) -> None:
     """Show derivatives through fused attention, then fine-tune by several methods and compare.
 
-    Needs no network: the encoder comes with the package, the text is the docstrings of installed
-    packages.  Finished runs in the folder are not repeated.
+    No network is needed: the encoder comes with the package, and the texts are the docstrings of
+    installed packages.  Finished runs in the folder are not repeated.
 
     Args:
         out: Folder of the task, the runs and the report.
         quick: One seed, few steps: does it run?
-        seeds: How many runs of each method.
+        seeds: Number of runs of each method.
 
     Raises:
         DataError: The text or the folder cannot be used.
@@ -365,7 +363,7 @@ def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) 
         conditions=Conditions(corruption=(0.1, 0.2), deltas=(1.0,)),
     )
     with locked(out / "runs"):
-        pass  # where it cannot be used, that is said before the work
+        pass  # refuse a folder that cannot be used before any work
     prepare(threads=1)
     width = shutil.get_terminal_size().columns
     with _stage("Derivatives through fused attention, on one thread of the CPU"):

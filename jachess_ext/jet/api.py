@@ -13,7 +13,6 @@ from .. import torch_private
 from ..ops.library import transformed
 from . import rules  # noqa: F401  registers the rules
 from .context import without_autocast, without_dynamo
-from .deferred import ending
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
 from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout, map_tensors
@@ -24,6 +23,7 @@ from .tensor import (
     JetTensor,
     carries_derivatives,
     different_layouts,
+    ending,
     kept_too_long,
     lift,
 )
@@ -31,7 +31,7 @@ from .tensor import (
 
 @dataclasses.dataclass(frozen=True)
 class Jet:
-    """The 2-jet of a function's output along the directions u_1..u_q.
+    """The value and derivatives of a function along the directions u_1..u_q.
 
     Attributes:
         streams: ``[S, *shape]``: all of the below, stacked.
@@ -39,6 +39,11 @@ class Jet:
         first: ``[q, *shape]``; J u_i.
         second: ``[P, *shape]``; D²f[u_i, u_j] for ``pairs[p] == (i, j)``, i < j.
         pairs: list of (i, j); empty at order 1 and for a single direction.
+
+    Example:
+        >>> jet = jx.jet(torch.square, torch.tensor(3.0), torch.ones(2))
+        >>> jet.primal, jet.first, jet.second
+        (tensor(9.), tensor([6., 6.]), tensor([2.]))
     """
 
     streams: Tensor
@@ -67,8 +72,8 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
     Args:
         fn: any torch callable of tensors, for example a lambda around a model call; it runs once,
             unmodified.
-        x: floating-point tensor, the point of expansion; or a tuple, one entry for each argument
-            of ``fn``; or another nest (list, dict, ...) of tensors, the one argument of ``fn``.
+        x: floating-point tensor, the point of expansion; or a tuple with an entry for each argument
+            of ``fn``; or another nest (list, dict, ...) of tensors, the only argument of ``fn``.
             The entries of a tuple may be nests, too.
         directions: ``[q, *x.shape]``, q = 1..4, of x's dtype and device; of several tensors, a
             nest like ``x``, with the same q everywhere: direction i is the i-th slice of all of
@@ -81,14 +86,14 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
         A tensor that does not depend on ``x`` gives zero derivatives.
 
     Within ``torch.compile`` (docs/compile.md) ``fn`` has to be an ``nn.Module``, or
-    ``functools.partial`` of one; anything else breaks the graph and runs eagerly.  NaN in ``x`` is
-    then not looked for, and goes through; nor is it within a transform of ``torch.func``.
+    ``functools.partial`` of one; anything else breaks the graph and runs eagerly.  There, and
+    within a transform of ``torch.func``, NaN in ``x`` is not refused.
 
     Raises:
         TypeError: ``x`` holds something other than floating-point tensors; the directions are no
-            tensor, or of another dtype.
+            tensor, or have another dtype.
         ValueError: ``x`` is not finite; the directions' shape or device does not fit; order or q
-            is outside what is supported.
+            is not supported.
         MissingJetRule: ``fn`` calls an operation without a rule.
 
     Example:
@@ -97,7 +102,7 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
         (torch.Size([2, 3]), torch.Size([1, 3]), [(0, 1)])
     """
     if torch.compiler.is_dynamo_compiling():
-        from .compiled import jet_in_graph  # here, since it imports torch._dynamo
+        from .compiled import jet_in_graph  # imports torch._dynamo, which takes seconds
 
         return jet_in_graph(fn, x, directions, order)
     return eager_jet(fn, x, directions, order)
@@ -105,7 +110,7 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
 
 @without_dynamo
 def eager_jet(fn: Callable[..., Any], x: Any, directions: Any, order: int) -> Any:
-    """`jet` outside ``torch.compile``."""
+    """Compute `jet` outside ``torch.compile``."""
     arguments, layout = make_arguments(x, directions, order, check_values=not transformed())
     with jets_through_fsdp(), ending(layout.run):
         return to_jets(fn(*arguments), layout)
@@ -114,7 +119,7 @@ def eager_jet(fn: Callable[..., Any], x: Any, directions: Any, order: int) -> An
 def make_arguments(
     x: Any, directions: Any, order: int, *, check_values: bool
 ) -> tuple[tuple[Any, ...], JetLayout]:
-    """The arguments of ``fn`` as jets of one pass, from x and directions as `jet` takes them."""
+    """Return the arguments of ``fn`` as jets of one pass, and its layout; see `jet`."""
     if isinstance(x, Tensor):
         jet_input = make_input(x, directions, order, check_values=check_values)
         return (jet_input,), jet_input.jet_layout
@@ -122,9 +127,9 @@ def make_arguments(
     layout: JetLayout | None = None
     jets = []
     for (name, point), step in zip(points, steps, strict=True):
-        made = make_input(point, step, order, check_values=check_values, name=name, layout=layout)
-        layout = made.jet_layout
-        jets.append(made)
+        jet = make_input(point, step, order, check_values=check_values, name=name, layout=layout)
+        layout = jet.jet_layout
+        jets.append(jet)
     assert layout is not None
     nest = torch_private.pytree.tree_unflatten(jets, structure)
     return nest if isinstance(x, tuple) else (nest,), layout
@@ -133,12 +138,12 @@ def make_arguments(
 def paired_leaves(
     points: Any, name: str, steps: Any, steps_name: str
 ) -> tuple[list[tuple[str, Tensor]], list[Any], Any]:
-    """The tensors of a nest, each with what to write to reach it (``x[0]['mask']``); the leaves of
-    another, nested alike; and the structure.
+    """Flatten two nests: return ``(name, point)`` pairs, the steps, and their common structure.
+
+    The names are those of messages, such as ``x[0]['mask']``.
 
     Raises:
-        TypeError: the first holds no tensor, or something that no jet can start from; the second
-            is nested otherwise.
+        TypeError: there are no points, or some cannot start a jet; the steps are nested otherwise.
     """
     leaves, structure = torch_private.pytree.tree_flatten_with_path(points)
     if not leaves:
@@ -147,13 +152,13 @@ def paired_leaves(
     named = [(name + torch_private.pytree.keystr(path), leaf) for path, leaf in leaves]
     for place, leaf in named:
         check_point(leaf, place)
-    found, found_structure = torch_private.pytree.tree_flatten(steps)
-    if found_structure != structure:
+    step_leaves, step_structure = torch_private.pytree.tree_flatten(steps)
+    if step_structure != structure:
         raise TypeError(
             f"{steps_name} are nested otherwise than {name}; expected a tensor for every tensor of "
             f"{name}, in the same tuples, lists and dicts"
         )
-    return named, found, structure
+    return named, step_leaves, structure
 
 
 def make_input(
@@ -165,16 +170,19 @@ def make_input(
     name: str = "x",
     layout: JetLayout | None = None,
 ) -> JetTensor:
-    """x + Σ ε_i u_i as a `JetTensor`; checks its arguments as `jet` documents.
+    """Return x + Σ ε_i u_i as a `JetTensor`, with the checks that `jet` documents.
 
     Args:
-        check_values: False leaves out the one check that has to read x (NaN and infinity).
-        name: what messages call x.
-        layout: of the pass, where x is not its first tensor.
+        check_values: whether to refuse NaN and infinity, which has to read x.
+        name: the name of x in messages.
+        layout: layout of the pass, if x is not its first tensor.
     """
     check_point(x, name)
-    if check_values:
-        _check_finite(x, name)
+    if check_values and not torch.isfinite(x).all():
+        raise ValueError(
+            f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
+            "embeddings or the weights they come from"
+        )
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, but jets exist for order 1 and 2")
     theirs = "directions" if name == "x" else f"directions{name[1:]}"
@@ -195,16 +203,7 @@ def make_input(
             f"{theirs} hold {len(directions)} directions, but the tensors before them "
             f"{layout.directions}; expected the same number everywhere"
         )
-    if directions.dtype != x.dtype:
-        raise TypeError(
-            f"{theirs} are {directions.dtype}; expected {x.dtype}, the dtype of {name}: convert "
-            f"them with .to({x.dtype})"
-        )
-    if directions.device != x.device:
-        raise ValueError(
-            f"{theirs} are on {directions.device}; expected {x.device}, where {name} is: move them "
-            f"with .to('{x.device}')"
-        )
+    _check_dtype_and_device(directions, f"{theirs} are", x, name)
     if layout is None:
         layout = begin_pass(len(directions), order)
     parts = [x.unsqueeze(0), directions]
@@ -217,16 +216,29 @@ def make_input(
     return jet
 
 
+def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) -> None:
+    """Require a step to have x's dtype and device; ``subject`` begins the message."""
+    them = "them" if subject.endswith(" are") else "it"
+    if step.dtype != x.dtype:
+        raise TypeError(
+            f"{subject} {step.dtype}; expected {x.dtype}, the dtype of {name}: convert {them} with "
+            f".to({x.dtype})"
+        )
+    if step.device != x.device:
+        raise ValueError(
+            f"{subject} on {step.device}; expected {x.device}, where {name} is: move {them} with "
+            f".to('{x.device}')"
+        )
+
+
 def begin_pass(directions: int, order: int) -> JetLayout:
-    """The layout of a new pass, under the settings of this moment."""
+    """Return the layout of a pass that begins now."""
     adopt_libraries()
     return make_layout(directions, order).of_a_new_run()
 
 
 def check_point(x: Any, name: str) -> None:
-    """Raises:
-    TypeError: ``x`` is not a plain floating-point tensor.
-    """
+    """Raise TypeError unless ``x`` is a plain floating-point tensor."""
     if not isinstance(x, Tensor) or isinstance(x, JetTensor):
         raise TypeError(
             f"{name} must be a plain tensor, not {type(x).__name__}; bind what carries no "
@@ -239,18 +251,12 @@ def check_point(x: Any, name: str) -> None:
         )
 
 
-def _check_finite(x: Tensor, name: str) -> None:
-    if not torch.isfinite(x).all():
-        raise ValueError(
-            f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
-            "embeddings or the weights they come from"
-        )
-
-
 def check_output(tensor: Tensor, layout: JetLayout) -> None:
-    """Raises:
-    RuntimeError: a function's result was kept from a pass that has ended.
-    ValueError: it is of a pass that goes on around this one.
+    """Refuse a function's result that belongs to another pass.
+
+    Raises:
+        RuntimeError: the pass has ended.
+        ValueError: the pass surrounds this one.
     """
     if isinstance(tensor, DerivativeTensor) and tensor.layout_of_pass.run is not layout.run:
         run = tensor.layout_of_pass.run
@@ -260,10 +266,10 @@ def check_output(tensor: Tensor, layout: JetLayout) -> None:
 
 
 def to_jets(value: Any, layout: JetLayout) -> Any:
-    """Every tensor in a function's result as a `Jet`; constants with zero derivatives.
+    """Return a function's result with a `Jet` for every tensor; constants have zero derivatives.
 
     Raises:
-        RuntimeError: the function returned a jet of another pass.
+        RuntimeError, ValueError: as `check_output`.
     """
     of_no_run = make_layout(layout.directions, layout.order)
 
@@ -289,17 +295,17 @@ def jvp(
 ) -> tuple[Any, ...]:
     """Compute ``fn(*primals)`` and J t, its derivative along ``tangents``, in one pass.
 
-    It is `torch.func.jvp`, through attention, too, and every other operation that has a jet rule.
+    Like `torch.func.jvp`, but through attention and every other operation that has a jet rule.
 
     Args:
         fn: any torch callable; it runs once, unmodified.
         primals: a tuple with an entry for each argument of ``fn``: floating-point tensors, or
             nests (lists, dicts, ...) of them.  Bind other arguments with functools.partial.
         tangents: the same for the direction; each tensor of its primal's shape, dtype and device.
-        has_aux: ``fn`` returns ``(output, aux)``; ``aux`` comes back as it is, without tangents.
-        differentiable: False gives tangents without a graph (they are targets, as in MeanFlow and
-            consistency models), whose computation leaves nothing in memory for a backward pass;
-            the output's own graph is that of ``fn(*primals)``.
+        has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned without tangents.
+        differentiable: False gives tangents without a graph, for use as targets (MeanFlow,
+            consistency models): they leave nothing in memory for a backward pass, and the output's
+            graph is that of ``fn(*primals)``.
 
     Returns:
         ``(output, tangent)``, or ``(output, tangent, aux)``: nests like the one ``fn`` returned.
@@ -320,7 +326,7 @@ def jvp(
         (tensor(9.), tensor(6.))
     """
     if torch.compiler.is_dynamo_compiling():
-        from .compiled import jvp_in_graph  # here, since it imports torch._dynamo
+        from .compiled import jvp_in_graph  # imports torch._dynamo, which takes seconds
 
         return jvp_in_graph(fn, primals, tangents, has_aux, differentiable)
     return eager_jvp(fn, primals, tangents, has_aux, differentiable)
@@ -334,9 +340,9 @@ def eager_jvp(
     has_aux: bool,
     differentiable: bool,
 ) -> tuple[Any, ...]:
-    """`jvp` outside ``torch.compile``."""
-    # Where no gradients are recorded a jet has no graph, and its operators are fused; dual tensors
-    # cannot look behind the wrappers of torch.func.
+    """Compute `jvp` outside ``torch.compile``."""
+    # Without gradients a jet has no graph either, and its operators are fused; dual tensors cannot
+    # work on the wrappers of torch.func.
     as_jets = differentiable or not torch.is_grad_enabled() or transformed()
     arguments, layout = with_tangents(primals, tangents, as_jets)
     with jets_through_fsdp(), ending(layout.run):
@@ -344,8 +350,7 @@ def eager_jvp(
 
 
 def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any, ...], JetLayout]:
-    """The arguments of ``fn``: jets of order 1, or dual tensors, whose tangents have no graph; and
-    the layout of their pass."""
+    """Return the arguments of ``fn``, as jets of order 1 or as dual tensors, and their layout."""
     if not isinstance(primals, tuple):
         raise TypeError(
             f"primals must be a tuple, with an entry for each argument of fn, not "
@@ -354,24 +359,24 @@ def with_tangents(primals: Any, tangents: Any, as_jets: bool) -> tuple[tuple[Any
     points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
     for (name, point), step in zip(points, steps, strict=True):
         _check_tangent(name, point, step)
-    made: list[DerivativeTensor] = []
+    arguments: list[DerivativeTensor] = []
     layout: JetLayout | None = None
     if as_jets:
         for (_, point), step in zip(points, steps, strict=True):
             jet = make_input(point, step.unsqueeze(0), 1, check_values=False, layout=layout)
             layout = jet.jet_layout
-            made.append(jet)
+            arguments.append(jet)
     else:
         of_pass = Pass(begin_pass(1, 1))
         layout = of_pass.layout
         for (_, point), step in zip(points, steps, strict=True):
-            # Copies, since fn may write into its arguments; `view_as` would not be one.
+            # Copies, since fn may write into its arguments.
             copy = laid_out_as_input(point.clone().unsqueeze(0), point).squeeze(0)
-            made.append(DualTensor(copy, step.detach().clone(), of_pass))
+            arguments.append(DualTensor(copy, step.detach().clone(), of_pass))
             if overlaps(point.shape, point.stride()):
-                of_pass.tear(copy)
+                of_pass.forbid_writes(copy)
     assert layout is not None
-    return torch_private.pytree.tree_unflatten(made, structure), layout
+    return torch_private.pytree.tree_unflatten(arguments, structure), layout
 
 
 def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
@@ -385,25 +390,17 @@ def _check_tangent(name: str, primal: Tensor, tangent: Any) -> None:
             f"{theirs} has shape {list(tangent.shape)}; expected {list(primal.shape)}, the shape "
             f"of {name}"
         )
-    if tangent.dtype != primal.dtype:
-        raise TypeError(
-            f"{theirs} is {tangent.dtype}; expected {primal.dtype}, the dtype of {name}: convert "
-            f"it with .to({primal.dtype})"
-        )
-    if tangent.device != primal.device:
-        raise ValueError(
-            f"{theirs} is on {tangent.device}; expected {primal.device}, where {name} is: move it "
-            f"with .to('{primal.device}')"
-        )
+    _check_dtype_and_device(tangent, f"{theirs} is", primal, name)
 
 
 def split_output(
     result: Any, has_aux: bool, differentiable: bool, layout: JetLayout
 ) -> tuple[Any, ...]:
-    """What ``fn`` returned as `jvp` returns it.
+    """Split the result of ``fn`` into what `jvp` returns.
 
     Raises:
-        RuntimeError: some of it is of another pass.
+        TypeError: the result is not of the form that `jvp` documents.
+        RuntimeError, ValueError: as `check_output`.
     """
     map_tensors(result, lambda tensor: check_output(tensor, layout))
     if not has_aux:
@@ -422,16 +419,16 @@ def split_output(
 
 def _tangents(output: Any, differentiable: bool) -> Any:
     others: list[Any] = []
-    found = map_tensors(output, _tangent, others.append)
+    tangents = map_tensors(output, _tangent, others.append)
     if not differentiable:
-        found = map_tensors(found, torch.Tensor.detach)
+        tangents = map_tensors(tangents, torch.Tensor.detach)
     others = [other for other in others if other is not None]
     if others:
         raise TypeError(
             f"fn returned a {type(others[0]).__name__}, which has no tangent; expected tensors, "
             "or nests of them: return anything else as aux, with has_aux=True"
         )
-    return found
+    return tangents
 
 
 def _primal(tensor: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """`jx.jet` and `jx.jvp` within ``torch.compile``.
 
-Dynamo cannot follow the engine (a `JetTensor` is a wrapper made in C++), so the call of a module on
-a jet is a *non-strict* region: one node for dynamo, which AOT autograd traces by running the engine
-itself on fake tensors.  The graph then holds the plain stack ``[S, ...]``, torch functions and the
+Dynamo cannot trace the engine (a `JetTensor` is a wrapper from C++), so the call of a module on a
+jet is a *non-strict* region: one node for dynamo, which AOT autograd traces by running the engine
+on fake tensors.  The graph then holds the plain stack ``[S, ...]``, torch functions and the
 operators ``jachess::...``; the module's parameters and buffers are inputs of the graph.
 
-Dynamo imports this file when it meets `jet`, and nobody should before: torch._dynamo takes seconds.
+Import this file only while dynamo traces: it imports torch._dynamo, which takes seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch.utils import _pytree as pytree
 from ..torch_floor import release
 from . import api
 from .api import eager_jvp, split_output, with_tangents
-from .layout import ORDERS, JetLayout, make_layout, map_tensors
+from .layout import ORDERS, make_layout, map_tensors
 from .tensor import carries_derivatives, lift
 
-# Earlier torch's `nonstrict_trace` takes tensors and plain values alone, no nn.Module.
+# Before torch 2.12 `nonstrict_trace` takes no nn.Module.
 MODULES_IN_GRAPHS = release(torch.__version__) >= (2, 12)
 _TOO_OLD = (
     "jx.jet within torch.compile needs torch 2.12 or newer, whose nonstrict_trace takes an "
@@ -47,21 +47,21 @@ _PROBLEM = "problem: "
 
 
 class JetGraphError(RuntimeError):
-    """A jet that cannot be taken within a graph; the message says why."""
+    """Raised where a jet cannot be computed within a graph; the message says why."""
 
 
 def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
-    """`jet` as dynamo traces it; see there.
+    """Compute `jet` while dynamo traces.
 
-    What the graph cannot hold is a graph break with its reason, after which the engine runs
-    eagerly; with ``fullgraph=True`` that is an error.
+    A function that the graph cannot hold breaks it, with the reason, and runs eagerly; with
+    ``fullgraph=True`` that is an error.
     """
     why = _why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
         return api.eager_jet(fn, x, directions, order)
     module, args, named = _call_of(fn)
-    for known in ORDERS:  # with dynamic=True, dynamo makes symbols of integers, too
+    for known in ORDERS:  # with dynamic=True, the order is a symbol
         order = known if order == known else order
     stacks = _stacks(module, args, named, x, directions, order, _modes(module))
     _raise_problem(stacks)
@@ -77,36 +77,35 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
 def jvp_in_graph(
     fn: Any, primals: Any, tangents: Any, has_aux: bool, differentiable: bool
 ) -> tuple[Any, ...]:
-    """`jvp` as dynamo traces it, as `jet_in_graph`."""
+    """Compute `jvp` while dynamo traces, as `jet_in_graph`."""
     why = _why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
         return eager_jvp(fn, primals, tangents, has_aux, differentiable)
     module, args, named = _call_of(fn)
-    found = _outputs(
+    outputs = _outputs(
         module, args, named, primals, tangents, has_aux, differentiable, _modes(module)
     )
-    _raise_problem(found)
-    return found
+    _raise_problem(outputs)
+    return outputs
 
 
 def _why_not(fn: Any) -> str | None:
-    """Why the graph cannot hold a derivative of ``fn``; None where it can."""
+    """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
     return None if isinstance(_call_of(fn)[0], nn.Module) else _NOT_A_MODULE
 
 
 def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
-    """What is called, and what it is called with before and beside the jets."""
+    """Return the callable, and its arguments before and beside the jets."""
     if isinstance(fn, functools.partial):
         return fn.func, fn.args, fn.keywords
     return fn, (), {}
 
 
 def _modes(module: nn.Module) -> tuple[bool, ...]:
-    """Dynamo does not look into the module; reading the flags makes it trace again after
-    model.train() or model.eval()."""
+    """Return the training flags, so that dynamo traces again after model.train() or .eval()."""
     return tuple(part.training for part in module.modules())
 
 
@@ -127,13 +126,15 @@ def _stacks(
     order: int,
     modes: tuple[bool, ...],
 ) -> Any:
-    """``module(*args, *jets, **named)`` with every jet replaced by its stack ``[S, ...]``."""
+    """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
         jets, layout = api.make_arguments(x, directions, order, check_values=False)
         with _only_inputs():
             value = module(*args, *jets, **named)
-        return map_tensors(value, lambda t: _stack(t, layout))
+        return map_tensors(
+            value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
+        )
 
     return _or_problem(run, x)
 
@@ -149,7 +150,7 @@ def _outputs(
     differentiable: bool,
     modes: tuple[bool, ...],
 ) -> Any:
-    """What `jvp` returns."""
+    """Return what `jvp` returns."""
 
     def run() -> Any:
         as_jets = differentiable or not torch.is_grad_enabled()
@@ -162,10 +163,10 @@ def _outputs(
 
 
 def _or_problem(run: Callable[[], Any], inputs: Any) -> Any:
-    """``run()``, or a sentence about what went wrong.
+    """Return ``run()``, or a dict whose key is the message of the error.
 
-    It leaves as the key of a dict: dynamo reads the structure of what a non-strict region returns,
-    but drops the message of what it raises.
+    Dynamo reads the structure of what a non-strict region returns, but drops the message of what it
+    raises.
     """
     try:
         return run()
@@ -173,30 +174,19 @@ def _or_problem(run: Callable[[], Any], inputs: Any) -> Any:
         fakes = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, FakeTensor)]
         if not fakes:
             raise
-        _forget_pending_symbols(fakes[0])
-        return {_PROBLEM + _sentence(error): torch.zeros(())}
-
-
-def _forget_pending_symbols(x: FakeTensor) -> None:
-    """A model that read a value (`.item()`) left a symbol behind, which would hide the error."""
-    shapes = x.fake_mode.shape_env
-    if shapes is not None:
-        shapes.pending_fresh_unbacked_symbols.clear()
-
-
-def _stack(tensor: Tensor, layout: JetLayout) -> Tensor:
-    return lift(tensor, layout).streams if carries_derivatives(tensor) else tensor
-
-
-def _sentence(error: Exception) -> str:
-    if "convert all Tensors to FakeTensors" in str(error):
-        return _NOT_AN_INPUT
-    return f"{type(error).__name__}: {error}"
+        shapes = fakes[0].fake_mode.shape_env
+        if shapes is not None:
+            # Symbols that a model left by reading a value (`.item()`) would hide the error.
+            shapes.pending_fresh_unbacked_symbols.clear()
+        message = f"{type(error).__name__}: {error}"
+        if "convert all Tensors to FakeTensors" in message:
+            message = _NOT_AN_INPUT
+        return {_PROBLEM + message: torch.zeros(())}
 
 
 @contextmanager
 def _only_inputs() -> Iterator[None]:
-    """Refuse tensors that are no inputs of the graph; a non-strict region would take them in."""
+    """Refuse tensors that are no inputs of the graph, which a non-strict region would capture."""
     before = fake_tensor_tls.allow_non_fake_inputs_override
     fake_tensor_tls.allow_non_fake_inputs_override = False
     try:

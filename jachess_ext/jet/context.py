@@ -1,11 +1,11 @@
-"""What is switched off around the engine: autocast around its rules, ``torch.compile`` around all.
+"""Autocast is switched off around the engine's rules, and ``torch.compile`` around the engine.
 
-Autocast acts below ``__torch_function__``: on the plain tensors that a rule computes with, where it
-would meet other functions than the one that was called (the derivative of a GELU takes an ``exp``,
-which autocast runs in float32 on a GPU).  So a rule runs without autocast, on arguments that are
+Autocast works below ``__torch_function__``, on the plain tensors that a rule computes with, and so
+on other functions than the one that was called (the derivative of a GELU takes an ``exp``, which
+autocast runs in float32 on a GPU).  A rule therefore runs without autocast, on arguments that are
 cast here as torch casts those of the function itself on that device.  The names are those of
 torch's own lists (ATen/autocast_mode.h; for the CPU, autocast_mode.cpp), and of Python functions
-that are made of them; `python_tests/jet/test_autocast.py` holds every rule against torch's answer.
+composed of them; `python_tests/jet/test_autocast.py` compares every rule with torch.
 """
 
 from __future__ import annotations
@@ -22,26 +22,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import torch_private
-from .layout import each_tensor
+from .layout import each_tensor, replace_tensors
 from .registry import last_name, missing_rule
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # Computed in autocast's own dtype.
 _LOWER = {
-    *(
-        "linear",
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "bmm",
-        "mm",
-        "spmm",
-        "addmm",
-        "baddbmm",
-        "addbmm",
-    ),
-    *("einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
+    *("linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "spmm", "addmm", "baddbmm"),
+    *("addbmm", "einsum", "vecdot", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d"),
     *("conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 _LOWER_ON_GPU = {"mv", "addmv", "addr", "prelu", "chain_matmul", "multi_dot"}
@@ -52,9 +41,7 @@ _WIDE = {
     *("cosine_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss"),
     *("multi_margin_loss", "multilabel_margin_loss", "cdist"),
 }
-_WIDE_ON_CPU = {
-    *("binary_cross_entropy", "prod", "avg_pool3d", "adaptive_avg_pool3d", "grid_sample"),
-}
+_WIDE_ON_CPU = {"binary_cross_entropy", "prod", "avg_pool3d", "adaptive_avg_pool3d", "grid_sample"}
 _WIDE_ON_GPU = {
     *("acos", "arccos", "asin", "arcsin", "cosh", "sinh", "tan", "erfinv", "exp", "expm1"),
     *("log", "log2", "log10", "log1p", "reciprocal", "__rtruediv__", "__rdiv__", "rsqrt"),
@@ -67,17 +54,17 @@ _REFUSED = {
     *("lstm", "gru", "rnn_tanh", "rnn_relu"),
     *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 }
-# Computed in the dtype they are asked for; in float32 where they are asked for none.
+# Computed in the dtype that is asked for; by default, in float32.
 _DTYPE_ON_GPU = {
     *("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "vector_norm", "matrix_norm"),
 }
 
 
 def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> Any:
-    """``rule(*args, **named)``, as torch would call ``function`` under the autocast that is on."""
+    """Call ``rule`` as torch would call ``function`` under the autocast that is on."""
     if not torch_private.is_any_autocast_enabled():
         return rule(*args, **named)
-    device = next((t.device.type for t in each_tensor((args, named)) if _is_active(t)), "")
+    device = next((t.device.type for t in each_tensor((args, named)) if _is_jet(t)), "")
     if not device or not torch.is_autocast_enabled(device) or not _is_ours(rule):
         return rule(*args, **named)
     if last_name(function) in _REFUSED:
@@ -106,7 +93,7 @@ def call_rule(function: Callable, rule: Callable, args: tuple, named: dict) -> A
 
 
 def _on_gpu(device: str) -> bool:
-    """Of torch's lists for accelerators, CUDA's stands for all."""
+    """Return whether torch's lists for CUDA apply, which stand for those of every accelerator."""
     return device != "cpu"
 
 
@@ -121,14 +108,17 @@ def _kind(function: Callable, on_gpu: bool) -> str | None:
 
 
 def _is_ours(rule: Callable) -> bool:
-    """A rule from outside is written with torch's functions, under torch's autocast; the general
-    rule calls the function itself, which autocast knows."""
+    """Return whether the casts here are meant for this rule.
+
+    A user's rule is written with torch's functions, under torch's autocast; the general rule calls
+    the function itself, which autocast knows.
+    """
     return rule.__module__.startswith(__package__) and not hasattr(rule, "under_autocast")
 
 
 @contextmanager
 def without_autocast(device: str) -> Iterator[None]:
-    """torch.autocast(device, enabled=False), which costs more and looks for a GPU."""
+    """Switch autocast off; cheaper than torch.autocast(enabled=False), which looks for a GPU."""
     before = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, False)
     try:
@@ -137,44 +127,33 @@ def without_autocast(device: str) -> Iterator[None]:
         torch.set_autocast_enabled(device, before)
 
 
-def _is_active(tensor: Tensor) -> bool:
+def _is_jet(tensor: Tensor) -> bool:
     return hasattr(tensor, "jet_layout")
 
 
 def _is_cast(tensor: Tensor, device: str) -> bool:
-    """Doubles stay, as do tensors that hold others (quantised ones), whose rules see to that."""
+    """Return whether autocast casts a tensor; not doubles, nor tensors that hold others (quantised
+    ones), which their rules cast."""
     floating = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
-    holds = not _is_active(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
+    holds = not _is_jet(tensor) and torch_private.is_traceable_wrapper_subclass(tensor)
     return floating and tensor.device.type == device and not holds
 
 
 def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if _is_cast(value, device) else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return value
-    if isinstance(value, list | tuple):
-        return type(value)(_cast(item, dtype, device) for item in value)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype, device) for key, item in value.items()}
-    return value
+    return replace_tensors(value, lambda t: t.to(dtype) if _is_cast(t, device) else t)
 
 
 # ---- torch.compile ---------------------------------------------------------------------------
-#
-# Keeping ``torch.compile`` out of the engine where the engine runs eagerly.
-
 
 _REASON = "the jet engine runs eagerly: dynamo cannot trace it (docs/compile.md)"
 
 
 def without_dynamo(fn: Fn) -> Fn:
-    """``fn`` with ``torch.compile`` switched off while it runs.
+    """Decorate ``fn`` to run with ``torch.compile`` switched off.
 
-    Dynamo cannot follow a `JetTensor`; left on, it would try at every frame of a model that the
-    user compiled, break off, and leave a hundred fragments behind.  A compiled model called by
-    ``fn`` runs its own Python instead.  Costs nothing until somebody imports torch._dynamo (which
-    takes seconds, so this file does not).
+    Dynamo cannot follow a `JetTensor`: it would break the graph at every frame of a model that the
+    user compiled.  A compiled model called by ``fn`` runs its own Python instead.  Costs nothing
+    until torch._dynamo is imported (which takes seconds, so this file does not).
     """
     switched_off: Fn | None = None
 
@@ -194,7 +173,7 @@ def _switched_off(fn: Fn) -> Fn:
     import torch._dynamo
 
     def run(*args: Any, **named: Any) -> Any:
-        # The stance reaches what `disable` does not: models that were compiled on their own.
+        # `disable` alone does not reach models that were compiled separately.
         with torch.compiler.set_stance("force_eager"):
             return fn(*args, **named)
 

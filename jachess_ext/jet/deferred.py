@@ -1,21 +1,18 @@
-"""Jets that are computed when they are looked at, so that the next operation can swallow them.
+"""Jets whose streams are computed when they are read, so that the next operation can absorb them.
 
 Models spell one operator as several functions: an RMS norm is ``pow, mean, add, rsqrt, mul, mul``,
 a gated MLP is ``mul`` of an activation, a residual block is ``add`` before a norm.  A rule that
-could be the beginning of such a spelling returns a *deferred* jet: shape and dtype are known, the
-streams are not made.  The rule that recognises the end (`rules/fused.py`) calls the fused operator
-on the sources; anybody else who reads ``jet.streams`` has them made by the ordinary rule.  So the
-user's model is untouched, and what is not recognised is computed as before.
+could be the beginning of such a spelling returns a *deferred* jet: its shape and dtype are known,
+its streams are not computed.  The rule that recognises the end (`rules/fused.py`) calls the fused
+operator on the sources; reading ``jet.streams`` anywhere else calls the ordinary rule.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,30 +20,26 @@ from torch import Tensor
 from .. import torch_private
 from .context import without_autocast
 
-if TYPE_CHECKING:
-    from .layout import Run
-    from .tensor import JetTensor
-
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a deferred jet is made of; subclasses in `rules/fused.py` name their sources."""
+    """What a deferred jet computes; subclasses in `rules/patterns.py` name their sources."""
 
 
 class Deferred:
-    """The promise of a stack: what it will look like, what it means, how it is made.
+    """A stack of streams that is not computed yet.
 
     Args:
         pattern: what a later rule may recognise.
-        make: the ordinary rule's result; called at most once.
-        sources: the plain tensors that ``make`` reads.  A write into one of them before the
-            streams are made would change the result; it is noticed (torch's version counter).
+        make: computes the stack by the ordinary rule; called at most once.
+        sources: the plain tensors that ``make`` reads.  A write into one of them before ``make``
+            is called would change the result; torch's version counter reveals it.
     """
 
     def __init__(
         self,
         pattern: Pattern,
-        make: Callable[[], JetTensor],
+        make: Callable[[], Tensor],
         sources: tuple[Tensor, ...],
         shape: torch.Size,
         dtype: torch.dtype,
@@ -59,15 +52,15 @@ class Deferred:
         self._grad_enabled, self._hooks = torch.is_grad_enabled(), _saving_hooks()
 
     def is_at_home(self) -> bool:
-        """Whether streams made now would record gradients as where the jet was deferred: in the
-        same gradient mode, and within the same checkpoint or outside of any."""
+        """Return whether the gradient mode and the innermost checkpoint are those in which the jet
+        was deferred."""
         return self._grad_enabled == torch.is_grad_enabled() and self._hooks == _saving_hooks()
 
     def make(self) -> Tensor:
-        """The streams, made under the gradient mode of the place where the jet was deferred.
+        """Compute the streams in the gradient mode in which the jet was deferred.
 
-        Within a checkpoint that the jet comes into from outside they are made as if outside: a
-        checkpoint computes anew what it computed, and would find this jet made already.
+        Inside a checkpoint that began after the jet was deferred, they are computed as if outside:
+        the checkpoint's recomputation would meet a jet that has its streams already.
 
         Raises:
             RuntimeError: a source was written into or freed in between.
@@ -77,15 +70,13 @@ class Deferred:
         with (
             torch.set_grad_enabled(self._grad_enabled),
             without_autocast(self.device.type),
-            _plainly_saved() if elsewhere else nullcontext(),
+            _without_saving_hooks() if elsewhere else nullcontext(),
         ):
-            streams = self._make().streams
+            streams = self._make()
             return streams.contiguous() if self.contiguous else streams
 
     def check_sources(self) -> None:
-        """Raises:
-        RuntimeError: a source was written into, or freed, since the jet was deferred.
-        """
+        """Raise RuntimeError if a source was written into, or freed, since the jet was deferred."""
         if any(_is_freed(source) for source, _ in self._sources):
             raise RuntimeError(
                 "a weight was freed (FSDP?) before a jet that was computed from it was looked at; "
@@ -101,29 +92,29 @@ class Deferred:
 
 
 def _saving_hooks() -> Any:
-    """The innermost hooks through which autograd saves tensors, or None.
+    """Return the innermost hooks through which autograd saves tensors, or None.
 
-    Non-reentrant checkpointing sets a pair of its own for every call and for every recomputation,
-    which is the one trace of a checkpoint's borders that code inside it can see.
+    Non-reentrant checkpointing sets a pair of its own for every call and every recomputation: the
+    only trace of a checkpoint's borders that code inside it can see.
     """
     return torch_private.autograd._top_saved_tensors_default_hooks(True)
 
 
 @contextmanager
-def _plainly_saved() -> Iterator[None]:
-    """Autograd saves tensors as they are, unseen by the checkpoints around.
+def _without_saving_hooks() -> Iterator[None]:
+    """Have autograd save tensors directly, unseen by the surrounding checkpoints.
 
-    The hooks are taken off rather than covered by ones that do nothing: with hooks of any kind
-    autograd no longer notices a write into what it saved.
+    The hooks are removed rather than covered by empty ones: with any hooks set, autograd does not
+    notice writes into what it saved.
     """
-    taken = []
+    removed = []
     while (hooks := _saving_hooks()) is not None:
-        taken.append(hooks)
+        removed.append(hooks)
         torch_private.autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for hooks in reversed(taken):
+        for hooks in reversed(removed):
             torch_private.autograd._push_saved_tensors_default_hooks(*hooks)
 
 
@@ -132,52 +123,5 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_freed(tensor: Tensor) -> bool:
-    """FSDP frees a gathered weight by resizing its storage to nothing."""
+    """Return whether FSDP has freed a gathered weight: it resizes the storage to nothing."""
     return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
-
-
-class _Pending(threading.local):
-    """Deferred jets of this thread whose streams are not made yet."""
-
-    def __init__(self) -> None:
-        self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-    def __iter__(self) -> Iterator[JetTensor]:
-        return iter(list(self.jets.values()))
-
-
-_PENDING = _Pending()
-
-
-def remember(jet: JetTensor) -> None:
-    """Note a deferred jet, so that a write in place can have it made first."""
-    _PENDING.jets[id(jet)] = jet
-
-
-def forget(jet: JetTensor) -> None:
-    """The jet's streams exist now."""
-    _PENDING.jets.pop(id(jet), None)
-
-
-def end(run: Run | None) -> None:
-    """End a pass: what is used of it from now on is refused, and what is deferred stays so."""
-    if run is not None:
-        run.ended = True
-    for jet in _PENDING:
-        if jet.jet_layout.run is run:
-            forget(jet)
-
-
-@contextmanager
-def ending(run: Run | None) -> Iterator[None]:
-    """End the pass when the context is left, also by an exception."""
-    try:
-        yield
-    finally:
-        end(run)
-
-
-def make_pending() -> None:
-    """Make every deferred jet of this thread: something they may read is about to change."""
-    for jet in _PENDING:
-        jet.streams  # noqa: B018  reading makes them

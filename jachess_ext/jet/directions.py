@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,36 +12,36 @@ from ..ops.directions import Distribution as Distribution
 from ..ops.directions import sample_directions, token_numbers
 
 Use = Literal["directions", "dimensions", "calibration directions", "calibration dimensions"]
-_USES: tuple[Use, ...] = (
-    "directions",
-    "dimensions",
-    "calibration directions",
-    "calibration dimensions",
-)
 _RANK_BITS, _STEP_BITS, _DRAW_BITS = 11, 27, 22
 
 
 def fresh_seed() -> int:
-    """63 random bits from torch's global CPU generator, which `torch.manual_seed` makes repeatable.
+    """Draw 63 random bits from torch's global CPU generator, which `torch.manual_seed` seeds.
 
-    The directions themselves are counted from the seed, so they are the same on every device.
+    Directions are computed from the seed, so they are the same on every device.
     """
     return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 @dataclass
 class DrawCounter:
-    """Which random numbers a draw gets: the operator's (seed, offset), another for every draw.
+    """The random numbers of every draw, as the operator's seed and offset.
 
-    The offset's 62 bits are, from the top: what the numbers are for (2 bits), the rank (11), the
-    step (27) and the number of the draw within the step (22).  So two draws of one seed share no
-    number, and a seed and a step are all that must be stored to go on where a run stopped.
+    The offset's 62 bits are, from the top: the use (2 bits), the rank (11), the step (27) and the
+    number of the draw within the step (22).  No two draws of one seed share a number, and a resumed
+    run needs only the seed and the step.
 
     Attributes:
         seed: any 64-bit integer.
-        step: counts training steps, or calibration batches.
-        rank: of a process that draws for other rows of the batch than its neighbours do.
-        drawn: how many draws were made in this step.
+        use: what the numbers are for.
+        step: number of the training step, or of the calibration batch.
+        rank: rank of a process that draws for rows of the batch of its own.
+        drawn: number of draws in this step.
+
+    Example:
+        >>> counter = DrawCounter(seed=0)
+        >>> counter.next_offset(), counter.next_offset()
+        (0, 1)
     """
 
     seed: int
@@ -51,12 +51,12 @@ class DrawCounter:
     drawn: int = 0
 
     def next_offset(self) -> int:
-        """The offset of the next draw.
+        """Return the offset of the next draw, and count it.
 
         Raises:
             ValueError: the step, the rank or the number of draws does not fit in its bits.
         """
-        offset = _USES.index(self.use)
+        offset = get_args(Use).index(self.use)
         parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
         for name, bits in parts.items():
             value = getattr(self, name)
@@ -77,23 +77,26 @@ def draw_directions(
     distribution: Distribution = "gaussian",
     counter: DrawCounter | None = None,
 ) -> Tensor:
-    """``count`` independent directions for embeddings ``like``.
+    """Draw ``count`` independent directions for embeddings ``like``.
 
-    Real positions are numbered row by row and the numbers decide what is drawn, so padding on
-    either side changes neither the random numbers nor which token gets which; nor do dtype and
-    device.
+    Tokens are numbered row by row, and their numbers decide what is drawn: padding on either side,
+    dtype and device change nothing.
 
     Args:
         like: ``[B, T, d]`` embeddings; gives shape, dtype and device.
-        mask: ``[B, T]``, true at real tokens; padded positions carry no direction.
+        mask: ``[B, T]``, true at real tokens.
         distribution: both have identity covariance; Rademacher entries are ±1.
-        counter: says which random numbers, and counts this draw; None: of a fresh seed.
+        counter: chooses the random numbers, and counts this draw; None takes a fresh seed.
 
     Returns:
         ``[count, B, T, d]``, zero at padded positions.
 
     Raises:
         TypeError: ``like`` is not a floating-point tensor.
+
+    Example:
+        >>> draw_directions(torch.zeros(2, 5, 8), count=3).shape
+        torch.Size([3, 2, 5, 8])
     """
     if not like.is_floating_point():
         raise TypeError(

@@ -1,18 +1,19 @@
-"""`DualTensor`: a tensor with a tangent that autograd does not see.
+"""`DualTensor`, a tensor with a tangent that autograd does not see.
 
 For `jx.jvp(..., differentiable=False)`.  The primal goes through torch's own functions, so that its
-graph is the one of a plain call; beside each of them the tangent is computed without gradients and
-kept apart, so that what autograd saves does not hold it.
+graph is that of a plain call; the tangent is computed beside it without gradients, so that autograd
+saves nothing of it.
 
-Where a function is linear, or a product, its tangent is that function of tangents, and the primal
-is computed once.  Everything else asks the rule of `JetTensor`, which computes the primal again;
-these are the functions that cost little beside matrix products, attention excepted.
+The tangent of a linear function, or of a product, is that function of tangents.  Everything else
+asks the rule of `JetTensor`, which computes the primal a second time; except for attention, these
+functions cost little beside matrix products.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..ops.gemm import rows_times
 from .context import call_rule
-from .layout import JetLayout, each_tensor
+from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
 from .strides import refuse_overlap
@@ -37,31 +38,31 @@ from .tensor import (
 
 
 class Pass:
-    """What the dual tensors of one call of `jvp` share.
+    """State that the dual tensors of one call of `jvp` share.
 
     Attributes:
-        layout: of the jets that the rules are asked with.
-        torn: storages of primals of which a view was taken whose tangent is a copy, or that were
-            given expanded.
+        layout: layout of the jets that rules are called with.
+        read_only: storages of primals that were expanded, or of which a view exists whose tangent
+            is a copy: a write into them would miss some tangents.
     """
 
     def __init__(self, layout: JetLayout) -> None:
         self.layout = layout
-        self.torn: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.read_only: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def tear(self, primal: Tensor) -> None:
+    def forbid_writes(self, primal: Tensor) -> None:
         """Refuse writes into this tensor's memory from now on."""
         storage = primal.untyped_storage()
-        self.torn[storage._cdata] = storage
+        self.read_only[storage._cdata] = storage
 
 
 class DualTensor(DerivativeTensor):
     """x + ε t, with shape, dtype, device and graph of x.
 
     Args:
-        primal: x; plain, with whatever graph it has.
-        tangent: t, of x's shape, dtype and device; without a graph.
-        of_pass: the call it belongs to.
+        primal: x, a plain tensor, which may have a graph.
+        tangent: t, of x's shape, dtype and device, without a graph.
+        of_pass: the call of `jvp` it belongs to.
     """
 
     primal: Tensor
@@ -81,8 +82,12 @@ class DualTensor(DerivativeTensor):
     def layout_of_pass(self) -> JetLayout:
         return self.of_pass.layout
 
+    @property
+    def _recorded(self) -> Tensor:
+        return self.primal
+
     def with_primal(self, primal: Tensor) -> DualTensor:
-        """The same tangent beside another primal of this shape, in the primal's dtype."""
+        """Return the same tangent with another primal of this shape, in its dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
 
     @property
@@ -97,18 +102,6 @@ class DualTensor(DerivativeTensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self.primal.device
 
-    @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
-        return self.primal.requires_grad
-
-    @property
-    def is_leaf(self) -> bool:  # type: ignore[override]
-        return self.primal.is_leaf
-
-    @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
-        return self.primal.grad_fn
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
@@ -118,16 +111,15 @@ class DualTensor(DerivativeTensor):
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
-        known = _TANGENTS.get(func)
-        result = NotImplemented if known is None else known(func, args, named)
+        by_tangents = _TANGENTS.get(func)
+        result = NotImplemented if by_tangents is None else by_tangents(func, args, named)
         result = _by_jet_rule(func, args, named) if result is NotImplemented else result
         check_pass(func, args, result)
         return result
 
 
 def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
-    """The tangent with the primal's strides, so that a function that gives a view of one gives a
-    view of the other, and one that copies copies both."""
+    """Return the tangent in the primal's strides, so that a function views or copies both alike."""
     if tangent.stride() == primal.stride() or 0 in primal.stride():
         return tangent
     out = torch.empty_strided(
@@ -136,15 +128,11 @@ def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
     return out.copy_(tangent)
 
 
-# ---- walking through arguments and results -----------------------------------------------------
+# ---- dual tensors among arguments ---------------------------------------------------------------
 
 
 def _duals(*values: Any) -> list[DualTensor]:
-    """Every dual tensor in arguments.
-
-    Raises:
-        ValueError: they are of different calls of `jvp`.
-    """
+    """Return every dual tensor in arguments; ValueError if they are of different calls of `jvp`."""
     duals = [tensor for tensor in each_tensor(values) if isinstance(tensor, DualTensor)]
     if any(dual.of_pass is not duals[0].of_pass for dual in duals):
         raise ValueError("tensors of two calls of jx.jvp met in one operation; run one at a time")
@@ -152,22 +140,13 @@ def _duals(*values: Any) -> list[DualTensor]:
 
 
 def _replaced(value: Any, replace: Callable[[DualTensor], Any]) -> Any:
-    """Arguments with every dual tensor replaced."""
-    if isinstance(value, DualTensor):
-        return replace(value)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_replaced(item, replace) for item in value])
-    if isinstance(value, dict):
-        return {key: _replaced(item, replace) for key, item in value.items()}
-    return value
+    """Replace every dual tensor in arguments."""
+    return replace_tensors(value, lambda t: replace(t) if isinstance(t, DualTensor) else t)
 
 
-def _primal(dual: DualTensor) -> Tensor:
-    return dual.primal
-
-
-def _tangent(dual: DualTensor) -> Tensor:
-    return dual.tangent
+def _primals(value: Any) -> Any:
+    """Replace every dual tensor in arguments by its primal."""
+    return replace_tensors(value, lambda t: t.primal if isinstance(t, DualTensor) else t)
 
 
 # ---- functions whose tangent needs no rule ------------------------------------------------------
@@ -176,8 +155,10 @@ _TANGENTS: dict[Any, Callable] = {}
 
 
 def _tangent_of(*functions: Any) -> Callable[[Callable], Callable]:
-    """Register ``(func, args, named) -> result`` for functions, by name or themselves; it may
-    return NotImplemented, which leaves the call to the jet rule."""
+    """Register ``(func, args, named) -> result`` for functions or names of functions.
+
+    It may return NotImplemented, which leaves the call to the jet rule.
+    """
 
     def register(tangent: Callable) -> Callable:
         for function in functions:
@@ -202,7 +183,7 @@ _VIEWS_AND_SUMS = (
 
 @_tangent_of(*_VIEWS_AND_SUMS)
 def _linear_in_first(func: Callable, args: tuple, named: dict) -> Any:
-    """The function of the tangent, where nothing but its first argument has one."""
+    """Apply the function to the tangent, if only its first argument has one."""
     if len(_duals(args, named)) != 1 or not args or not isinstance(args[0], DualTensor):
         return NotImplemented
     dual, *rest = args
@@ -213,10 +194,10 @@ def _linear_in_first(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("view_as", "reshape_as", "expand_as", "type_as")
 def _as_another(func: Callable, args: tuple, named: dict) -> Any:
-    """The other tensor gives its shape or dtype alone."""
+    """Use the other tensor only for its shape or dtype."""
     if not isinstance(args[0], DualTensor):
         return NotImplemented
-    rest, named = _replaced((args[1:], named), _primal)
+    rest, named = _primals((args[1:], named))
     return _linear_in_first(func, (args[0], *rest), named)
 
 
@@ -233,7 +214,7 @@ def _iterated(func: Callable, args: tuple, named: dict) -> Any:
 
 
 def _beside(primal: Any, tangent: Any, source: DualTensor) -> Any:
-    """Dual tensors of what a linear function made of a primal and of its tangent."""
+    """Pair a linear function's results of a primal and of its tangent."""
     if isinstance(primal, list | tuple):
         pairs = zip(primal, tangent, strict=True)
         return type(primal)([_beside(x, t, source) for x, t in pairs])
@@ -248,11 +229,11 @@ def _storage(tensor: Tensor) -> int:
 
 @_tangent_of("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__")
 def _sum(func: Callable, args: tuple, named: dict) -> Any:
-    """Linear in both; a constant's tangent is zero."""
+    """Apply the sum to the tangents; a constant's is zero."""
     duals = _duals(args, named)
     if len(args) != 2 or len(duals) != sum(isinstance(a, DualTensor) for a in args):
         return NotImplemented
-    primal = func(*_replaced(args, _primal), **named)
+    primal = func(*_primals(args), **named)
     with torch.no_grad():
         zero = duals[0].tangent.new_zeros(())
         parts = [a.tangent if isinstance(a, DualTensor) else zero for a in args]
@@ -265,15 +246,15 @@ _PRODUCTS = ("mul", "multiply", "__mul__", "__rmul__", "matmul", "bmm", "mm", "m
 
 @_tangent_of(*_PRODUCTS, "__matmul__", torch.Tensor.__rmatmul__)
 def _product(func: Callable, args: tuple, named: dict) -> Any:
-    """Linear in each of two factors: a₁ b₀ + a₀ b₁."""
+    """Compute a₁ b₀ + a₀ b₁, for a function that is linear in each factor."""
     duals = _duals(args, named)
     if len(args) != 2 or named:
         return NotImplemented
     a, b = args
-    primal = func(*_replaced(args, _primal))
+    primal = func(*_primals(args))
     with torch.no_grad():
         if len(duals) == 1:
-            tangent = func(*_replaced(args, _tangent))
+            tangent = func(*_replaced(args, attrgetter("tangent")))
         else:
             tangent = func(a.tangent, b.primal) + func(a.primal, b.tangent)
         return DualTensor(primal, tangent.to(primal.dtype), duals[0].of_pass)
@@ -286,11 +267,11 @@ def _quotient(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("cat", "concat", "concatenate", "stack")
 def _joined(func: Callable, args: tuple, named: dict) -> Any:
-    """Constants have zero tangents."""
+    """Join the tangents; those of constants are zero."""
     if not args or not isinstance(args[0], list | tuple) or _duals(args[1:], named):
         return NotImplemented
     tensors, *rest = args
-    primal = func(_replaced(tensors, _primal), *rest, **named)
+    primal = func(_primals(tensors), *rest, **named)
     with torch.no_grad():
         parts = [t.tangent if isinstance(t, DualTensor) else torch.zeros_like(t) for t in tensors]
         tangent = func(parts, *rest, **named)
@@ -299,7 +280,7 @@ def _joined(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("linear", "conv1d", "conv2d", "conv3d")
 def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: Any = None) -> Any:
-    """The tangent goes through without the bias."""
+    """Apply the function to the tangent without the bias."""
     names = ("input", "weight", "bias")
     given = dict(zip(names, args, strict=False)) | {n: named[n] for n in names if n in named}
     rest = args[len(names) :], {n: v for n, v in named.items() if n not in names}
@@ -315,12 +296,12 @@ def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: 
         return DualTensor(primal, tangent, dual.of_pass)
 
 
-# ---- functions that draw: once for both ---------------------------------------------------------
+# ---- functions that draw random numbers, once for both ------------------------------------------
 
 
 @_tangent_of("dropout", "dropout_")
 def _dropout(func: Callable, args: tuple, named: dict) -> Any:
-    """One mask, drawn as torch draws it."""
+    """Draw one mask for both, as torch draws it."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | named
     dual, p = given["input"], given.get("p", 0.5)
     training = given.get("training", True) and given.get("train", True)
@@ -329,7 +310,7 @@ def _dropout(func: Callable, args: tuple, named: dict) -> Any:
     with torch.no_grad():
         mask = F.dropout(torch.ones_like(dual.primal), p, True)
     if given.get("inplace", False) or func.__name__.endswith("_"):
-        _refuse_torn(func, dual)
+        _check_writable(func, dual)
         dual.primal.mul_(mask)
         dual.tangent.mul_(mask)
         return dual
@@ -338,8 +319,10 @@ def _dropout(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("scaled_dot_product_attention")
 def _attention(func: Callable, args: tuple, named: dict) -> Any:
-    """With dropout both come from the jet rule, which draws its mask from torch's generator: the
-    primal's graph is then that of a jet with zero tangents, and takes its memory."""
+    """Compute both by the jet rule, if there is dropout, since it draws the mask.
+
+    The primal's graph is then that of a jet with zero tangents, and takes its memory.
+    """
     dropout_p = named.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
         return NotImplemented
@@ -357,24 +340,24 @@ def _attention(func: Callable, args: tuple, named: dict) -> Any:
 
 @_tangent_of("bernoulli", "rand_like", "randn_like")
 def _random_numbers(func: Callable, args: tuple, named: dict) -> Any:
-    return func(*_replaced(args, _primal), **_replaced(named, _primal))
+    return func(*_primals(args), **_primals(named))
 
 
 # ---- everything else, by the rules of jets ------------------------------------------------------
 
-# In training they change the running statistics: their rules, which refuse that, are asked first.
+# Their rules are called first, since they refuse training, which changes running statistics.
 _CHANGES_A_MODEL = (F.batch_norm, F.instance_norm)
 
 
 def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
-    """The plain function of the primals; the jet rule, without gradients, for the tangents."""
+    """Call the plain function on the primals, and the jet rule, without gradients, for tangents."""
     rule = find_rule(func)
     if rule is None:
         raise missing_rule(func)
     duals = _duals(args, named)
     if any(dual.dtype.is_complex for dual in duals):
         check_complex(func)
-    # Before a write into a primal. Of tensors of inference mode torch counts no writes.
+    # Before the function may write into a primal; torch counts no writes in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         jets = {id(dual): _as_jet(dual) for dual in duals}
     versions = {key: jet.streams._version for key, jet in jets.items()}
@@ -384,18 +367,18 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
     def by_rule() -> Any:
         return call_rule(func, rule, jet_args, jet_named)
 
-    found = by_rule() if func in _CHANGES_A_MODEL else None
-    plain = func(*_replaced(args, _primal), **_replaced(named, _primal))
-    found = found if func in _CHANGES_A_MODEL else by_rule()
+    by_jets = by_rule() if func in _CHANGES_A_MODEL else None
+    plain = func(*_primals(args), **_primals(named))
+    by_jets = by_jets if func in _CHANGES_A_MODEL else by_rule()
     with torch.no_grad():
         for dual in duals:
             jet = jets[id(dual)]
             if jet.streams._version != versions[id(dual)]:
-                _refuse_torn(func, dual)
+                _check_writable(func, dual)
                 refuse_overlap(jet, dual.tangent.stride(), func)
                 dual.tangent.copy_(jet.streams[1])
         sources = {id(jets[id(dual)]): dual for dual in duals}
-        return _paired(func, found, plain, sources)
+        return _paired(func, by_jets, plain, sources)
 
 
 def _as_jet(dual: DualTensor) -> JetTensor:
@@ -403,28 +386,28 @@ def _as_jet(dual: DualTensor) -> JetTensor:
     return JetTensor(streams, dual.of_pass.layout)
 
 
-def _paired(func: Callable, found: Any, plain: Any, sources: dict[int, DualTensor]) -> Any:
-    """What the plain function returned, with the tangents that the rule found."""
-    if isinstance(found, JetTensor):
-        if id(found) in sources:  # the argument itself, perhaps written into
-            return sources[id(found)]
+def _paired(func: Callable, by_jets: Any, plain: Any, sources: dict[int, DualTensor]) -> Any:
+    """Pair the plain function's results with the tangents of the rule's."""
+    if isinstance(by_jets, JetTensor):
+        if id(by_jets) in sources:  # the argument itself, perhaps written into
+            return sources[id(by_jets)]
         of_pass = next(iter(sources.values())).of_pass
         if any(_storage(dual.primal) == _storage(plain) for dual in sources.values()):
-            of_pass.tear(plain)
-        return DualTensor(plain, found.streams[1].to(plain.dtype), of_pass)
-    if isinstance(found, list | tuple) and not isinstance(found, torch.Size):
-        pairs = zip(found, plain, strict=True)
-        return type(plain)([_paired(func, f, p, sources) for f, p in pairs])
-    if found is not None and not isinstance(found, _PLAIN):
-        raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(found)} apart")
+            of_pass.forbid_writes(plain)
+        return DualTensor(plain, by_jets.streams[1].to(plain.dtype), of_pass)
+    if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
+        pairs = zip(by_jets, plain, strict=True)
+        return type(plain)([_paired(func, jet, part, sources) for jet, part in pairs])
+    if by_jets is not None and not isinstance(by_jets, _PLAIN):
+        raise missing_rule(func, f"jvp(differentiable=False) cannot take its {type(by_jets)} apart")
     return plain
 
 
 _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.layout)
 
 
-def _refuse_torn(func: Callable, dual: DualTensor) -> None:
-    if _storage(dual.primal) in dual.of_pass.torn:
+def _check_writable(func: Callable, dual: DualTensor) -> None:
+    if _storage(dual.primal) in dual.of_pass.read_only:
         raise missing_rule(
             func,
             "it writes into an expanded input, or into a tensor of which "

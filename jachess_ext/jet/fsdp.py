@@ -1,4 +1,4 @@
-"""What `fully_shard` and DistributedDataParallel need to know of jets."""
+"""Jets through modules wrapped by `fully_shard` or DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ Rebuild = Callable[[Tensor], Tensor]
 
 
 def _sharded_modules() -> list[nn.Module]:
-    """Every module of this process that `fully_shard` was called on."""
-    if not _dist_is_on():
-        return []
-    if "torch.distributed.fsdp" not in sys.modules:
+    """Return every module of this process that `fully_shard` was called on."""
+    if not _dist_is_on() or "torch.distributed.fsdp" not in sys.modules:
         return []
     from torch.distributed._composable_state import _module_state_mapping
     from torch.distributed.fsdp import FSDPModule
@@ -32,12 +30,11 @@ def _sharded_modules() -> list[nn.Module]:
 
 @contextmanager
 def jets_through_fsdp() -> Iterator[None]:
-    """While it lasts, the hooks of `fully_shard` get plain tensors for jets: what autograd knows.
+    """Give the hooks of `fully_shard` the plain tensors of jets, while the context lasts.
 
-    They hang the gathering and freeing of weights on the gradients of a module's inputs and
-    outputs, and free weights after its forward.  Of a jet autograd knows only the stack, of a dual
-    tensor the primal; and a jet that is deferred (deferred.py) reads weights when its stack is
-    made.
+    The hooks gather and free weights when gradients of a module's inputs and outputs are computed,
+    and free weights after its forward.  Autograd knows only the stack of a jet, and the primal of a
+    dual tensor; and a deferred jet reads weights when its stack is computed.
     """
     changed: list[tuple[dict, int, Any]] = []
     for module in _sharded_modules():
@@ -63,9 +60,9 @@ def _dist_is_on() -> bool:
 
 @contextmanager
 def _jets_through_ddp() -> Iterator[None]:
-    """While it lasts, DistributedDataParallel gets plain tensors for the jets its module returns.
+    """Give DistributedDataParallel the plain tensors of the jets that its module returns.
 
-    Where it looks for unused parameters, it follows the outputs' graphs and sends them through an
+    To find unused parameters, it follows the outputs' graphs, and it passes the outputs to an
     autograd Function of its own.
     """
     if not _dist_is_on():
@@ -81,7 +78,7 @@ def _jets_through_ddp() -> Iterator[None]:
                 value, rebuild[:] = _opened(output)
                 return value
 
-            # Its last hook, so that the others see jets.
+            # The last hook, so that the others see jets.
             opened.append((module.module.register_forward_hook(plain), rebuild))
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
@@ -120,10 +117,10 @@ def _plain_to_hook(hook: Callable) -> Callable:
 
 
 def _opened(value: Any) -> tuple[Any, list[Rebuild]]:
-    """``value`` with plain tensors for jets, and what makes each of its tensors again."""
+    """Return ``value`` with plain tensors for jets, and the functions that restore each tensor."""
     rebuild: list[Rebuild] = []
 
-    def open_one(tensor: Tensor) -> Tensor:
+    def plain(tensor: Tensor) -> Tensor:
         if isinstance(tensor, JetTensor):
             rebuild.append(tensor.with_streams)
             return tensor.streams
@@ -133,7 +130,7 @@ def _opened(value: Any) -> tuple[Any, list[Rebuild]]:
         rebuild.append(lambda same: same)
         return tensor
 
-    return map_tensors(value, open_one), rebuild
+    return map_tensors(value, plain), rebuild
 
 
 def _closed(value: Any, rebuild: list[Rebuild]) -> Any:

@@ -1,4 +1,4 @@
-"""One table from torch functions to jet rules, and what is said when an entry is missing."""
+"""The table from torch functions to jet rules, and the errors for calls without a rule."""
 
 from __future__ import annotations
 
@@ -29,35 +29,47 @@ _NAMESPACES = tuple(
 
 
 class MissingJetRule(NotImplementedError):
-    """An operation met a jet and no rule says how to carry derivatives through it."""
+    """Raised where a jet meets an operation without a rule that covers the call.
+
+    Example:
+        >>> jx.jet(torch.poisson, torch.ones(3), torch.ones(1, 3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        jachess_ext.jet.registry.MissingJetRule: no jet rule for torch.poisson (called in no ...
+    """
 
 
 def spellings(*names: str) -> list[Any]:
-    """Every torch function called by one of ``names``: ``torch.x``, ``Tensor.x``, ``F.x``, ...
+    """Return every torch function with one of ``names``: ``torch.x``, ``Tensor.x``, ``F.x``, ...
 
     Raises:
-        AttributeError: if a name is spelled nowhere in torch (a typing error in a rules file).
+        AttributeError: torch has no function of a name.
+
+    Example:
+        >>> spellings("gelu", "sin") == [F.gelu, torch._C._nn.gelu, torch.sin, torch.Tensor.sin]
+        True
     """
-    found = []
+    functions = []
     for name in names:
         # torch.half is a dtype, torch.cpu a module, torch.__eq__ compares modules.
         spaces = (torch.Tensor,) if name.startswith("__") else _NAMESPACES
         here = [f for space in spaces if callable(f := getattr(space, name, None))]
         if not here:
             raise AttributeError(f"torch has no function named {name!r} to register a jet rule for")
-        found.extend(here)
-    return found
+        functions.extend(here)
+    return functions
 
 
 def built_in(name: str) -> list[Any]:
-    """The function in C++ that torch's Python function called ``name`` goes on to: in a list, which
-    is empty where torch does not say."""
-    found = torch_private.find(f"torch._C._VariableFunctions.{name}")
-    return [] if found is None else [found]
+    """Return, in a list, the C++ function that torch's Python function ``name`` calls.
+
+    The list is empty in a torch that does not expose it.
+    """
+    function = torch_private.find(f"torch._C._VariableFunctions.{name}")
+    return [] if function is None else [function]
 
 
 def attribute(name: str) -> Any:
-    """The getter torch reports to ``__torch_function__`` when ``tensor.<name>`` is read."""
+    """Return the getter that ``__torch_function__`` gets when ``tensor.<name>`` is read."""
     return getattr(torch.Tensor, name).__get__
 
 
@@ -65,9 +77,9 @@ def jet_rule(*functions: Any) -> Callable[[R], R]:
     """Register the decorated function as the jet rule of ``functions``.
 
     The rule has the torch function's own signature; one or more of its tensor arguments are
-    `JetTensor`.  It returns what the torch function returns, with `JetTensor` wherever the result
+    `JetTensor`.  It returns what the torch function returns, with a `JetTensor` wherever the result
     depends on one.  Strings are looked up with `spellings`.  A later registration replaces an
-    earlier one, so that a user's rule wins.
+    earlier one.
 
     Example:
         >>> @jet_rule(torch.special.erfcx)
@@ -84,26 +96,30 @@ def jet_rule(*functions: Any) -> Callable[[R], R]:
 
 
 def recognise(*functions: Any) -> Callable[[R], R]:
-    """Register a function that is asked before the rules of ``functions``.
+    """Register a function that is called before the rules of ``functions``.
 
     It is called as ``recogniser(rule, *args, **kwargs)`` with the ordinary rule, and returns a jet
-    (deferred, or made by a fused operator), or None to leave the call to the rule.
+    (deferred, or of a fused operator), or None to leave the call to the rule.
+
+    Example:
+        >>> @recognise(torch.square)
+        ... def square_of_a_square_root(rule, input):
+        ...     return None  # the ordinary rule serves
     """
+
+    def before(recogniser: Rule, rule: Rule) -> Rule:
+        def recognised(*args: Any, **kwargs: Any) -> Any:
+            jet = recogniser(rule, *args, **kwargs)
+            return rule(*args, **kwargs) if jet is None else jet
+
+        return recognised
 
     def register(recogniser: R) -> R:
         for function in _flatten(functions):
-            _RULES[function] = _asked_first(recogniser, _RULES[function])
+            _RULES[function] = before(recogniser, _RULES[function])
         return recogniser
 
     return register
-
-
-def _asked_first(recogniser: Rule, rule: Rule) -> Rule:
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        found = recogniser(rule, *args, **kwargs)
-        return rule(*args, **kwargs) if found is None else found
-
-    return asked
 
 
 def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
@@ -117,14 +133,14 @@ def _flatten(functions: Iterable[Any]) -> Iterator[Any]:
 
 
 def find_rule(function: Any) -> Rule | None:
-    """The rule registered for a torch function, or the general one where it serves, or None."""
+    """Return the rule of a torch function, else the general one if it serves it, else None."""
     rule = _RULES.get(function)
     return _GENERAL.get(function) if rule is None else rule
 
 
 def general_rule(function: Any, detail: str) -> Rule:
-    """The general rule of a function (`rules/forward_mode.py`), for the calls that its own rule
-    does not cover.
+    """Return the general rule (`rules/forward_mode.py`) for a call that a function's own rule does
+    not cover.
 
     Raises:
         MissingJetRule: it does not serve this function; ``detail`` says what is not covered.
@@ -136,19 +152,19 @@ def general_rule(function: Any, detail: str) -> Rule:
 
 
 def serve_generally(function: Any, rule: Rule) -> None:
-    """Give a function without a rule of its own the general one (`rules/forward_mode.py`)."""
+    """Register the general rule (`rules/forward_mode.py`) for a function."""
     _GENERAL[function] = rule
 
 
 def registered_functions() -> tuple[Any, ...]:
-    """Every torch function that has a rule (for tests and for ``jachess doctor``)."""
+    """Return every torch function that has a rule of its own (for tests)."""
     return tuple(_RULES)
 
 
 def function_name(function: Any) -> str:
-    """The name to write in Python: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
+    """Return the full name: ``torch.nn.functional.gelu``, ``torch.Tensor.mT.__get__``."""
     if isinstance(function, torch_private.higher_order_operator):
-        # Asked while torch.compile traces, which cannot follow resolve_name.
+        # torch.compile cannot trace resolve_name.
         return f"torch.ops.higher_order.{function.__name__}"
     known = torch.overrides.resolve_name(function) if callable(function) else None
     if known is not None:
@@ -159,7 +175,7 @@ def function_name(function: Any) -> str:
 
 
 def last_name(function: Any) -> str:
-    """``gelu`` or ``mT``: the name that all spellings of a function share."""
+    """Return the name that all spellings of a function share: ``gelu`` or ``mT``."""
     return function_name(function).removesuffix(".__get__").rpartition(".")[2]
 
 
@@ -168,8 +184,8 @@ _AROUND = (
     "pass inside and the transform outside, torch.func.vmap(lambda x: jx.jvp(f, (x,), (t,))), or "
     "write the batch out."
 )
-# What helps where no rule is meant to be written: part of a function's name, and the mend.
-_MENDS = {
+# Advice for functions that no rule can serve, by part of the function's name.
+_ADVICE = {
     "aten.": _AROUND,
     "_make_dual": _AROUND,
     "grouped_mm": "transformers computes its mixtures of experts with it unless told otherwise: "
@@ -182,26 +198,23 @@ _MENDS = {
 
 
 def missing_rule(function: Any, detail: str = "") -> MissingJetRule:
-    """The error for an operation that has no rule; names operation, module and the mend."""
+    """Return the error for an operation without a rule; it names operation, module and a fix."""
     name = function_name(function)
     reason = f": {detail}" if detail else ""
     register = (
         f"Register a rule with @jet_rule({name}), after 'from jachess_ext.jet import jet_rule' "
         f"(recipe: jachess_ext/jet/README.md)."
     )
-    mend = next((mend for part, mend in _MENDS.items() if part in name), known_fix(name).strip())
-    mend = mend or register
+    advice = next((advice for part, advice in _ADVICE.items() if part in name), known_fix(name))
+    advice = advice.strip() or register
     return MissingJetRule(
         f"no jet rule for {name}{reason} (called in {_calling_module()}). Derivatives through it "
-        f"would be wrong, so the pass stops here. {mend[0].upper()}{mend[1:]}"
+        f"would be wrong, so the pass stops here. {advice[0].upper()}{advice[1:]}"
     )
 
 
 def calling_modules() -> list[torch.nn.Module]:
-    """Every ``nn.Module`` whose forward is on the Python stack, innermost first.
-
-    Reading the stack costs nothing until an error is raised, and needs no hook in the model.
-    """
+    """Return every ``nn.Module`` whose forward is on the Python stack, innermost first."""
     modules: list[torch.nn.Module] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -227,22 +240,18 @@ def _calling_module() -> str:
 
 # ---- autograd Functions ----------------------------------------------------------------------
 #
-# autograd Functions, which a jet cannot enter: who calls one, and what helps where it is known.
+# An autograd Function runs its forward without gradients and has a backward of its own, which knows
+# no jets: what it returned would have lost its gradients.  So the pass stops; the error names the
+# library and a setting that avoids the Function.
 #
-# An autograd Function runs its forward without gradients and asks its own backward for them.  A jet
-# has neither the one nor the other in a form that the Function knows: what came out would have lost
-# its gradients, so the pass stops, and says which library and which setting it is about.
-#
-# torch switches forward-mode differentiation off around a Function's forward, and else only in
+# torch switches forward-mode differentiation off around a Function's forward, and otherwise only in
 # ``torch.inference_mode``; code inside that turns gradients on (a straight-through estimator, a
-# solver of fixed points) leaves it off.  That switch is asked at every call; the stack, which takes
-# longer to read, only where it is off.
+# solver of fixed points) leaves it off.  Every call reads that switch; only where it is off is the
+# stack searched, which takes longer.  Without the switch, the stack is searched at every call.
 
-
-# A torch without the switch has the stack read at every call.
 forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: False)
 
-# Part of the module of a Function (or of the name of an operator) → the library, and what helps.
+# Part of a Function's module, or of an operator's name → the library, and how to avoid it.
 _LIBRARIES = {
     "flash_attn": (
         "FlashAttention",
@@ -287,7 +296,7 @@ _LIBRARIES = {
 
 
 def known_fix(name: str) -> str:
-    """`` It belongs to …: …`` for a name of a known library; "" for any other."""
+    """Return `` It belongs to …: …`` for a name of a known library; "" for any other."""
     for part, (library, fix) in _LIBRARIES.items():
         if part in name:
             return f" It belongs to {library}: {fix}."
@@ -295,26 +304,26 @@ def known_fix(name: str) -> str:
 
 
 def surrounding_functions() -> int | None:
-    """How many autograd Functions a pass that begins now is within; None where the switch tells
-    that there is none."""
+    """Return how many autograd Functions surround a pass that begins now; None where the switch
+    shows that there is none."""
     return None if forward_mode_is_on() else len(_forwards_on_the_stack())
 
 
 def refuse_opaque_functions(function: Callable, args: Any, surrounding: int | None) -> None:
-    """Stop where a call comes from within an autograd Function, or from reentrant checkpointing,
-    that began after the pass; called where `forward_mode_is_on` is false.
+    """Refuse a call from within an autograd Function, or reentrant checkpointing, that began after
+    the pass; called where `forward_mode_is_on` is false.
 
     Args:
-        function: what was called, with ``args``.
-        surrounding: what `surrounding_functions` said where the pass began.
+        function: the torch function that was called with ``args``.
+        surrounding: the result of `surrounding_functions` at the beginning of the pass.
 
     Raises:
-        RuntimeError: it does; the message names the Function, and what helps.
+        RuntimeError: the message names the Function and a way to avoid it.
     """
-    found = _forwards_on_the_stack()
-    if len(found) > (surrounding or 0):
-        raise _refusal(_class_of(found[-1 - (surrounding or 0)]))
-    # What a Function returns as it came in, torch hands to this function, forward being over.
+    forwards = _forwards_on_the_stack()
+    if len(forwards) > (surrounding or 0):
+        raise _refusal(_class_of(forwards[-1 - (surrounding or 0)]))
+    # After its forward, torch calls this function on what a Function returned as it came.
     returned_as_it_came = function is torch.Tensor.view_as and args[0] is args[-1]
     off_since_the_beginning = surrounding is not None or torch.is_inference_mode_enabled()
     if returned_as_it_came or not off_since_the_beginning:
@@ -337,20 +346,20 @@ def _refusal(function: type | None) -> RuntimeError:
 
 
 def _forwards_on_the_stack() -> list[FrameType]:
-    """The calls of ``forward`` of autograd Functions that have not returned, innermost first."""
+    """Return the running calls of ``forward`` of autograd Functions, innermost first."""
     codes = _forward_codes(torch.autograd.Function.__subclasses__()[-1])
-    found = []
+    forwards = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in codes:
-            found.append(frame)
+            forwards.append(frame)
         frame = frame.f_back
-    return found
+    return forwards
 
 
 @functools.lru_cache(maxsize=1)
 def _forward_codes(newest: type) -> frozenset[CodeType | None]:
-    """The code of every Function's ``forward``; holds until there is a newer Function."""
+    """Return the code of every Function's ``forward``; cached until there is a newer Function."""
     return frozenset(_forward_code(function) for function in _classes())
 
 
@@ -362,7 +371,7 @@ def _classes(below: type = torch.autograd.Function) -> Iterator[type]:
 
 
 def _forward_code(function: Any) -> CodeType | None:
-    """Of a Function's ``forward``, inside decorators that say what they wrap."""
+    """Return the code of a Function's ``forward``, inside decorators that name what they wrap."""
     forward = inspect.unwrap(function.forward)
     while isinstance(forward, functools.partial):
         forward = inspect.unwrap(forward.func)
@@ -371,8 +380,10 @@ def _forward_code(function: Any) -> CodeType | None:
 
 
 def _class_of(forward: FrameType) -> type:
-    """The Function whose ``forward`` this is; several that were made by one piece of code are told
-    apart by the context that they are given."""
+    """Return the Function whose ``forward`` this is.
+
+    Functions that share code, as classes defined in a function do, are told apart by their context.
+    """
     names = forward.f_code.co_varnames[:1]
     context = forward.f_locals.get(names[0]) if names else None
     known: type | None = getattr(context, "_forward_cls", None)
@@ -381,14 +392,10 @@ def _class_of(forward: FrameType) -> type:
 
 # ---- complex numbers -------------------------------------------------------------------------
 #
-# Which functions carry derivatives through complex numbers.
-#
-# A model may go through them and back (Fourier transforms, rotary embeddings as a complex product).
-# The rules were written for real numbers: those of functions that are linear, or that have a
-# complex derivative, hold as they stand; |z|², by which norms and variances are defined, is not z²,
-# and what an operator or a formula takes for real is refused.  `python_tests/jet/test_complex.py`
-# holds every function of the rule table to that.
-
+# Functions whose rules hold for complex numbers, which a model may use inside (Fourier transforms,
+# rotary embeddings as a complex product): those that are linear, or have a complex derivative.
+# Others are refused, such as norms and variances, where |z|² is not z².
+# `python_tests/jet/test_complex.py` checks every function of the rule table.
 
 _OWN = (
     *("real", "imag", "view_as_real", "view_as_complex", "complex", "polar", "abs"),
@@ -429,25 +436,15 @@ _CONSTANT = (
     *("eq", "ne", "__eq__", "__ne__", "equal", "allclose", "isclose", "isnan", "isinf"),
     *("isfinite", "result_type", "item", "tolist", "detach", "ones_like", "full_like"),
     *("rand_like", "randn_like", "new_ones", "new_full", "new_tensor", "is_floating_point"),
-    *(
-        "is_complex",
-        "is_conj",
-        "is_neg",
-        "is_contiguous",
-        "stride",
-        "numel",
-        "element_size",
-        "get_device",
-        "nelement",
-    ),
-    *("is_same_size", "is_tensor", "requires_grad_", "__format__", "is_cuda", "is_cpu"),
-    *("is_mps", "is_meta", "is_sparse", "layout", "data", "grad", "is_quantized", "is_nested"),
-    *("is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu"),
+    *("is_complex", "is_conj", "is_neg", "is_contiguous", "stride", "numel", "element_size"),
+    *("get_device", "nelement", "is_same_size", "is_tensor", "requires_grad_", "__format__"),
+    *("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "layout", "data", "grad"),
+    *("is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes", "is_xla", "is_xpu"),
 )
 COVERED = {*_OWN, *_FOURIER, *_SHAPE, *_ARITHMETIC, *_IN_PLACE, *_CONSTANT}
 
 
 @cache
 def takes_complex(function: Callable) -> bool:
-    """Whether the rule of a torch function is right for jets of complex numbers."""
+    """Return whether a torch function's rule holds for complex numbers."""
     return last_name(function) in COVERED

@@ -1,30 +1,29 @@
-"""Strides and sharing of memory: the results of rules lie in memory as torch's own do.
+"""Strides and shared memory: rules' results lie in memory as torch's own do.
 
 `Tensor.reshape` gives a view or a copy depending on the strides of its argument, and a write in
-place goes through views.  So a jet whose strides were not torch's, or that shared memory where
-torch's result does not, would change other numbers than the plain program does.  A rule need not
-care: `as_torch_lays_out` corrects its result.
+place changes every view.  A jet whose strides were not torch's, or that shared memory where torch's
+result does not, would therefore change other numbers than the plain program does.  Rules need not
+care: `as_torch_lays_out` corrects their results.
 
-What torch does is known without asking where every argument is contiguous, and so is the result,
-in memory of its own (`_NOT_CONTIGUOUS` names the exceptions); and for functions that are the same
-view of the primal and of the stack.  Otherwise the function itself is called with the primals, once
-for each combination of shapes, strides, settings and arguments that share memory.
+Torch's layout is known without asking where the arguments and the result are contiguous and the
+result has memory of its own (`_NOT_CONTIGUOUS` names the exceptions), and for functions that are
+the same view of the primal and of the stack.  Otherwise the function is called with the primals,
+once for each combination of shapes, strides, settings and arguments that share memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops.library import transformed
-from .layout import each_tensor
+from .layout import each_tensor, replace_tensors
 from .registry import MissingJetRule, attribute, missing_rule, spellings
 
-if TYPE_CHECKING:
-    from .tensor import JetTensor
+Jet = Any  # a `JetTensor`, whose file imports this one
 
 # Views whose rules are the same view of the stack ``[S, ...]``, or copy it where torch copies.
 _VIEWS = frozenset(
@@ -42,19 +41,19 @@ _VIEWS = frozenset(
     ]
 )
 _BASIC = (int, slice, type(None), type(Ellipsis))
-# What torch answered for a call, and calls whose rules gave a result that lay as torch's.
+# Torch's layouts, by call; and the calls whose rules' results lay as torch's.
 _LAYOUTS: dict[Any, tuple[Layout, ...]] = {}
 _KNOWN_AS_TORCHS: set[Any] = set()
 _MOST_REMEMBERED = 4096
 
 
 class Layout(NamedTuple):
-    """How a result of torch's lies in memory.
+    """How torch lays out a result.
 
     Attributes:
-        strides: of the result.
-        source: which of the arguments' tensors it shares memory with; None for none.
-        offset: of its first number behind that of the source, in numbers.
+        strides: strides of the result.
+        source: index of the argument's tensor whose memory it shares; None for none.
+        offset: of its first entry behind that of the source, in entries.
     """
 
     strides: tuple[int, ...]
@@ -63,7 +62,7 @@ class Layout(NamedTuple):
 
 
 def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any) -> Any:
-    """``result``, jets that the rule of ``function`` returned, laid out as torch's own result."""
+    """Return ``result``, which the rule of ``function`` gave, laid out as torch's own result."""
     if function in _VIEWS or (function is torch.Tensor.__getitem__ and _is_basic(args[1])):
         return result
     results: list[Any]
@@ -87,39 +86,36 @@ def as_torch_lays_out(function: Callable, args: tuple, named: dict, result: Any)
     if transformed():  # where a function may have no derivative of torch's, or no memory to see
         return result
     key = (function, _key(args), _key(named), _sharing(tensors))
-    made = [part for part in results if part.made_streams is not None]
-    shown = tuple((part.streams.stride(), memory_of(part) in memories) for part in made)
+    computed = [part for part in results if part.made_streams is not None]
+    shown = tuple((part.streams.stride(), memory_of(part) in memories) for part in computed)
     try:
         if (key, shown) in _KNOWN_AS_TORCHS:
             return result
     except TypeError:  # an argument that cannot be hashed
         return _laid_out(result, iter(_ask_torch(function, args, named, tensors)), tensors)
     if key not in _LAYOUTS:
-        _forget_the_oldest()
+        if len(_LAYOUTS) >= _MOST_REMEMBERED:  # shapes change with every batch
+            _LAYOUTS.clear()
+            _KNOWN_AS_TORCHS.clear()
         _LAYOUTS[key] = _ask_torch(function, args, named, tensors)
     laid_out = _laid_out(result, iter(_LAYOUTS[key]), tensors)
-    if laid_out is result and made:
+    if laid_out is result and computed:
         _KNOWN_AS_TORCHS.add((key, shown))
     return laid_out
 
 
-def _forget_the_oldest() -> None:
-    """Keep what is remembered small, where shapes change with every batch."""
-    if len(_LAYOUTS) >= _MOST_REMEMBERED:
-        _LAYOUTS.clear()
-        _KNOWN_AS_TORCHS.clear()
-
-
 def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bool, set[Any]]:
-    """Whether all arguments are contiguous, and torch's result would be, too; and the memory of the
-    jets.  Notes that the function may have saved them for backward."""
+    """Return whether all arguments and torch's result are contiguous, and the memory of the jets.
+
+    Notes that the function may have saved the jets for backward.
+    """
     expected, memories = function not in _NOT_CONTIGUOUS, set()
     noting = torch.is_grad_enabled()
     for tensor in tensors:
         if not _is_jet(tensor):
             expected = expected and (tensor.layout is not torch.strided or tensor.is_contiguous())
             continue
-        jet: Any = tensor
+        jet: Jet = tensor
         streams = jet.made_streams
         if streams is None or jet is result:
             continue
@@ -132,31 +128,30 @@ def _look_at(function: Callable, tensors: list[Tensor], result: Any) -> tuple[bo
     return expected, memories
 
 
-def _has_own_memory(result: JetTensor, memories: set[Any]) -> bool:
-    """Whether a result is contiguous, in memory that no argument has."""
+def _has_own_memory(result: Jet, memories: set[Any]) -> bool:
+    """Return whether a result is contiguous, in memory that no argument has."""
     streams = result.made_streams
     if streams is None:  # a deferred one, of an operator
         return True
     return streams.is_contiguous() and (not memories or memory_of(result) not in memories - {None})
 
 
-def renew_memory(target: JetTensor) -> None:
-    """Give a jet that is about to be written into, and every view of the same memory, new memory,
-    if some function has read the old one.  Not where a plain tensor shares it, which would be left
-    behind.
+def renew_memory(target: Jet) -> None:
+    """Move a jet that is about to be written into, and all views of it, to new memory.
 
-    The rule of that function may have saved what it read, where torch's own function saves its
-    result or nothing; autograd would refuse the backward of a program that runs without jets.
+    Only if some function has read the old one: its rule may have saved what it read, where torch's
+    own function saves its result or nothing, and autograd would refuse a backward that works
+    without jets.  Not if a plain tensor shares the memory, which would be left behind.
     """
     run, memory = target.jet_layout.run, memory_of(target)
     if run is None or memory is None or memory not in run.read or not torch.is_grad_enabled():
         return
     if memory in run.given_out:
         return
-    found = [jet for jet in run.jets.values() if jet.made_streams is not None]
-    views = [(jet, jet.streams) for jet in found if memory_of(jet) == memory]
-    # Autograd's bases of the views: more than one where a jet was detached, which has no gradients
-    # and yet sees what is written into the other, and the other what is written into it.
+    computed = [jet for jet in run.jets.values() if jet.made_streams is not None]
+    views = [(jet, jet.streams) for jet in computed if memory_of(jet) == memory]
+    # Autograd's bases of the views: more than one where a jet was detached; the two have separate
+    # gradients, and each sees what is written into the other.
     bases = {id(base): base for base in (_base(view) for _, view in views)}
     with_gradients = [base for base in bases.values() if base.requires_grad]
     if len(with_gradients) > 1:
@@ -176,13 +171,8 @@ def _base(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
 
 
-def refuse_expanded(target: JetTensor) -> None:
-    """Refuse a write into an input that was given expanded, or into a view of it.
-
-    Raises:
-        MissingJetRule: it is one; torch would change every entry that the number stands for, or
-            refuse it.
-    """
+def refuse_expanded(target: Jet) -> None:
+    """Raise MissingJetRule for a write into an expanded input, or into a view of it."""
     run = target.jet_layout.run
     if run is not None and run.expanded and memory_of(target) in run.expanded:
         raise MissingJetRule(
@@ -192,18 +182,16 @@ def refuse_expanded(target: JetTensor) -> None:
 
 
 def refuse_overlap(target: Tensor, strides: tuple[int, ...], function: Callable) -> None:
-    """Refuse a write into a view with these strides, if its entries share memory with each other.
+    """Raise MissingJetRule for a write into a view with these strides if its entries overlap.
 
-    Raises:
-        MissingJetRule: two entries lie in one place; what torch leaves there depends on an order
-            that jets do not have.
+    What torch leaves in such a place depends on the order of the writes.
     """
     if overlaps(target.shape, strides):
         raise missing_rule(function, "it writes into a view whose entries overlap: clone it")
 
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two entries may lie in one place."""
+    """Return whether two entries may lie in one place."""
     reach = 1
     for stride, size in sorted(
         (n, size) for n, size in zip(strides, shape, strict=True) if size > 1
@@ -215,8 +203,10 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
-    """The stack ``[S, *x.shape]`` of a pass's input with every stream in x's strides, so that a
-    reshape copies where it copies x; dense where x is expanded, and writes are refused."""
+    """Return the stack ``[S, *x.shape]`` with every stream in the strides of the input x.
+
+    A reshape then copies where it copies x.  An expanded x gives a dense stack.
+    """
     if x.is_contiguous() or transformed():
         return stack
     if overlaps(x.shape, x.stride()):
@@ -225,7 +215,7 @@ def laid_out_as_input(stack: Tensor, x: Tensor) -> Tensor:
 
 
 def _is_basic(index: Any) -> bool:
-    """Whether an index gives a view."""
+    """Return whether an index gives a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts)
 
@@ -235,8 +225,8 @@ def _is_jet(value: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> Any:
-    """What identifies the memory of a tensor; None where a transform of torch.func hides it, and
-    of a deferred jet, which has none yet."""
+    """Return an identifier of a tensor's memory; None for a deferred jet, which has none yet, and
+    where a transform of torch.func hides it."""
     plain = tensor.made_streams if _is_jet(tensor) else tensor
     if plain is None:
         return None
@@ -246,18 +236,18 @@ def memory_of(tensor: Any) -> Any:
         return None
 
 
-def note_memory(jet: JetTensor, noted: MutableMapping[int, Any]) -> None:
-    """Note the memory of a jet for as long as it lives, among others of its pass."""
+def note_memory(jet: Jet, noted: MutableMapping[int, Any]) -> None:
+    """Add the memory of a jet to a (weak) mapping."""
     if (memory := memory_of(jet)) is not None:
         noted[memory] = jet.streams.untyped_storage()
 
 
 def _key(value: Any) -> Any:
-    """What the layout of a result depends on, of an argument."""
+    """Return what the layout of a result depends on in an argument, as a dictionary key."""
     if _is_jet(value) and value.made_streams is None:
         return (value.shape, value.dtype, value.device)
     if isinstance(value, Tensor):
-        plain: Any = value.streams if _is_jet(value) else value  # type: ignore[attr-defined]
+        plain: Any = _plain(value)
         strides = plain.stride() if plain.layout is torch.strided else ()
         flags = plain.is_conj(), plain.is_neg(), plain.is_cuda
         return (plain.shape, strides, plain.dtype, flags, type(value))
@@ -270,6 +260,10 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+def _plain(tensor: Any) -> Tensor:
+    return tensor.streams if _is_jet(tensor) else tensor
+
+
 def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
     """Return which tensors lie in the memory of an earlier one, which, and how far behind it."""
     first: dict[Any, tuple[int, int]] = {}
@@ -278,7 +272,7 @@ def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
         memory = memory_of(tensor)
         if memory is None:
             continue
-        plain: Any = tensor.streams if _is_jet(tensor) else tensor  # type: ignore[attr-defined]
+        plain: Any = _plain(tensor)
         earlier, start = first.setdefault(memory, (place, plain.storage_offset()))
         if earlier != place:
             shared.append((place, earlier, plain.storage_offset() - start))
@@ -288,33 +282,33 @@ def _sharing(tensors: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
 def _ask_torch(
     function: Callable, args: tuple, named: dict, tensors: list[Tensor]
 ) -> tuple[Layout, ...]:
-    """Call the function, to see how torch lays out every tensor in its result."""
-    from .tensor import map_jets, primal_of
-
+    """Call the function on the primals, and return how torch lays out each tensor in the result."""
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices):
-        found = function(*map_jets(args, _primal_or_like), **map_jets(named, _primal_or_like))
+        result = function(*replace_tensors(args, _primal), **replace_tensors(named, _primal))
     places = {memory_of(tensor): n for n, tensor in reversed(list(enumerate(tensors)))}
     places.pop(None, None)
     layouts = []
-    for part in each_tensor(found):
+    for part in each_tensor(result):
         source = places.get(memory_of(part))
         offset = 0
         if source is not None:
-            offset = part.storage_offset() - primal_of(tensors[source]).storage_offset()
+            offset = part.storage_offset() - _primal(tensors[source]).storage_offset()
         layouts.append(Layout(part.stride(), source, offset))
     return tuple(layouts)
 
 
-def _primal_or_like(jet: JetTensor) -> Tensor:
-    """The primal; for a deferred jet a tensor that lies as it will, since to ask would make it."""
-    if jet.made_streams is None:
-        return torch.zeros(jet.shape, dtype=jet.dtype, device=jet.device)
-    return jet.primal
+def _primal(tensor: Any) -> Any:
+    """Return the primal of a jet; of a deferred one, zeros, since reading it would compute it."""
+    if not _is_jet(tensor):
+        return tensor
+    if tensor.made_streams is None:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.primal
 
 
 def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> Any:
-    """Each jet of a result in its own layout."""
+    """Return a result with each jet in its own layout."""
     if isinstance(result, Tensor):
         layout = next(layouts)
         return _jet_laid_out(result, layout, tensors) if _is_jet(result) else result
@@ -324,7 +318,7 @@ def _laid_out(result: Any, layouts: Iterator[Layout], tensors: list[Tensor]) -> 
     return result
 
 
-def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
+def _jet_laid_out(jet: Jet, layout: Layout, tensors: list[Tensor]) -> Any:
     if any(jet is tensor for tensor in tensors):
         return jet
     if jet.made_streams is None and layout.source is None:
@@ -333,7 +327,7 @@ def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
             jet.make_contiguous()
             return jet
     if layout.source is not None:
-        source: Any = tensors[layout.source]
+        source: Jet = tensors[layout.source]
         if not _is_jet(source) or source.dtype != jet.dtype or memory_of(jet) == memory_of(source):
             return jet
         stack = source.streams
@@ -349,23 +343,23 @@ def _jet_laid_out(jet: Any, layout: Layout, tensors: list[Tensor]) -> Any:
 
 
 def _same_strides(shape: torch.Size, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    """Whether strides mean the same; those of sizes 1 and of empty tensors mean nothing."""
+    """Return whether strides mean the same; those of sizes 0 and 1 mean nothing."""
     if 0 in shape:
         return True
     return all(size == 1 or a == b for size, a, b in zip(shape, ours, theirs, strict=True))
 
 
 def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False) -> Tensor:
-    """The stack ``[S, ...]`` with every stream in ``strides``.
+    """Return the stack ``[S, ...]`` with every stream in ``strides``.
 
     Args:
         streams: the stack.
-        strides: of one stream; no two numbers in one place, but where a stride is 0.
+        strides: strides of one stream; entries may overlap only where a stride is 0.
         copy: whether the memory has to be new.
     """
     shape = streams.shape
     for dim, (size, stride) in enumerate(zip(shape[1:], strides, strict=True), start=1):
-        if stride == 0 and size > 1:  # expanded: one number stands for all
+        if stride == 0 and size > 1:  # expanded: one entry stands for all
             streams = streams.narrow(dim, 0, 1)
     order = sorted(range(1, streams.ndim), key=lambda dim: -strides[dim - 1])
     dense = streams.permute(0, *order)
@@ -381,8 +375,8 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
     return with_gaps.copy_(streams)
 
 
-# Functions with rules of their own whose results may not be contiguous, or share memory, though
-# their arguments are contiguous and the rules' results have memory of their own.
+# Functions whose results in torch may be strided, or share memory, though their arguments are
+# contiguous and their rules' results are contiguous, in memory of their own.
 _NOT_CONTIGUOUS = frozenset(
     [
         *spellings("to", "rot90"),

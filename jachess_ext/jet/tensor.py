@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -10,8 +13,8 @@ from torch import Tensor
 
 from .. import torch_private
 from .context import call_rule, without_autocast
-from .deferred import Deferred, Pattern, forget, remember
-from .layout import JetLayout
+from .deferred import Deferred, Pattern
+from .layout import JetLayout, Run, replace_tensors
 from .registry import (
     find_rule,
     forward_mode_is_on,
@@ -24,12 +27,33 @@ from .strides import as_torch_lays_out
 
 
 class DerivativeTensor(torch.Tensor):
-    """A wrapper with a primal's shape, dtype and device, which carries derivatives beside it."""
+    """A tensor with the shape, dtype and device of a primal, which carries derivatives beside it.
+
+    torch's own getters go through ``__torch_function__``; model code reads these properties often,
+    and plain Python ones are cheaper.
+    """
 
     @property
     def layout_of_pass(self) -> JetLayout:
-        """The layout of the jets of its pass."""
+        """Return the layout of the jets of its pass."""
         raise NotImplementedError
+
+    @property
+    def _recorded(self) -> Tensor:
+        """Return the plain tensor that autograd knows."""
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self._recorded.requires_grad
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self._recorded.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self._recorded.grad_fn
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -48,22 +72,27 @@ class DerivativeTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        # Only reached by an operator that skipped __torch_function__: there is no rule to ask.
+        # Reached only by an operator that skipped __torch_function__: no rule can answer it.
         check_place(func, args, kwargs)
         raise missing_rule(func)
 
 
 class JetTensor(DerivativeTensor):
-    """The truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
+    """Truncated Taylor expansion of a tensor along q directions, stacked ``[S, ...]``.
 
-    Shape, dtype and device are the primal's, so that unmodified model code runs on it; every torch
-    function called with one is answered by a rule of the registry.  Autograd sees the plain tensor
-    `streams`, never the wrapper: calling ``backward`` on what a rule returns is the double backward
+    Shape, dtype and device are the primal's, so that unmodified model code runs on it; a rule of
+    the registry answers every torch function that is called with one.  Autograd sees the plain
+    tensor `streams`, never the wrapper: ``backward`` of what a rule returns is the double backward
     of the model.
 
     Args:
         streams: ``[S, *shape]`` floating-point tensor, S as ``layout.streams``.
         layout: which streams these are.
+
+    Example:
+        >>> jx.jet(lambda x: (print(x), x * x)[1], torch.zeros(3), torch.ones(2, 3)).first.shape
+        JetTensor(shape=(3,), dtype=torch.float32, device=cpu, directions=2, order=2)
+        torch.Size([2, 3])
     """
 
     is_jet = True
@@ -94,45 +123,44 @@ class JetTensor(DerivativeTensor):
 
     @classmethod
     def deferred(cls, promise: Deferred, layout: JetLayout) -> JetTensor:
-        """A jet whose streams are made when they are first read (see `deferred.py`)."""
+        """Return a jet whose streams are computed when they are first read (`deferred.py`)."""
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls, promise.shape, dtype=promise.dtype, device=promise.device
         )
         wrapper._streams, wrapper._deferred, wrapper.jet_layout = None, promise, layout
         if layout.run is not None:
             layout.run.jets[id(wrapper)] = wrapper
-        remember(wrapper)
+        _PENDING.jets[id(wrapper)] = wrapper
         return wrapper
 
     @property
     def streams(self) -> Tensor:
-        """``[S, *shape]``."""
+        """Return the stack ``[S, *shape]``; a deferred jet computes it now."""
         if self._streams is None:
             assert self._deferred is not None
             self.settle(self._deferred.make())
         return cast(Tensor, self._streams)
 
     def make_contiguous(self) -> None:
-        """Have the streams of a deferred jet made contiguous, whatever its sources are."""
+        """Have a deferred jet compute contiguous streams, however its sources lie."""
         assert self._deferred is not None
         self._deferred.contiguous = True
 
     @property
     def made_streams(self) -> Tensor | None:
-        """The streams where they are made; None for a deferred jet."""
+        """Return the streams; None for a deferred jet."""
         return self._streams
 
     def settle(self, streams: Tensor) -> None:
-        """Give a jet its streams: a deferred one, whose operator has made them beside its result,
-        or one whose memory is renewed before a write."""
+        """Set the streams of a deferred jet, or of one that moves to new memory before a write."""
         self._streams, self._deferred = streams, None
-        forget(self)
+        _PENDING.jets.pop(id(self), None)
 
     @property
     def pattern(self) -> Pattern | None:
-        """What the jet is made of, while its streams are not made.
+        """Return what a deferred jet computes; None once it has its streams.
 
-        None in another gradient mode than where the jet was deferred: an operator that swallowed
+        None in another gradient mode than where the jet was deferred: an operator that absorbed
         it there would record gradients that the model switched off, or lose those it asked for.
         None, too, where a checkpoint begins or ends in between (`Deferred.make` says why).
         """
@@ -141,24 +169,26 @@ class JetTensor(DerivativeTensor):
 
     @property
     def _shown(self) -> Any:
-        """Whatever knows dtype and device, without making the streams."""
+        """Return what has the dtype and device, without computing the streams."""
         return self._deferred if self._streams is None else self._streams
 
     @property
     def primal(self) -> Tensor:
-        """x0, ``shape``."""
+        """Return x0, ``shape``."""
         return self.streams[0]
+
+    @property
+    def _recorded(self) -> Tensor:
+        return self.streams
 
     @property
     def layout_of_pass(self) -> JetLayout:
         return self.jet_layout
 
     def with_streams(self, streams: Tensor) -> JetTensor:
-        """A jet of the same layout around another stack ``[S, ...]``."""
+        """Return a jet of the same layout with another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)
 
-    # Read often by model code; a plain property is cheaper than the trip through
-    # __torch_function__ that torch's own getters take.
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         if self._streams is None:
@@ -172,18 +202,6 @@ class JetTensor(DerivativeTensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self._shown.device
-
-    @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
-        return self.streams.requires_grad
-
-    @property
-    def is_leaf(self) -> bool:  # type: ignore[override]
-        return self.streams.is_leaf
-
-    @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
-        return self.streams.grad_fn
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
@@ -206,7 +224,7 @@ class JetTensor(DerivativeTensor):
 
 
 class ComplexJetTensor(JetTensor):
-    """A jet of complex numbers: torch asks it before the real jets of the same call."""
+    """A jet of complex numbers.  As a subclass it answers a call before the real jets in it."""
 
     @classmethod
     def __torch_function__(
@@ -216,15 +234,53 @@ class ComplexJetTensor(JetTensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+# ---- deferred jets of a thread -----------------------------------------------------------------
+
+
+class _Pending(threading.local):
+    """Deferred jets of this thread whose streams are not computed yet, by id."""
+
+    def __init__(self) -> None:
+        self.jets: weakref.WeakValueDictionary[int, JetTensor] = weakref.WeakValueDictionary()
+
+
+_PENDING = _Pending()
+
+
+def make_pending() -> None:
+    """Compute the streams of every deferred jet of this thread, before a write changes a source."""
+    for jet in list(_PENDING.jets.values()):
+        jet.streams  # noqa: B018  reading computes them
+
+
+def end(run: Run | None) -> None:
+    """End a pass: its tensors are refused from now on, and its deferred jets stay deferred."""
+    if run is not None:
+        run.ended = True
+    for key, jet in list(_PENDING.jets.items()):
+        if jet.jet_layout.run is run:
+            del _PENDING.jets[key]
+
+
+@contextmanager
+def ending(run: Run | None) -> Iterator[None]:
+    """End the pass when the context is left, also by an exception."""
+    try:
+        yield
+    finally:
+        end(run)
+
+
+# ---- checks ------------------------------------------------------------------------------------
+
+
 def carries_derivatives(tensor: Tensor) -> bool:
-    """Whether a tensor of this dtype could: real and complex numbers, not integers."""
+    """Return whether the dtype can carry derivatives: real and complex numbers, not integers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def check_complex(func: Callable) -> None:
-    """Raises:
-    MissingJetRule: the function's rule holds for real numbers alone.
-    """
+    """Raise MissingJetRule for a function whose rule holds for real numbers alone."""
     if not takes_complex(func):
         raise missing_rule(
             func,
@@ -233,18 +289,18 @@ def check_complex(func: Callable) -> None:
         )
 
 
-def check_call(kind: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
-    """What every function that met a tensor of ``kind`` is refused for.
+def check_call(cls: type, func: Callable, types: Any, args: tuple, kwargs: dict | None) -> None:
+    """Refuse calls that no tensor of class ``cls`` can take part in.
 
     Raises:
-        MissingJetRule: an argument ``out``.
-        ValueError: another kind of `DerivativeTensor` among the arguments.
+        MissingJetRule: an argument ``out`` is given.
+        ValueError: the arguments hold another class of `DerivativeTensor`.
         RuntimeError: the call comes from within an autograd Function.
     """
     if kwargs and kwargs.get("out") is not None:
         raise missing_rule(func, "a result cannot be written into out=")
     if len(types) > 1 and any(
-        issubclass(t, DerivativeTensor) and not issubclass(kind, t) for t in types
+        issubclass(t, DerivativeTensor) and not issubclass(cls, t) for t in types
     ):
         raise ValueError(
             "tensors of different derivatives met in one operation; run one jx.jet or jx.jvp at "
@@ -254,21 +310,17 @@ def check_call(kind: type, func: Callable, types: Any, args: tuple, kwargs: dict
 
 
 def check_place(func: Callable, args: tuple, kwargs: dict | None) -> None:
-    """Raises:
-    RuntimeError: the call comes from within an autograd Function.
-    """
+    """Raise RuntimeError if the call comes from within an autograd Function."""
     if not forward_mode_is_on():
         leaves = torch_private.pytree.tree_leaves((args, kwargs))
         derivative = next(leaf for leaf in leaves if isinstance(leaf, DerivativeTensor))
-        surrounding = derivative.layout_of_pass.surrounding
-        refuse_opaque_functions(func, args, surrounding)
+        refuse_opaque_functions(func, args, derivative.layout_of_pass.surrounding)
 
 
 def check_pass(func: Callable, args: tuple, result: Any) -> None:
-    """Refuse what was kept from a pass that has ended; a checkpoint may run again in backward.
+    """Raise RuntimeError if ``result`` belongs to a pass that has ended.
 
-    Raises:
-        RuntimeError: ``result`` is of such a pass.
+    In a backward, where a checkpoint may run again, it may.
     """
     probe = args[0] if result is None else result
     if isinstance(probe, list | tuple) and probe:
@@ -280,7 +332,7 @@ def check_pass(func: Callable, args: tuple, result: Any) -> None:
 
 
 def kept_too_long(what: str) -> RuntimeError:
-    """The error for a tensor of a pass that has ended; ``what`` begins the sentence."""
+    """Return the error for a tensor of a pass that has ended; ``what`` begins its message."""
     return RuntimeError(
         f"{what} a tensor that was kept from an earlier pass of jx.jet, jx.jvp or a penalty, which "
         "has ended, along other directions; return it from the function in that pass "
@@ -290,11 +342,11 @@ def kept_too_long(what: str) -> RuntimeError:
 
 
 def common_layout(*values: Any) -> JetLayout:
-    """The layout shared by all jets among ``values``.
+    """Return the layout of all jets among ``values``.
 
     Raises:
-        ValueError: if two jets of different layouts, or of different passes, meet in one operation.
-        TypeError: if there is no jet at all (a rule called with the jet in the wrong argument).
+        ValueError: two jets have different layouts, or belong to different passes.
+        TypeError: there is no jet (a rule was called with the jet in the wrong argument).
     """
     layouts = {value.jet_layout for value in values if isinstance(value, JetTensor)}
     if not layouts:
@@ -305,20 +357,25 @@ def common_layout(*values: Any) -> JetLayout:
 
 
 def different_layouts(layouts: set[JetLayout]) -> ValueError:
-    kinds = sorted({f"{k.directions} directions at order {k.order}" for k in layouts})
-    if len(kinds) == 1:
-        kinds.append("of another pass")
+    """Return the error for jets of different layouts, or of different passes, in one operation."""
+    names = sorted({f"{l.directions} directions at order {l.order}" for l in layouts})  # noqa: E741
+    if len(names) == 1:
+        names.append("of another pass")
     return ValueError(
-        f"jets of different layouts met in one operation ({', '.join(kinds)}); "
+        f"jets of different layouts met in one operation ({', '.join(names)}); "
         "run one jx.jet at a time"
     )
 
 
 def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
-    """``value`` as a jet: unchanged if it is one, else constant (all tangents zero).
+    """Return ``value`` as a jet: itself if it is one, else a constant (all tangents zero).
+
+    Args:
+        like: gives the dtype and device of a number.
 
     Raises:
-        ValueError: if it is a jet of another layout or another pass.
+        ValueError: it is a jet of another layout or another pass.
+        TypeError: it is no tensor, and ``like`` is not given.
     """
     if isinstance(value, JetTensor):
         if value.jet_layout != layout:
@@ -334,7 +391,7 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
 
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:
-    """The stack with singleton dimensions after the stream dimension, to broadcast to ``ndim``."""
+    """Return the stack with dimensions of size 1 behind the streams, to broadcast to ``ndim``."""
     missing = ndim - jet.ndim
     if missing <= 0:
         return jet.streams
@@ -342,16 +399,9 @@ def aligned(jet: JetTensor, ndim: int) -> Tensor:
 
 
 def primal_of(value: Any) -> Any:
-    """The primal of a jet; anything else as it is.  Lists, tuples and dicts are searched."""
-    return map_jets(value, lambda jet: jet.primal)
+    """Replace every jet in a call's arguments, nested in lists, tuples and dicts, by its primal."""
+    return replace_tensors(value, _primal)
 
 
-def map_jets(value: Any, apply: Callable[[JetTensor], Any]) -> Any:
-    """``value`` with every jet replaced.  Lists, tuples and dicts are searched."""
-    if isinstance(value, JetTensor):
-        return apply(value)
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(map_jets(item, apply) for item in value)
-    if isinstance(value, dict):
-        return {key: map_jets(item, apply) for key, item in value.items()}
-    return value
+def _primal(tensor: Tensor) -> Tensor:
+    return tensor.primal if isinstance(tensor, JetTensor) else tensor

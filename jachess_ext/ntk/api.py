@@ -1,4 +1,4 @@
-"""`jx.ntk`: the empirical neural tangent kernel, without per-sample gradients kept whole."""
+"""`jx.ntk`: the empirical neural tangent kernel, block by block of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..smoothness.estimators import unwrapped
-from .capture import Layout, Probe, Watched, capture, check_kernel, evaluating, learn_layout, probe
+from .capture import Probe, Watched, capture, check_kernel, evaluating, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters
 
@@ -27,13 +27,13 @@ _ASKED = "method='per_sample'"
 _WORKSPACE = 128 * 2**20
 _SHARE = 0.5  # of the free memory, where no budget is given
 _MOST = 4 * 2**30  # by default; larger blocks gain little
-_UNKNOWN = 2 * 2**30  # where the system does not say how much is free
+_UNKNOWN = 2 * 2**30  # where free memory cannot be read
 _SAME_WEIGHTS = 1e-6
 
 
 @dataclass
 class Report:
-    """How a kernel was, or would be, computed.
+    """Report of how a kernel was, or would be, computed.
 
     Attributes:
         samples, others, outputs: N, M and C.
@@ -45,7 +45,13 @@ class Report:
         local: parameters whose module alone is differentiated sample by sample.
         block: samples a block; ``blocks``: pairs of blocks.
         expected_bytes, budget_bytes: memory, as estimated, and the limit.
-        difference: of the completeness check, relative; None before the kernel is there.
+        difference: relative difference from a plain backward pass; None before the kernel is
+            computed.
+
+    Example:
+        >>> report = jx.ntk(torch.nn.Linear(3, 2), torch.randn(5, 3), method="explain")
+        >>> report.parameters, report.block, report.form_of("bias")
+        (8, 5, 'dense')
     """
 
     samples: int
@@ -97,11 +103,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A kernel and how it was computed.
+    """A kernel and how it was computed, as `measure_ntk` returns them.
 
     Attributes:
         theta: [N, C, M, C]; None on all but the first rank of a group.
         report: see `Report`.
+
+    Example:
+        >>> measured = measure_ntk(torch.nn.Linear(3, 2), torch.randn(5, 3))
+        >>> measured.report.difference < 1e-6
+        True
     """
 
     theta: Any
@@ -144,7 +155,7 @@ def ntk(
             "explain": no kernel, but the `Report` of what would be done.
         memory_budget: bytes that blocks and kernel may take; None: half of the free memory, 4 GiB
             at most.
-        progress: a progress bar over blocks (needs tqdm); None: where a terminal looks on.
+        progress: show a progress bar over blocks (needs tqdm); None: only on a terminal.
         seed: of the random projections.
         group: a process group of torch.distributed (``torch.distributed.group.WORLD``; gloo or
             nccl): pairs of blocks are shared out among its ranks.  Every rank calls with the same
@@ -189,7 +200,7 @@ def measure_ntk(
     progress: bool | None = None,
     **request: Any,
 ) -> Measurement:
-    """Compute the kernel as `ntk` does, and return it with the `Report` of how it was done.
+    """Compute the kernel as `ntk` does, and return it with its `Report`.
 
     Args:
         model, batch, other, progress: as `ntk`.
@@ -206,7 +217,7 @@ def measure_ntk(
 
 
 class Job:
-    """A call of `ntk`, whose arguments it takes: planned when made, computed when run."""
+    """A call of `ntk`: the constructor checks and plans it, `run` computes it."""
 
     _block: int
 
@@ -216,9 +227,9 @@ class Job:
         self._ranks = KernelRanks.of(group)
         with self._ranks.failing_together():
             self._prepare(model, batch, other, **how)
-        self._ranks.require_same(self._watched.model, self._sides)
+        self._ranks.require_same(self._watched.model, [self._left.samples, self._right.samples])
         if self._ranks.count > 1:  # blocks that all ranks agree on and that give each its share
-            longest = max(side.count for side in self._sides)
+            longest = max(self._left.samples.count, self._right.samples.count)
             # As many pairs for every rank: 2R − 1 blocks a side (R (2R − 1) pairs), or R.
             count = self._ranks.count
             most = -(-longest // (2 * count - 1 if self._symmetric else count))
@@ -240,10 +251,11 @@ class Job:
             raise ValueError(f"method is {method!r}; expected one of {str(get_args(Method))[1:-1]}")
         inner = unwrapped(model)
         self._symmetric = other is None
-        left = Samples.of(batch)
-        self._sides = [left] if other is None else [left, Samples.of(other, "other")]
+        sides = [Samples.of(batch)]
+        if other is not None:
+            sides.append(Samples.of(other, "other"))
         self._outputs = OutputMap(inner, outputs, seed)
-        for side in self._sides:
+        for side in sides:
             self._outputs.check(side)
         chosen = choose_parameters(inner, parameters)
         self._device = next(iter(chosen.values())).device
@@ -252,14 +264,11 @@ class Job:
             self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
         dtypes = {parameter.dtype for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
-        self._layouts: list[Layout] = []
-        self._probes: list[Probe] = []
         with torch.compiler.set_stance("force_eager"):
             with evaluating(inner):
-                self._outputs = self._outputs.narrowed(self._sides)
-            for side in self._sides:
-                self._layouts.append(learn_layout(self._watched, self._outputs, side))
-                self._probes.append(probe(self._watched, self._outputs, self._layouts[-1], side))
+                self._outputs = self._outputs.narrowed(sides)
+            probes = [probe(self._watched, self._outputs, side) for side in sides]
+        self._left, self._right = probes[0], probes[-1]
         self._warn_of_fallback()
         workspace = self._plan_blocks(memory_budget)
         wide = torch.float64 if self._dtype == torch.float64 else torch.float32
@@ -267,8 +276,7 @@ class Job:
 
     def run(self, progress: bool | None) -> Tensor | None:
         """Compute Θ, [N, C, M, C]; None on all but the first rank."""
-        left, right = self._sides[0], self._sides[-1]
-        outputs = self._probes[0].outputs
+        left, right, outputs = self._left.samples, self._right.samples, self._left.outputs
         # The sum over parameters is kept in double: as many terms as parameters, little memory.
         theta = torch.zeros(
             outputs, left.count, outputs, right.count, dtype=torch.float64, device=self._device
@@ -276,13 +284,12 @@ class Job:
         with self._ranks.failing_together():
             self._sum_pairs(theta, progress)
         self._ranks.total(theta)
-        if not self._ranks.is_first:
+        if self._ranks.rank != 0:
             return None
         theta = theta.permute(1, 0, 3, 2)
         if self._symmetric:
             theta = (theta + theta.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
-        left_probe, right_probe = self._probes[0], self._probes[-1]
-        self.report.difference = check_kernel(theta, left_probe, right_probe, self._dtype)
+        self.report.difference = check_kernel(theta, self._left, self._right, self._dtype)
         return theta.to(self._settings.dtype).contiguous()
 
     def _sum_pairs(self, theta: Tensor, progress: bool | None) -> None:
@@ -290,23 +297,25 @@ class Job:
         first, row = True, -1
         mine: dict[str, Contribution] = {}
         theirs: dict[str, Contribution] = {}
-        lefts, rights = (self._blocks(self._sides[side]) for side in (0, -1))
+        lefts, rights = self._blocks(self._left), self._blocks(self._right)
         # Of a symmetric kernel the upper triangle.
         every = product(range(len(lefts)), range(len(rights)))
         pairs = self._ranks.share([(i, j) for i, j in every if j >= i or not self._symmetric])
-        shown = progress if self._ranks.is_first else False
+        shown = progress if self._ranks.rank == 0 else False
         with (
             _bar(shown, len(pairs)) as advance,
             torch.compiler.set_stance("force_eager"),
             torch.no_grad(),
         ):
             for i, j in pairs:
-                theirs = {}  # let go of a block before the next is there
+                theirs = {}  # free a block before the next is captured
                 if i != row:
                     mine, row = {}, i
-                    mine = self.capture(0, lefts[i])
+                    mine = capture(self._watched, self._outputs, self._left, lefts[i])
                 same = self._symmetric and j == i
-                theirs = mine if same else self.capture(-1, rights[j])
+                theirs = mine
+                if not same:
+                    theirs = capture(self._watched, self._outputs, self._right, rights[j])
                 choices: list[Choice] = []
                 for choice, kernel in contract(mine, theirs, same, self._settings):
                     if not torch.isfinite(kernel).all():
@@ -321,16 +330,9 @@ class Job:
                     self.report.choices, first = choices, False
                 advance()
 
-    def _blocks(self, samples: Samples) -> list[list[int]]:
-        rows = list(range(samples.count))
+    def _blocks(self, side: Probe) -> list[list[int]]:
+        rows = list(range(side.samples.count))
         return [rows[start : start + self._block] for start in range(0, len(rows), self._block)]
-
-    def capture(self, side: int, rows: list[int]) -> dict[str, Contribution]:
-        """Return what every parameter contributes for these samples of the left (0) or right (-1)
-        side."""
-        layout, samples = self._layouts[side], self._sides[side]
-        with torch.enable_grad():
-            return capture(self._watched, self._outputs, layout, samples, rows)
 
     def _warn_of_fallback(self) -> None:
         reasons = self._watched.fallback.items()
@@ -344,21 +346,23 @@ class Job:
             )
 
     def _plan_blocks(self, limit: int | None) -> int:
-        """Set the largest blocks that fit ``limit`` bytes; returns the bytes of the workspace.
+        """Set the largest blocks that fit ``limit`` bytes; return the bytes of the workspace.
 
         Raises:
-            TypeError, ValueError: not a number of bytes; too few for one sample a block.
+            TypeError: the limit is no number of bytes.
+            ValueError: it is too small for a block of one sample.
         """
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"memory_budget is {limit!r}; expected a number of bytes, or None")
         budget = min(_MOST, int(_SHARE * free_memory(self._device))) if limit is None else limit
         workspace = min(_WORKSPACE, max(1, budget // 8))
-        samples, others = self._sides[0].count, self._sides[-1].count
-        outputs = self._probes[0].outputs
+        samples, others = self._left.samples.count, self._right.samples.count
+        outputs = self._left.outputs
         fallback = sum(self._watched.parameters[name].numel() for name in self._watched.fallback)
         size = torch.finfo(self._dtype).bits // 8
-        one_capture = max(p.capture_bytes() for p in self._probes) + fallback * size * outputs
-        activations = max(p.activation_bytes for p in self._probes)
+        captured = max(self._left.capture_bytes(), self._right.capture_bytes())
+        one_capture = captured + fallback * size * outputs
+        activations = max(self._left.activation_bytes, self._right.activation_bytes)
         # In double: the sum, what is added to it, and the copy that is returned.
         result = samples * others * outputs**2 * 24
         at_once = samples * (one_capture + activations)
@@ -379,19 +383,19 @@ class Job:
         return workspace
 
     def _make_report(self) -> Report:
-        left, right = self._sides[0], self._sides[-1]
-        block, first = self._block, self._probes[0]
-        down, across = -(-left.count // block), -(-right.count // block)
+        first, block = self._left, self._block
+        left, right = first.samples.count, self._right.samples.count
+        down, across = -(-left // block), -(-right // block)
         local = [name for roles in self._watched.active_local().values() for name in roles.values()]
         return Report(
-            samples=left.count,
-            others=right.count,
+            samples=left,
+            others=right,
             outputs=first.outputs,
             symmetric=self._symmetric,
             parameters=sum(p.numel() for p in self._watched.parameters.values()),
             choices=plan(
                 first.contributions,
-                (min(block, left.count), min(block, right.count)),
+                (min(block, left), min(block, right)),
                 first.outputs,
                 self._symmetric,
                 self._settings,
@@ -406,7 +410,7 @@ class Job:
 
 
 def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twice: bool) -> None:
-    """Add a block to Θ [C, N, C, M]; ``twice``: its mirror image too."""
+    """Add a block to Θ [C, N, C, M], and its mirror image if ``twice``."""
     here, there = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     theta[:, here, :, there] += kernel
     if twice:
@@ -414,7 +418,7 @@ def _add(theta: Tensor, kernel: Tensor, rows: list[int], columns: list[int], twi
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes free on the device, as far as it says."""
+    """Return the bytes free on the device, 2 GiB if that cannot be read."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -427,10 +431,10 @@ def free_memory(device: torch.device) -> int:
 
 @contextmanager
 def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
-    """Yield a progress bar's step, which does nothing where none is wanted or tqdm is missing.
+    """Yield a progress bar's step, which does nothing without a bar.
 
     Args:
-        progress: None: where a terminal looks on and there is more than one step.
+        progress: None: show a bar on a terminal, if tqdm is installed and there are several steps.
     """
     if progress is False or (progress is None and total == 1):
         yield lambda: None
@@ -442,7 +446,7 @@ def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
             raise ImportError("progress=True needs tqdm: pip install tqdm") from None
         yield lambda: None
         return
-    # disable=None: silent where standard error is no terminal.
+    # disable=None: silent unless standard error is a terminal.
     with tqdm(
         total=total, desc="NTK", unit="block", disable=None if progress is None else False
     ) as shown:
@@ -451,14 +455,14 @@ def _bar(progress: bool | None, total: int) -> Iterator[Callable[[], Any]]:
 
 # ---- several processes ------------------------------------------------------------------------
 #
-# Every rank holds the model and both batches; pairs of blocks are shared out, and the sum arrives
-# at the group's first rank.  A pair is computed by one rank alone, so that the numbers are those of
-# one process with the same blocks.
+# Every rank holds the model and both batches; pairs of blocks are shared out, and the group's first
+# rank receives the sum.  A pair is computed by a single rank, so that the result equals that of one
+# process with the same blocks.
 
 
 @dataclass(frozen=True)
 class KernelRanks:
-    """The processes at work.
+    """Processes that share the work on a kernel.
 
     Attributes:
         group: of torch.distributed; None: this process alone.
@@ -474,7 +478,7 @@ class KernelRanks:
         """Read this process's place in ``group``.
 
         Raises:
-            RuntimeError: torch.distributed is not there or not initialised.
+            RuntimeError: torch.distributed is not available or not initialised.
             ValueError: this process is not in the group.
         """
         if group is None:
@@ -488,10 +492,6 @@ class KernelRanks:
         if rank < 0:
             raise ValueError("this process is not in the group; call ntk on the group's ranks only")
         return cls(group, rank, dist.get_world_size(group))
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
 
     def share(self, work: Sequence[T]) -> Sequence[T]:
         """Return this rank's part, contiguous: neighbouring pairs have a block in common."""
@@ -540,7 +540,7 @@ class KernelRanks:
 
 
 def _checksum(sides: Sequence[Samples]) -> int:
-    """Checksum of every tensor of the batches."""
+    """Return a checksum of every tensor of the batches."""
     sums = 0
     for side in sides:
         values = {"": side.batch} if isinstance(side.batch, Tensor) else side.batch

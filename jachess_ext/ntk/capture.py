@@ -1,10 +1,10 @@
-"""What a model's parameters contribute to per-sample gradients, and whether that is all.
+"""Record a model's calls, take per-sample gradients from them, and check that none is missing.
 
 A block of samples takes one forward pass, watched call by call (`Recorder`), and one backward pass
 an output, to the calls' outputs.  Calls are seen as torch functions, not as modules, so that tied
-weights, weights that another module reads and functional heads are seen too.  What is not
-understood is noted, and its parameters get exact per-sample gradients instead: `probe` holds what
-was recorded against a plain backward pass, and `check_kernel` the finished kernel.
+weights, weights that another module reads and functional heads are seen too.  Parameters of calls
+that are not covered get exact per-sample gradients instead: `probe` compares what was recorded with
+a plain backward pass, and `check_kernel` the finished kernel.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Key = tuple[str, str, int]  # kind of call, parameter, the how many-th of these 
 
 _NO_SAMPLES = "an output it makes has no dimension of samples"
 _NOT_WHOLE = "the recorded calls do not give its whole gradient"
-_PROBED = 2  # samples; one would not tell samples and outputs without samples apart
+_PROBED = 2  # samples; with a single one, an output without samples would look the same
 _PROBE_SEED, _SEPARATION_SEED = 0x50524F, 0x534550
-# Relative error of values computed another way, far above round-off (that of float32 even in
-# float64 models: transformers' softmax and norms often compute in float32) and below what a
-# missing call would leave.
+# Relative error between two ways of computing a value: far above round-off (that of float32 even in
+# float64 models, since transformers' softmax and norms often compute in float32), and below the
+# error that a missing call would cause.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _TOLERANCE_16 = 0.1
 _SMALL = 0.3  # times √eps
@@ -80,7 +80,7 @@ class Call:
 def recognise(
     function: Any, args: tuple[Any, ...], kwargs: Given, names: Names
 ) -> tuple[Call | None, set[str]]:
-    """Return (the call, parameters in it that play no known role)."""
+    """Return the call, and the names of the parameters in it that play no known role."""
     touched = {names[id(value)] for value in _flat(args, kwargs) if id(value) in names}
     if not touched:
         return None, touched
@@ -106,7 +106,7 @@ def _linear(given: Given, names: Names) -> Call | None:
 
 
 def _addmm(given: Given, names: Names) -> Call | None:
-    """bias + x W, W [d_in, d_out]: transformers' Conv1D."""
+    """Read bias + x W with W [d_in, d_out], transformers' Conv1D."""
     given = {"bias": given["input"], "input": given["mat1"], "weight": given["mat2"]}
     if given["bias"].dim() != 1 or not _plain_weight(given, names):
         return None
@@ -125,7 +125,7 @@ def _embedding(given: Given, names: Names) -> Call | None:
 
 
 def _take(given: Given, names: Names) -> Call | None:
-    """bias[ids]: an embedding of numbers."""
+    """Read bias[ids], an embedding of width 1."""
     if id(given["input"]) not in names or given["input"].dim() != 1:
         return None
     if bool((given["index"] < 0).any()):
@@ -135,7 +135,7 @@ def _take(given: Given, names: Names) -> Call | None:
 
 
 def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | None:
-    """`eps`: the function's default."""
+    """Read a norm; `eps` is the function's default."""
     if id(given["input"]) in names:
         return None
     options = {"shape": list(given["normalized_shape"]), "eps": given.get("eps", eps)}
@@ -143,7 +143,7 @@ def _norm(kind: str, eps: float | None, given: Given, names: Names) -> Call | No
 
 
 def _product(given: Given, names: Names) -> Call | None:
-    """weight * x, elementwise."""
+    """Read weight * x, elementwise."""
     values = list(given.values())
     weights = [i for i, value in enumerate(values) if id(value) in names]
     if len(values) != 2 or len(weights) != 1:
@@ -157,13 +157,13 @@ def _product(given: Given, names: Names) -> Call | None:
 
 
 def _sum(given: Given, names: Names) -> Call | None:
-    """bias + x, elementwise."""
+    """Read bias + x, elementwise."""
     call = _product(given, names)
     return None if call is None else Call("sum", {"bias": call.roles["weight"]}, None)
 
 
 def _plain_weight(given: Given, names: Names) -> bool:
-    """Whether the data input is no parameter, and weight and data are matrices."""
+    """Tell whether the input is no parameter and the weight is a matrix."""
     return id(given["input"]) not in names and given["weight"].dim() == 2
 
 
@@ -175,7 +175,7 @@ def _roles(given: Given, names: Names) -> dict[str, str]:
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
 _PAIR = ("input", "other")
 
-# The order of a function's arguments, and what makes a call of them.
+# Function -> the order of its arguments, and the reader of its call.
 _READERS: dict[Any, tuple[tuple[str, ...], Callable[[Given, Names], Call | None]]] = {
     F.linear: (("input", "weight", "bias"), _linear),
     torch.addmm: (("input", "mat1", "mat2"), _addmm),
@@ -191,7 +191,7 @@ _READERS: dict[Any, tuple[tuple[str, ...], Callable[[Given, Names], Call | None]
 }
 
 
-# What a call contributes, from the cotangents [C, n·s, ...] of its output; n: samples.
+# Contributions of a call, from the cotangents [C, n·s, ...] of its output; n: samples.
 
 
 def _from_linear(
@@ -212,7 +212,7 @@ def _from_linear(
 
 
 def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[str, Contribution]:
-    """Of an embedding; `take` is one of numbers."""
+    """Return the contribution to an embedding's rows; those of `take` have width 1."""
     ids = _rows(call, samples, delta.shape[1]).reshape(samples, -1)
     padding = call.options["padding"]
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
@@ -225,7 +225,7 @@ def _from_rows(call: Call, delta: Tensor, shapes: Shapes, samples: int) -> dict[
 def _from_elementwise(
     call: Call, delta: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    """Of weight * x and bias + x, and of norms, where x is normalised first."""
+    """Return the contributions to weight * x, bias + x, and norms, which normalise x first."""
     parts: dict[str, Contribution] = {}
     for role, name in call.roles.items():
         values = delta
@@ -239,7 +239,7 @@ def _from_elementwise(
 
 
 def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
-    """[C, n·s, ...] summed over every dimension the parameter was broadcast along."""
+    """Sum [C, n·s, ...] over every dimension along which the parameter was broadcast."""
     outputs, rest = values.shape[0], values.shape[2:]  # rest: what follows the dimension of rows
     if len(shape) > len(rest):  # the parameter's own first dimension, of size 1, meets the rows
         shape = shape[1:]
@@ -253,7 +253,7 @@ def _summed(values: Tensor, shape: torch.Size, samples: int) -> Dense:
 
 
 def _rows(call: Call, samples: int, rows: int) -> Tensor:
-    """The inputs with as many rows as the output; a batch-less input serves every sample."""
+    """Return the inputs with as many rows as the output, repeated if they have no batch."""
     values = call.inputs
     assert values is not None
     if values.shape[0] == rows:
@@ -268,7 +268,7 @@ def _rows(call: Call, samples: int, rows: int) -> Tensor:
 def _local_call(
     module: nn.Module, roles: Mapping[str, str], args: Any, kwargs: Any, output: Any
 ) -> Call | None:
-    """Return a module's call; None unless it maps tensors of some rows to one of as many."""
+    """Return a module's call; None unless inputs and output have equally many rows."""
     values = [v.detach() if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not isinstance(output, Tensor) or not output.dim() or not tensors:
@@ -282,7 +282,7 @@ def _local_call(
 def _from_local(
     call: Call, cotangents: Tensor, shapes: Shapes, samples: int
 ) -> dict[str, Contribution]:
-    """Per-sample vector-Jacobian products of the module, [C, n, numel] for each parameter."""
+    """Return the module's per-sample gradients, [C, n, numel] for each parameter."""
     module, keywords = call.options["module"], call.options["keywords"]
     parameters = {key: module._parameters[key].detach() for key in call.roles}
     values = tuple(_split(value, samples) for value in call.options["values"])
@@ -308,7 +308,7 @@ def _from_local(
 
 
 def _split(value: Any, samples: int) -> Any:
-    """A tensor as [n, rows a sample, ...]; a batch-less one's only row serves every sample."""
+    """Split a tensor into [n, rows a sample, ...]; a single row is repeated for every sample."""
     if not isinstance(value, Tensor):
         return value
     if value.shape[0] == 1 and samples > 1:
@@ -366,14 +366,14 @@ def _unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
 
 @dataclass
 class Layout:
-    """How calls lay out samples, learned from a pass over one sample.
+    """Layout of samples in the outputs of calls, learned from a pass over one sample.
 
     Attributes:
         rows: rows of each call's output for one sample: 1 where the first dimension numbers
             samples; T where samples and tokens are one dimension; also the length of an output
             without a dimension of samples, which does not grow with them.
-        unknown: parameter -> childless modules in which it was used in a way that is not
-            understood (None: elsewhere).
+        unknown: parameter -> childless modules with a use of it that is not covered (None:
+            elsewhere).
     """
 
     rows: dict[Key, int] = field(default_factory=dict)
@@ -390,7 +390,7 @@ class Recorder(TorchFunctionMode):
         local: childless modules that are differentiated as a whole, with their chosen parameters
             (name within the module -> full name).
         learn: a first pass, over one sample.
-        inputs_only: nobody will ask for gradients of the model's weights.
+        inputs_only: no gradients of the model's weights will be asked for.
 
     Attributes:
         calls: in order.
@@ -428,12 +428,13 @@ class Recorder(TorchFunctionMode):
         self.unbatched: dict[str, str] = {}
 
     def __enter__(self) -> Recorder:
+        keep = self._hooks.callback
         for module, roles in self._local.items():
             hook = partial(self._record_module, roles)
-            self._keep(module.register_forward_hook(hook, with_kwargs=True))
+            keep(module.register_forward_hook(hook, with_kwargs=True).remove)
         for module in self._owners if self._learn else ():
-            self._keep(module.register_forward_pre_hook(lambda m, args: self._inside.append(m)))
-            self._keep(module.register_forward_hook(self._leave))
+            keep(module.register_forward_pre_hook(lambda m, _: self._inside.append(m)).remove)
+            keep(module.register_forward_hook(self._leave).remove)
         super().__enter__()
         return self
 
@@ -501,14 +502,14 @@ class Recorder(TorchFunctionMode):
         return output
 
     def _one_row_each(self, call: Call, output: Tensor) -> Tensor:
-        """[1, ...] as a row a sample, so that cotangents stay apart."""
+        """Expand [1, ...] to a row a sample, so that cotangents stay apart."""
         output = output.expand(self._samples, *output.shape[1:])
         call.edge = get_gradient_edge(output)
         self.calls.append(call)
         return output
 
     def _key(self, kind: str, name: str) -> Key:
-        """Of the next call; by parameter, since others of the call may fall back between passes."""
+        """Return the next call's key, which names one parameter: others may fall back meanwhile."""
         key = (kind, name, self._seen[kind, name])
         self._seen[kind, name] += 1
         return key
@@ -541,12 +542,9 @@ class Recorder(TorchFunctionMode):
     def _leave(self, *hook_arguments: Any) -> None:
         self._inside.pop()
 
-    def _keep(self, handle: Any) -> None:
-        self._hooks.callback(handle.remove)
-
 
 def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call's result may carry gradients; not sizes, dtypes or the tensor itself."""
+    """Tell whether a result may carry gradients: no sizes, dtypes or the argument itself."""
     values = output if isinstance(output, (list, tuple)) else (output,)
     return any(
         isinstance(value, Tensor)
@@ -557,7 +555,7 @@ def _passes_gradients(output: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _owners_of(model: nn.Module, names: Names) -> Owners:
-    """Childless modules that hold chosen parameters: name within -> full name."""
+    """Return childless modules with their chosen parameters, name within -> full name."""
     owners: dict[nn.Module, dict[str, str]] = {}
     for module in model.modules():
         own = {key: names[id(p)] for key, p in module._parameters.items() if id(p) in names}
@@ -569,12 +567,12 @@ def _owners_of(model: nn.Module, names: Names) -> Owners:
 # ---- linear layers of a recorded pass --------------------------------------------------------
 #
 # A capture asks for gradients of calls' outputs, never of weights, so that a linear layer's
-# backward is one product, g W.  On processors where oneDNN beats torch's own choice (`ops.gemm`)
-# both passes take it.  Calls that this does not serve stay as they are.
+# backward is a single product, g W.  On processors where oneDNN is faster than torch's own choice
+# (`ops.gemm`) both passes use it.  Other calls stay as they are.
 
 
 class _InputLinear(torch.autograd.Function):
-    """x Wᵀ + b with a derivative by x alone."""
+    """Linear layer x Wᵀ + b with a derivative by x alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -621,7 +619,7 @@ def fast_linear(func: Any, args: tuple[Any, ...], kwargs: Given) -> Tensor | Non
 
 @dataclass
 class Watched:
-    """The chosen parameters and how each is covered.
+    """Chosen parameters of a model, and how each is covered.
 
     Attributes:
         parameters: by name.
@@ -638,7 +636,7 @@ class Watched:
 
     @property
     def covered(self) -> dict[int, str]:
-        """id -> name of the parameters that are recorded."""
+        """Return id -> name of the parameters that are recorded."""
         return {id(p): name for name, p in self.parameters.items() if name not in self.fallback}
 
     @property
@@ -646,7 +644,7 @@ class Watched:
         return {name: p.shape for name, p in self.parameters.items()}
 
     def active_local(self) -> dict[nn.Module, dict[str, str]]:
-        """``local`` without parameters that fell back."""
+        """Return ``local`` without parameters that fell back."""
         kept = {
             module: {key: name for key, name in roles.items() if name not in self.fallback}
             for module, roles in self.local.items()
@@ -722,17 +720,17 @@ def _watched_forward(
 
 
 def capture(
-    watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples, rows: list[int]
+    watched: Watched, outputs: OutputMap, side: Probe, rows: list[int]
 ) -> dict[str, Contribution]:
-    """Return what every chosen parameter contributes for these samples.
+    """Return what every chosen parameter contributes for these samples of a side.
 
     Raises:
         RuntimeError: samples depend on one another; a parameter is used in a new way.
     """
+    samples = side.samples
     with evaluating(watched.model):
-        batch = samples.rows(rows)
         f, calls, unbatched = _watched_forward(
-            watched, outputs, layout, batch, len(rows), inputs_only=True
+            watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
         )
         if unbatched:
             name, reason = next(iter(unbatched.items()))
@@ -787,7 +785,7 @@ def _collect(
 def _contributions(
     watched: Watched, calls: list[Call], store: list[list[Tensor | None]], count: int
 ) -> dict[str, Contribution]:
-    """Contribution of every covered parameter, from the calls and their outputs' cotangents.
+    """Return the contribution of every covered parameter, from cotangents of calls' outputs.
 
     Args:
         store: for each call its C cotangents, emptied on the way; None where there is none.
@@ -813,7 +811,7 @@ def _contributions(
 def _per_sample(
     watched: Watched, outputs: OutputMap, samples: Samples, rows: list[int]
 ) -> dict[str, Contribution]:
-    """Exact gradients of the parameters that are not covered, one sample and output at a time."""
+    """Return exact gradients of parameters not covered, one sample and output at a time."""
     names = list(watched.fallback)
     if not names:
         return {}
@@ -844,21 +842,20 @@ def _per_sample(
 # of what every recorded call makes of sample n.  Where no other sample contributes, these are
 # Σ_c w_{n,c} ∂f_{n,c}/∂h_n, the weighted sum of the passes over single outputs; where another does,
 # they are not, with probability 1, however few samples are mixed and however far apart they are.
-# What looks different may be round-off (of gradients that are zero in exact arithmetic); so it is
-# held against a pass with w_n = 0, which gives sample n exact zeros unless another contributes.
+# A difference may be round-off (of gradients that are zero in exact arithmetic); so a further pass
+# with w_n = 0 decides: it gives sample n exact zeros unless another contributes.
 #
-# What is detached, or mixed before the first parameter, shows in the values: the block is run again
-# in other batches, so that any two of its samples are apart once.
+# Mixing that is detached, or comes before the first parameter, shows in the values only: the block
+# is run again in other batches, so that any two of its samples are apart once.
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Relative error that is round-off at most."""
+    """Return the relative error up to which a difference is round-off."""
     return _TOLERANCE.get(dtype, _TOLERANCE_16)
 
 
 def _round_off(dtype: torch.dtype) -> float:
-    """Share of a whole gradient below which a part may be round-off: it changes the kernel by less
-    than eps."""
+    """Return the share of a whole gradient that changes the kernel by less than eps."""
     return _SMALL * torch.finfo(dtype).eps ** 0.5
 
 
@@ -873,7 +870,7 @@ def _mixed_samples(evidence: str) -> RuntimeError:
 def _require_same_values(
     outputs: OutputMap, samples: Samples, rows: Sequence[int], together: Tensor
 ) -> None:
-    """Hold the outputs of a block, f [n, C], against those of the same samples in other batches.
+    """Compare the outputs of a block, f [n, C], with those of its samples in other batches.
 
     Two passes over the block, in √n parts each: n = g² samples as a square, by rows and by columns,
     so that any two samples are apart in one of them; in reverse order.
@@ -900,10 +897,10 @@ def _require_same_values(
 
 
 class Separation:
-    """Compare backward passes over the same graph, of which Σ_k a_{k,n} δ_{k,n} should be 0 for
-    every sample n and recorded call: cotangents δ_k of pass k, its weights a_k.
+    """Weighted sum of backward passes over a graph, which is 0 unless samples are mixed.
 
-    Only a random product of each sample's cotangents is kept.
+    With cotangents δ_k and weights a_k of pass k, Σ_k a_{k,n} δ_{k,n} should be 0 for every sample
+    n and recorded call.  Only a random product of each sample's cotangents is kept.
 
     Args:
         f: the outputs, [n, C], with their graph.
@@ -968,7 +965,7 @@ class Separation:
 
 # ---- the completeness check -------------------------------------------------------------------
 #
-# Nothing that a plain backward pass sees may be missing from the kernel.  With random signs w_{n,c}
+# The kernel must hold all that a plain backward pass sees.  With random signs w_{n,c}
 # for a few samples, one ordinary backward pass gives, of every parameter,
 #
 #     g_θ = Σ_{n,c} w_{n,c} ∂f_{n,c}/∂θ,
@@ -982,9 +979,11 @@ class Separation:
 
 @dataclass
 class Probe:
-    """What the check of one side left.
+    """Result of the check of a side.
 
     Attributes:
+        samples: all samples of the side.
+        layout: how calls lay them out.
         rows: the samples probed.
         signs: w, [rows, C].
         gradients: g, by parameter.
@@ -994,6 +993,8 @@ class Probe:
             whose gradient is zero in exact arithmetic).
     """
 
+    samples: Samples
+    layout: Layout
     rows: list[int]
     signs: Tensor
     gradients: dict[str, Tensor]
@@ -1010,8 +1011,12 @@ class Probe:
         return -(-sum(part.nbytes(self.outputs) for part in self.contributions.values()) // 2)
 
 
-def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples) -> Probe:
-    """Check the first and a middle sample; parameters that fail are added to the fallback."""
+def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
+    """Learn the layout; check the first and a middle sample.
+
+    Parameters that fail are added to ``watched.fallback``.
+    """
+    layout = learn_layout(watched, outputs, samples)
     rows = [0, samples.count // 2]  # the same one twice where there is only one
     meter = _Meter(watched)
     with evaluating(watched.model):
@@ -1045,7 +1050,7 @@ def probe(watched: Watched, outputs: OutputMap, layout: Layout, samples: Samples
     watched.fallback.update(unbatched)
     _compare(watched, gradients, parts, noise)
     parts = {name: part for name, part in parts.items() if name not in watched.fallback}
-    return Probe(rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+    return Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
 
 
 def _compare(
@@ -1067,14 +1072,14 @@ def _compare(
             continue
         part = parts.get(name)
         missing = norms[name] if part is None else _norm_of(_left_over(gradient, part))
-        # What is below √eps of the whole gradient changes the kernel by less than eps.
+        # A part below √eps of the whole gradient changes the kernel by less than eps.
         negligible = _round_off(gradient.dtype) * whole
         if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, noise):
             watched.fallback[name] = _NOT_WHOLE
 
 
 def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
-    """gradient − Σ_n G_n, n over the samples, for contributions of one output."""
+    """Return gradient − Σ_n G_n over samples n, for contributions of a single output."""
     if isinstance(part, Tied):
         return _left_over(_left_over(gradient, part.factors), part.matches)
     if isinstance(part, Dense):
@@ -1090,7 +1095,7 @@ def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
 
 
 def _norm_of(values: Tensor) -> float:
-    """‖values‖, in double only where it is needed: gradients are as many as parameters."""
+    """Return ‖values‖, in double only if needed, since gradients are as large as the model."""
     if values.dtype in (torch.float32, torch.float64):
         norm = float(torch.linalg.vector_norm(values))
         if norm < float("inf"):
@@ -1126,14 +1131,14 @@ def check_kernel(theta: Tensor, left: Probe, right: Probe, dtype: torch.dtype) -
 
 
 def _dot(x: Tensor, y: Tensor) -> float:
-    """g_θ · g'_θ, of one parameter."""
+    """Return g_θ · g'_θ of a parameter."""
     if x.dtype in (torch.float32, torch.float64):
         return float(torch.dot(x.flatten(), y.flatten()))
     return float((x.double() * y.double()).sum())
 
 
 class _Meter:
-    """Counts what a forward pass keeps for the backward: every storage once, parameters not."""
+    """Bytes that a forward pass keeps for the backward pass, parameters excepted."""
 
     def __init__(self, watched: Watched) -> None:
         self._seen = {p.untyped_storage().data_ptr() for p in watched.model.parameters()}

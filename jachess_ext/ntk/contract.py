@@ -1,6 +1,6 @@
-"""What each parameter contributes to per-sample gradients, and the kernel of these contributions.
+"""Per-sample gradients of each parameter in factored form, and the kernel summed from them.
 
-G_{n,c} = ∂f_{n,c}/∂θ of one parameter θ is not kept whole, but as
+G_{n,c} = ∂f_{n,c}/∂θ of a parameter θ is not kept whole, but as
 
     Factors   G_{n,c} = Σ_t δ_{n,c,t} a_{n,t}ᵀ            linear layers
     Matches   row v of G_{n,c} is g_{n,c,v}, few v a sample    embeddings, heads read at labels
@@ -30,9 +30,9 @@ Contributions = Mapping[str, "Contribution"]
 
 _WORTH_GATHERING = 0.9  # fewer positions kept than this share are gathered
 _TILE = (256, 128)  # positions of form A's tiles (csrc/cpu/ntk_gram_plan.h)
-# Operations that take as long as moving one byte. On 144 layers (N 8 and 48, T 1 to 64; two idle
-# cores, fp32) they choose forms that take 0.3 % longer than always the faster one (geometric mean).
-# Blocks of gradients go through the cache, so their bytes weigh more. Nothing on a GPU was fitted.
+# Operations that take as long as moving a byte, fitted on a CPU: on 144 layers (N 8 and 48, T 1 to
+# 64; two idle cores, fp32) the chosen forms take 0.3 % longer than always the faster one (geometric
+# mean). Blocks of gradients go through the cache, so their bytes weigh more.
 _GRAM_BYTE, _MATERIALISED_BYTE = 8.0, 96.0
 
 
@@ -89,7 +89,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class Dense:
-    """G itself, flattened: [C, n, numel]."""
+    """Per-sample gradients G themselves, flattened: [C, n, numel]."""
 
     gradients: Tensor
 
@@ -102,7 +102,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Tied:
-    """One parameter used as a linear layer's weight and as an embedding."""
+    """Gradients of a parameter used as a linear layer's weight and as an embedding."""
 
     factors: Factors
     matches: Matches
@@ -125,7 +125,7 @@ def make_factors(
     Padding and everything a classifier does not read (all but the first token of the last block)
     has δ = 0 exactly; each sample keeps its own positions, filled up with zeros to the longest.
     """
-    # One feature tells where some sample has no position of zeros alone: nothing can be left out.
+    # The first feature may already show that some sample uses every position: keep all.
     first = cotangents[..., 0].ne(0).any(0)  # [n, t]
     if first.numel() and bool(first.all(1).any()):
         return Factors(inputs, cotangents, transposed, source)
@@ -187,7 +187,7 @@ def add_up(parts: Sequence[Contribution], shape: torch.Size) -> Contribution:
 
 
 def _chain(parts: list[Factors]) -> Factors:
-    """Several calls of one layer are one call over all their positions."""
+    """Join several calls of a layer to one call over all their positions."""
     if len(parts) == 1:
         return parts[0]
     return Factors(
@@ -227,7 +227,7 @@ def _nbytes(*tensors: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of one contraction; `positions` are those kept, per sample."""
+    """Sizes of a contraction; `positions` are those kept, per sample."""
 
     samples: int
     positions: int
@@ -242,7 +242,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations and bytes moved, of both forms."""
+    """Floating-point operations and bytes moved by both forms."""
 
     gram_flops: float
     gram_bytes: float
@@ -251,7 +251,7 @@ class Cost:
 
     @property
     def form(self) -> Form:
-        """The form that should take less time."""
+        """Return the form that should take less time."""
         gram = self.gram_flops + _GRAM_BYTE * self.gram_bytes
         dense = self.materialise_flops + _MATERIALISED_BYTE * self.materialise_bytes
         return "A" if gram <= dense else "B"
@@ -280,7 +280,7 @@ def count_cost(size: Size) -> Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """How one parameter, or several linear layers that share their inputs, were contracted.
+    """Form in which a parameter, or several linear layers with shared inputs, is contracted.
 
     Attributes:
         names: the parameters.
@@ -352,7 +352,7 @@ _FORMS = {Matches: "matches", Tied: "tied", Dense: "dense", Factors: "tied"}  # 
 
 
 def _groups(left: Contributions, right: Contributions) -> list[tuple[str, ...]]:
-    """Linear layers with the same inputs on both sides together; everything else alone."""
+    """Group linear layers with the same inputs on both sides; every other parameter is alone."""
     groups: dict[object, list[str]] = {}
     for name, mine in left.items():
         theirs = right.get(name)
@@ -403,7 +403,7 @@ def _linear(
     symmetric: bool,
     settings: Settings,
 ) -> Tensor:
-    """K of layers that share their inputs.
+    """Return K, [C, N, C, M], of layers that share their inputs.
 
     Operands of several dtypes, or narrower than a float64 result's, are converted.
     """
@@ -469,7 +469,7 @@ def _pair(
 
 
 def _contract_matches(left: Matches, right: Matches, settings: Settings) -> Tensor:
-    """[C, N, C, M] of one embedding."""
+    """Return K, [C, N, C, M], of an embedding."""
     dtype, outputs = settings.dtype, left.gradients.shape[0]
     shape = (outputs, left.count, outputs, right.count)
     kernel = left.gradients.new_zeros(shape, dtype=dtype)
@@ -482,7 +482,7 @@ def _contract_matches(left: Matches, right: Matches, settings: Settings) -> Tens
 
 
 def _shared_ids(left_ids: Tensor, right_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Index pairs ([g, k], [g, k']): entries of g shared ids that have k on the left, k' right."""
+    """Return index pairs ([g, k], [g, k']): g shared ids with k entries left and k' right."""
     order, ids, counts = _sorted(left_ids)
     other_order, other_ids, other_counts = _sorted(right_ids)
     starts, other_starts = counts.cumsum(0) - counts, other_counts.cumsum(0) - other_counts
@@ -514,7 +514,7 @@ def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _add_group(
     kernel: Tensor, left: Matches, right: Matches, rows: Tensor, columns: Tensor
 ) -> None:
-    """Add Σ over g ids; rows [g, k] and columns [g, k'] index the entries of both sides."""
+    """Add the sum over g ids; rows [g, k] and columns [g, k'] index the entries of both sides."""
     x, y = (  # [g, C k, d]
         side.gradients[:, entries].to(kernel.dtype).transpose(0, 1).flatten(1, 2)
         for side, entries in ((left, rows), (right, columns))
@@ -529,7 +529,7 @@ def _add_group(
 
 
 def _contract_tied(matches: Matches, factors: Factors, settings: Settings) -> Tensor:
-    """[C, N, C, M]: an embedding on the left, a linear layer with the same weight on the right.
+    """Return K of an embedding on the left and a linear layer with the same weight on the right.
 
     K[c, n, c', m] = Σ_{v, t} (g_{n,c,v} · a_{m,t}) δ_{m,c',t,v}
     """

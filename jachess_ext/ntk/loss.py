@@ -35,8 +35,15 @@ class Spectrum:
         eigenvalues: λ, [n], ascending, none negative.
         eigenvectors: Q, [n, n], columns.
         clipped: how many eigenvalues were negative and set to zero.
-        most_negative: the lowest of them before, or 0.
+        most_negative: the lowest eigenvalue before clipping, at most 0.
         asymmetry: ‖Θ − Θᵀ‖ / ‖Θ‖ before symmetrising (Frobenius norms).
+
+    Example:
+        >>> spectrum = Spectrum.of(torch.diag(torch.tensor([1.0, 4.0])))
+        >>> spectrum.eigenvalues
+        tensor([1., 4.], dtype=torch.float64)
+        >>> spectrum.loss(torch.tensor([0.0, 1.0]), t=torch.tensor([0.0, 100.0]), lr=0.01)
+        tensor([1.0000e+00, 3.3546e-04], dtype=torch.float64)
     """
 
     eigenvalues: Tensor
@@ -55,12 +62,12 @@ class Spectrum:
                 as round-off; None: 1e-9 for fp64, 1e-4 for other types.
 
         Raises:
-            TypeError: no floating-point tensor.
+            TypeError: theta is no floating-point tensor.
             ValueError: not square, NaN, not symmetric, or with a clearly negative eigenvalue.
 
         Warns:
-            RuntimeWarning: negative eigenvalues were set to zero, where they are more than the
-                decomposition's own round-off.
+            RuntimeWarning: negative eigenvalues beyond the decomposition's own round-off were set
+                to zero.
         """
         matrix = _as_square(theta)
         if tolerance is None:
@@ -133,7 +140,7 @@ class Spectrum:
     def _terms(
         self, residual: Tensor, t: Tensor | float, lr: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """t as a tensor, and the modes."""
+        """Return t as a tensor, and the modes."""
         rates, energies = self.modes(residual, lr)
         time = torch.as_tensor(t, dtype=torch.float64, device=rates.device)
         if not bool((time.detach() >= 0).all()):
@@ -171,7 +178,7 @@ def ntk_loss(theta: Tensor | Spectrum, residual: Tensor, t: Tensor | float, lr: 
 
 
 def _as_square(theta: Tensor) -> Tensor:
-    """[n, n] in double, detached."""
+    """Return theta as [n, n] in double, detached."""
     if not isinstance(theta, Tensor) or not theta.is_floating_point():
         what = theta.dtype if isinstance(theta, Tensor) else type(theta).__name__
         raise TypeError(f"theta is {what}; expected a floating-point tensor or a Spectrum")
@@ -246,7 +253,7 @@ def has_one_label_each(labels: Tensor) -> bool:
 
 
 def _targets(labels: Tensor) -> Tensor:
-    """[N, D]: one-hot for class numbers."""
+    """Return labels as targets [N, D], one-hot for class numbers."""
     if labels.is_floating_point():
         return labels[:, None] if labels.dim() == 1 else labels
     if labels.dim() != 1:

@@ -1,4 +1,4 @@
-"""The samples, parameters and outputs that a kernel is the kernel of.
+"""Samples, parameters and outputs that a kernel is computed for.
 
 f(x), [n, C], comes from one forward pass.  Classifiers give logits [n, L].  Token-level models give
 [n, T, L]; there f is taken at the last real token (a language model's next-token logits), or, for
@@ -26,18 +26,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..smoothness.decision import NO_LABEL
+
 Batch = Mapping[str, Any] | Tensor
 Outputs = str | int | Callable[[Any, Batch], Tensor]
 Chosen = Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 _NAMES = ("logits", "sum", "label")
-_IGNORED = -100  # transformers' label of a token that does not count
 _PROJECTION_SEED = 0x4E544B
 # Relative difference of f from a narrowed head to f from whole logits that is round-off.
 _SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 _SAME_16 = 0.05
-_CONSTANT = "final_logits_bias"  # transformers' buffer [1, V] of BART and its relatives
+_CONSTANT = "final_logits_bias"  # buffer [1, V] of transformers' BART and similar models
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class OutputMap:
             return self.model(batch)
         arguments = dict(batch)
         if self._encoder_decoder and "decoder_input_ids" not in arguments:
-            # the decoder's inputs are made of the labels, where the model says how
+            # The model derives the decoder's inputs from the labels, if it has the method.
             prepare: Any = getattr(self._base, "prepare_decoder_input_ids_from_labels", None)
             labels = _labels(arguments)
             if prepare is not None and labels is not None and labels.dim() == 2:
@@ -235,7 +236,7 @@ class OutputMap:
         return self.model(**arguments)
 
     def _head(self, batch: Batch) -> AbstractContextManager[None]:
-        """The head as f reads it; `_label_logit` and `_at_last_token` take what comes."""
+        """Return the context within which the head computes only what f reads."""
         if not self.narrow:
             return nullcontext()
         if self.outputs != "label":
@@ -245,7 +246,7 @@ class OutputMap:
             return nullcontext()
         head = output_head(self._base)
         assert head is not None
-        _require_classes(labels, labels != _IGNORED, head.out_features)
+        _require_classes(labels, labels != NO_LABEL, head.out_features)
         words = labels.clamp(min=0)
         if self._next_token:
             words = torch.cat([words[:, 1:], words[:, :1]], 1)  # the last token predicts none
@@ -253,7 +254,7 @@ class OutputMap:
 
     @property
     def _base(self) -> nn.Module:
-        """The model without peft's wrapper."""
+        """Return the model without peft's wrapper."""
         return getattr(self.model, "get_base_model", lambda: self.model)()
 
     @property
@@ -262,7 +263,7 @@ class OutputMap:
 
     @property
     def _next_token(self) -> bool:
-        """Whether logits at t are for the label at t + 1."""
+        """Tell whether logits at t predict the label at t + 1."""
         name = type(self._base).__name__
         return not self._encoder_decoder and ("CausalLM" in name or "LMHead" in name)
 
@@ -274,14 +275,14 @@ class OutputMap:
         return logits[torch.arange(count, device=logits.device), last]
 
     def _last(self, count: int, length: int, batch: Batch) -> Tensor:
-        """Place of the last real token, [n]."""
+        """Return the position of each sample's last real token, [n]."""
         mask = self._token_mask(batch)
         if mask is None or mask.shape != (count, length):
             return torch.full((count,), length - 1)
         return (mask.bool() * torch.arange(length, device=mask.device)).amax(1)
 
     def _token_mask(self, batch: Batch) -> Tensor | None:
-        """True at the real tokens of the sequence that the logits are of."""
+        """Return the mask of real tokens in the sequence that the logits belong to, or None."""
         if isinstance(batch, Tensor):
             return None
         if not self._encoder_decoder:
@@ -289,10 +290,10 @@ class OutputMap:
         labels = _labels(batch)
         if "decoder_attention_mask" in batch or "decoder_input_ids" in batch or labels is None:
             return batch.get("decoder_attention_mask")
-        return labels != _IGNORED  # the decoder's inputs are the labels, moved by one
+        return labels != NO_LABEL  # the decoder's inputs are the labels, moved by one
 
     def _label_logit(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        """[n, 1]; for token labels the mean over the tokens that count."""
+        """Return the label's logit, [n, 1]; for token labels the mean over the labelled tokens."""
         assert labels is not None
         labels = labels.to(logits.device)
         picked_already = self.narrow and logits.dim() == 3 and logits.shape[-1] == 1
@@ -303,7 +304,7 @@ class OutputMap:
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, but outputs='label' "
                 f"needs one class number for each of {list(logits.shape[:-1])}"
             )
-        counts = labels != _IGNORED
+        counts = labels != NO_LABEL
         if picked_already:
             picked = logits[..., 0] * counts
         else:
@@ -314,7 +315,7 @@ class OutputMap:
         return picked.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp(min=1)
 
     def _projections(self, logits: Tensor, count: int) -> Tensor:
-        """[L, k], entries ±1/√k; the same in every block of a call."""
+        """Return [L, k] with entries ±1/√k, the same in every block of a call."""
         seed = _PROJECTION_SEED if self.seed is None else self.seed
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (logits.shape[1], count), generator=generator) * 2 - 1
@@ -373,7 +374,7 @@ def _as_matrix(values: Any, name: str) -> Tensor:
 #     _on_token    z[n, 0, :] = W h_{n,t(n)} + b                       [n, 1, V]
 #
 # What the model does to its logits afterwards (a scale, a soft-cap) must act on each of them alone;
-# `OutputMap.narrowed` finds out by comparing f with that of whole logits.
+# `OutputMap.narrowed` compares f with that of whole logits.
 
 
 def output_head(model: nn.Module) -> nn.Linear | None:
@@ -383,7 +384,7 @@ def output_head(model: nn.Module) -> nn.Linear | None:
 
 
 def _on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
-    """The head gives each token the logit of its word alone.
+    """Let the head compute, for each token, the logit of its word alone.
 
     Args:
         words: y, [n, T], from 0 to V - 1.
@@ -405,7 +406,7 @@ def _on_words(model: nn.Module, words: Tensor) -> AbstractContextManager[None]:
 def _on_token(
     model: nn.Module, places: Callable[[int, int], Tensor]
 ) -> AbstractContextManager[None]:
-    """The head sees one token of each sample.
+    """Let the head compute the logits of a single token of each sample.
 
     Args:
         places: (n, T) -> t(n), [n].
@@ -425,8 +426,8 @@ def _on_token(
 def _head_replaced(
     model: nn.Module, forward: Callable[[nn.Linear, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Replace the head's forward, and a zero buffer [1, V] added to the logits by [1, 1]: it would
-    widen them again."""
+    """Replace the head's forward for a while, and a zero buffer [1, V] that is added to the logits
+    by [1, 1], so that it does not widen them again."""
     head = output_head(model)
     assert head is not None
     constant: Any = getattr(model, _CONSTANT, None)

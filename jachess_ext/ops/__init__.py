@@ -1,5 +1,14 @@
-"""The Python wrapper of each C++/CUDA operator, its pure-torch reference, and whether the compiled
-form can be used."""
+"""Python wrappers of the C++/CUDA operators, and their pure-torch references.
+
+A stacked jet is a tensor [S, ...] of S streams along q = 1 to 4 directions: the primal x_0, first
+order x_1 .. x_q and, where S = 1 + q + q(q-1)/2 instead of 1 + q, second order x_ij by pairs i < j.
+Its dtype is fp64, fp32, bf16 or fp16 (16-bit types are computed in fp32); it may have any strides
+and any size, zero included.
+
+A wrapper calls the compiled kernel where there is one for the tensors' device (`available`), else
+the reference. Results are differentiable any number of times. A wrong argument raises RuntimeError,
+from a reference also ValueError or TypeError.
+"""
 
 from .activation import (
     ACTIVATION_KINDS,

@@ -1,10 +1,8 @@
-"""Jets through activation functions f(x) and gated ones f(g) · u (gated MLPs): wrappers, pure-torch
-references and autograd of `jachess::activation_jet` and `jachess::gated_activation_jet`.
+"""Jets through activation functions f(x) and through those of gated MLPs, f(g) · u.
 
     y_0 = f(x_0);   y_i = f'(x_0) x_i;   y_ij = f'(x_0) x_ij + f''(x_0) x_i x_j
 
-(docs/how_it_works.md, pointwise); with a gate, the product with u follows by Leibniz' rule (there,
-bilinear).
+(docs/how_it_works.md, pointwise); the product with u follows by Leibniz' rule (bilinear).
 """
 
 import math
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from .library import available, check_shape, pair_list, register_operator, split_streams
 
-# f, f', f'' at a point
+# f, f', f''
 Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
@@ -28,7 +26,7 @@ def _gelu(x: Tensor) -> Derivatives:
 
 
 def _gated_by_sigmoid(x: Tensor, v: Tensor, v1: Tensor, v2: Tensor) -> Derivatives:
-    """f = x σ(v(x)) for an inner function v with derivatives v1, v2 in x."""
+    """f = x σ(v(x)) for a function v with derivatives v1, v2 in x."""
     s, s1, s2 = _sigmoid(v)
     g1 = s1 * v1
     g2 = s2 * v1 * v1 + s1 * v2
@@ -44,7 +42,7 @@ def _gelu_tanh(x: Tensor) -> Derivatives:
 
 
 def _relu(x: Tensor) -> Derivatives:
-    """f = max(x, 0), f'(0) = 0 as torch has it, f'' = 0 (kink apart)."""
+    """f = max(x, 0), f'(0) = 0 as in torch, f'' = 0 but for the kink."""
     return torch.relu(x), (x > 0).to(x.dtype), torch.zeros_like(x)
 
 
@@ -83,10 +81,7 @@ DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
     "sigmoid": _sigmoid,
     "quick_gelu": _quick_gelu,
 }
-"""The functions that have compiled operators: x -> (f, f', f''), differentiable further.
-
-The references, the composed rules (`jet.rules.pointwise`) and attention's softcap all use them.
-"""
+"""x -> (f, f', f'') of each function that has a compiled operator, differentiable further."""
 ACTIVATION_KINDS: tuple[str, ...] = tuple(DERIVATIVES)
 
 
@@ -127,7 +122,12 @@ def _activated(x: Tensor, kind: str, q: int) -> list[Tensor]:
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
-    """Push a jet as `activation_jet`, in pure torch: any device, any number of backwards."""
+    """Push a jet as `activation_jet`, in pure torch, on any device.
+
+    Example:
+        >>> activation_jet_reference(torch.tensor([2.0, 1.0]), "relu", 1)
+        tensor([2., 1.])
+    """
     return torch.stack(_activated(x, kind, q)).to(x.dtype)
 
 
@@ -135,25 +135,16 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
     """Push a 2-jet through an activation function.
 
     Args:
-        x: [S, ...] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16 (the
-            16-bit types are computed in fp32); any strides, any size including zero.
+        x: a stacked jet [S, ...].
         kind: one of ACTIVATION_KINDS; "gelu" is the erf form.
         q: number of directions, 1 to 4.
 
     Returns:
-        [S, ...] of x's dtype; differentiable any number of times. Where no compiled kernel serves
-        x's device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError: an argument that is not as above; from the reference also ValueError,
-            TypeError.
+        [S, ...] of x's dtype.
 
     Example:
-        >>> import torch
-        >>> x = torch.tensor([[2.0], [1.0]])  # x_0 and x_1
-        >>> activation_jet(x, "relu", 1)
-        tensor([[2.],
-                [1.]])
+        >>> activation_jet(torch.tensor([2.0, 1.0]), "relu", 1)  # x_0 and x_1
+        tensor([2., 1.])
     """
     if not available("activation_jet", x.device):
         return activation_jet_reference(x, kind, q)
@@ -161,7 +152,13 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
 
 
 def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
-    """Push jets as `gated_activation_jet`, in pure torch: any device, any number of backwards."""
+    """Push jets as `gated_activation_jet`, in pure torch, on any device.
+
+    Example:
+        >>> g, u = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 0.0])
+        >>> gated_activation_jet_reference(g, u, "relu", 1)
+        tensor([6., 3.])
+    """
     check_shape("u", u, g.shape)
     return torch.stack(product_jet(_activated(g, kind, q), split_streams(u, q), q)).to(g.dtype)
 
@@ -170,26 +167,19 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
     """Push 2-jets through f(g) · u.
 
     Args:
-        g: [S, ...] streams of the gate, as x of `activation_jet`. The halves of one
-            [S, ..., 2F] tensor (`.chunk(2, -1)`) are read where they lie.
-        u: as g, of the same shape and dtype, on the same device.
+        g: a stacked jet [S, ...], the gate. The halves of one [S, ..., 2F] tensor
+            (`.chunk(2, -1)`) are read in place.
+        u: a stacked jet of g's shape, dtype and device.
         kind: one of ACTIVATION_KINDS, the activation of the gate.
         q: number of directions, 1 to 4.
 
     Returns:
-        [S, ...] of g's dtype, contiguous; differentiable any number of times in g and u. Where no
-        compiled kernel serves g's device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError: an argument that is not as above; from the reference also ValueError,
-            TypeError.
+        [S, ...] of g's dtype, contiguous.
 
     Example:
-        >>> import torch
-        >>> g, u = torch.tensor([[2.0], [1.0]]), torch.tensor([[3.0], [0.0]])
+        >>> g, u = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 0.0])
         >>> gated_activation_jet(g, u, "relu", 1)
-        tensor([[6.],
-                [3.]])
+        tensor([6., 3.])
     """
     if not available("gated_activation_jet", g.device):
         return gated_activation_jet_reference(g, u, kind, q)

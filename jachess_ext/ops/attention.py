@@ -1,12 +1,9 @@
-"""Jets through scaled dot-product attention: wrapper, reference, fake kernels and autograd
-of `jachess::attention_jet`, whose memory is linear in the number of tokens.
+"""Jets through scaled dot-product attention, in memory linear in the number of tokens.
 
     s = scale · q kᵀ (Leibniz);  softcap · tanh(s / softcap);  + mask;  p = softmax(s);  y = p v
 
 (docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
-after the softmax. The kernels keep, tile by tile, the jets of the softmax's numerator
-N = Σ e^{s−m} v and denominator L = Σ e^{s−m} and form the jet of N/L once; the backward recomputes
-the tiles. The reference builds whole T × Tk tensors.
+after the softmax. The kernels never build a T × Tk tensor; the reference does.
 """
 
 import math
@@ -17,16 +14,16 @@ from torch import Tensor
 
 from .activation import DERIVATIVES, pointwise_jet, product_jet
 from .directions import philox4x32_10
-from .library import available, gradient_of_backward, register, split_streams, wide_dtype
+from .library import available, register_operator, split_streams, wide_dtype
 from .softmax import softmax_jet_reference
 
 DROPOUT_COUNTER = 0x4A414354
-"""Last word of the counters of attention's dropout ("JACT"), which nothing else draws from."""
+"""Last word of the counters of attention's dropout ("JACT"); no other draw uses it."""
 
 
 class Settings(NamedTuple):
-    """What shapes the attention apart from its tensors, as in the operator's schema; the window's
-    ends are `left` and `right`. See `attention_jet`."""
+    """Arguments of `attention_jet` other than tensors, in the order of the operator's schema; the
+    window is (left, right)."""
 
     q: int
     scale: float
@@ -50,7 +47,7 @@ def _softcap_jet(s: list[Tensor], softcap: float, q: int) -> list[Tensor]:
 def visible_keys(
     queries: int, keys: int, causal: bool, window: tuple[int, int], device: torch.device
 ) -> Tensor | None:
-    """Return [T, Tk] bool, True where query i may look at key j; None where it sees every key.
+    """Return [T, Tk] bool, True where query i sees key j; None where each sees every key.
 
     Causal: j ≤ i, both counted from the first; window: i − left ≤ j ≤ i + right, −1 unlimited.
     """
@@ -70,7 +67,7 @@ def visible_keys(
 def dropout_mask(
     batch: int, heads: int, queries: int, keys: int, p: float, seed: int, device: torch.device
 ) -> Tensor:
-    """Return [B, H, T, Tk] bool, True where a weight is kept: bit for bit every kernel's mask.
+    """Return [B, H, T, Tk] bool, True where a weight is kept, as the kernels do bit for bit.
 
     Philox counter (b·H + h, i, j // 4, "JACT"), key = seed; of its four words number j % 4 decides:
     kept where (word >> 8) · 2⁻²⁴ ≥ p.
@@ -84,7 +81,7 @@ def dropout_mask(
 
 
 def _hidden(primal: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
-    """The primal scores [B, H, T, Tk] with masks of every kind."""
+    """Return the primal scores [B, H, T, Tk] with mask, causality and window applied."""
     if mask is not None and mask.dtype == torch.bool:
         primal = primal.masked_fill(mask.logical_not(), -math.inf)
     elif mask is not None:
@@ -96,7 +93,7 @@ def _hidden(primal: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
 
 
 def _check(mask: Tensor | None, settings: Settings) -> None:
-    """Refuse what torch would take without a word."""
+    """Refuse what torch would accept without a word."""
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"mask has dtype {mask.dtype}; expected bool (True takes part) or a float dtype "
@@ -125,7 +122,7 @@ def _reference(
     groups = heads // key_heads if key_heads else 1
 
     def times(a: Tensor, b: Tensor) -> Tensor:
-        """a b of every head, b shared by groups of them."""
+        """Return a b for every head; groups of heads share b."""
         product = a.unflatten(1, (key_heads, groups)) @ b.unsqueeze(2)
         return product.reshape(batch, heads, *product.shape[-2:])
 
@@ -161,9 +158,14 @@ def attention_jet_reference(
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
 ) -> Tensor:
-    """Push jets as `attention_jet`, in pure torch: any device, any number of backwards.
+    """Push jets as `attention_jet`, in pure torch, on any device.
 
-    Whole T × Tk tensors are made; an additive mask may require a gradient here.
+    It builds T × Tk tensors; an additive mask may require a gradient here.
+
+    Example:
+        >>> heads = torch.ones(2, 1, 1, 3, 4)
+        >>> attention_jet_reference(heads, heads, heads, q=1).shape
+        torch.Size([2, 1, 1, 3, 4])
     """
     scale = _default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
@@ -189,38 +191,34 @@ def attention_jet(
 ) -> Tensor:
     """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
 
-    A query that may look nowhere gives zeros in every stream, as in torch's attention.
+    A query that sees no key gives zeros in every stream, as in torch's attention.
 
     Args:
-        query: [S, B, H, T, D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or
-            fp16 (the 16-bit types are computed in fp32); any strides, any size including zero.
+        query: a stacked jet [S, B, H, T, D].
         key: [S, B, Hk, Tk, D] of query's dtype; Hk divides H, query head h uses key head
             h // (H / Hk).
         value: [S, B, Hk, Tk, Dv] of query's dtype.
         mask: broadcastable to [B, H, T, Tk], of the primal scores only: bool (True takes part) or
             of a float dtype (added; −inf allowed); carries no gradient.
         q: number of directions, 1 to 4.
-        scale: of the scores; D^(−1/2) if None.
-        causal: query i looks at keys j ≤ i, both counted from the first.
-        window: (left, right): query i looks at keys i − left ≤ j ≤ i + right; −1 for no limit.
+        scale: of the scores; None: D^(−1/2).
+        causal: query i sees keys j ≤ i, both counted from the first.
+        window: (left, right): query i sees keys i − left ≤ j ≤ i + right; −1 for no limit.
         softcap: scores become softcap · tanh(scores / softcap) before the masks; 0 for none.
         dropout_p: probability that a weight is dropped, the others being divided by 1 − dropout_p;
             one mask for all streams, forward and backward.
-        dropout_seed: 64 bits that decide which (`dropout_mask`).
+        dropout_seed: 64 bits that decide which weights (`dropout_mask`).
 
     Returns:
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
-        ``.transpose(-3, -2).flatten(-2)`` copies nothing; differentiable any number of times in
-        query, key and value (the second backward builds T × Tk tensors). Where no compiled kernel
-        serves the device, the pure-torch reference is used.
+        ``.transpose(-3, -2).flatten(-2)`` copies nothing; differentiable in query, key and value
+        (the second backward builds T × Tk tensors).
 
     Raises:
         ValueError: a mask that requires a gradient.
-        RuntimeError: any other argument that is not as above; on CUDA a head size above 256. From
-            the reference also ValueError, TypeError.
+        RuntimeError: on CUDA, a head size above 256.
 
     Example:
-        >>> import torch
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
         >>> attention_jet(heads, heads, heads, q=1, causal=True).shape
         torch.Size([2, 1, 1, 3, 4])
@@ -237,11 +235,11 @@ def attention_jet(
     return torch.ops.jachess.attention_jet(query, key, value, mask, *settings)[0]
 
 
-# ---- registrations: fake kernels and autograd ----------------------------------------------
+# ---- registration --------------------------------------------------------------------------
 
 
 def _empty_by_token(x: Tensor, heads: int, tokens: int, size: int) -> Tensor:
-    """[S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size]."""
+    """Return an empty [S, B, heads, tokens, size], laid out as [S, B, tokens, heads, size]."""
     return x.new_empty(*x.shape[:2], tokens, heads, size).transpose(2, 3)
 
 
@@ -259,44 +257,14 @@ def _fake_backward(
     return like(query), like(key), like(value)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, mask, *ctx.arguments = inputs
-    y, stats = output
-    # The statistics are saved values, not results: a gradient in them would be dropped.
-    ctx.mark_non_differentiable(stats)
-    ctx.save_for_backward(query, key, value, mask, y, stats)
-
-
-def _backward(ctx: Any, gy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    gradients = torch.ops.jachess.attention_jet_backward(gy, *ctx.saved_tensors, *ctx.arguments)
-    return (*gradients, *([None] * 9))
-
-
-def _save_backward(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    gy, query, key, value, mask, _, _, *ctx.arguments = inputs
-    ctx.save_for_backward(gy, query, key, value, mask)
-
-
-def _backward_of_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    gy, query, key, value, mask = ctx.saved_tensors
-    settings = Settings(*ctx.arguments)
-    gradients = gradient_of_backward(
-        lambda query, key, value: _reference(query, key, value, mask, settings),
-        [query, key, value],
-        [gy],
-        cotangents,
-    )
-    return (*gradients, *([None] * 11))
-
-
-register(
+register_operator(
     "attention_jet",
+    lambda query, key, value, mask, *settings: _reference(
+        query, key, value, mask, Settings(*settings)
+    ),
+    tensors=4,
+    differentiable=3,
     fake=_fake,
     fake_backward=_fake_backward,
-    save=_save,
-    backward=_backward,
-    save_backward=_save_backward,
-    double_backward=_backward_of_backward,
+    statistics=True,
 )

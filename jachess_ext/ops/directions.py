@@ -1,5 +1,4 @@
-"""Random directions from counters: wrapper, pure-torch reference and fake kernel of
-`jachess::sample_directions`.
+"""Random directions from counters.
 
 The value at direction i, token n and dimension j is a function of (seed, offset, i, n, j) alone.
 Dimension j = 32 g + 8 w + l is word w of Philox4x32-10 (Salmon et al., SC 2011) at the counter
@@ -27,16 +26,15 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def token_numbers(mask: Tensor) -> Tensor:
-    """Return the number of each real token, counted row by row from 0; −1 at padding.
+    """Number the real tokens row by row from 0, padding −1, for `sample_directions`.
 
     Args:
         mask: [B, T], true (or not zero) at real tokens; padding may be on either side.
 
     Returns:
-        [B, T] int64, what `sample_directions` takes.
+        [B, T] int64.
 
     Example:
-        >>> import torch
         >>> token_numbers(torch.tensor([[1, 1, 0], [0, 1, 1]]))
         tensor([[ 0,  1, -1],
                 [-1,  2,  3]])
@@ -46,7 +44,7 @@ def token_numbers(mask: Tensor) -> Tensor:
 
 
 def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low word of a · b; in halves of b, since int64 does not hold 64 unsigned bits."""
+    """Return the high and low word of a · b, in halves of b: int64 is signed."""
     low, high = a * (b & 0xFFFF), a * (b >> 16)
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
@@ -54,11 +52,9 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 def philox4x32_10(counter: Words, seed: int) -> Words:
     """Return four words of random bits for every counter: Philox4x32-10, as csrc/philox.h.
 
-    Words are 32-bit numbers in int64 tensors, so that the same numbers come out on every device.
-
     Args:
-        counter: four int64 tensors of 32-bit words that broadcast together.
-        seed: 64 bits, the key: its low word first; negative numbers by their bit pattern.
+        counter: four int64 tensors of 32-bit words that broadcast together, as the results are.
+        seed: 64 bits, the key, low word first; negative numbers by their bit pattern.
     """
     x, y, z, w = counter
     key, key_w = seed & _WORD, (seed >> 32) & _WORD
@@ -74,7 +70,7 @@ def philox4x32_10(counter: Words, seed: int) -> Words:
 def _check(
     token: Tensor, q: int, d: int, seed: int, offset: int, distribution: str, dtype: torch.dtype
 ) -> None:
-    """Refuse, in the reference, what would spoil random numbers without a word."""
+    """Refuse, in the reference, what torch would turn into wrong numbers without a word."""
     if token.dtype != torch.int64:
         raise TypeError(
             f"token has dtype {token.dtype}; expected int64, a token's number or -1 at padding: "
@@ -95,8 +91,8 @@ def _check(
 
 
 def _normal_pair(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Box and Muller's two normals of two words."""
-    # u is a float32 number, as the kernels have it: the logarithm near 1 shows its last bit
+    """Return Box and Muller's two normals of two words."""
+    # float32, as in the kernels: near 1, the logarithm depends on u's last bit
     u = ((a >> 1).float().double() * 2**-31 + 2**-32).float()
     radius = torch.sqrt(-2 * torch.log(u.double()))
     angle = b.double() * (2 * math.pi / 2**32)
@@ -113,7 +109,12 @@ def sample_directions_reference(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6."""
+    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6.
+
+    Example:
+        >>> sample_directions_reference(torch.tensor([0, -1]), q=1, d=2, seed=0)[0, 1]
+        tensor([0., 0.])
+    """
     _check(token, q, d, seed, offset, distribution, dtype)
     groups = -(-d // (_LANES * _WORDS))
 
@@ -128,7 +129,7 @@ def sample_directions_reference(
         values = [*_normal_pair(words[0], words[1]), *_normal_pair(words[2], words[3])]
     else:
         values = [1.0 - 2.0 * (word >> 31) for word in words]
-    # words go between groups and lanes: dimension 32 g + 8 w + l
+    # dimension 32 g + 8 w + l: words between groups and lanes
     lanes = [v.float().view(q, token.numel(), groups, _LANES) for v in values]
     rows = torch.stack(lanes, 3).flatten(2)[..., :d]
     rows = rows.masked_fill(token.reshape(1, -1, 1) < 0, 0)
@@ -147,10 +148,9 @@ def sample_directions(
 ) -> Tensor:
     """Draw independent random directions with identity covariance, one per token.
 
-    The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone:
-    not on the batch's shape, its padding, q, d, the number of threads, or the device. The compiled
-    kernels give the same bits on CPU and CUDA. Other dtypes get the float32 numbers, converted.
-    Within torch.compile, seed and offset are constants: draw outside and hand the directions in.
+    The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone,
+    and has the same bits in the kernels of CPU and CUDA; it is drawn in float32 and converted.
+    torch.compile takes seed and offset for constants: draw outside of it.
 
     Args:
         token: int64 [...], from `token_numbers`; elements below 0 get zeros.
@@ -162,15 +162,9 @@ def sample_directions(
         dtype: of the result; fp64, fp32, bf16 or fp16.
 
     Returns:
-        [q, ..., d] on token's device. Where no compiled kernel serves it, the reference is used,
-        whose normals may differ by 1e-6.
-
-    Raises:
-        RuntimeError: q, d, seed or offset out of range, an unknown distribution, a token that is
-            not int64, or a dtype other than the four; from the reference ValueError, TypeError.
+        [q, ..., d] on token's device.
 
     Example:
-        >>> import torch
         >>> tokens = token_numbers(torch.tensor([[1, 1, 0]]))
         >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
         torch.Size([2, 1, 3, 8])
@@ -181,9 +175,6 @@ def sample_directions(
         )
     signed = seed - 2**64 if 2**63 <= seed < 2**64 else seed
     return torch.ops.jachess.sample_directions(token, q, d, signed, offset, distribution, dtype)
-
-
-# ---- registrations: fake kernel (there is nothing to differentiate) ------------------------
 
 
 def _fake(token: Tensor, q: int, d: int, *rest: Any) -> Tensor:

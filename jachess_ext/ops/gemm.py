@@ -1,9 +1,8 @@
-"""Which library multiplies matrices on the CPU: the stacks of linear layers, and the NTK's blocks.
+"""Matrix products on the CPU by oneDNN instead of MKL where that is faster.
 
-torch sends float32 products to MKL. On processors that are not Intel's, oneDNN, which torch ships
-too, was 10 to 15 % faster for ``x Wᵀ`` and ``g W`` at thousands of rows (AMD Zen 4: 212 against
-185 Gflop/s on two cores; benchmarks/derivatives.py), and no faster for weight gradients, which
-therefore stay with torch.
+On processors other than Intel's, oneDNN, which torch ships too, is 10 to 15 % faster in float32 for
+``x Wᵀ`` and ``g W`` at thousands of rows (AMD Zen 4: 212 against 185 Gflop/s on two cores;
+benchmarks/derivatives.py), and no faster for weight gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 @lru_cache
 def onednn_preferred() -> bool:
-    """Whether oneDNN takes float32 products here; ``JACHESS_GEMM=onednn|torch`` decides otherwise.
+    """Return whether oneDNN takes float32 products; ``JACHESS_GEMM=onednn|torch`` overrides it.
 
     Raises:
         ValueError: JACHESS_GEMM has another value.
@@ -45,13 +44,13 @@ def _is_intel() -> bool:
 
 
 def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) -> bool:
-    """Whether `rows_times` would give this product to oneDNN."""
+    """Return whether `rows_times` gives this product to oneDNN."""
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= least_rows * x.shape[-1]
         and weight.numel() > 0
-        # not tensors that record: torch 2.12 compiles such a call for constant weights alone
+        # torch 2.12 compiles the call for constant weights alone
         and type(x) in _PLAIN
         and type(weight) in _PLAIN
         and not torch.compiler.is_compiling()
@@ -63,14 +62,11 @@ def onednn_serves(x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS) ->
 def rows_times(
     x: Tensor, weight: Tensor, least_rows: int = _MINIMUM_ROWS, bias: Tensor | None = None
 ) -> Tensor:
-    """``x @ weight.mT`` for x ``[..., k]`` and weight ``[n, k]``, plus bias ``[n]``; not
-    differentiable by itself.
+    """Return ``x @ weight.mT + bias`` for x ``[..., k]``, weight ``[n, k]`` and bias ``[n]``, which
+    has no derivative: where gradients are needed, call torch's functions instead.
 
     Args:
-        least_rows: of x, from which oneDNN is worth its call; fewer where k is long.
-
-    A caller that needs a derivative of the result must use torch's functions where gradients are
-    enabled (`stacked_linear`).
+        least_rows: rows of x from which oneDNN is worth its call; fewer where k is long.
     """
     if onednn_serves(x, weight, least_rows):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -1,22 +1,19 @@
-"""Loads the compiled operators, says which of them can run where, and registers their fake kernels
-and autograd; and what the references of all operators share.
+"""Loading and registration of the compiled operators, and what their references share.
 
-A missing or broken binary must not break the import: one sentence is warned, with the fix, and
-`available` answers False, so that callers use the pure-torch references.
+A missing or broken binary does not break the import: a warning names the fix, and `available`
+answers False, so that callers use the pure-torch references.
 
-A backward operator without autograd of its own would drop terms of a second backward with no more
-than a warning. Its gradient is taken from the pure-torch reference of the forward operator,
-differentiated twice, so it stays right without a second set of kernels.
+The gradient of a backward operator comes from the forward's reference, differentiated twice:
+without one, torch would drop terms of a second backward with no more than a warning.
 """
 
 import os
 import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,15 +37,9 @@ _OPERATORS = (
 # ---- loading -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LibraryState:
-    """State of the compiled operators.
-
-    Attributes:
-        path: the library that was looked for.
-        problem: one sentence with the fix, or None when every operator was loaded.
-        kernels: pairs (operator, device type) that have a compiled kernel.
-    """
+class LibraryState(NamedTuple):
+    """State of the compiled operators: the file looked for, why it cannot be used and how to mend
+    that (None: it can), and the pairs (operator, device type) that have a kernel."""
 
     path: Path
     problem: str | None
@@ -56,10 +47,7 @@ class LibraryState:
 
 
 def library_path() -> Path:
-    """Return where the build puts the operators' library for this Python.
-
-    JACHESS_OPS_LIBRARY names another one: a build of the same operators with sanitizers, say.
-    """
+    """Return $JACHESS_OPS_LIBRARY (a build with sanitizers, say), else where the build puts it."""
     if given := os.environ.get("JACHESS_OPS_LIBRARY"):
         return Path(given)
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
@@ -70,6 +58,10 @@ def build_info() -> dict[str, Any]:
     """Return what was built, from the module `_C`; {} where it is missing or broken.
 
     Keys: torch, compiler, cpu, cuda ("" for none), cuda_archs.
+
+    Example:
+        >>> set(build_info()) <= {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
+        True
     """
     try:
         from .._C import build_info as compiled_build_info
@@ -126,16 +118,13 @@ def loaded() -> bool:
 def available(name: str, device: torch.device | str) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
-    Not within forward-mode AD and the transforms of torch.func: custom operators give *zero*
-    tangents to forward mode without a word (docs/how_it_works.md, traps), where the pure-torch
-    reference is right.
+    False where the library is missing or broken, and within forward-mode AD and the transforms of
+    torch.func, to which custom operators give *zero* tangents without a word (docs/how_it_works.md,
+    traps).
 
     Args:
         name: without namespace, such as "activation_jet".
         device: a torch.device or its name; only its type counts.
-
-    Returns:
-        False also where the library is missing or broken.
 
     Example:
         >>> available("activation_jet", "meta")
@@ -188,10 +177,10 @@ def split_streams(x: Tensor, q: int) -> list[Tensor]:
 
 
 def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
-    """Refuse, in a reference, what torch would broadcast to a number that nobody asked for.
+    """Refuse, in a reference, a shape that torch would broadcast without a word.
 
     Raises:
-        ValueError: `tensor`, called `name`, is of another shape.
+        ValueError: the tensor called `name` has another shape.
     """
     if tensor is not None and tensor.shape != torch.Size(shape):
         raise ValueError(
@@ -236,38 +225,45 @@ def register_operator(
     tensors: int,
     differentiable: int = 1,
     fake: Callable[..., Any] | None = None,
+    fake_backward: Callable[..., Any] | None = None,
+    statistics: bool = False,
 ) -> None:
-    """`register` an operator whose backward takes its results' gradients and its arguments.
+    """`register` an operator by the rule that its backward takes the gradients of its results, then
+    its own arguments.
 
     Args:
-        reference: the pure-torch reference, with the operator's own arguments and results.
+        reference: the pure-torch reference, with the operator's arguments; without statistics.
         tensors: how many of the operator's first arguments are tensors or None.
         differentiable: how many of these, from the first, the backward gives a gradient of.
-        fake: as of `torch.library.register_fake`; None: one result like the first argument.
+        fake, fake_backward: as of `torch.library.register_fake`; None: results like the first
+            argument, or like the differentiable ones.
+        statistics: whether the last result is there for the backward alone, which then takes all
+            results behind the tensors.
     """
+    if not loaded():
+        return
+    schema = getattr(torch.ops.jachess, name).default._schema
+    arguments, kept = len(schema.arguments), len(schema.returns) if statistics else 0
+    results = len(schema.returns) - statistics  # whose gradients come first in the backward
 
-    def fake_backward(*args: Any) -> Any:
-        inputs = args[results(args) :]
-        gradients = tuple(contiguous_like(x) for x in inputs[:differentiable])
+    def gradients_like_inputs(*args: Any) -> Any:
+        gradients = tuple(contiguous_like(x) for x in args[results:][:differentiable])
         return gradients if differentiable > 1 else gradients[0]
 
-    def results(args: Sequence[Any]) -> int:
-        """How many gradients of results stand before the forward's arguments."""
-        return len(args) - arguments
-
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[:tensors])
+        if statistics:  # saved values: a gradient in them would be dropped
+            ctx.mark_non_differentiable(output[-1])
+        ctx.save_for_backward(*inputs[:tensors], *(output if statistics else ()))
         ctx.constants = inputs[tensors:]
 
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         operator = getattr(torch.ops.jachess, f"{name}_backward")
-        of_inputs = operator(*gradients, *ctx.saved_tensors, *ctx.constants)
+        of_inputs = operator(*gradients[:results], *ctx.saved_tensors, *ctx.constants)
         return _padded(of_inputs if differentiable > 1 else (of_inputs,), arguments)
 
     def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        split = results(inputs) + tensors
-        ctx.save_for_backward(*inputs[:split])
-        ctx.constants = inputs[split:]
+        ctx.save_for_backward(*inputs[: results + tensors])
+        ctx.constants = inputs[results + tensors + kept :]
 
     def double_backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
@@ -277,15 +273,12 @@ def register_operator(
             return reference(*leaves, *inputs[differentiable:], *ctx.constants)
 
         second = gradient_of_backward(forward, inputs[:differentiable], gradients, cotangents)
-        return _padded(second, len(gradients) + arguments)
+        return _padded(second, results + kept + arguments)
 
-    if not loaded():
-        return
-    arguments = len(getattr(torch.ops.jachess, name).default._schema.arguments)
     register(
         name,
         fake=fake or (lambda x, *_: contiguous_like(x)),
-        fake_backward=fake_backward,
+        fake_backward=fake_backward or gradients_like_inputs,
         save=save,
         backward=backward,
         save_backward=save_backward,
@@ -328,19 +321,14 @@ def gradient_of_backward(
     gradients: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Return gradients of a backward operator in what it was given and in the forward's inputs.
-
-    With (y_1, ...) = forward(*inputs) and (g_1, g_2, ...) = backward(*gradients, *inputs), returns
-    the gradient of Σ_k <cotangents_k, g_k> in [*gradients, *inputs].
+    """Return the gradients of Σ_k <cotangents_k, g_k> in [*gradients, *inputs], None where there is
+    no dependence, for (y_1, ...) = forward(*inputs) and (g_1, ...) = backward(*gradients, *inputs).
 
     Args:
         forward: the pure-torch reference, twice differentiable.
         inputs: the forward's differentiable tensors.
         gradients: what the backward operator was given, shaped as y_1, ...
-        cotangents: one per input; None where there is none.
-
-    Returns:
-        One gradient per [*gradients, *inputs], None where there is no dependence.
+        cotangents: one per input, or None.
     """
     keep_graph = torch.is_grad_enabled()
     with torch.enable_grad():

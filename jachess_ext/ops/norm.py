@@ -1,6 +1,4 @@
-"""Jets through layer and root-mean-square normalisation, and mean squares of a jet's streams:
-wrappers, pure-torch references, fake kernels and autograd of `jachess::layer_norm_jet`,
-`jachess::rms_norm_jet` and `jachess::jet_mean_squares`.
+"""Jets through layer norm and RMS norm, and the mean squares of a jet's streams.
 
 With c = x − mean(x) (layer norm) or c = x (RMS norm), v = mean(c²), v^ = v_0 + eps
 (docs/how_it_works.md, norm):
@@ -8,7 +6,7 @@ With c = x − mean(x) (layer norm) or c = x (RMS norm), v = mean(c²), v^ = v_0
     r_0 = v^(−1/2);   r_i = −½ r v_i/v^;   r_ij = −½ r v_ij/v^ + ¾ r v_i v_j/v^²
     y = w · c · r (+ bias on the primal), its streams by Leibniz' rule
 
-With a residual, x + residual is normalised and returned, too.
+The operators also take a residual: they then normalise x + residual and return the sum, too.
 """
 
 from typing import Any
@@ -35,8 +33,8 @@ def normalised_jet(x: list[Tensor], eps: float | Tensor, q: int, centred: bool) 
 
     Args:
         x: streams [..., D]; q = 0 for a primal alone.
-        eps: a number, or one for every row, [..., 1].
-        centred: c = x − mean(x), of a layer norm; else c = x.
+        eps: a number, or a tensor [..., 1] with a number for each row.
+        centred: c = x − mean(x) (layer norm); else c = x (RMS norm).
     """
 
     def mean(t: Tensor) -> Tensor:
@@ -73,19 +71,38 @@ def _sum(x: Tensor, residual: Tensor) -> Tensor:
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
-    """Push a jet as `layer_norm_jet`, in pure torch: any device, any number of backwards."""
+    """Push a jet as `layer_norm_jet`, in pure torch, on any device.
+
+    Example:
+        >>> layer_norm_jet_reference(torch.tensor([[1.0, 3.0], [1.0, 1.0]]), None, None, 0.0, 1)
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
+    """
     return _reference(x, weight, bias, eps, q, centred=True)
 
 
 def rms_norm_jet_reference(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
-    """Push a jet as `rms_norm_jet`, in pure torch: any device, any number of backwards."""
+    """Push a jet as `rms_norm_jet`, in pure torch, on any device.
+
+    Example:
+        >>> rms_norm_jet_reference(torch.tensor([[2.0, 2.0], [1.0, 1.0]]), None, 0.0, 1)
+        tensor([[1., 1.],
+                [0., 0.]])
+    """
     return _reference(x, weight, None, eps, q, centred=False)
 
 
 def add_layer_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_layer_norm_jet`, in pure torch: any device, any number of backwards."""
+    """Push jets as `add_layer_norm_jet`, in pure torch, on any device.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])
+        >>> add_layer_norm_jet_reference(x, x, None, None, 0.0, 1)[1]
+        tensor([[2., 6.],
+                [2., 2.]])
+    """
     total = _sum(x, residual)
     return layer_norm_jet_reference(total, weight, bias, eps, q), total
 
@@ -93,7 +110,14 @@ def add_layer_norm_jet_reference(
 def add_rms_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_rms_norm_jet`, in pure torch: any device, any number of backwards."""
+    """Push jets as `add_rms_norm_jet`, in pure torch, on any device.
+
+    Example:
+        >>> x = torch.ones(2, 3)
+        >>> add_rms_norm_jet_reference(x, x, None, 0.0, 1)[0]
+        tensor([[1., 1., 1.],
+                [0., 0., 0.]])
+    """
     total = _sum(x, residual)
     return rms_norm_jet_reference(total, weight, eps, q), total
 
@@ -104,24 +128,17 @@ def layer_norm_jet(
     """Push a 2-jet through layer normalisation over the last dimension.
 
     Args:
-        x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16
-            (the 16-bit types are computed in fp32); any strides, any size including zero.
+        x: a stacked jet [S, ..., D].
         weight: [D] or None; may have another dtype than x.
         bias: [D] or None, added to the primal only; may have another dtype than x.
         eps: added to the variance.
         q: number of directions, 1 to 4.
 
     Returns:
-        [S, ..., D] of x's dtype; differentiable any number of times in x, weight and bias. Where
-        no compiled kernel serves x's device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError: an argument that is not as above; from the reference also ValueError,
-            TypeError.
+        [S, ..., D] of x's dtype.
 
     Example:
-        >>> import torch
-        >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])  # moved as a whole: x_1 has no effect
+        >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])  # x_1 shifts x_0: no effect
         >>> layer_norm_jet(x, None, None, 0.0, 1)
         tensor([[-1.,  1.],
                 [ 0.,  0.]])
@@ -137,16 +154,18 @@ def add_layer_norm_jet(
     """Add two 2-jets and push the sum through layer normalisation, in one pass.
 
     Args:
-        residual: as x, of the same shape and dtype, on the same device.
-        x, weight, bias, eps, q: as of `layer_norm_jet`.
+        residual: a stacked jet of x's shape, dtype and device.
+        x, weight, bias, eps, q: as for `layer_norm_jet`.
 
     Returns:
-        y = norm(x + residual) and the sum x + residual that a pre-norm model goes on with, both
-        [S, ..., D] of x's dtype and differentiable any number of times. The sum is rounded to x's
-        dtype before it is normalised, and is all that is kept for the backward.
+        norm(x + residual), and the sum x + residual that a pre-norm model goes on with, both
+        [S, ..., D] of x's dtype.
 
-    Raises:
-        RuntimeError, ValueError, TypeError: as `layer_norm_jet`.
+    Example:
+        >>> x, residual = torch.tensor([[1.0, 3.0], [1.0, 1.0]]), torch.zeros(2, 2)
+        >>> add_layer_norm_jet(x, residual, None, None, 0.0, 1)[0]
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
     """
     if not available("layer_norm_jet", x.device):
         return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q)
@@ -161,18 +180,13 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor
         weight: [D] or None; may have another dtype than x. Where a model scales by 1 + w, as
             Gemma does, give 1 + w.
         eps: added to the mean square.
-        x, q: as of `layer_norm_jet`.
+        x, q: as for `layer_norm_jet`.
 
     Returns:
-        [S, ..., D] of x's dtype; differentiable any number of times in x and weight. Where no
-        compiled kernel serves x's device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError, ValueError, TypeError: as `layer_norm_jet`.
+        [S, ..., D] of x's dtype.
 
     Example:
-        >>> import torch
-        >>> x = torch.tensor([[2.0, 2.0], [1.0, 1.0]])  # scaled as a whole: x_1 has no effect
+        >>> x = torch.tensor([[2.0, 2.0], [1.0, 1.0]])  # x_1 scales x_0: no effect
         >>> rms_norm_jet(x, None, 0.0, 1)
         tensor([[1., 1.],
                 [0., 0.]])
@@ -187,7 +201,13 @@ def add_rms_norm_jet(
 ) -> tuple[Tensor, Tensor]:
     """Add two 2-jets and push the sum through RMS normalisation, in one pass.
 
-    Args, returns and raises: as `add_layer_norm_jet`, without a bias.
+    Arguments and results are those of `add_layer_norm_jet`, without a bias.
+
+    Example:
+        >>> x = torch.ones(2, 3)
+        >>> add_rms_norm_jet(x, x, None, 0.0, 1)[1]
+        tensor([[2., 2., 2.],
+                [2., 2., 2.]])
     """
     if not available("rms_norm_jet", x.device):
         return add_rms_norm_jet_reference(x, residual, weight, eps, q)
@@ -201,9 +221,11 @@ def add_rms_norm_jet(
 def jet_mean_squares_reference(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum as `jet_mean_squares`, in pure torch: any device, any number of backwards.
+    """Sum as `jet_mean_squares`, in pure torch, on any device; `index` may repeat numbers.
 
-    Numbers of ``index`` may repeat, and one out of range is torch's error.
+    Example:
+        >>> jet_mean_squares_reference(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
+        tensor(25.)
     """
     check_shape("mask", mask, x.shape[1:-1])
 
@@ -225,28 +247,21 @@ def jet_mean_squares(
 ) -> tuple[Tensor, Tensor]:
     """Return per token the mean over directions of ‖x_i‖², and over pairs of x_ij² by dimension.
 
-    It is what the estimator needs (docs/how_it_works.md): with directions of identity covariance
-    the results have the expectations ‖J_t‖² and ‖H_{t,j}‖².
+    Along directions of identity covariance their expectations are ‖J_t‖² and ‖H_{t,j}‖²
+    (docs/how_it_works.md).
 
     Args:
-        x: [S, ..., D] stacked streams, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32, bf16 or fp16; any
-            strides, any size including zero.
+        x: a stacked jet [S, ..., D].
         q: number of directions, 1 to 4.
-        mask: bool [...], true where a token counts; elsewhere the result and the gradient are zero,
-            and what x holds is not looked at. None: every token counts.
-        index: int64 [n], distinct numbers of the last dimension; None: all of them. The CPU refuses
-            repeated or impossible numbers; CUDA, which must not wait for them, gives NaN there.
+        mask: bool [...], true where a token counts; elsewhere result and gradient are zero whatever
+            x holds. None: every token counts.
+        index: int64 [n], distinct indices of the last dimension; None: all of them. The CPU refuses
+            repeated or impossible indices; CUDA, where looking would mean waiting, gives NaN.
 
     Returns:
-        [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs. Differentiable any
-        number of times. Where no compiled kernel serves x's device, the reference is used.
-
-    Raises:
-        RuntimeError: an argument that is not as above; from the reference also ValueError,
-            TypeError, IndexError.
+        [...] and [..., n] in fp32 (fp64 for fp64); n = 0 where x has no pairs.
 
     Example:
-        >>> import torch
         >>> jet_mean_squares(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
         tensor(25.)
     """
@@ -255,11 +270,11 @@ def jet_mean_squares(
     return torch.ops.jachess.jet_mean_squares(x, mask, index, q)
 
 
-# ---- registrations: fake kernels and autograd ----------------------------------------------
+# ---- registration --------------------------------------------------------------------------
 
 
 def _register(centred: bool) -> None:
-    """Of either operator: a layer norm has a bias and keeps the mean, too."""
+    """Register layer norm (centred), which also has a bias and keeps the mean, or RMS norm."""
     name = "layer_norm_jet" if centred else "rms_norm_jet"
     parameters = 2 if centred else 1  # weight, bias; also of the statistics mean, 1 / deviation
 
@@ -279,8 +294,8 @@ def _register(centred: bool) -> None:
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, residual, *given, ctx.eps, ctx.q = inputs
         _, total, *statistics = output
-        # The statistics are saved values, not results: a gradient in them would be dropped. An
-        # unused sum has no gradient, and none must be made for it.
+        # Statistics are saved values: a gradient in them would be dropped. That of an unused sum
+        # stays None.
         ctx.mark_non_differentiable(*statistics, *((total,) if residual is None else ()))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if residual is None else total, given[0], *statistics)
@@ -315,8 +330,7 @@ def _register(centred: bool) -> None:
         ctx: Any, cot_x: Tensor | None, *cot_channels: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         gy, x, weight = ctx.saved_tensors
-        # The bias' own value does not enter any gradient; zeros stand in, so that its gradient has
-        # its term.
+        # No gradient depends on the bias; zeros stand in for it.
         ones = x.new_ones(x.shape[-1], dtype=wide_dtype(x.dtype))
         given = [ones if weight is None else weight, torch.zeros_like(ones)][:parameters]
 

@@ -1,13 +1,14 @@
-"""The NTK of linear layers that share an input, in two forms (docs/ntk.md). With inputs
-a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L:
+"""The NTK of linear layers that share an input, in two forms (docs/ntk.md).
+
+With inputs a_n ∈ R^{T×d} and cotangents δ^l_{n,c} ∈ R^{T×e_l} of layers l = 1..L:
 
     A   K[c, n, c', m] = Σ_{t,t'} (a_{n,t}·a_{m,t'}) Σ_l (δ^l_{n,c,t}·δ^l_{m,c',t'})
     B   G^l_{n,c} = Σ_t δ^l_{n,c,t} a_{n,t}ᵀ;
         K[c, n, c', m] = Σ_l Σ_{blocks of rows r} ⟨G^l_{n,c}[r], G^l_{m,c'}[r]⟩
 
 A, `jachess::ntk_gram`, multiplies the two Gram matrices while their tiles are in registers or
-cache. B is torch's own matrix products: a block of rows of every per-sample gradient, as small as
-the cache so that it need not go to main memory and back, is written, multiplied and forgotten.
+cache. B writes a block of rows of every per-sample gradient, small enough for the cache, and
+multiplies it with torch's matrix products.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ from .library import (
     widened,
 )
 
-_TILE_POSITIONS = 512  # a side of a tile of form A's reference: its Gram matrices stay in cache
+_TILE_POSITIONS = 512  # along a side of a tile of form A's reference, which stays in cache
 WORKSPACE = 128 * 2**20
-# Measured on a Zen 4 core (1 MiB of L2, 32 MiB of L3), of the rate of large products: blocks of 3
-# to 6 MiB are written at 75 to 90 % and multiplied at all of it; 36 MiB of fresh memory at 28 and
-# 80 %.
+# On a Zen 4 core (1 MiB of L2, 32 MiB of L3), blocks of 3 to 6 MiB are written at 75 to 90 % of the
+# rate of large products and multiplied at 100 %; 36 MiB of fresh memory at 28 and 80 %.
 _CACHE_BYTES = 6 * 2**20
 _LEAST_ROWS = 32  # fewer make the products of single samples too small: 4 run at half the rate
 _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
@@ -42,14 +42,10 @@ _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
 
 
 def _differentiated(*operands: Tensor | Sequence[Tensor] | None) -> bool:
-    """Whether a derivative is asked for, by autograd or a transform of torch.func."""
-    tensors = [x for given in operands if given is not None for x in _listed(given)]
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    """Return whether autograd or a transform of torch.func asks for a derivative."""
+    lists = [[x] if isinstance(x, Tensor) else x or [] for x in operands]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for xs in lists for x in xs)
     return recorded or transformed()
-
-
-def _listed(given: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    return [given] if isinstance(given, Tensor) else given
 
 
 def _sides(
@@ -58,7 +54,7 @@ def _sides(
     other_inputs: Tensor | None,
     other_cotangents: Sequence[Tensor] | None,
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Both sides, checked and widened; the left one twice where there is no other.
+    """Check and widen both sides; without another, the right side is the left one.
 
     Raises:
         ValueError: shapes that do not fit together; one side of the right without the other.
@@ -114,7 +110,7 @@ def ntk_gram(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum form A tile by tile; no [N T, M T'] matrix is ever whole.
+    """Sum form A tile by tile, without an [N T, M T'] matrix.
 
     Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
     whatever their inputs hold; on the CPU they cost nothing either.
@@ -127,16 +123,10 @@ def ntk_gram(
             the left side itself, each pair computed once.
 
     Returns:
-        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
-        symmetric. The same whatever the number of threads. Where a gradient is asked for, and where
-        no compiled kernel serves the device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit together; one side of the right
-            given without the other. From the reference ValueError, TypeError.
+        K, [C, N, C, M], fp64 where the inputs are, else fp32; with itself exactly symmetric, and
+        independent of the number of threads. Where a gradient is needed, the reference's.
 
     Example:
-        >>> import torch
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
         >>> ntk_gram(inputs, cotangents)[0, :, 0]  # 3² pairs of positions times 4 times 5
         tensor([[180., 180.],
@@ -156,7 +146,13 @@ def ntk_gram_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_gram`, in pure torch: any device, any number of backwards."""
+    """Sum as `ntk_gram`, in pure torch, on any device.
+
+    Example:
+        >>> ntk_gram_reference(torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)])[0, :, 0]
+        tensor([[180., 180.],
+                [180., 180.]])
+    """
     left, deltas, right, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
     symmetric = other_inputs is None
     outputs, count, positions, _ = deltas[0].shape
@@ -174,7 +170,7 @@ def ntk_gram_reference(
             b, b_deltas = _flat(right, others, columns)
             tile = _tile(a, a_deltas, b, b_deltas, positions, other_positions)
             if symmetric and i == j:
-                tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # round-off leaves the last bits apart
+                tile = (tile + tile.permute(2, 3, 0, 1)) / 2  # exactly symmetric
             kernel[:, rows, :, columns] = tile
             if symmetric and i != j:
                 kernel[:, columns, :, rows] = tile.permute(2, 3, 0, 1)
@@ -189,7 +185,7 @@ def _tile(
     positions: int,
     other_positions: int,
 ) -> Tensor:
-    """[C, rows, C, columns]; the input Gram matrix serves every pair of outputs."""
+    """Return [C, rows, C, columns]; the inputs' Gram matrix serves every pair of outputs."""
     gram = a @ b.T
     outputs = deltas[0].shape[0]
     shape = (a.shape[0] // positions, positions, b.shape[0] // other_positions, other_positions)
@@ -204,7 +200,7 @@ def _tile(
 
 
 def _flat(inputs: Tensor, cotangents: Sequence[Tensor], rows: slice) -> tuple[Tensor, list[Tensor]]:
-    """Samples and positions as one dimension, of these rows."""
+    """Return these samples' operands, samples and positions as one dimension."""
     return inputs[rows].flatten(0, 1), [delta[:, rows].flatten(1, 2) for delta in cotangents]
 
 
@@ -231,28 +227,23 @@ def ntk_materialised(
     other_cotangents: Sequence[Tensor] | None = None,
     workspace: int = WORKSPACE,
 ) -> Tensor:
-    """Sum form B block by block; no gradient of a sample is ever whole.
-
-    Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
-    whatever their inputs hold.
+    """Sum form B block by block, without the whole gradient of a sample.
 
     Args:
-        inputs, cotangents, other_inputs, other_cotangents: as of `ntk_gram`.
-        workspace: bytes that the blocks of gradients may take; one row of every gradient is taken
-            in any case. It changes the last bits.
+        inputs, cotangents, other_inputs, other_cotangents: as for `ntk_gram`.
+        workspace: bytes that the blocks of gradients may take, at the least one row of every
+            gradient. It changes the last bits.
 
     Returns:
-        K, [C, N, C, M], fp64 where the inputs are, else fp32; of the left side with itself exactly
-        symmetric. Where a gradient is asked for, `ntk_materialised_reference` is used.
+        K, as for `ntk_gram`. Where a gradient is needed, that of `ntk_materialised_reference`.
 
     Raises:
-        ValueError: shapes that do not fit together; one side of the right given without the other;
-            a workspace below 1.
+        ValueError: shapes that do not fit together; one side of the right without the other; a
+            workspace below 1.
         TypeError: a dtype other than the four, or several.
         RuntimeError: operands on several devices.
 
     Example:
-        >>> import torch
         >>> inputs, cotangents = torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)]
         >>> ntk_materialised(inputs, cotangents)[0, :, 0]
         tensor([[180., 180.],
@@ -275,7 +266,7 @@ def ntk_materialised(
         row_bytes = max(1, vectors * a.shape[-1] * a.itemsize)
         step = min(max(_LEAST_ROWS, _CACHE_BYTES // row_bytes), workspace // row_bytes)
         step = max(1, min(step, delta.shape[-1]))
-        # written into the same memory again and again: fresh pages would cost more than the product
+        # The blocks share memory: fresh pages would cost more than the product.
         mine = a.new_empty(outputs * count * step * a.shape[-1])
         theirs = mine if symmetric else a.new_empty(outputs * other_count * step * a.shape[-1])
         for start in range(0, delta.shape[-1], step):
@@ -291,7 +282,7 @@ def ntk_materialised(
 
 
 def _rows(a: Tensor, delta: Tensor, memory: Tensor) -> Tensor:
-    """[N C, rows d]: these rows of every gradient, one batched product over samples."""
+    """Return [N C, rows d], these rows of every gradient, by one batched product over samples."""
     outputs, count, positions, rows = delta.shape
     turned = delta.permute(1, 0, 3, 2).reshape(count, outputs * rows, positions)
     shape = (count, outputs * rows, a.shape[-1])
@@ -312,7 +303,13 @@ def ntk_materialised_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_materialised` one layer's gradients at a time: any number of backwards."""
+    """Sum as `ntk_materialised`, one layer's whole gradients at a time.
+
+    Example:
+        >>> ntk_materialised_reference(torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)])[0, :, 0]
+        tensor([[180., 180.],
+                [180., 180.]])
+    """
     a, deltas, b, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(outputs * count, outputs * other_count)
@@ -320,10 +317,10 @@ def ntk_materialised_reference(
         left = _gradients(a, delta)
         kernel = kernel + left @ (left if other_inputs is None else _gradients(b, other)).T
     if other_inputs is None:
-        kernel = (kernel + kernel.T) / 2  # round-off leaves the last bits apart
+        kernel = (kernel + kernel.T) / 2  # exactly symmetric
     return kernel.view(outputs, count, outputs, other_count)
 
 
 def _gradients(a: Tensor, delta: Tensor) -> Tensor:
-    """[C n, e d]"""
+    """Return every gradient as a row, [C n, e d]."""
     return torch.einsum("cntr,ntk->cnrk", delta, a).flatten(2).flatten(0, 1)

@@ -1,11 +1,10 @@
-"""Jets through the softmax: wrapper, pure-torch reference and autograd of `jachess::softmax_jet`.
+"""Jets through the softmax.
 
 With c_i = s_i − Σ p s_i (docs/how_it_works.md, softmax):
 
     p_i = p c_i;   p_ij = p_j c_i + p (s_ij − Σ (p_j c_i + p s_ij))
 
-Both factors p_j and c_i are centred: what the tangents share would cancel only after it has been
-squared.
+p_j and c_i are both centred: what the tangents share would else be squared before it cancels.
 """
 
 import torch
@@ -15,10 +14,14 @@ from .library import available, pair_list, register_operator, split_streams
 
 
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, dim: int = -1) -> Tensor:
-    """Push a jet as `softmax_jet`, in pure torch: any device, any number of backwards.
+    """Push a jet as `softmax_jet`, in pure torch, on any device.
 
     Args:
-        dim: what the softmax is over, counted from the last dimension (negative).
+        dim: the dimension of the softmax, negative: counted from the last.
+
+    Example:
+        >>> softmax_jet_reference(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)[1]
+        tensor([ 0.5000, -0.5000])
     """
     s = split_streams(x, q)
     # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
@@ -36,22 +39,15 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
     """Push a 2-jet through a softmax over the last dimension.
 
     Args:
-        x: [S, ..., N] stacked streams of the scores, S = 1 + q or 1 + q + q(q-1)/2; fp64, fp32,
-            bf16 or fp16 (the 16-bit types are computed in fp32); any strides, any size including
-            zero.
+        x: the scores, a stacked jet [S, ..., N].
         q: number of directions, 1 to 4.
         masked: a row whose primal scores are all −inf gives zeros, as in torch's attention; else
             NaN, as in torch's softmax.
 
     Returns:
-        [S, ..., N] of x's dtype; differentiable any number of times. Where no compiled kernel
-        serves x's device, the pure-torch reference is used.
-
-    Raises:
-        RuntimeError: an argument that is not as above; from the reference also TypeError.
+        [S, ..., N] of x's dtype.
 
     Example:
-        >>> import torch
         >>> softmax_jet(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)
         tensor([[ 0.5000,  0.5000],
                 [ 0.5000, -0.5000]])

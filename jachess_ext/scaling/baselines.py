@@ -1,4 +1,4 @@
-"""Methods that `blend` is compared with: a line's walk, heavy tails of weights, frozen features."""
+"""Baselines of `blend`: AtS, NLPmetrics, and scores of frozen features."""
 
 from __future__ import annotations
 

@@ -56,6 +56,12 @@ class Bound:
         samples: n.
         loss_bound: C.
         new: parameters without a pretrained value, such as a new head's; not in the sum.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> bound = jx.scaling.Bound((), 0.4, 0.44, 0.2, 0.01, samples=500, loss_bound=1.0, new=())
+        >>> round(bound.total, 2), bound.phase
+        (0.65, 'power')
     """
 
     layers: tuple[LayerCurvature, ...]

@@ -411,7 +411,7 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
     return np.where(keep, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)
 
 
-# What comes out ---------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -421,6 +421,13 @@ class Transition:
     Attributes:
         size: the estimate; NaN where there is none.
         low, high: the interval.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> sizes = [10, 30, 100, 300, 1000, 3000, 10_000]
+        >>> losses = [2.0, 1.98, 1.92, 1.7, 1.2, 0.8, 0.5]
+        >>> 10 < jx.scaling.fit(sizes, losses, law="lensllm").transition.size < 10_000
+        True
     """
 
     size: Values
@@ -433,6 +440,13 @@ class FittedLaw(ABC):
 
     Attributes:
         law: name of the law.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> sizes = [100, 200, 400, 800, 1600]
+        >>> law = jx.scaling.fit(sizes, [30 / d**0.5 + 0.4 for d in sizes], law="power")
+        >>> sorted(law.params)
+        ['B', 'E', 'alpha', 'beta']
     """
 
     law: str

@@ -1,4 +1,4 @@
-"""`select_live`: the runs that a `Search` asks for, by transformers' Trainer, each of them kept."""
+"""`select_live`: a `Search` whose runs are done by transformers' Trainer and kept in a folder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _RUN = "run.txt"  # in the winner's folder: the name of its run
 
 
 def to_forecast(name: str, value: float, rows: int) -> float:
-    """Return what methods extrapolate of a score: lower is better and above 0.
+    """Convert a score to the number that methods extrapolate: lower is better and above 0.
 
     A loss is itself.  Of a score whose best is 1 it is what is missing, 1 − value; where nothing is
     missing in so many rows, half a row's worth.
@@ -77,7 +77,7 @@ def from_forecast(name: str, value: float) -> float:
 
 
 def ranked_loss(record: Record, rank_by: str) -> float | None:
-    """Return what is extrapolated of the score a selection ranks by; None of a failed run."""
+    """Return the number extrapolated of the score ranked by; None for a failed run."""
     if record["error"] is not None or rank_by == LOSS:
         return record["dev_loss"]
     return to_forecast(rank_by, record["scores"][rank_by], record["dev_rows"])
@@ -254,7 +254,7 @@ def run(job: Job) -> Record:
 
 
 def killed(job: Job) -> Record:
-    """Return what is told of a run whose process was killed every time."""
+    """Return the record of a run whose process was killed at every attempt."""
     return _head(job) | {"error": "its process was killed, perhaps out of memory", "lost": True}
 
 
@@ -306,7 +306,7 @@ def _tokens(data: Encoded) -> int:
 
 
 def _measured(job: Job, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
-    """Return the part of the record that training and judging give."""
+    """Train and judge a model, and return that part of the record."""
     residual = _residual(model, rows["probe"]) if len(job.probe) else None
     start = time.perf_counter()
     record = _features(job, model, rows["features"], parameters) if len(job.features) else {}
@@ -513,7 +513,7 @@ def read_kernel(folder: Path, record: Record) -> dict[str, Array]:
         raise DataError(f"its kernel {path} cannot be read ({error})") from error
 
 
-# What is run: data, sizes, candidates -----------------------------------------------------------
+# Data, sizes, candidates -----------------------------------------------------------------------
 
 SMALLEST = 16
 """Rows of the smallest subset, at least, where no sizes are given."""
@@ -867,6 +867,12 @@ class LiveSelection:
             records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> live = jx.scaling.read_selection("runs")
+        >>> sorted({record["size"] for record in live.records})
+        [8, 16, 31]
     """
 
     task: str
@@ -920,7 +926,7 @@ class LiveSelection:
         return sum(sum((record["seconds"] or {}).values()) for record in self.records)
 
     def selections(self) -> tuple[dict[str, Selection], dict[str, str]]:
-        """Return what each method says of the candidates, and why the others say nothing."""
+        """Return the selection of every method that can rank, and for the others the reason."""
         said: dict[str, Selection] = {}
         missing: dict[str, str] = {}
         for method in METHODS:
@@ -961,7 +967,7 @@ class LiveSelection:
         return require("pandas").DataFrame(rows)
 
     def to_dict(self) -> Record:
-        """Return what `selection.json` holds: what was chosen, why, what it cost, and the state."""
+        """Return the content of `selection.json`: choice, reasons, cost and state."""
         said, missing = self.selections()
         ranking = said[self.search.method].to_frame()
         return finite(
@@ -1035,10 +1041,8 @@ def select_live(
     records: dict[Ask, Record] = {}
 
     def in_order() -> list[Record]:
-        places = {size: place for place, size in enumerate(search.rounds)}
-
         def place(ask: Ask) -> tuple[int, int, int]:
-            return places[ask.rows], list(search.models).index(ask.model), ask.seed
+            return search.rounds.index(ask.rows), search.models.index(ask.model), ask.seed
 
         return [records[ask] for ask in sorted(records, key=place)]
 

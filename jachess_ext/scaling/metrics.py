@@ -1,4 +1,4 @@
-"""How a selection is judged once the true losses are known."""
+"""Scores of a selection against the true losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictive distributions of ln L at one size, one a curve, and who is probably the lowest."""
+"""Predictive distributions of ln L, and each curve's probability of being the lowest."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Student:
     location: Array
     scale: Array
     dof: Array
+
+    def rows(self, index: Index) -> Student:
+        """Return the quantities `index`."""
+        return Student(self.location[index], self.scale[index], self.dof[index])
 
     def cdf(self, values: Array) -> Array:
         """Return P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""

@@ -1,4 +1,4 @@
-"""Losses of several models over sizes: a csv file or a DataFrame, checked."""
+"""Tables of losses over sizes, read from a csv file or a DataFrame and checked."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class LossTable:
         sizes: training examples, increasing, [m]; the first may be 0.
         losses: [n, m]; NaN where the table has no number.
         parameters: N of every model, [n]; NaN where unknown, None without the column.
+
+    Example:
+        >>> import numpy as np
+        >>> import jachess_ext as jx
+        >>> losses = np.array([[2.0, 1.5], [2.1, 1.7]])
+        >>> table = jx.scaling.LossTable(("a", "b"), np.array([100.0, 200.0]), losses, None)
+        >>> table.up_to(100).losses_at(100)
+        array([2. , 2.1])
     """
 
     names: tuple[str, ...]

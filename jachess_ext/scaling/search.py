@@ -1,4 +1,4 @@
-"""`Search`: which run a choice of a model needs next, asked and told, for any trainer."""
+"""`Search`: the next run that a choice of a model needs, by ask and tell, for any trainer."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class Ask:
         model: a candidate.
         rows: training examples; 0 is the model before fine-tuning.
         seed: of the run.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> jx.scaling.Ask("bert-base-uncased", rows=400)
+        Ask(model='bert-base-uncased', rows=400, seed=0)
     """
 
     model: str
@@ -36,7 +41,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave, see `Search.tell`."""
+    """The result of a run, see `Search.tell`."""
 
     loss: float | None = None
     cost: float = 0.0
@@ -50,7 +55,7 @@ class Result:
 class Search:
     """Which runs a choice needs next, and what those told say of the candidates.
 
-    Its state is the settings and the results told (`state`, `from_state`); the order in which the
+    The state is the settings and the results told (`state`, `from_state`); the order in which the
     runs of a round are told does not matter.
 
     Attributes:
@@ -220,7 +225,7 @@ class Search:
     def selection(
         self, method: str | None = None, *, target: float | None = None, rows: float = math.inf
     ) -> Selection:
-        """Return what a method says of the candidates from the runs told.
+        """Rank the candidates by a method, from the runs told.
 
         A model's prediction comes from all its own sizes, also where it was stopped early.
 
@@ -336,7 +341,7 @@ class Search:
                 self._round = asks
 
     def _end_round(self) -> None:
-        """Draw the consequences of a round that was told whole, and begin the next."""
+        """Stop models after a finished round, and begin the next round."""
         size = self.rounds[self._place]
         for ask in self._round:
             if error := self.results[ask].error:

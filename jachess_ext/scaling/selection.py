@@ -27,7 +27,7 @@ _REFERENCES = 3  # at least
 
 @dataclass(frozen=True)
 class Known:
-    """What methods read beside the losses.
+    """Inputs of the methods beside the losses.
 
     Attributes:
         gamma, tau: Algorithm 1's points accepted unseen and deviations that stop it.
@@ -46,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a method says.
+    """A method's scores and forecasts, a row for each model.
 
     Attributes:
         score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
@@ -69,17 +69,13 @@ class Forecast:
         return self.predictive if self.cautious is None else self.cautious
 
     def rows(self, places: Index) -> Forecast:
-        """Return what it says of the models at these rows."""
-
-        def student(of: Student | None) -> Student | None:
-            return of and Student(of.location[places], of.scale[places], of.dof[places])
-
+        """Return the forecasts of the models at these rows."""
         return Forecast(
             score=self.score[places],
             predicted=None if self.predicted is None else self.predicted[places],
-            predictive=student(self.predictive),
+            predictive=self.predictive and self.predictive.rows(places),
             trained=self.trained[places],
-            cautious=student(self.cautious),
+            cautious=self.cautious and self.cautious.rows(places),
         )
 
 
@@ -91,7 +87,7 @@ class Method:
     """A way to choose among models.
 
     Attributes:
-        forecast: (losses up to the budget, target, what else is known) -> what it says.
+        forecast: (losses up to the budget, target, what else is known) -> its forecast.
         needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning),
             "parameters" (numbers of them), "weights", or scores of frozen "features".
         trains: the subsets every model is fine-tuned on for it: "all" up to the budget, the "last"
@@ -290,11 +286,8 @@ def joined(each: Sequence[Forecast]) -> Forecast:
         parts = [getattr(part, name) for part in each]
         if any(part is None for part in parts):
             return None
-        return Student(
-            location=np.concatenate([part.location for part in parts]),
-            scale=np.concatenate([part.scale for part in parts]),
-            dof=np.concatenate([part.dof for part in parts]),
-        )
+        fields = zip(*((part.location, part.scale, part.dof) for part in parts), strict=True)
+        return Student(*map(np.concatenate, fields))
 
     return Forecast(
         score=column("score"),
@@ -472,10 +465,19 @@ class Selection:
         budget: the largest size used.
         target: the size predicted for.
         table: the losses that were read.
-        forecast: what the method says of them.
+        forecast: the method's scores and forecasts of them.
         costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
             number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
+
+    Example:
+        >>> import pandas as pd
+        >>> import jachess_ext as jx
+        >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
+        >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
+        >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
+        >>> selection.names, [float(score) for score in selection.scores.round(2)]
+        (('a', 'b'), [0.67, 1.06])
     """
 
     method: str

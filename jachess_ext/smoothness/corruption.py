@@ -1,4 +1,4 @@
-"""Inputs made harder: Gaussian noise on token embeddings, tokens replaced by the unknown token."""
+"""Gaussian noise on token embeddings, and tokens replaced by the unknown token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ def perturbed_embeddings(
 ) -> AbstractContextManager[Any]:
     """Add noise δ v, v ~ N(0, I), to the model's token embeddings within the block.
 
-    The noise is added where token ids become vectors, so positions, masks and everything else of
-    the model stay as they are. A batch with `inputs_embeds` is not perturbed.
+    A batch with `inputs_embeds` is not perturbed.
 
     Args:
-        model: a transformers model (`get_input_embeddings` gives the module to hook).
+        model: a transformers model.
         delta: standard deviation of the noise, in the units of the embedding's entries.
-        generator: CPU generator of the noise; the same state gives the same noise on any device.
+        generator: CPU generator of the noise, which is the same on any device.
 
     Raises:
         ValueError: δ is negative or not finite.
@@ -55,13 +54,12 @@ def corrupt_tokens(
 ) -> Tensor:
     """Replace a share of each sequence's real, non-special tokens by the unknown token.
 
-    Decoders' heads in transformers read the rightmost token that is not the padding id.  Where the
-    unknown token is that id (GPT-2 has one token for unknown, end and padding), the token they
-    would read is left as it is and does not count: the head then reads the same place, and no other
-    sentence.
+    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: in the mean
+    share · n, and exactly so where that is a whole number.
 
-    Of n such tokens, ⌊share · n + U⌋ with U uniform on [0, 1) are replaced: exactly share · n
-    where that is a whole number, and in the mean for short sequences as well.
+    Decoders' heads in transformers read the rightmost token that is not the padding id.  Where the
+    unknown token is that id (GPT-2 has a single token for unknown, end and padding), the token they
+    would read is neither replaced nor counted, so that the head reads the same place.
 
     Args:
         input_ids: [B, T], integer.
@@ -73,7 +71,7 @@ def corrupt_tokens(
         padding: the id the model takes for padding (`config.pad_token_id`), if any.
 
     Returns:
-        New ids [B, T] on the device of `input_ids`, which stay as they are.
+        New ids [B, T] on the device of `input_ids`.
 
     Raises:
         ValueError: the share is outside [0, 1], or the shapes differ.
@@ -106,11 +104,11 @@ def chosen_tokens(
     generator: torch.Generator,
     spared: int | None = None,
 ) -> Tensor:
-    """Return booleans [B, T] on the CPU, true at the tokens that `corrupt_tokens` replaces.
+    """Choose the tokens that `corrupt_tokens` replaces: booleans [B, T] on the CPU.
 
     Args:
-        spared: the padding id, where it is what tokens will be replaced by; the last token that is
-            not that id is then not chosen.
+        spared: the padding id, where tokens will be replaced by it: a row's last token that is not
+            that id is not chosen.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1]; got {share}")
@@ -126,22 +124,22 @@ def chosen_tokens(
         places = torch.arange(ids.shape[1])
         read = torch.where(ids != spared, places, -1).amax(1, keepdim=True)
         real = real & (places != read)
-    # One number a real token, so that padding does not change what is drawn.
+    # A number for each real token, so that padding does not change what is drawn.
     keys = torch.full(ids.shape, 2.0)
     keys[shown] = torch.rand(int(shown.sum()), generator=generator)
     keys = keys.masked_fill(~real, 2.0)
     rank = keys.argsort(dim=1).argsort(dim=1)
     extra = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-    # share · n in exact arithmetic may be whole and a rounding error below it
+    # A whole share · n may come out a rounding error below it.
     count = (share * real.sum(1).double() + 1e-9 + extra * (1 - 1e-8)).floor()
     return real & (rank < count.unsqueeze(1))
 
 
 def unknown_token_id(tokenizer: Any) -> int:
-    """Return the id that stands for an unknown token; see `known_unknown_token`.
+    """Return `known_unknown_token`.
 
     Raises:
-        ValueError: the tokenizer has none.
+        ValueError: the tokenizer has no such token.
     """
     unknown = known_unknown_token(tokenizer)
     if unknown is None:
@@ -153,10 +151,10 @@ def unknown_token_id(tokenizer: Any) -> int:
 
 
 def known_unknown_token(tokenizer: Any) -> int | None:
-    """Return the id of the tokenizer's unknown or mask token; None: it has neither.
+    """Return the id of the tokenizer's unknown token, else of its mask token, else None.
 
-    The first of the two that is not the padding token as well, if one is; a padding token that is
-    nothing else serves never, for models look for it to find where a text ends.
+    A token that is not the padding token as well goes first.  A token for padding alone never
+    serves, since models find the end of a text by it.
     """
     names = ("unk_token_id", "mask_token_id")
     ids = [int(i) for name in names if (i := getattr(tokenizer, name, None)) is not None]

@@ -1,15 +1,15 @@
 """`jx.DecisionPenalty`: derivatives of a model's decision, not of its hidden states.
 
 With z the logits, p = softmax(z) and D_u = J_z u their derivative along a direction u in embedding
-space, three penalties of a row:
+space, the penalty of a row has three forms:
 
 - ``fisher``: ½ Σ_c p_c (D_{u,c} − Σ_k p_k D_{u,k})², the second-order term of
-  KL(p(x) ‖ p(x + u)).  In nats, so a strength of 1 weighs it as the task loss is weighed.
+  KL(p(x) ‖ p(x + u)).  Its unit is the nat, as of the task loss.
 - ``divergence``: KL(p(z) ‖ p(z + D_u)), the divergence of the model made linear around x; with
-  order 2 of z + D_u + ½ D²z[u, u].
+  order 2 KL(p(z) ‖ p(z + D_u + ½ D²z[u, u])).
 - ``margin``: log √(mean_u (∂_u m)²) − log(m + ε) with the margin m = z_y − max_{c≠y} z_c, on rows
   that are right (m > 0): how far x may move before the decision changes (Sokolić et al. 2017,
-  *Robust Large Margin Deep Neural Networks*).  Scaling the logits does not change it.
+  *Robust Large Margin Deep Neural Networks*).  Scaling the logits hardly changes it.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
 from .estimators import in_mode, padding_mask, run_model, unwrapped
 from .parallel import has_tokens, ranks_of, stand_in
-from .settings import Randomness, StepOutput
+from .settings import Randomness, StepOutput, check_every, check_penalty
 
 _LOG = logging.getLogger("jachess_ext")
 NO_LABEL = -100
 _SLOPE_FLOOR, _MARGIN_OFFSET = 1e-6, 0.1
 _DUAL_RATE, _DUAL_MEMORY, _DUAL_RANGE = 0.02, 0.9, 1e3
 
-
+# What the outputs say: a class of several, each of several labels or not, or numbers.
 Kind = Literal["single", "multi", "regression"]
-"""One of several classes; each of several labels or not; a number."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a form of penalty sees of N decisions (rows, or labelled tokens) with C outputs each.
+    """N decisions (rows, or labelled tokens) with C outputs each, and their derivatives.
 
     Attributes:
         logits: ``[N, C]``, float32 or wider.
         first: ``[q, N, C]``, D_u.
         second: ``[q, N, C]``, D²z[u, u], or None at order 1.
         labels: ``[N]`` class numbers: the labels, or the model's own choice.
-        kind: "single" (one of C classes), "multi" (each of C labels or not) or "regression".
+        kind: of the problem, see `decision_kind`.
     """
 
     logits: Tensor
@@ -62,7 +61,7 @@ class Decisions:
 
 
 def fisher(at: Decisions) -> Tensor:
-    """Return ``[N]``: the mean over u of F_u; of a regression ½ D_u²."""
+    """Return the mean over u of the second-order term, ``[N]``; of a regression that of ½ D_u²."""
     if at.kind == "regression":
         per_direction = at.first.square().sum(-1)
     elif at.kind == "multi":
@@ -76,10 +75,7 @@ def fisher(at: Decisions) -> Tensor:
 
 
 def divergence(at: Decisions) -> Tensor:
-    """Return ``[N]``: the mean over u of KL(p(z) ‖ p(z + D_u + ½ D²z[u, u])), or order 1 of it.
-
-    Of a regression, half the squared step.
-    """
+    """Return the mean over u of the divergence, ``[N]``; of a regression half the squared step."""
     step = at.first if at.second is None else at.first + at.second / 2
     if at.kind == "regression":
         return step.square().sum(-1).mean(0) / 2
@@ -89,11 +85,11 @@ def divergence(at: Decisions) -> Tensor:
 def kl_divergence(
     first: Tensor, second: Tensor, kind: Kind = "single", *, symmetric: bool = False
 ) -> Tensor:
-    """Return KL(p‖q) per row of logits ``[..., C]``.
+    """Return KL(p‖q) of logits ``[..., C]``, or KL(p‖q) + KL(q‖p), per row.
 
     Args:
-        kind: "single": one of C classes; "multi": each of C labels or not, their sum; "regression":
-            the squared difference in place of a divergence.
+        kind: see `decision_kind`.  "multi" sums over the labels; "regression" takes the squared
+            difference in place of a divergence.
     """
     wide = torch.promote_types(first.dtype, torch.float32)
     first, second = first.to(wide), second.to(wide)
@@ -108,55 +104,44 @@ def kl_divergence(
 
 
 def margin(at: Decisions) -> Tensor:
-    """Return ``[N]``: log slope − log margin of rows that are right, 0 of the others."""
-    m, slope = margin_and_slope(at)
-    right = m > 0
-    ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
-    return torch.where(right, ratio, torch.zeros_like(ratio))
-
-
-def margin_and_slope(at: Decisions) -> tuple[Tensor, Tensor]:
-    """Return ``[N]`` each: z_y − max_{c≠y} z_c, and √(mean_u of its squared derivative along u)."""
+    """Return log slope − log margin of rows that are right and 0 of the others, ``[N]``."""
     label = at.labels.unsqueeze(-1)
-    others = at.logits.scatter(-1, label, -math.inf)
-    rival = others.argmax(-1, keepdim=True)
+    rival = at.logits.scatter(-1, label, -math.inf).argmax(-1, keepdim=True)
 
     def difference(values: Tensor) -> Tensor:
-        shape = (*values.shape[:-1], 1)
-        return (
-            values.gather(-1, label.expand(shape)) - values.gather(-1, rival.expand(shape))
-        ).squeeze(-1)
+        """Return z_y − max_{c≠y} z_c of the last dimension, or its derivative."""
+        own, other = (i.expand(*values.shape[:-1], 1) for i in (label, rival))
+        return (values.gather(-1, own) - values.gather(-1, other)).squeeze(-1)
 
     slope = (difference(at.first).square().mean(0) + _SLOPE_FLOOR).sqrt()
-    return difference(at.logits), slope
+    m = difference(at.logits)
+    ratio = slope.log() - (m.clamp(min=0) + _MARGIN_OFFSET).log()
+    return torch.where(m > 0, ratio, torch.zeros_like(ratio))
 
 
+# Forms of the penalty, `Decisions` → ``[N]``.
 FORMS: dict[str, Callable[[Decisions], Tensor]] = {
     "fisher": fisher,
     "divergence": divergence,
     "margin": margin,
 }
-"""A form of penalty: `Decisions` → ``[N]``.  A new one is a function and its entry here."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DecisionOutput(StepOutput):
-    """One step's penalty and what came with it.
+    """Penalty of a step, with the model's output.
 
     Attributes:
-        loss: scalar, strength · penalty; differentiable.
-        model_output: the model's own output, plain tensors, with its task loss where the batch had
-            labels; on the same graph.
-        figures: scalars to log: ``penalty`` before its strength and the ``strength``.
-        skipped: 0 where the penalty was not finite, so that this step teaches nothing; else None.
-        empty: this rank of a data-parallel model had no real token (see `JacHessOutput`).
+        loss, model_output, skipped, empty: as in `StepOutput`.
+        figures: scalars to log: the ``penalty`` before its strength, and the ``strength``.
+
+    Example:
+        >>> out = DecisionPenalty(model, strength=0.5)(batch)
+        >>> bool(out.loss == 0.5 * out.figures["penalty"])
+        True
     """
 
-    loss: Tensor
-    model_output: Any
     figures: dict[str, Tensor] = field(default_factory=dict)
-    skipped: int | None = None
-    empty: bool = False
 
 
 class DecisionPenalty:
@@ -167,21 +152,21 @@ class DecisionPenalty:
         >>> penalty(batch).total.backward()
 
     Args:
-        model: any transformers model with a head; called as it is, in the mode it is in.
-        form: "fisher", "divergence" or "margin"; see this module.
+        model: a transformers model with a head; called as it is, in the mode it is in.
+        form: "fisher", "divergence" or "margin" (of several classes only): half the squared
+            derivative of the decision, the divergence of its expansion, or slope over margin.
         perturbation: draws the directions: `Isotropic` or `Substitution`.
         directions: how many a step, 1 to 4.
-        order: 2 only with "divergence" and one direction.
-        path: takes the model to a random point between x and x + u, another one in every row, and
-            the derivatives there.  Their mean over the way bounds what the whole step u does, so
-            that a function with flat places and cliffs between them gains nothing.  The task loss
-            is then of the moved rows, too.
-        strength: factor of the penalty, ≥ 0.  With ``target`` where it starts.
-        target: holds the penalty at this many times its value before training (needs
-            `calibrate`): the strength then rises while the penalty is above that and falls while
-            it is below, by dual ascent.  None: the strength stays.
-        every: acts in every n-th step with n-fold strength; the others cost a plain step.
-        seed: makes the directions reproducible; None: fresh ones from torch's CPU generator.
+        order: of the expansion; 2 needs "divergence" and a single direction.
+        path: take the model and its derivatives at a random point between x and x + u, drawn for
+            each row.  Their mean over the way bounds the change over the whole step u, so that a
+            function gains nothing by being flat with cliffs between.  The task loss is then of the
+            moved rows, too.
+        strength: factor of the penalty, ≥ 0; with ``target`` its first value.
+        target: hold the penalty at this many times its value before training (needs `calibrate`):
+            dual ascent raises the strength while the penalty is above that and lowers it below.
+        every: apply the penalty in every n-th step, with n-fold strength.
+        seed: of the directions; None: fresh ones from torch's CPU generator.
         on_nonfinite: what to do where the penalty is not finite: "raise", or "skip" the step.
 
     Attributes:
@@ -189,11 +174,11 @@ class DecisionPenalty:
         base: the penalty before training, once `calibrate` was called.
 
     Decisions are rows, or, of a language model or a token classifier, the labelled tokens (all real
-    tokens where there are no labels).  A number of labels of 1 (or ``problem_type="regression"``)
-    makes it a regression: its forms are "fisher" and "divergence".
+    tokens where there are no labels).  ``problem_type="regression"`` or a single output makes them
+    a regression.
 
     Raises:
-        ValueError: bad arguments, or a call that needs `calibrate` before it was called.
+        ValueError: bad arguments, or a call that needs `calibrate` first.
         FloatingPointError: the penalty is not finite.
     """
 
@@ -220,16 +205,12 @@ class DecisionPenalty:
             )
         if not isinstance(directions, int) or not 1 <= directions <= MAX_DIRECTIONS:
             raise ValueError(f"directions is {directions!r}; expected 1 to {MAX_DIRECTIONS}")
-        if not isinstance(strength, int | float) or not 0 <= strength < math.inf:
-            raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        check_penalty(strength, on_nonfinite)
+        check_every(every)
         if target is not None and not 0 < target < math.inf:
             raise ValueError(f"target is {target!r}; expected a number above 0, or None")
         if target is not None and strength == 0:
             raise ValueError("strength is 0; expected a number above 0 for a target to start from")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every is {every!r}; expected a whole number from 1 up")
-        if on_nonfinite not in ("raise", "skip"):
-            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
         self.model = model
         self.form, self.perturbation = form, perturbation or Isotropic()
         self.directions, self.order, self.path = directions, order, path
@@ -242,16 +223,16 @@ class DecisionPenalty:
 
     @property
     def needs_base(self) -> bool:
-        """Tell whether a step needs what `calibrate` measures."""
+        """Whether a step needs the base value of `calibrate`."""
         return self.target is not None
 
     @property
     def due(self) -> bool:
-        """Tell whether the penalty acts in the next step."""
+        """Whether the next step has a penalty."""
         return self.step % self.every == 0
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> float:
-        """Measure the penalty before training, without dropout; kept as ``self.base``.
+        """Measure the penalty before training, without dropout, and keep it as ``self.base``.
 
         Raises:
             ValueError: there is no batch, or the penalty is zero or not finite.
@@ -259,7 +240,7 @@ class DecisionPenalty:
         batches = [batches] if isinstance(batches, Mapping) else batches
         with torch.no_grad(), in_mode(self.model, training=False):
             values = [
-                self._measure(batch, self._randomness(number, calibrating=True))[0]
+                self._measure(batch, Randomness.from_seed(self.seed, number, calibrating=True))[0]
                 for number, batch in enumerate(batches)
             ]
         if not values:
@@ -272,27 +253,26 @@ class DecisionPenalty:
         return base
 
     def __call__(self, batch: Mapping[str, Any]) -> DecisionOutput:
-        """Take one forward pass: the penalty, and the model's output with it.
+        """Compute the penalty and the model's output in a single forward pass.
 
         Args:
-            batch: a dict as a collator yields it; with labels the model's own loss comes too.
+            batch: a dict as a collator yields it; with labels, the model's own loss comes too.
         """
         due, number, self.step = self.due, self.step, self.step + 1
         if not due or self.strength == 0:
-            output = self.model(**batch)
-            return DecisionOutput(torch.zeros((), device=next(iter(batch.values())).device), output)
+            zero = torch.zeros((), device=next(iter(batch.values())).device)
+            return DecisionOutput(loss=zero, model_output=self.model(**batch))
         if self.needs_base and self.base is None:
             raise ValueError(
                 f"target={self.target} needs the penalty before training: call calibrate(batches)"
             )
         ranks = ranks_of(self.model)
         empty = ranks.size > 1 and not has_tokens(batch)
-        value, output = self._measure(
-            stand_in(batch) if empty else batch, self._randomness(number, rank=ranks.rank)
-        )
+        random = Randomness.from_seed(self.seed, number, rank=ranks.rank)
+        value, output = self._measure(stand_in(batch) if empty else batch, random)
         loss = self.strength * self.every * value
         figures = {"penalty": value.detach(), "strength": loss.new_tensor(self.strength)}
-        result = DecisionOutput(loss, output, figures, empty=empty)
+        result = DecisionOutput(loss=loss, model_output=output, figures=figures, empty=empty)
         if empty:
             result.loss = result.stand_in_loss()
         level = float(ranks.sum(value.detach().double()) / ranks.size)
@@ -313,33 +293,28 @@ class DecisionPenalty:
         return result
 
     def _ascend(self, level: float) -> None:
-        """Dual ascent on log strength; the margin's penalty is a logarithm already."""
+        """Move the strength by dual ascent on its logarithm."""
         assert self.base is not None and self.target is not None
-        if self.form == "margin":
+        if self.form == "margin":  # is a logarithm already
             excess = level - (self.base + math.log(self.target))
         else:
             excess = math.log(max(level, 1e-30) / (self.base * self.target))
-        # The integral finds the strength; the excess itself, on top, keeps it from swinging.
-        self._excess = _DUAL_MEMORY * self._excess + (1 - _DUAL_MEMORY) * max(
-            -3.0, min(3.0, excess)
-        )
+        # The integral leads to the strength; the excess on top keeps it from swinging.
+        excess = max(-3.0, min(3.0, excess))
+        self._excess = _DUAL_MEMORY * self._excess + (1 - _DUAL_MEMORY) * excess
         bound = math.log(_DUAL_RANGE)
         self._dual = max(-bound, min(bound, self._dual + _DUAL_RATE * self._excess))
         self.strength = self._first_strength * math.exp(self._dual + self._excess)
-
-    def _randomness(self, number: int, rank: int = 0, calibrating: bool = False) -> Randomness:
-        return Randomness.from_seed(self.seed, number, rank=rank, calibrating=calibrating)
 
     def _measure(self, batch: Mapping[str, Any], random: Randomness) -> tuple[Tensor, Any]:
         """Return the mean penalty over the decisions, and the model's output."""
         mask = padding_mask(batch)
 
         def enter(x: Tensor) -> JetTensor:
-            u = self.perturbation(
-                self.model, batch, x, mask, self.directions, random.directions
-            ).to(x.dtype)
+            draw = random.directions
+            u = self.perturbation(self.model, batch, x, mask, self.directions, draw).to(x.dtype)
             if self.path:
-                x = x + _shares(len(x), random.directions).to(x) * u[0]
+                x = x + _shares(len(x), draw).to(x) * u[0]
             u = torch.cat([u, u]) if self.order == 2 else u
             return make_input(x, u, order=self.order, check_values=False)
 
@@ -360,9 +335,9 @@ class DecisionPenalty:
         labels = batch.get("labels")
         if logits.ndim == 3:  # a decision a token
             labelled = mask
-            # transformers takes a model whose class says nothing for a causal language model
-            if getattr(model, "loss_type", "") in ("ForCausalLM", None):  # tells the next token
-                # of real tokens: padding before a row's first token tells nothing
+            # A causal language model decides the next token, from real tokens alone.  transformers
+            # takes a model without a loss_type for one.
+            if getattr(model, "loss_type", "") in ("ForCausalLM", None):
                 streams, labelled, mask = streams[:, :, :-1], mask[:, 1:], mask[:, :-1]
                 labels = None if labels is None else labels[:, 1:]
             chosen = mask & (labelled if labels is None else labels != NO_LABEL)
@@ -385,15 +360,21 @@ class DecisionPenalty:
         return Decisions(streams[0], first[:1], streams[logits.jet_layout.second], labels, kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from."""
-        dual = {"strength": self.strength, "dual": self._dual, "excess": self._excess}
-        return {"step": self.step, "seed": self.seed, "base": self.base, **dual}
+        """Return step, seed, base and strength, for a run to be resumed."""
+        return {
+            "step": self.step,
+            "seed": self.seed,
+            "base": self.base,
+            "strength": self.strength,
+            "dual": self._dual,
+            "excess": self._excess,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: it is not that; the penalty stays as it was.
+            ValueError: it is not such a state; the penalty stays as it was.
         """
         from_json(state, _State, "the penalty's state")
         self.step, self.seed, self.base = state["step"], state["seed"], state["base"]
@@ -411,12 +392,12 @@ class _State(TypedDict):
 
 
 def _shares(rows: int, draw: DrawCounter) -> Tensor:
-    """Return ``[B, 1, 1]``: how far each row goes along its direction, uniform on [0, 1)."""
+    """Draw how far each row goes along its direction, uniform on [0, 1): ``[B, 1, 1]``."""
     return torch.rand(rows, 1, 1, generator=generator_of(draw))
 
 
 def decision_kind(model: Any, logits: Tensor) -> Kind:
-    """Tell what the logits decide, from the model's config as transformers reads it."""
+    """Return "single", "multi" or "regression", as transformers reads the model's config."""
     stated = getattr(getattr(model, "config", None), "problem_type", None)
     if stated == "regression" or (stated is None and logits.shape[-1] == 1):
         return "regression"
@@ -434,19 +415,21 @@ class Perturbation(Protocol):
         Args:
             x: ``[B, T, d]``, the batch's token embeddings.
             mask: ``[B, T]`` booleans, true at real tokens.
-            draw: says which random numbers; the same on every device.
+            draw: counter of the random numbers, which are the same on every device.
         """
 
 
 @dataclass(frozen=True)
 class Isotropic:
-    """Gaussian noise on every real token, with the root mean square of the batch's embeddings.
+    """Gaussian noise on every real token, as large as the batch's embeddings.
 
-    The size is relative to the embeddings as they are now, and differentiable: a model cannot
-    shrink its derivatives by growing its embedding table.
+    The size is differentiable: a model gains nothing by growing its embedding table.
 
     Attributes:
-        size: standard deviation over that root mean square.
+        size: standard deviation of the noise over the root mean square of the embeddings.
+
+    Example:
+        >>> penalty = jx.DecisionPenalty(model, perturbation=Isotropic(size=0.5))
     """
 
     size: float = 1.0
@@ -466,14 +449,19 @@ class Isotropic:
 class Substitution:
     """Steps from a token's embedding to another token's: u_t = e(w'_t) − e(w_t), else 0.
 
-    Every real token that is not special is swapped with probability ``share``.  A swapped token
-    becomes the unknown token with probability ``unknown_share``, else a token of this batch drawn
-    at random, so that common words come as often as they do in the text.  Both embeddings are
-    differentiable: a model gains nothing by growing its embedding table.
+    A swapped token becomes the unknown token or a token of this batch drawn at random, so that
+    common words come as often as they do in the text.  Both embeddings are differentiable: a
+    model gains nothing by growing its embedding table.
 
     Attributes:
         special: ids that are neither swapped nor drawn.
         unknown: id of the unknown (or mask) token; None: only tokens of the batch are drawn.
+        share: probability that a real token which is not special is swapped.
+        unknown_share: probability that a swapped token becomes the unknown token.
+
+    Example:
+        >>> swaps = Substitution(special={0, 1, 2}, unknown=3)
+        >>> penalty = jx.DecisionPenalty(model, perturbation=swaps)
     """
 
     special: Collection[int] = field(default=())
@@ -489,10 +477,7 @@ class Substitution:
 
     @classmethod
     def of(cls, tokenizer: Any, **settings: float) -> Substitution:
-        """Take the special and unknown tokens of a transformers tokenizer.
-
-        The mask token stands in where a tokenizer knows no unknown token.
-        """
+        """Take the special and the unknown (else the mask) token of a transformers tokenizer."""
         unknown = getattr(tokenizer, "unk_token_id", None)
         if unknown is None:
             unknown = getattr(tokenizer, "mask_token_id", None)
@@ -517,7 +502,7 @@ class Substitution:
         free = mask & ~torch.isin(ids, special)
         pool = ids[free]
         generator = generator_of(draw)
-        # One number a free token, so that padding does not change what is drawn.
+        # A number for each free token, so that padding does not change what is drawn.
         other, unknown, chosen = torch.rand(3, count, len(pool), generator=generator).to(ids.device)
         new = pool[(other * len(pool)).long().clamp_(max=max(0, len(pool) - 1))]
         if self.unknown is not None:
@@ -528,6 +513,6 @@ class Substitution:
 
 
 def generator_of(draw: DrawCounter) -> torch.Generator:
-    """Return a CPU generator for one draw, of its seed and offset."""
+    """Return a CPU generator for a draw, from the counter's seed and next offset."""
     seed = (draw.seed * 0x9E3779B97F4A7C15 + draw.next_offset()) % 2**63
     return torch.Generator().manual_seed(seed)

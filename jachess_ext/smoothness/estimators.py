@@ -1,14 +1,14 @@
-"""`jx.smoothness`: how strongly a model's hidden states react to its token embeddings.
+"""`jx.smoothness` and `jx.SmoothnessProbe`: how strongly hidden states react to token embeddings.
 
-One forward pass of the model with its token embeddings replaced (`run_model`), and two estimators:
+Two estimators share one forward pass of the model with its token embeddings replaced (`run_model`):
 
-- jet: every layer, token and dimension from one Taylor-mode pass.
-- reverse: Eq. 5 and 6 of the paper as they stand,
+- jet takes every layer, token and dimension from one Taylor-mode pass.
+- reverse takes Eq. 5 and 6 of the paper as they stand,
 
       ‖J_t‖_F ≈ √( 1/p Σ_i ‖∂(v_i·z_t)/∂x‖² )        ‖H_j‖_F ≈ √( 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² ),
 
-  one vector–Jacobian product per layer, token and projection; per sampled dimension one more, and p
-  on top of it.  A batch costs what a row costs, since rows do not see each other.
+  with one vector–Jacobian product per layer, token and projection; per sampled dimension with one
+  more, and p on top of it.  Rows do not see each other and share every product.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from ..jet.api import make_input
+from ..jet.api import check_point, make_input
 from ..jet.context import without_dynamo
-from ..jet.deferred import end
 from ..jet.directions import Distribution, draw_directions
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
-from ..jet.tensor import JetTensor, primal_of
+from ..jet.tensor import JetTensor, end, primal_of
 from ..ops import jet_mean_squares
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
@@ -46,7 +45,7 @@ from .settings import (
     Randomness,
     Scope,
     Settings,
-    TokenNorms,
+    check_every,
     layer_indices,
     sample_dimensions,
     token_weights,
@@ -74,6 +73,11 @@ class Smoothness:
         jacobian_tokens, hessian_tokens: ``[K, B, T]``, per token; zero where a token is padding or
             out of scope.  ``layers="logits"`` of a classifier has T = 1.
         tokens: ``[B, T]`` booleans: the tokens that count.
+
+    Example:
+        >>> norms = jx.smoothness(model, batch, hessian=False)
+        >>> bool((norms.jacobian == norms.jacobian_tokens.sum(-1).mean(-1)).all())
+        True
     """
 
     jacobian: Tensor
@@ -145,36 +149,31 @@ def smoothness(
         squared=squared,
         distribution=distribution,
     )
-    return reduced(measure_tokens(model, batch, settings, Randomness.from_seed(seed, step)))
+    return measure(model, batch, settings, Randomness.from_seed(seed, step))[0]
 
 
 @without_dynamo
-def measure_tokens(
+def measure(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
-) -> TokenNorms:
-    """Run the engine that ``settings`` names."""
-    return ENGINES[settings.engine](model, batch, settings, random)
-
-
-def reduced(norms: TokenNorms) -> Smoothness:
-    """Sum over tokens, mean over the batch; without a graph under ``torch.no_grad()``."""
-    jacobian, hessian = norms.jacobian, norms.hessian
+) -> tuple[Smoothness, Pass]:
+    """Run the engine that ``settings`` names; without a graph under ``torch.no_grad()``."""
+    jacobian, hessian, tokens, result = ENGINES[settings.engine](model, batch, settings, random)
     if not torch.is_grad_enabled():
         jacobian, hessian = jacobian.detach(), None if hessian is None else hessian.detach()
     means = None if hessian is None else hessian.sum(-1).mean(-1)
-    return Smoothness(jacobian.sum(-1).mean(-1), means, jacobian, hessian, norms.tokens)
+    return Smoothness(jacobian.sum(-1).mean(-1), means, jacobian, hessian, tokens), result
 
 
-# ---- one pass of the model ----------------------------------------------------------------------
+# ---- a pass of the model ------------------------------------------------------------------------
 #
-# The batch goes to the model as it is: position ids, pooling positions and masks stay those the
-# model itself derives from ``input_ids``; only what the embedding layer returns is replaced, by a
-# hook that lives for the one call.
+# The batch goes to the model as it is, so that position ids, pooling positions and masks stay those
+# that the model itself derives from ``input_ids``.  A hook that lives for the call replaces what
+# the embedding layer returns.
 
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Hold the whole model in training mode, or in evaluation mode (no dropout)."""
+    """Hold all modules in training or evaluation mode, and give each its own mode back."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -186,7 +185,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
-    """Make these parameters ask for a gradient, or not."""
+    """Set ``requires_grad`` of parameters for a while."""
     before = {parameter: parameter.requires_grad for parameter in wanted}
     try:
         for parameter, wants in wanted.items():
@@ -199,11 +198,11 @@ def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
 
 @dataclass
 class Pass:
-    """What a forward pass left.
+    """Results of a forward pass.
 
     Attributes:
         embeddings: ``[B, T, d]``, the plain embeddings x.
-        blocks: K tensors ``[B, T, d]``: ``hidden_states[1:]``, as the model returns them.
+        blocks: K tensors ``[B, T, d]``, the model's ``hidden_states[1:]``.
         output: the model's output, plain tensors only.
         logits: the model's logits (a jet in a jet pass that went through the head), or None.
     """
@@ -217,8 +216,9 @@ class Pass:
 def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
     """Return ``[B, T]`` booleans, true at real tokens.
 
-    ``check_rows=False`` leaves out the one check that has to read the mask, for which the host
-    would wait for a GPU.
+    Args:
+        check_rows: False leaves out the check for rows that are all padding, the only one that
+            reads the mask, for which the host would wait for a GPU.
 
     Raises:
         TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
@@ -259,7 +259,7 @@ def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor
 
 
 def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the batch without its labels, so that no task loss is computed."""
+    """Drop the labels, so that the model computes no task loss."""
     labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
     return {key: value for key, value in batch.items() if key not in labels}
 
@@ -281,9 +281,9 @@ def run_model(
     """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
 
     Args:
-        enter: gives what the model goes on with: a jet of x, or x itself.
-        through_head: False lets what follows the backbone see primals only, so that heads and
-            losses cost what they cost without jets.
+        enter: makes a jet of x, or returns x itself.
+        through_head: False hands the head primals only, so that head and loss cost what they
+            cost without jets.
         hidden: False asks for no hidden states, and leaves ``blocks`` empty.
 
     Raises:
@@ -299,7 +299,7 @@ def run_model(
                 end(embeddings.jet_layout.run)
 
     def keep_states(module: nn.Module, args: Any, output: Any) -> Any:
-        """Keep the backbone's hidden states and hand only primals on."""
+        """Keep the backbone's hidden states, and hand primals on."""
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
             collected.append(states)
@@ -344,7 +344,7 @@ def run_model(
 
 
 def _explain_ids(model: nn.Module, ids: Any, error: IndexError) -> None:
-    """Raise an IndexError that says more, where a token id has no row."""
+    """Raise an IndexError that names the ids, where a token id has no row of embeddings."""
     layer = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
     count = getattr(layer, "num_embeddings", None)
     if count is None or not isinstance(ids, Tensor) or not ids.numel():
@@ -376,6 +376,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict[str, Any]:
+    """Return the batch with the switches that the model's ``forward`` takes."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = dict(batch)
@@ -390,7 +391,7 @@ def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict
 
 
 def hooked_embeddings(model: nn.Module, replace: Enter) -> RemovableHandle:
-    """Let the model go on with ``replace(x)`` in place of its token embeddings x.
+    """Put ``replace(x)`` in place of the model's token embeddings x, until the hook is removed.
 
     Raises:
         ValueError: the model has no embedding layer to hook.
@@ -420,8 +421,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
 def chi_correction(pairs: int) -> float:
     """Return c_P = E[χ_P]/√P = √(2/P) Γ((P+1)/2)/Γ(P/2).
 
-    The square root of a mean of P squares of a Gaussian is c_P times its standard deviation in
-    the mean, and uᵀHw is asymptotically Gaussian given u; dividing by c_P takes that bias out.
+    The root of a mean of P squares of a Gaussian is in the mean c_P times its standard deviation.
+    Given u, uᵀHw is asymptotically Gaussian: dividing by c_P removes the bias.
     """
     return math.sqrt(2 / pairs) * math.exp(math.lgamma((pairs + 1) / 2) - math.lgamma(pairs / 2))
 
@@ -432,28 +433,23 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, squares).sqrt())
 
 
-def hessian_norm(
-    squares: Tensor, *, pairs: int, scale: float, per_dimension: bool, squared: bool
-) -> Tensor:
-    """Sum ‖H_{t,j}‖² of the j in D to a number per token: ``[..., |D|]`` → ``[...]``.
+def hessian_norm(squares: Tensor, settings: Settings, *, scale: float, pairs: int = 0) -> Tensor:
+    """Sum ‖H_{t,j}‖² of the j in D to the norm of ``settings``: ``[..., |D|]`` → ``[...]``.
 
     Args:
-        pairs: how many pairs the squares are means of; 0 where they are exact.
         scale: of the sum over D, from `sample_dimensions`.
-        per_dimension: Σ_j ‖H_j‖ (Eq. 7); False: √(Σ_j ‖H_j‖²), the tensor's Frobenius norm.
-        squared: the squares of these norms.
+        pairs: how many pairs the squares are means of; 0 where they are exact.
     """
-    if not per_dimension:
-        total = squares.sum(-1)
-        return total if squared else safe_sqrt(total)
-    if squared:
+    if settings.squared:
         return squares.sum(-1) * scale
+    if not settings.per_dimension:
+        return safe_sqrt(squares.sum(-1))
     correction = chi_correction(pairs) if pairs else 1.0
     return safe_sqrt(squares).sum(-1) * (scale / correction)
 
 
 def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
-    """Return the outputs that ``settings.layers`` names; a classifier's logits as one token's."""
+    """Return the outputs that ``settings.layers`` names; a classifier's logits have one token."""
     if settings.layers != "logits":
         return [result.blocks[k] for k in layer_indices(settings.layers, len(result.blocks))]
     logits = result.logits
@@ -467,7 +463,7 @@ def chosen_blocks(result: Pass, settings: Settings) -> list[Tensor]:
 
 
 def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
-    """Tell which tokens of a block count; a classifier's logits have one, which always does."""
+    """Return ``[B, T]``, the tokens in scope; the one token of a classifier's logits always is."""
     if block.shape[:2] == mask.shape:
         return token_weights(mask, settings.scope)
     if block.shape[1] == 1:
@@ -483,33 +479,26 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
 
 def measure_jet(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
-) -> TokenNorms:
-    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ of the chosen layers, differentiable.
+) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
+    """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ of the chosen layers; differentiable.
 
     The mean over directions of ‖(J u_i)_t‖² has the expectation ‖J_t‖²; that over pairs of
     (u_iᵀ H_{t,j} u_i')² has ‖H_{t,j}‖², since u_i and u_i' are independent.  More than 4 directions
-    take several passes, as even as they can be, whose squares are averaged before any root.
+    take several passes of about as many each; their squares are averaged before any root.
     """
     mask = padding_mask(batch, check_rows=settings.check_values)
     passes = math.ceil(settings.directions / MAX_DIRECTIONS)
-    more = settings.directions % passes
-    sampled: list[tuple[Tensor | None, float]] = []
-    jacobian: list[Any] = []  # of each layer, sums over directions and pairs
+    share, rest = divmod(settings.directions, passes)
+    jacobian: list[Any] = []  # of each layer, sums over directions and over pairs
     hessian: list[Any] = []
     pairs = 0
     for number in range(passes):
-        count = settings.directions // passes + (number < more)
-        this = _jet_pass(model, batch, mask, settings, random, count)
+        this = _jet_pass(model, batch, mask, settings, random, share + (number < rest))
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         if number == 0:
             result, tokens = this, block_tokens(blocks[0], mask, settings)
-            for block in blocks:
-                every = (None, 1.0)  # the tensor norm runs over all dimensions
-                sampled.append(
-                    sample_dimensions(block.shape[-1], settings.dimensions, random.dimensions)
-                    if settings.per_dimension
-                    else every
-                )
+            widths = [block.shape[-1] for block in blocks]
+            sampled = [sample_dimensions(width, settings, random.dimensions) for width in widths]
             jacobian, hessian = [0] * len(blocks), [0] * len(blocks)
         layout = blocks[0].jet_layout
         pairs += len(layout.pairs)
@@ -523,26 +512,17 @@ def measure_jet(
             )
             second = second if settings.per_dimension else second.sum(-1, keepdim=True)
             jacobian[k] = jacobian[k] + first * layout.directions
-            if settings.second_order:
-                hessian[k] = hessian[k] + second * len(layout.pairs)
+            hessian[k] = hessian[k] + second * len(layout.pairs)
     squares = torch.stack(jacobian) / settings.directions
-    norms = [
-        hessian_norm(
-            of_layer / pairs,
-            pairs=pairs,
-            scale=scale,
-            per_dimension=settings.per_dimension,
-            squared=settings.squared,
+    norms = None
+    if settings.second_order:
+        norms = torch.stack(
+            [
+                hessian_norm(of_layer / pairs, settings, scale=scale, pairs=pairs)
+                for of_layer, (_, scale) in zip(hessian, sampled, strict=True)
+            ]
         )
-        for of_layer, (_, scale) in zip(hessian, sampled, strict=True)
-        if settings.second_order
-    ]
-    return TokenNorms(
-        squares if settings.squared else safe_sqrt(squares),
-        torch.stack(norms) if norms else None,
-        tokens,
-        result,
-    )
+    return squares if settings.squared else safe_sqrt(squares), norms, tokens, result
 
 
 def _jet_pass(
@@ -588,7 +568,7 @@ class Graph:
         blocks: the chosen outputs, ``[B, T, d_k]``.
         mask: ``[B, T]``, real tokens.
         tokens: ``[B, T']``, real tokens in scope (T' = 1 for a classifier's logits).
-        train: whether what is made of the graph will itself be differentiated.
+        train: whether the norms will be differentiated.
     """
 
     x: Tensor
@@ -601,7 +581,7 @@ class Graph:
     train: bool
 
     def gradient(self, scalar: Tensor, create_graph: bool) -> Tensor:
-        """Return ∂scalar/∂x, zero at padded positions, which are not of the sequence."""
+        """Return ∂scalar/∂x, zero at padded positions."""
         (gradient,) = torch.autograd.grad(
             scalar, self.x, create_graph=create_graph, retain_graph=True, materialize_grads=True
         )
@@ -622,7 +602,7 @@ class Graph:
         )
 
     def per_token(self, norm: Callable[[int], Tensor]) -> Tensor:
-        """Return ``[B, T]``: ``norm(t)`` of places with a counted token, zero where none counts."""
+        """Return ``[B, T]``: ``norm(t)``, ``[B]``, at the tokens in scope and zero elsewhere."""
         zero = self.x.new_zeros(len(self.x))
         counted = self.tokens.any(0).tolist()
         columns = [norm(t) if counts else zero for t, counts in enumerate(counted)]
@@ -631,7 +611,7 @@ class Graph:
 
 def measure_reverse(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
-) -> TokenNorms:
+) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
     """Estimate ‖J_t‖ and Σ_j ‖H_{t,j}‖ from ``settings.directions`` projections; differentiable."""
     train = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -640,7 +620,7 @@ def measure_reverse(
         hessian = None
         if settings.second_order:
             hessian = torch.stack([_hessian(graph, block) for block in graph.blocks])
-    return TokenNorms(jacobian, hessian, graph.tokens, graph.result)
+    return jacobian, hessian, graph.tokens, graph.result
 
 
 def build_graph(
@@ -650,11 +630,11 @@ def build_graph(
     random: Randomness,
     train: bool,
 ) -> Graph:
-    """Run the model once.  SDPA's fused kernels have no double backward; the math form has.
+    """Run the model once, without SDPA's fused kernels, which have no double backward.
 
     Raises:
-        ValueError: in inference mode; or gradient checkpointing is on: what is computed anew
-            during a backward would not be the graph built here.
+        ValueError: in inference mode, or with gradient checkpointing, whose backward would build
+            another graph.
     """
     if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
         raise ValueError(
@@ -670,11 +650,7 @@ def build_graph(
     entered: list[Tensor] = []
 
     def enter(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            raise TypeError(
-                f"the embeddings have dtype {x.dtype}, but derivatives need a floating-point "
-                "tensor; token ids go in as input_ids"
-            )
+        check_point(x, "x")
         x = x if x.requires_grad else x.detach().requires_grad_()
         if settings.check_values and not torch.isfinite(x).all():
             raise ValueError("the embeddings contain NaN or infinite values; check the weights")
@@ -692,7 +668,7 @@ def build_graph(
 
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
-    """``[B, T]``."""
+    """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
     projections = graph.draw(block, graph.mask if block.shape[:2] == graph.mask.shape else None)
 
     def norm(t: int) -> Tensor:
@@ -703,26 +679,20 @@ def _jacobian(graph: Graph, block: Tensor) -> Tensor:
 
 
 def _hessian(graph: Graph, block: Tensor) -> Tensor:
-    """``[B, T]``."""
-    settings, width = graph.settings, block.shape[-1]
-    indices, scale = sample_dimensions(width, settings.dimensions, graph.random.dimensions)
-    if indices is None or not settings.per_dimension:
-        indices = torch.arange(width)
+    """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
+    width = block.shape[-1]
+    indices, scale = sample_dimensions(width, graph.settings, graph.random.dimensions)
+    chosen = range(width) if indices is None else indices.tolist()
 
     def norm(t: int) -> Tensor:
-        return hessian_norm(
-            torch.stack([_hessian_squares(graph, block[:, t, j]) for j in indices], -1),
-            pairs=0,
-            scale=scale,
-            per_dimension=settings.per_dimension,
-            squared=settings.squared,
-        )
+        squares = torch.stack([_hessian_squares(graph, block[:, t, j]) for j in chosen], -1)
+        return hessian_norm(squares, graph.settings, scale=scale)
 
     return graph.per_token(norm)
 
 
 def _hessian_squares(graph: Graph, outputs: Tensor) -> Tensor:
-    """The estimate 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖² of ‖∂²z_j/∂x²‖² per row, ``[B]``."""
+    """Return ``[B]``: 1/p Σ_i ‖∂(v_i·∂z_j/∂x)/∂x‖², which estimates ‖∂²z_j/∂x²‖² of each row."""
     gradient = graph.gradient(outputs.sum(), create_graph=True)
     if not gradient.requires_grad:  # z_j is linear in x
         return gradient.new_zeros(len(gradient))
@@ -736,10 +706,9 @@ ENGINES.update(jet=measure_jet, reverse=measure_reverse)
 # ---- norms whose third derivative is right ----------------------------------------------------
 #
 # torch's layer norm saves its statistics as constants of the double backward, so that a third
-# derivative drops the terms through them, in silence (torch 2.13: parameter gradients of ‖H‖ off by
+# derivative silently drops the terms through them (torch 2.13: parameter gradients of ‖H‖ off by
 # up to a third against finite differences in float64; first and second derivatives are right).
-# RMS norm is right on the CPU; its fused CUDA kernel saves a statistic too, so it is composed here
-# as well.
+# So does the fused CUDA kernel of RMS norm.
 
 
 def layer_norm(
@@ -751,9 +720,7 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """Compute (x − μ) (v + ε)^(−1/2) w + b of plain operations."""
-    y = _normalised(input, len(normalized_shape), eps, centred=True)
-    y = y if weight is None else y * weight
-    return _as_torch_returns(y if bias is None else y + bias, input)
+    return _composed(input, normalized_shape, weight, bias, eps, centred=True)
 
 
 def rms_norm(
@@ -764,17 +731,21 @@ def rms_norm(
 ) -> Tensor:
     """Compute x (mean x² + ε)^(−1/2) w of plain operations."""
     eps = torch.finfo(wide_dtype(input.dtype)).eps if eps is None else eps
-    y = _normalised(input, len(normalized_shape), eps, centred=False)
-    return _as_torch_returns(y if weight is None else y * weight, input)
+    return _composed(input, normalized_shape, weight, None, eps, centred=False)
 
 
-def _normalised(input: Tensor, dimensions: int, eps: float, centred: bool) -> Tensor:
-    rows = widened(input).flatten(-dimensions)
-    return normalised_jet([rows], eps, 0, centred)[0].reshape(input.shape)
-
-
-def _as_torch_returns(y: Tensor, input: Tensor) -> Tensor:
-    """Under autocast torch's norms return float32."""
+def _composed(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> Tensor:
+    rows = widened(input).flatten(-len(normalized_shape))
+    y = normalised_jet([rows], eps, 0, centred)[0].reshape(input.shape)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
     return y if torch.is_autocast_enabled(input.device.type) else y.to(input.dtype)
 
 
@@ -798,17 +769,16 @@ class ComposedNorms(TorchFunctionMode):
 # ---- measuring without penalising -------------------------------------------------------------
 
 
-def check_every(every: Any) -> None:
-    """Raise ValueError unless it is a whole number from 1 up."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
-
-
 class SmoothnessProbe:
-    """Measure a model on a fixed batch, the same way each time.
+    """Measure a model on a fixed batch along the same directions each time.
 
-    The model is run in evaluation mode and gets its modes back; parameters, their gradients and
-    torch's random numbers stay as they were.
+    The model runs in evaluation mode and is left as it was, torch's random numbers included.  The
+    figures are
+
+    - ``smoothness/jacobian_k``: mean over the rows of Σ_t ‖∂h_t/∂x‖_F of block k, estimated along
+      random directions; ``smoothness/jacobian``: their sum over the blocks;
+    - ``smoothness/hessian_k``, ``smoothness/hessian``: the same of second derivatives;
+    - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`.
 
     Example:
         >>> probe = jx.SmoothnessProbe(batch)
@@ -818,13 +788,13 @@ class SmoothnessProbe:
     Args:
         batch: rows as a collator yields them: input_ids, attention_mask, and "labels" for the
             margin.  It is moved to the model's device.
-        every: optimiser steps between two measurements of the callbacks that use this.
-        hessian: whether second derivatives are measured too.
-        directions: random directions of the hidden states' norms (see `jx.smoothness`).
-        seed: of these directions, the same in every measurement.
+        every: optimiser steps between two measurements of a callback.
+        hessian: whether to measure second derivatives too.
+        directions: how many random directions, as for `jx.smoothness`.
+        seed: of these directions.
 
     Attributes:
-        history: of each measurement of a callback its figures and "step".
+        history: the figures of each measurement of a callback, with its "step".
 
     Raises:
         ValueError: ``every`` is not a whole number from 1 up, or a row of the batch is all padding.
@@ -840,20 +810,14 @@ class SmoothnessProbe:
         seed: int = 0,
     ) -> None:
         check_every(every)
-        padding_mask(batch)  # a batch that cannot be measured is refused before training
+        padding_mask(batch)  # refuses a batch that cannot be measured
         self.batch = dict(batch)
         self.every, self.seed = every, seed
         self.hessian, self.directions = hessian, directions
         self.history: list[dict[str, float]] = []
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Return the figures, by name:
-
-        - ``smoothness/jacobian_k``: of block k, mean over the rows of Σ_t ‖∂h_t/∂x‖_F, estimated
-          along random directions; ``smoothness/jacobian`` their sum over the blocks.
-        - ``smoothness/hessian_k`` and ``smoothness/hessian``: of second derivatives, where asked.
-        - ``smoothness/logit_jacobian``, ``smoothness/margin_over_slope``: see `decision_slopes`;
-          only of models that decide once a row.
+        """Return the figures by name.
 
         Raises:
             MissingJetRule: the model uses an operation that the engine has no rule for.
@@ -884,19 +848,17 @@ class SmoothnessProbe:
 def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, float]:
     """Measure how fast the logits and the margin change with the embeddings x, by exact gradients.
 
-    ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F.  With the margin m = z_y − max of the other
-    logits, y the label, ``margin_over_slope``: mean over rows of m/‖∂m/∂x‖, which is about the
-    distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
-    wrong, and unmoved by a scale of the logits.  Padding has no part in x.
+    The model runs in evaluation mode, and padding has no part in x.
 
     Args:
-        model: measured in evaluation mode, which it need not be in.
-        batch: on the model's device; class numbers ``[N]`` under "labels" are needed for the
-            margin.
+        batch: on the model's device; with class numbers ``[N]`` under "labels" for the margin.
 
     Returns:
-        Neither where the logits are not ``[N, C]`` (language models, token classifiers); no margin
-        without class numbers (no labels, a regression, several labels a row).
+        ``logit_jacobian``: mean over rows of ‖∂z/∂x‖_F; and ``margin_over_slope``: mean over rows
+        of m/‖∂m/∂x‖ with the margin m = z_y − max_{c≠y} z_c of the label y.  That is about the
+        distance of x from the decision's border (Sokolić et al. 2017), negative where the row is
+        wrong, and does not change with a scale of the logits.  Without class numbers there is no
+        margin; where the logits are not ``[N, C]`` (language models, token classifiers), nothing.
 
     Example:
         >>> sorted(decision_slopes(model, batch))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .._io import DataError, from_json
 from ..jet.directions import Distribution
-from .estimators import Smoothness, in_mode, measure_tokens, padding_mask, reduced
+from .estimators import Smoothness, in_mode, measure, padding_mask
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (
     Dimensions,
@@ -25,29 +25,27 @@ from .settings import (
     Scope,
     Settings,
     StepOutput,
+    check_penalty,
 )
 
 OnNonfinite = Literal["raise", "skip"]
 Weighting = Literal["uniform", "inverse", "norm", "softmax", "raw_softmax"]
 WEIGHTINGS = get_args(Weighting)
 _LOG = logging.getLogger("jachess_ext")
-_DIGITS = 9  # of a layer's number; Python refuses to read one of thousands
 
 
 def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return λ^(k), ``[K]``, positive and summing to 1.
-
-    With j the K Jacobian norms of the base model (a smoother layer has the smaller j):
+    """Return the weights λ of K layers, ``[K]``, positive and summing to 1.
 
     - uniform: 1/K.
-    - inverse: j_k / Σj; smoother layers get less.
-    - norm: smoothness −j, shifted by the total and normalised: (Σj − j_k) / ((K−1) Σj).
-    - softmax: softmax of −j, standardised over the layers and divided by ``temperature``; a raw
-      softmax saturates when norms differ by orders of magnitude.
-    - raw_softmax: softmax of −j / ``temperature`` as it is, which is what the paper's code does.
+    - inverse: j_k / Σj, which gives smoother layers less.
+    - norm: (Σj − j_k) / ((K−1) Σj).
+    - softmax: softmax of −j, standardised over the layers, divided by ``temperature``.
+    - raw_softmax: softmax of −j / ``temperature``, which is what the paper's code does; it
+      saturates where norms differ by orders of magnitude.
 
     Args:
-        norms: ``[K]``, positive and finite.
+        norms: ``[K]``, the Jacobian norms j of the base model's layers, positive and finite.
 
     Raises:
         ValueError: an unknown name, norms that are not positive and finite, temperature ≤ 0.
@@ -82,12 +80,17 @@ def layer_profile(weighting: Weighting, norms: Tensor, temperature: float = 1.0)
 
 @dataclass(frozen=True)
 class BaseNorms:
-    """Mean norm per counted token, float64 on the CPU.
+    """Mean norms per token in scope, float64 on the CPU.
 
     Attributes:
         jacobian: ``[K]``.
         hessian: ``[K]``, or None without a Hessian term.
         tokens: over how many tokens.
+
+    Example:
+        >>> base = jx.JacHess(model).calibrate(batch)
+        >>> base.jacobian.shape, base.tokens
+        (torch.Size([2]), 9)
     """
 
     jacobian: Tensor
@@ -132,8 +135,8 @@ def measure_base(
         for number, batch in enumerate(batches):
             padding_mask(batch)  # raises where a row has no token
             random = Randomness.from_seed(seed, number, rank=ranks.rank, calibrating=True)
-            norms = measure_tokens(model, batch, settings, random)
-            for place, values in enumerate((norms.jacobian, norms.hessian)):
+            norms, _ = measure(model, batch, settings, random)
+            for place, values in enumerate((norms.jacobian_tokens, norms.hessian_tokens)):
                 if values is not None:
                     sums[place] = sums[place] + values.sum((-1, -2))
             count += int(norms.tokens.sum())
@@ -153,32 +156,25 @@ def measure_base(
     return BaseNorms(means[0], means[1], count)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class JacHessOutput(StepOutput):
-    """One step's penalty and what came with it.
+    """Penalty of a step, with the model's output and the norms.
 
     Attributes:
-        loss: scalar, strength · R; differentiable.
+        loss, model_output, skipped, empty: as in `StepOutput`.
         jacobian, hessian: ``[K]``, unweighted batch means as in `Smoothness`; ``hessian`` is None
-            where there is no Hessian term.
-        model_output: the model's own output for the batch, plain tensors, with its task loss
-            where the batch had labels; on the same graph.
-        smoothness: per-token norms too.
-        skipped: the layer (of those chosen) whose norm was not finite, so that this step teaches
-            nothing: ``loss`` and ``total`` are a zero without any parameter's gradient.  None as
-            a rule.
-        empty: this rank of a data-parallel model had no real token.  It computed on a single
-            token in its place, to take part in the others' collectives: ``loss`` and ``total``
-            are zero with zero gradients, and the norms are that token's.
+            without a Hessian term.
+        smoothness: the norms per token, too.
+
+    Example:
+        >>> out = JacHess(model, weights="uniform")(batch)
+        >>> bool(out.total == out.loss + out.model_output.loss)
+        True
     """
 
-    loss: Tensor
     jacobian: Tensor
     hessian: Tensor | None
-    model_output: Any
     smoothness: Smoothness
-    skipped: int | None = None
-    empty: bool = False
 
 
 class JacHess:
@@ -205,15 +201,14 @@ class JacHess:
             the hundreds or thousands, and the strength has to match.
         directions, hessian, dimensions, layers, scope, squared, engine, hessian_norm,
             distribution: as for `jx.smoothness`.
-        seed: makes the sequence of directions reproducible, on every device: step n draws what
-            `jx.smoothness` draws with this seed and ``step=n``.  None: every step draws a fresh
-            seed from torch's global CPU generator.
+        seed: step n draws what `jx.smoothness` draws with this seed and ``step=n``.  None: every
+            step draws a fresh seed from torch's global CPU generator.
         normalize: see above; needs `calibrate`.
         hessian_gradient: False counts the Hessian term without differentiating it, which is what
             the paper's code does.
         temperature: of the softmax weighting.
         on_nonfinite: what to do where R is not finite: "raise", or "skip" the step (see
-            `JacHessOutput.skipped`), log it and count it in ``skipped``.
+            `JacHessOutput`), log it and count it in ``skipped``.
 
     Attributes:
         step: number of the next step.
@@ -268,12 +263,9 @@ class JacHess:
                 f"weights is {weights!r}; expected one of {', '.join(WEIGHTINGS)}, or one number "
                 "per layer"
             )
-        if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
-            raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+        check_penalty(strength, on_nonfinite)
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature is {temperature!r}; expected a finite number above 0")
-        if on_nonfinite not in ("raise", "skip"):
-            raise ValueError(f"on_nonfinite is {on_nonfinite!r}; expected 'raise' or 'skip'")
         self.on_nonfinite = on_nonfinite
         if isinstance(weights, str):
             self.weights: Weighting | Tensor = weights
@@ -295,33 +287,32 @@ class JacHess:
         self.base: BaseNorms | None = None
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> BaseNorms:
-        """Measure the base model's norms; call it before fine-tuning.
+        """Measure the base model's norms before fine-tuning, and keep them as ``self.base``.
 
-        The model runs in eval mode and without gradients, and is left as it was.
+        The model runs in evaluation mode, without gradients, and is left as it was.  All ranks of
+        a data-parallel model have to call it.
 
         Args:
-            batches: one batch or more, for example a few from the training loader; on every
-                rank of a data-parallel model.
-
-        Returns:
-            The mean norms per token of every layer, kept as ``self.base``.
+            batches: a batch or several, for example a few from the training loader.
 
         Raises:
-            ValueError: there is no batch.
+            ValueError: there is no batch, or a norm is not positive and finite.
         """
-        if isinstance(batches, Mapping):
-            batches = [batches]
+        batches = [batches] if isinstance(batches, Mapping) else batches
         self.base = measure_base(self.model, batches, self.settings, self.seed)
         return self.base
 
     @property
     def needs_base(self) -> bool:
-        """Tell whether a step needs what `calibrate` measures."""
+        """Whether a step needs the base norms of `calibrate`."""
         named = isinstance(self.weights, str) and self.weights != "uniform"
         return self.normalize or named
 
     def layer_weights(self, count: int | None = None) -> Tensor:
-        """Return λ^(k), ``[K]``; ``count`` is the number of layers, where it is not yet known.
+        """Return λ^(k), ``[K]``.
+
+        Args:
+            count: how many layers there are; None: as many as base norms.
 
         Raises:
             ValueError: the weighting needs `calibrate`; a given profile has another length.
@@ -334,48 +325,50 @@ class JacHess:
             return self.weights
         if self.weights == "uniform" and count is not None:
             return torch.full((count,), 1 / count, dtype=torch.float64)
-        base = self._require_base(f"weights={self.weights!r}")
-        return layer_profile(self.weights, base.jacobian, self.temperature)
+        return layer_profile(self.weights, self._require_base().jacobian, self.temperature)
 
     def __call__(self, batch: Mapping[str, Any]) -> JacHessOutput:
-        """Take one forward pass: the penalty, and the model's output with it.
+        """Compute the penalty and the model's output in a single forward pass.
 
         Args:
             batch: as for `jx.smoothness`; with labels, the model's own loss comes too, as
                 ``model_output.loss`` and within ``total``.
         """
         if self.needs_base:
-            self._require_base("normalize=True" if self.normalize else f"weights={self.weights!r}")
+            self._require_base()
         ranks = ranks_of(self.model)
         empty = ranks.size > 1 and not has_tokens(batch)
         if ranks.size > 1:
             device = next(self.model.parameters()).device
             raise_together(ranks, lambda: empty or padding_mask(batch), device)
         random = Randomness.from_seed(self.seed, self.step, rank=ranks.rank)
-        norms = measure_tokens(
+        norms, result = measure(
             self.model, stand_in(batch) if empty else batch, self.settings, random
         )
-        result = reduced(norms)
-        terms = self._layer_terms(result)
+        terms = self._layer_terms(norms)
         loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
         rows = padding_mask(batch, check_rows=False) if ranks.size == 1 else None
         layer = nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
             padding_mask(batch)  # raises
         if layer is not None:
-            embeddings = norms.model_pass.embeddings
-            self._note_nonfinite(layer, bool(torch.isfinite(embeddings).all()))
+            self._note_nonfinite(layer, bool(torch.isfinite(result.embeddings).all()))
             loss = self.zero_loss(loss, ranks)
         self.step += 1
         out = JacHessOutput(
-            loss, result.jacobian, result.hessian, norms.model_pass.output, result, layer
+            loss=loss,
+            model_output=result.output,
+            skipped=layer,
+            jacobian=norms.jacobian,
+            hessian=norms.hessian,
+            smoothness=norms,
         )
         if empty and layer is None:
             out.loss, out.empty = out.stand_in_loss(), True
         return out
 
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
-        """Return a zero that reaches no parameter, as far as the ranks can do without."""
+        """Return a zero that reaches no parameter but those whose gradients ranks wait for."""
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:
             return waiting.to(loss)
@@ -394,53 +387,58 @@ class JacHess:
         self.skipped[layer] += 1
         _LOG.warning("%s; the step is skipped, %d so far", trouble, self.skipped.total())
 
-    def _layer_terms(self, result: Smoothness) -> Tensor:
-        """``[K]``: Jacobian plus Hessian term of R per layer, before λ."""
-        jacobian, hessian = result.jacobian, result.hessian
+    def _layer_terms(self, norms: Smoothness) -> Tensor:
+        """Return ``[K]``, the terms of R before they are weighted."""
+        jacobian, hessian = norms.jacobian, norms.hessian
         if self.normalize:
-            base = self._require_base("normalize=True")
-            counts = result.tokens.sum(1)
-            jacobian = _token_mean(result.jacobian_tokens, counts) / base.jacobian.to(jacobian)
-            if result.hessian_tokens is not None and base.hessian is not None:
-                mean = _token_mean(result.hessian_tokens, counts)
+            base, counts = self._require_base(), norms.tokens.sum(1)
+            jacobian = _token_mean(norms.jacobian_tokens, counts) / base.jacobian.to(jacobian)
+            if norms.hessian_tokens is not None and base.hessian is not None:
+                mean = _token_mean(norms.hessian_tokens, counts)
                 hessian = mean / base.hessian.to(mean)
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
 
-    def _require_base(self, why: str) -> BaseNorms:
+    def _require_base(self) -> BaseNorms:
         if self.base is None:
+            setting = "normalize=True" if self.normalize else f"weights={self.weights!r}"
             raise ValueError(
-                f"{why} needs the base model's norms: call calibrate(batches) before training"
+                f"{setting} needs the base model's norms: call calibrate(batches) before training"
             )
         return self.base
 
     def state_dict(self) -> dict[str, Any]:
-        """Return base norms, layer weights, seed and step, which a resumed run goes on from.
+        """Return base norms, layer weights, seed and step, for a run to be resumed.
 
         Without a seed the directions come from torch's global generator, whose state is not here.
         """
-        base = None if self.base is None else self.base.state_dict()
-        skipped = {str(layer): count for layer, count in self.skipped.items()}
-        state = {"step": self.step, "seed": self.seed, "base": base, "skipped": skipped}
-        return {**state, "layer_weights": self._known_weights()}
+        return {
+            "step": self.step,
+            "seed": self.seed,
+            "base": None if self.base is None else self.base.state_dict(),
+            "skipped": {str(layer): count for layer, count in self.skipped.items()},
+            "layer_weights": self._known_weights(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
-        The layer weights are made from the base norms as this regulariser is set; a warning says
-        where they are not those of the state.
+        The layer weights follow from the base norms and this regulariser's settings; a warning is
+        logged where they differ from those of the state.
 
         Raises:
-            ValueError: it is not that; the regulariser stays as it was.
+            ValueError: it is not such a state; the regulariser stays as it was.
         """
         _check_state(state)
         base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
-        skipped = {int(layer): int(count) for layer, count in state.get("skipped", {}).items()}
-        self.step, self.seed = int(state["step"]), state["seed"]
+        skipped = {int(layer): count for layer, count in state["skipped"].items()}
+        self.step, self.seed = state["step"], state["seed"]
         self.base, self.skipped = base, Counter(skipped)
-        before, now = state.get("layer_weights"), self._known_weights()
-        if before is not None and now is not None and not _same_weights(before, now):
+        before, now = state["layer_weights"], self._known_weights()
+        if before is None or now is None:
+            return
+        if len(before) != len(now) or not np.allclose(before, now, rtol=1e-6, atol=0):
             _LOG.warning("the state was saved with other layer weights: %s, now %s", before, now)
 
     def _known_weights(self) -> list[float] | None:
@@ -449,15 +447,8 @@ class JacHess:
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
 
 
-def _same_weights(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether two λ are equal up to rounding."""
-    return len(before) == len(now) and all(
-        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(before, now, strict=True)
-    )
-
-
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:
-    """``[K, B, T]`` → ``[K]``: mean over a row's tokens, then over rows."""
+    """Average over a row's tokens, then over rows: ``[K, B, T]`` → ``[K]``."""
     return (tokens.sum(-1) / counts).mean(-1)
 
 
@@ -466,8 +457,8 @@ def nonfinite_layer(
 ) -> int | None:
     """Return the first layer whose term is not finite on any rank, or None; a collective.
 
-    The number of layers, where a row of the mask ``rows`` has no real token: both in one number,
-    since reading one is waiting for a GPU.
+    Where a row of the mask ``rows`` has no real token, return the number of layers instead: a
+    single number tells both, since the host waits for a GPU to read one.
     """
     bad = ~torch.isfinite(terms.detach())
     bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
@@ -488,13 +479,10 @@ class _Base(TypedDict):
     tokens: int
 
 
-class _Needed(TypedDict):
+class _State(TypedDict):
     step: int
     seed: int | None
     base: _Base | None
-
-
-class _State(_Needed, total=False):
     skipped: Mapping[str, int]
     layer_weights: list[float] | None
 
@@ -502,8 +490,8 @@ class _State(_Needed, total=False):
 def _check_state(state: Any) -> None:
     """Raise DataError (a ValueError) unless `state` is what `JacHess.state_dict` returned."""
     from_json(state, _State, "the regulariser's state")
-    for layer in state.get("skipped", {}):
-        if not layer.isdecimal() or len(layer) > _DIGITS:
+    for layer in state["skipped"]:
+        if not layer.isdecimal() or len(layer) > 9:  # Python refuses to read thousands of digits
             raise DataError(
                 f"the regulariser's state counts skipped steps of the layer {layer[:40]!r}"
             )

@@ -1,8 +1,7 @@
-"""Data-parallel models: which rank this is, and what keeps the ranks together.
+"""Ranks and collectives of data-parallel models.
 
-A model says itself whether it is data-parallel: it is wrapped in DistributedDataParallel, or
-`fully_shard` has made its parameters DTensors.  A job that merely has several ranks (a search with
-a model of its own on each) is none, and no collective is ever called for it.
+A model is data-parallel where DistributedDataParallel wraps it or `fully_shard` has made its
+parameters DTensors.  A job with a model of its own on each rank is not, and calls no collective.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Ranks:
         return self._reduce(value, dist.ReduceOp.SUM)
 
     def max(self, value: Tensor) -> Tensor:
-        """Return the largest over the ranks; a collective."""
+        """Return the largest ``value`` over the ranks, on each of them; a collective."""
         return self._reduce(value, dist.ReduceOp.MAX)
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
@@ -47,7 +46,7 @@ class Ranks:
 
 
 def ranks_of(model: nn.Module) -> Ranks:
-    """Return the ranks a model's batches are spread over; one where it is not data-parallel."""
+    """Return the ranks a model's batches are spread over; a single rank if not data-parallel."""
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
     while True:
@@ -61,7 +60,7 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 
 def _sharded_ranks(model: nn.Module) -> Ranks:
-    """Of `fully_shard`: its mesh has one dimension, or two (replicas of shards)."""
+    """Return the ranks of `fully_shard`, whose mesh has one dimension or two (replicas)."""
     from torch.distributed.fsdp import FSDPModule
 
     mesh = next((p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")), None)
@@ -74,7 +73,7 @@ def _sharded_ranks(model: nn.Module) -> Ranks:
 
 
 def has_tokens(batch: Mapping[str, Any]) -> bool:
-    """Tell whether a batch has a row, and a row a real token."""
+    """Tell whether any row of a batch has a real token."""
     mask = batch.get("attention_mask")
     shown = [batch.get(name) for name in ("input_ids", "inputs_embeds")]
     if any(isinstance(value, Tensor) and value.numel() == 0 for value in shown):
@@ -83,12 +82,12 @@ def has_tokens(batch: Mapping[str, Any]) -> bool:
 
 
 def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device) -> None:
-    """Call ``check``; where it raises on one rank, every rank raises.  A collective.
+    """Call ``check``, and raise on every rank where it raises on any; a collective.
 
-    To be asked before a forward pass, in which a rank that is alone waits for the others.
+    Needed before a forward pass, in which the other ranks would wait for the rank that raised.
 
     Raises:
-        ValueError: another rank's check did.
+        ValueError: another rank's check raised.
     """
     error: Exception | None = None
     try:
@@ -103,9 +102,9 @@ def raise_together(ranks: Ranks, check: Callable[[], Any], device: torch.device)
 
 
 def zero_of_gradients(model: nn.Module) -> Tensor | None:
-    """Return 0, with a zero gradient for every whole parameter that has one; None: none has.
+    """Return 0 with a zero gradient for every whole parameter that has a gradient, if any has.
 
-    Its backward is what DistributedDataParallel waits for to reduce the gradients of earlier
+    DistributedDataParallel waits for its backward to reduce the gradients of earlier
     micro-batches.  Values of the parameters do not matter, NaN included.
     """
     taking = [p for p in model.parameters() if p.requires_grad and p.grad is not None]
@@ -118,8 +117,10 @@ def zero_of_gradients(model: nn.Module) -> Tensor | None:
 
 
 def stand_in(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row of one real token, in the form of ``batch``: a rank without data computes on
-    it, so that it takes part in the others' collectives."""
+    """Return a row of a single real token in the form of ``batch``.
+
+    A rank without data computes on it, to take part in the others' collectives.
+    """
     given = batch.get("input_ids")
     given = batch["inputs_embeds"] if given is None else given
     rows = len(given)

@@ -1,4 +1,4 @@
-"""What is asked of an estimator, checked once, and what every estimator gives back."""
+"""Settings of the estimators, their random numbers, and the base of a penalty's output."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ Scope = Literal["all", "first", "last"]
 Layers = Literal["all", "logits"] | Sequence[int]
 Dimensions = int | Literal["all"]
 
-ENGINES: dict[str, Callable[..., TokenNorms]] = {}
-"""Name -> the function (model, batch, settings, random) that measures; `estimators` fills it."""
+# Name → function of (model, batch, settings, random), see `estimators.measure`, which fills it.
+ENGINES: dict[str, Callable[..., Any]] = {}
 
+# The |D| that λ is understood for: the sum over all d dimensions is scaled by |D|/d.
 REFERENCE_DIMENSIONS = 10
-"""|D| that λ is understood for: with all dimensions, their sum is scaled by |D|/d."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments shared by `smoothness` and `JacHess`, and documented there."""
+    """Arguments that `smoothness` and `JacHess` share and document.
+
+    Attributes:
+        check_values: False gives norms that are not right, in place of an error, for embeddings
+            that are not finite and for rows that are all padding.  The caller looks for them
+            afterwards, with fewer waits for a GPU.
+    """
 
     engine: Engine = "jet"
     directions: int = 2
@@ -39,14 +45,12 @@ class Settings:
     squared: bool = False
     distribution: Distribution = "gaussian"
     check_values: bool = True
-    """False: embeddings that are not finite, and rows that are all padding, give norms that are not
-    right in place of an error; the caller looks for them afterwards, with fewer waits for a GPU."""
 
     def __post_init__(self) -> None:
-        _one_of("engine", self.engine, tuple(ENGINES))
-        _one_of("scope", self.scope, get_args(Scope))
-        _one_of("hessian_norm", self.hessian_norm, get_args(HessianNorm))
-        _one_of("distribution", self.distribution, get_args(Distribution))
+        check_choice("engine", self.engine, tuple(ENGINES))
+        check_choice("scope", self.scope, get_args(Scope))
+        check_choice("hessian_norm", self.hessian_norm, get_args(HessianNorm))
+        check_choice("distribution", self.distribution, get_args(Distribution))
         size = self.dimensions
         if size != "all" and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
             raise ValueError(
@@ -71,16 +75,30 @@ class Settings:
         return self.hessian_norm == "per_dimension"
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless the argument ``name`` is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
 
 
+def check_every(every: Any) -> None:
+    """Raise ValueError unless it is a whole number of steps from 1 up."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is {every!r}; expected a number of steps from 1 up")
+
+
+def check_penalty(strength: Any, on_nonfinite: Any) -> None:
+    """Raise ValueError where an argument that all penalties have is unusable."""
+    if not isinstance(strength, int | float) or not 0 <= strength < float("inf"):
+        raise ValueError(f"strength is {strength!r}; expected a finite number from 0 up")
+    check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
+
+
 @dataclass
 class Randomness:
-    """Which random numbers one call gets: its directions and its output dimensions D.
+    """Counters of one call's random numbers: of its directions and its output dimensions D.
 
-    They are counted apart, so that more directions do not change which D is drawn.
+    They are apart, so that more directions do not change which D is drawn.
     """
 
     directions: DrawCounter
@@ -90,55 +108,34 @@ class Randomness:
     def from_seed(
         cls, seed: int | None, step: int = 0, *, rank: int = 0, calibrating: bool = False
     ) -> Randomness:
-        """Return the same numbers for the same arguments, on every device.
+        """Give the same numbers for the same arguments, on every device.
 
         Args:
             seed: None draws a fresh one from torch's global CPU generator.
-            step: other numbers in every training step or calibration batch.
-            rank: other directions on every rank of a data-parallel model; D is the same.
-            calibrating: other numbers than the training steps have.
+            step: number of the training step or calibration batch.
+            rank: changes the directions, and D not.
+            calibrating: changes both.
         """
         seed = fresh_seed() if seed is None else seed
-        if calibrating:
-            uses: tuple[Use, Use] = ("calibration directions", "calibration dimensions")
-        else:
-            uses = ("directions", "dimensions")
-        return cls(DrawCounter(seed, uses[0], step, rank), DrawCounter(seed, uses[1], step))
-
-
-@dataclass
-class TokenNorms:
-    """Norms per layer, row and token; ``tokens`` says where they are defined.
-
-    Attributes:
-        jacobian: ``[K, B, T]``.
-        hessian: ``[K, B, T]``, or None where it was not asked for.
-        tokens: ``[B, T]`` booleans, real and in scope; norms are zero elsewhere.
-        model_pass: the `Pass` that they were measured in.
-    """
-
-    jacobian: Tensor
-    hessian: Tensor | None
-    tokens: Tensor
-    model_pass: Any
+        directions: Use = "calibration directions" if calibrating else "directions"
+        dimensions: Use = "calibration dimensions" if calibrating else "dimensions"
+        return cls(DrawCounter(seed, directions, step, rank), DrawCounter(seed, dimensions, step))
 
 
 def token_weights(mask: Tensor, scope: Scope) -> Tensor:
-    """Return ``[B, T]`` booleans: the real tokens whose norms are summed.
-
-    ``first`` and ``last`` are the first and the last *real* token, on whichever side padding is.
-    """
+    """Return ``[B, T]`` booleans: the real tokens of ``mask`` that are in scope."""
     if scope == "all":
         return mask
-    if scope not in ("first", "last"):
-        raise ValueError(f"scope is {scope!r}; expected 'all', 'first' or 'last'")
     rank = mask.long().cumsum(1)
     wanted = 1 if scope == "first" else rank[:, -1:]
     return mask & (rank == wanted)
 
 
 def layer_indices(layers: Layers, count: int) -> list[int]:
-    """Return block numbers 0..K−1 of ``"all"`` or a list (negative ones count from the end).
+    """Return the numbers from 0 of the chosen ones of ``count`` blocks.
+
+    Args:
+        layers: "all", or a list in which negative numbers count from the end.
 
     Raises:
         ValueError: an empty list or a number outside the model.
@@ -160,7 +157,7 @@ def layer_indices(layers: Layers, count: int) -> list[int]:
 
 
 def sample_dimensions(
-    width: int, dimensions: Dimensions, counter: DrawCounter
+    width: int, settings: Settings, counter: DrawCounter
 ) -> tuple[Tensor | None, float]:
     """Draw the set D of a layer, and give the scale of its sum.
 
@@ -168,28 +165,43 @@ def sample_dimensions(
     CPU: every subset is as likely as any other, and the same on every device.
 
     Returns:
-        (indices or None for all of them, scale).  A sampled D has scale 1; all dimensions have
-        scale |D|/d with |D| = `REFERENCE_DIMENSIONS`, so that λ keeps its meaning.
+        (indices or None for all of them, scale).  The scale keeps the meaning of λ: it is 1 of a
+        sampled D, and `REFERENCE_DIMENSIONS`/d of all dimensions.  The tensor norm has all.
     """
-    if dimensions == "all":
+    if not settings.per_dimension:
+        return None, 1.0
+    if settings.dimensions == "all":
         return None, min(REFERENCE_DIMENSIONS, width) / width
     token = torch.zeros((), dtype=torch.int64, device="cpu")
     numbers = sample_directions(token, 1, width, seed=counter.seed, offset=counter.next_offset())
     order = numbers.flatten().argsort(stable=True)
-    return order[: min(int(dimensions), width)], 1.0
+    return order[: min(settings.dimensions, width)], 1.0
 
 
+@dataclass(kw_only=True)
 class StepOutput:
-    """Base of the outputs of a step with a penalty; its fields are documented there."""
+    """One step's penalty and the model's output with it.
+
+    Attributes:
+        loss: the penalty times its strength, a scalar; differentiable.
+        model_output: the model's own output for the batch, plain tensors, with its task loss
+            where the batch had labels; on the same graph.
+        skipped: None, unless the penalty was not finite, so that this step teaches nothing:
+            ``loss`` and ``total`` are then a zero without any parameter's gradient.  JacHess gives
+            the number of the first layer (of those chosen) that was not finite, else it is 0.
+        empty: this rank of a data-parallel model had no real token.  It computed on a single token
+            in its place, to take part in the others' collectives: ``loss`` and ``total`` are zero
+            with zero gradients, and norms and figures are that token's.
+    """
 
     loss: Tensor
     model_output: Any
-    skipped: int | None
-    empty: bool
+    skipped: int | None = None
+    empty: bool = False
 
     @property
     def total(self) -> Tensor:
-        """Return task loss + penalty, which train mode minimises.
+        """Task loss + penalty, to be minimised.
 
         Raises:
             ValueError: the model computed no task loss.
@@ -205,6 +217,6 @@ class StepOutput:
         return task + self.loss
 
     def stand_in_loss(self) -> Tensor:
-        """Return a zero with zero gradients for all that took part."""
+        """Return a zero whose gradients are zero for all that took part."""
         task = getattr(self.model_output, "loss", None)
         return (self.loss if task is None else self.loss + task) * 0

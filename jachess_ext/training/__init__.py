@@ -1,5 +1,4 @@
-"""Fine-tuning methods in transformers' Trainer, JacHess among them (docs/how_it_works.md, How it is
-trained), and callbacks that measure: a model's smoothness, the drift of its kernel."""
+"""Fine-tuning methods for transformers' Trainer; callbacks that measure smoothness and the NTK."""
 
 try:
     import transformers  # noqa: F401
@@ -11,13 +10,12 @@ except ModuleNotFoundError as error:
         "pip install 'jachess-ext[hf]'"
     ) from None
 
-from .callbacks import DriftPoint, NTKDrift, SmoothnessMonitor
+from .callbacks import NTKDrift, SmoothnessMonitor
 from .methods import METHODS, DualSchedule, JacHess, Method, parse_method, with_lora
 from .trainer import MethodMixin, MethodTrainer
 
 __all__ = [
     "METHODS",
-    "DriftPoint",
     "DualSchedule",
     "JacHess",
     "Method",

@@ -1,8 +1,7 @@
-"""What decides the batches of a run: the order of rows, random numbers apart from the task's, and
-padding on the left.
+"""Order of rows, random numbers of a method's own, and left padding.
 
-Two methods fine-tuned from one seed see the same order of rows and the same dropout masks in their
-steps of task loss, and differ by what they do, not by luck.
+Two methods fine-tuned from one seed see the same order of rows, and the same dropout masks in
+their steps of task loss.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ _OF_TOKENS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 
 
 class RandomState:
-    """torch's generators (CPU and CUDA) as they are now, to draw the same dropout masks again."""
+    """The state of torch's generators (CPU and CUDA), to draw the same dropout masks again."""
 
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
-        """Put them back."""
+        """Set the generators back to this state."""
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
 def mixed_seed(*words: int) -> int:
-    """Return one seed for torch, made of several numbers whose order counts."""
+    """Mix numbers, whose order counts, into a seed for torch."""
     sequence = np.random.SeedSequence([word % _WORD for word in words])
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def drawing_apart(*key: int) -> Iterator[None]:
-    """Within it torch's generators draw what the key decides; afterwards they are as before."""
+    """Let torch's generators draw what the key decides, and restore them afterwards."""
     seed = mixed_seed(*key)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
@@ -62,14 +61,10 @@ def drawing_apart(*key: int) -> Iterator[None]:
 
 
 class SeededOrder(Sampler[int]):
-    """`LengthGroupedSampler`'s order, decided by seed and epoch.
+    """The order of a `LengthGroupedSampler`, decided by seed and epoch alone.
 
-    By itself it draws from torch's generator, so that what a method draws in its steps would
-    decide the next epoch's order; and a run resumed within an epoch would have another one.
-
-    Args:
-        sampler: its generator is replaced.
-        seed: from 0 up.
+    By itself it draws from torch's generator: a method's draws would change the next epoch's
+    order, and a run resumed within an epoch would have another order.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
@@ -77,7 +72,7 @@ class SeededOrder(Sampler[int]):
         sampler.generator = torch.Generator()
 
     def set_epoch(self, epoch: int) -> None:
-        """Take note of the epoch; the Trainer's loader calls it before each."""
+        """Set the epoch; the Trainer's loader calls it before each."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -89,15 +84,15 @@ class SeededOrder(Sampler[int]):
 
 
 class UnlabelledBatches:
-    """Rounds over unlabelled data; the seed and the round's number decide the order.
+    """Rounds over unlabelled data, in an order decided by the seed and the round's number.
 
-    Each iterator goes from where the last one stopped to the end of its round; where nothing is
-    left of it, through the next round.
+    An iterator continues where the last one stopped, to the end of that round; at its end, through
+    the next round.
 
     Args:
-        loader: made with ``generator``, and by it alone shuffled.
+        loader: shuffled by ``generator`` alone.
         generator: seeded anew for every round.
-        seed: its words are mixed (`mixed_seed`); another one on every rank.
+        seed: words for `mixed_seed`, other ones on every rank.
         prepare: brings a batch to the model's device.
     """
 
@@ -127,38 +122,34 @@ class UnlabelledBatches:
             yield from self
 
     def next(self) -> Batch:
-        """Return the next batch, of the next round where one is over.
-
-        Raises:
-            ValueError: there is no data.
-        """
+        """Return the next batch, after a round's last one the next round's first."""
         batch = next(self._endless, None)
         if batch is None:
             raise ValueError("unlabelled_dataset gave no batch; expected at least one example")
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return whole rounds done, and batches taken of the one after them."""
+        """Return the number of whole rounds, and of batches taken in the round after them."""
         return {"round": self._round, "taken": self._taken}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there; the batches before are read once more, and left out.
+        """Restore the place; the round's batches before it are read again and dropped.
 
         Raises:
             ValueError: it is not what `state_dict` returned.
         """
-        done, taken = state.get("round"), state.get("taken")
-        if not (type(done) is type(taken) is int and done >= 0 and taken >= 0):
+        place = state.get("round", -1), state.get("taken", -1)
+        if not all(type(number) is int and number >= 0 for number in place):
             raise ValueError(
                 f"the place in the unlabelled data is {dict(state)}; expected 'round' and 'taken', "
                 "whole numbers from 0 up"
             )
-        self._round, self._taken = done, taken
+        self._round, self._taken = place
         self._endless = endless(self)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield round after round; end where a round has none."""
+    """Yield round after round, until a round is empty."""
     batch: Batch | None = {}
     while batch is not None:
         batch = None
@@ -167,22 +158,22 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 class LeftPadding:
-    """Gives batches that are padded on the left what the model needs so that padding moves nothing.
+    """Add ``position_ids`` to batches padded on the left, for models that need them.
 
-    Many models count positions from the first column (GPT-2, BERT): they are given
-    ``position_ids`` counted from the mask.  Others need nothing (rotary or relative positions, OPT,
-    RoBERTa).  A head that reads the first column (BERT's, RoBERTa's) reads padding there, whatever
-    it is told.  Which it is, the first batch that is padded on the left shows.
+    Models that count positions from the first column (GPT-2, BERT) get positions counted from the
+    mask; others need none (rotary or relative positions, OPT, RoBERTa).  A head that reads the
+    first column (BERT's, RoBERTa's) reads padding there in any case.  The first batch with left
+    padding is used to tell which of them the model is.
     """
 
     def __init__(self) -> None:
         self._counts: bool | None = None
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch, with ``position_ids`` ``[B, T]`` where they put the model right.
+        """Return the batch, with ``position_ids`` ``[B, T]`` where the model needs them.
 
         Warns:
-            UserWarning: the model takes left padding for text, whatever it is told; once.
+            UserWarning: once, if the model's outputs depend on left padding in any case.
         """
         mask = batch.get("attention_mask")
         if not padded_left(mask) or "position_ids" in batch:
@@ -198,20 +189,20 @@ class LeftPadding:
 
 
 def padded_left(mask: Any) -> bool:
-    """Whether it is a mask ``[B, T]`` with padding before a row's first token."""
+    """Tell whether it is a mask ``[B, T]`` with padding before a row's first token."""
     return isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, :1].all())
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """``[B, T]``: places counted from each row's first real token."""
+    """Return positions ``[B, T]``, counted from each row's first real token."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def without_padding_targets(model: nn.Module, batch: Any) -> Any:
-    """A causal language model's batch without the targets that padding would have to tell.
+    """Drop the targets of a causal language model that it would predict from padding.
 
-    With padding on the left these are the labels up to each row's first token, which no model is
-    asked for where padding is on the right.
+    With left padding these are the labels up to each row's first token, which are no targets with
+    right padding either.
     """
     if not isinstance(batch, Mapping):
         return batch
@@ -225,8 +216,8 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     told_by_padding = torch.zeros_like(before)
     told_by_padding[:, 1:] = before[:, :-1]
     kept = labels.masked_fill(told_by_padding.to(labels.device), NO_LABEL)
-    # No loss looks at the first column, but the Trainer may count it, as where padding is on the
-    # right: it has the first token's label there.
+    # No loss uses the first column, but the Trainer may count it: as with right padding, it has
+    # the first token's label.
     first = mask.bool().long().argmax(1, keepdim=True).to(labels.device)
     kept[:, :1] = labels.gather(1, first)
     return {**batch, "labels": kept}
@@ -241,12 +232,12 @@ def _is_causal(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, index: int) -> bool:
-    """Whether positions have to be told: one row, padded, against the same row alone."""
+    """Compare a padded row with the same row alone; tell whether it needs ``position_ids``."""
     takes = "position_ids" in _parameters(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        return takes  # a shard cannot be asked by one rank alone
+        return takes  # a rank alone cannot run a sharded model
     if _reads_more_than_text(model, batch):
-        return False  # it sees what it sees in a plain Trainer
+        return False  # left as in a plain Trainer
     start = int(mask[index].bool().long().argmax())
     row = {n: batch[n][index : index + 1] for n in _OF_TOKENS if batch.get(n) is not None}
     alone = {name: value[:, start:] for name, value in row.items()}
@@ -267,7 +258,7 @@ def _needs_positions(model: nn.Module, batch: Mapping[str, Any], mask: Tensor, i
 
 
 def _reads_more_than_text(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a row cut to its tokens is no input of the model: images, an encoder's text."""
+    """Tell whether the batch has inputs that cannot be cut to a row's tokens, such as images."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return True
     known = {*_OF_TOKENS, *find_labels(type(unwrapped(model)))}
@@ -279,19 +270,18 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _outputs(model: nn.Module, row: Mapping[str, Tensor]) -> list[Tensor]:
-    """The floating-point tensors a model returns, its last hidden state among them if it can."""
+    """Return the model's floating-point outputs, with its last hidden state where it has them."""
     parameters = _parameters(model)
-    asked = {"output_hidden_states": True} if "output_hidden_states" in parameters else {}
-    if not asked and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        asked = {"output_hidden_states": True}
-    found = model(**row, **asked)
-    values = list(found.values()) if isinstance(found, Mapping) else list(found)
+    takes = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes = takes or "output_hidden_states" in parameters
+    output = model(**row, **({"output_hidden_states": True} if takes else {}))
+    values = list(output.values()) if isinstance(output, Mapping) else list(output)
     values = [v[-1] if isinstance(v, tuple) and v else v for v in values]
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
 
 
 def _same(padded: list[Tensor], alone: list[Tensor]) -> bool:
-    """To rounding; of outputs per token those of the tokens alone."""
+    """Compare outputs up to rounding, those per token on the row's own tokens."""
     for a, b in zip(padded, alone, strict=True):
         if a.shape != b.shape:
             a = a[:, a.shape[1] - b.shape[1] :]

@@ -1,11 +1,9 @@
-"""What is logged beside the losses, and callbacks that measure a model over a run: its smoothness,
-and the drift of its kernel."""
+"""Figures logged beside the losses, and callbacks that measure a model's smoothness or kernel."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,18 +12,19 @@ from transformers import TrainerCallback
 
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.estimators import SmoothnessProbe, check_every, on_device_of
+from ..smoothness.estimators import SmoothnessProbe, on_device_of
+from ..smoothness.settings import check_every
 
 
 class StepLog:
-    """Adds up tensors on their device; they are read once per log entry, not once per step."""
+    """Means of figures between log entries, summed on their device without a wait per step."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, **figures: Tensor | None) -> None:
-        """Add scalars, or ``[K]`` per layer; None is left out."""
+        """Add scalars or ``[K]`` per layer, without those that are None."""
         for name, value in figures.items():
             if value is not None:
                 value = value.detach().double()
@@ -33,19 +32,17 @@ class StepLog:
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self, world_size: int = 1) -> dict[str, float]:
-        """Return the means since the last call, by `flat` names; empty where nothing was added.
+        """Return the means since the last call, over all ranks' steps, by `flat` names.
 
-        Args:
-            world_size: with more than one, the means are over all ranks' steps, and every rank has
-                to call this (a collective).
+        With a ``world_size`` above 1 every rank has to call it (a collective).
         """
         mine = {name: (total.tolist(), self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         ranks = [mine]
         if world_size > 1:
-            # As objects: a rank whose shards were empty knows neither names nor number of layers.
             from accelerate.utils import gather_object
 
+            # objects: a rank whose shards were empty knows neither names nor number of layers
             ranks = gather_object(ranks)
         means = {}
         for name in dict.fromkeys(name for rank in ranks for name in rank):
@@ -57,7 +54,7 @@ class StepLog:
 
 
 def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
-    """``{"jacobian": [a, b]}`` → ``{"jachess/jacobian_0": a, "jachess/jacobian_1": b}``."""
+    """Turn ``{"jacobian": [a, b]}`` into ``{"jachess/jacobian_0": a, "jachess/jacobian_1": b}``."""
     logs: dict[str, float] = {}
     for name, value in figures.items():
         if isinstance(value, Tensor) and value.ndim:
@@ -68,30 +65,21 @@ def flat(figures: Mapping[str, Tensor | float | None]) -> dict[str, float]:
 
 
 def write_entry(entry: dict[str, float], control: Any, log: Callable[[dict], None]) -> None:
-    """Write an entry of its own through the Trainer's ``log``.
-
-    The Trainer takes a call of `Trainer.log` for the entry of this step that it owes itself, and
-    would leave out the step's training loss: what is due stays due.
-    """
+    """Log an entry of its own; the Trainer's entry of this step, if due, still comes after it."""
     due = control.should_log
     log(entry)
     control.should_log = due
 
 
 class _Periodic(TrainerCallback):
-    """Measures before training, every so many steps, and at the end.
-
-    Attributes:
-        log: the Trainer's ``log``, where its reporters get the entries; None: they go into the
-            history alone.
-    """
+    """Measure before training, every so many steps, and at the end."""
 
     every: int
     log: Callable[[dict[str, float]], None] | None = None
     _last: int | None = None  # the step of the last measurement
 
     def measure(self, model: nn.Module, state: Any) -> dict[str, float] | None:
-        """Return the entry to be logged by the first process, or None."""
+        """Return the entry for the first process to log, or None."""
         raise NotImplementedError
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -117,26 +105,28 @@ class _Periodic(TrainerCallback):
 
 
 class SmoothnessMonitor(_Periodic):
-    """Measures a model's smoothness before training, every so many steps, and at the end.
+    """Measure a model's smoothness before training, every so many steps, and at the end.
 
-    It penalises nothing: training with it is bit for bit the training without it.
+    Training with it is bit for bit the training without it.  In a run of several processes each
+    measures the same rows, since a single process cannot measure a sharded model, and the first
+    process logs the figures of `SmoothnessProbe`.
 
     Example:
-        >>> trainer.add_callback(jx.SmoothnessMonitor(batch, every=50, log=trainer.log))
-
-    The figures of `SmoothnessProbe` go to the Trainer's log and to whatever it reports to.  In a
-    run of several processes each measures the same rows (a sharded model cannot be measured by
-    one), and the first one logs.
+        >>> monitor = SmoothnessMonitor(batch, every=50)
+        >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[monitor])
+        >>> _ = trainer.train()
+        >>> [entry["step"] for entry in monitor.history]
+        [0, 1]
 
     Args:
-        batch: the rows to measure, as a collator yields them; some 16 to 64 do.
+        batch: the rows to measure, as a collator yields them; 16 to 64 rows are enough.
         every: optimiser steps between measurements.
-        log: the Trainer's ``log``, so that its reporters get the figures; None: they go to
-            ``trainer.state.log_history`` alone.
+        log: the Trainer's ``log``, so that its reporters get the figures; None: they are written
+            to ``trainer.state.log_history`` alone.
         options: ``hessian``, ``directions`` and ``seed`` of `SmoothnessProbe`.
 
     Attributes:
-        history: of each measurement its figures and "step".
+        history: figures and "step" of each measurement.
 
     Raises:
         ValueError: as `SmoothnessProbe`.
@@ -155,7 +145,7 @@ class SmoothnessMonitor(_Periodic):
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """Figures and "step" of each measurement."""
+        """Return figures and "step" of each measurement."""
         return self.probe.history
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -163,51 +153,36 @@ class SmoothnessMonitor(_Periodic):
         super().on_train_begin(args, state, control, **kwargs)
 
     def measure(self, model: nn.Module, state: Any) -> dict[str, float]:
-        """Return the figures; every process measures, since a sharded model cannot be by one."""
         return self.probe.measure(model, state.global_step)
 
 
-@dataclass(frozen=True)
-class DriftPoint:
-    """One measurement.
-
-    Attributes:
-        step: optimiser steps done.
-        drift: ‖Θ_t − Θ_0‖ / ‖Θ_0‖.
-        change: ‖Θ_t − Θ_s‖ / ‖Θ_s‖, s the measurement before; 0 at the first.
-        alignment: centred alignment with the labels (`label_alignment`); None without class labels.
-    """
-
-    step: int
-    drift: float
-    change: float
-    alignment: float | None
-
-
 class NTKDrift(_Periodic):
-    """Measures the kernel of fixed samples before training, every so many steps, and at the end.
+    """Measure the kernel of fixed samples before training, every so many steps, and at the end.
+
+    The entries are ``ntk/drift``, ‖Θ_t − Θ_0‖ / ‖Θ_0‖; ``ntk/change``, ‖Θ_t − Θ_s‖ / ‖Θ_s‖ with s
+    the measurement before; and with class labels ``ntk/alignment`` (`label_alignment`).  A kernel
+    that stops moving is the sign of the power phase (LensLLM).  In a run of several processes the
+    first one measures.
 
     Example:
         >>> drift = NTKDrift(batch, every=100)
-        >>> trainer = Trainer(model=model, args=args, train_dataset=train, callbacks=[drift])
-        >>> drift.log = trainer.log          # also to the Trainer's reporters
-        >>> trainer.train()
-        >>> drift.stabilised(0.05)           # the step from which Θ hardly moved, or None
-
-    Entries ``ntk/drift``, ``ntk/change`` and ``ntk/alignment`` go through ``log`` where it is set,
-    else into ``state.log_history``.  A kernel that stops moving is the sign of the power phase
-    (LensLLM).  In a run of several processes the first one measures.
+        >>> trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[drift])
+        >>> drift.log = trainer.log  # also to the Trainer's reporters
+        >>> _ = trainer.train()
+        >>> drift.stabilised(0.5)  # the step from which no change was above 50 %, or None
+        0
 
     Args:
-        batch: the samples, as a collator yields them (with "labels" for the alignment); N.
+        batch: N samples, as a collator yields them (with "labels" for the alignment).
         every: optimiser steps between measurements.
-        start: Θ_0 [N, C, N, C] to compare with; None: the kernel when training begins.  Needed
-            after resuming, when the model is no longer the one that training began with.
+        start: Θ_0 ``[N, C, N, C]`` to compare with; None: the kernel when training begins.  Give
+            it when training resumes.
         options: arguments of `jx.ntk`: outputs, parameters, method, memory_budget, …
 
     Attributes:
-        history: the measurements, in order.
+        history: figures and "step" of each measurement.
         start: Θ_0, once it is known.
+        log: the Trainer's ``log``, or None: the entries are written to ``state.log_history`` alone.
 
     Raises:
         ValueError: ``every`` is not a number from 1 up; options that ntk does not take here.
@@ -233,7 +208,7 @@ class NTKDrift(_Periodic):
         self.every = every
         self.start = start
         self.options = options
-        self.history: list[DriftPoint] = []
+        self.history: list[dict[str, float]] = []
         self._theta: Tensor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -248,17 +223,16 @@ class NTKDrift(_Periodic):
         super().on_train_begin(args, state, control, **kwargs)
 
     def stabilised(self, tolerance: float) -> int | None:
-        """The first step after which no two measurements differ by more, relatively; or None."""
+        """Return the first step after which each relative change is at most that, or None."""
         since: int | None = None
         for before, after in zip(self.history, self.history[1:], strict=False):
-            if after.change > tolerance:
+            if after["ntk/change"] > tolerance:
                 since = None
             elif since is None:
-                since = before.step
+                since = int(before["step"])
         return since
 
-    def measure(self, model: torch.nn.Module, state: Any) -> dict[str, float] | None:
-        """Return the measurement, in the first process alone."""
+    def measure(self, model: nn.Module, state: Any) -> dict[str, float] | None:
         if not state.is_world_process_zero:
             return None
         batch = on_device_of(model, self.batch)
@@ -266,18 +240,13 @@ class NTKDrift(_Periodic):
         if self.start is None:
             self.start = theta
         last = theta if self._theta is None else self._theta
+        entry = {
+            "ntk/drift": kernel_drift(theta, self.start.cpu()),
+            "ntk/change": kernel_drift(theta, last),
+        }
         labels = self.batch.get("labels")
-        alignment = None
         if isinstance(labels, Tensor) and has_one_label_each(labels):
-            alignment = label_alignment(theta, labels.cpu())
-        point = DriftPoint(
-            step=state.global_step,
-            drift=kernel_drift(theta, self.start.cpu()),
-            change=kernel_drift(theta, last),
-            alignment=alignment,
-        )
+            entry["ntk/alignment"] = label_alignment(theta, labels.cpu())
         self._theta = theta
-        self.history.append(point)
-        entry = {name: value for name, value in asdict(point).items() if value is not None}
-        del entry["step"]
-        return {f"ntk/{name}": value for name, value in entry.items()}
+        self.history.append({**entry, "step": state.global_step})
+        return entry

@@ -1,4 +1,4 @@
-"""`MethodTrainer`: transformers' Trainer with one of the methods of `METHODS`."""
+"""`MethodTrainer`: transformers' Trainer with a method of `METHODS`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ..smoothness.decision import NO_LABEL
 from ..smoothness.estimators import in_mode
 from ..smoothness.parallel import ranks_of
-from .batches import LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
+from .batches import Batch, LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
 from .callbacks import StepLog
 from .methods import Method, parse_method
-from .methods.base import Batch
 from .methods.weights import placebo
 
 STATE = "jachess.pt"
-"""File of a checkpoint with the method's own state, beside the Trainer's own files."""
+"""Name of the file with a method's state in a checkpoint."""
 _WITHOUT = {
     "regulariser": "the directions start at step 0",
     "unlabelled": "unlabelled data starts anew",
@@ -40,35 +39,35 @@ else:
 
 
 class MethodMixin(_Base):
-    """Puts any method of `METHODS` into a class derived from ``transformers.Trainer``.
-
-    Example:
-        >>> class MyTrainer(MethodMixin, Seq2SeqTrainer): ...
+    """Put any method of `METHODS` into a class derived from ``transformers.Trainer``.
 
     Evaluation and prediction are the Trainer's; label smoothing and ``compute_loss_func`` act on
-    the task loss alone.  Seed and epoch alone decide the order of rows, and what a method draws
-    for itself leaves torch's generators alone: methods compared from one seed see the same batches.
+    the task loss alone.  Seed and epoch alone decide the order of rows, and a method's own draws
+    leave torch's generators as they were: methods compared from one seed see the same batches.
 
-    With gradient accumulation a penalty is the mean over the micro-batches, whether or not the
-    model scales its own loss (an epoch's last, smaller one counts as the others do, as in the task
-    loss of most heads); the task loss of a model that ignores ``num_items_in_batch`` is divided,
-    with a warning.  Padding is known by the mask, on either side (`LeftPadding`); where it is on
-    the left, a causal language model is not asked for a row's first token.  Where TAPT precedes
-    LoRA, save ``model.merge_and_unload()``: the adapters alone are not the model.
+    With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
+    last micro-batch counts as the others do); the task loss of a model that ignores
+    ``num_items_in_batch`` is divided, with a warning.  Padding is read from the mask, on either
+    side (`LeftPadding`); with left padding a causal language model is not asked for a row's first
+    token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the adapters alone are not
+    the model.
 
-    Checkpoints hold the regulariser's state, the place in the unlabelled data and the schedule's
-    (``jachess.pt``), so that a resumed run goes on as it would have; a pass due after a checkpoint
-    at an epoch's end is made up for.
+    A resumed run continues exactly: checkpoints hold the regulariser's state, the place in the
+    unlabelled data and the schedule's state (``jachess.pt``).
 
     Logged beside the loss, as means since the last entry over all ranks: ``jachess/task_loss`` and
     ``jachess/penalty``; of JacHess also ``jachess/jacobian_<k>`` and ``jachess/hessian_<k>`` (batch
-    means per chosen layer k), and ``jachess/skipped``, the share of steps skipped, where there were
-    any; in mode unlab without the task loss, as an entry after each pass.
+    means per chosen layer k), and ``jachess/skipped``, the share of skipped steps, if any; in mode
+    unlab an entry without the task loss after each pass.
+
+    Example:
+        >>> from transformers import Seq2SeqTrainer
+        >>> class MyTrainer(MethodMixin, Seq2SeqTrainer): ...
 
     Args:
-        method: a `Method`, or what `parse_method` takes.
-        unlabelled_dataset: of TAPT and modes joint and unlab; labels in it are not looked at.
-            Methods that use none ignore it, so that one call serves them all.
+        method: a `Method`, or text for `parse_method`.
+        unlabelled_dataset: rows for TAPT and the modes joint and unlab, whose labels are dropped;
+            other methods ignore it.
 
     Attributes:
         method: the method, bound to this trainer.
@@ -95,7 +94,7 @@ class MethodMixin(_Base):
         self.unlabelled: UnlabelledBatches | None = None
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
-        self._place: Mapping[str, int] | None = None  # in the unlabelled data, of a checkpoint
+        self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
         method = parse_method(method) if isinstance(method, str) else method
         self.method = method.bind(self)
         self.add_callback(_Schedule(self))
@@ -109,7 +108,7 @@ class MethodMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the Trainer's task loss, plus the method's penalty in training."""
+        """Return the Trainer's task loss, in training with the method's penalty."""
 
         def run(batch: Batch, called: Any = model) -> Any:
             return super(MethodMixin, self).compute_loss(
@@ -121,9 +120,7 @@ class MethodMixin(_Base):
             return (total, outputs) if return_outputs else total
         self.method.check(inputs)
         loss = self.method.loss(run, model, inputs)
-        if loss.instead is not None:
-            total = loss.instead
-        elif not self._is_finite(loss.task, model, inputs):
+        if not self._is_finite(loss.task, model, inputs):
             total = self._skipped(loss.task, model)
         elif loss.penalty is None:
             total = loss.task
@@ -141,10 +138,10 @@ class MethodMixin(_Base):
         return (total, loss.outputs) if return_outputs else total
 
     def _is_finite(self, task: Tensor, model: nn.Module, inputs: Batch) -> bool:
-        """Return whether the task loss is finite on every rank; a collective.
+        """Tell whether the task loss is finite on every rank; a collective.
 
-        fp16's loss scaling skips a step by itself.  A batch without any label (masked tokens, of
-        which few rows may have none) has a mean over nothing, NaN, whose gradient is zero.
+        fp16's loss scaling skips steps by itself.  The loss of a batch without any label is a mean
+        over nothing, NaN with a gradient of zero, and passes.
         """
         if self.args.fp16:
             return True
@@ -155,11 +152,7 @@ class MethodMixin(_Base):
         return not int(ranks_of(model).max(bad.int()))
 
     def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
-        """Return a zero that reaches no parameter.
-
-        Raises:
-            FloatingPointError: the method does not skip steps.
-        """
+        """Return a zero without any parameter's gradient, or raise a FloatingPointError."""
         trouble = f"step {self.state.global_step}: the task loss is not finite ({task.item()})"
         if ranks_of(model).size > 1:
             trouble += " on a rank"
@@ -172,10 +165,9 @@ class MethodMixin(_Base):
         return zero
 
     def _share(self, num_items_in_batch: Any, invert: bool = False) -> float:
-        """Return what a mean over the micro-batch is multiplied by, so that micro-batches add up.
+        """Return the factor of a mean over the micro-batch, 1 where the Trainer divides itself.
 
-        The Trainer divides the loss by the number of micro-batches itself, unless the task loss
-        was divided by the items of all of them already.
+        It does not where the task loss is divided by the items of all micro-batches already.
         """
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if scaled is None:
@@ -192,8 +184,6 @@ class MethodMixin(_Base):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Take the Trainer's step, as the method has it."""
-
         def run(batch: Batch) -> Tensor:
             return super(MethodMixin, self).training_step(model, dict(batch), num_items_in_batch)
 
@@ -213,19 +203,19 @@ class MethodMixin(_Base):
         return self._left_padding(self.model, inputs)
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the Trainer's, whose count of targets is of those the model is asked for."""
+        """Return the Trainer's samples and its count of the targets that the model is asked for."""
         assert self.model is not None
         model = self.model
         batches = (without_padding_targets(model, batch) for batch in epoch_iterator)
         return super().get_batch_samples(batches, *args, **kwargs)
 
     def next_unlabelled(self) -> dict[str, Any]:
-        """Return the next batch of the unlabelled data, without labels; while training runs."""
+        """Return the next batch of the unlabelled data, without labels."""
         assert self.unlabelled is not None
         return dict(self.unlabelled.next())
 
     def seeded_loader(self, dataset: Any) -> DataLoader:
-        """Return shuffled batches outside the Trainer's own order, decided by the seed."""
+        """Return batches shuffled by the seed alone."""
         return self._loader(dataset, torch.Generator().manual_seed(self.args.seed))
 
     def _loader(self, dataset: Any, generator: torch.Generator) -> DataLoader:
@@ -242,6 +232,10 @@ class MethodMixin(_Base):
             generator=generator,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "JacHess"),
         )
+
+    def plain_trainer(self, **arguments: Any) -> MethodTrainer:
+        """Return a trainer of the task loss alone, for a method's stage before the run."""
+        return MethodTrainer(**arguments)
 
     # Around training ----------------------------------------------------------------------------
 
@@ -262,13 +256,10 @@ class MethodMixin(_Base):
         self.method.begin(self.accelerator.unwrap_model(model))
 
     def _divide_where_the_model_does_not(self, model: nn.Module) -> None:
-        """Find out whether the model keeps the promise to divide by ``num_items_in_batch``.
+        """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
 
-        The Trainer takes any ``**kwargs`` in ``forward`` for that promise and then leaves the loss
-        undivided under gradient accumulation.  Models that swallow the argument (in transformers
-        5.23 the sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama, measured) so get a
-        task loss as many times too large as there are micro-batches, beside which a penalty would
-        count that much less.
+        The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by it.  The
+        sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama (transformers 5.23) do not.
         """
         steps = self.args.gradient_accumulation_steps
         own_loss = self.compute_loss_func is not None or self.label_smoother is not None
@@ -292,7 +283,7 @@ class MethodMixin(_Base):
         self.model_accepts_loss_kwargs = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the means since the last entry to every entry that has the training loss."""
+        """Log, adding the means since the last entry to an entry with the training loss."""
         if "loss" in logs:
             logs = {**logs, **self.step_log.take(self.args.world_size)}
         super().log(logs, *args, **kwargs)
@@ -326,19 +317,17 @@ class MethodMixin(_Base):
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds of a method, by part; nothing where there is no such file.
+    """Read a method's parts of a checkpoint; empty without such a file.
 
     Raises:
-        ValueError: the file is damaged, or something else.
+        ValueError: the file cannot be read.
     """
     if not path.is_file():
         return {}
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not all(
-            isinstance(part, dict) for part in state.values()
-        ):
-            raise TypeError("it is no dict of dicts")
+        if not all(isinstance(part, dict) for part in state.values()):
+            raise TypeError("expected a dict of dicts")
     except Exception as error:  # torch.load has no error of its own
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
@@ -348,7 +337,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 class _Schedule(TrainerCallback):
-    """Tells the method when training begins and is over, and a step and an epoch."""
+    """Call the method when training, a step or an epoch begins or ends."""
 
     def __init__(self, trainer: MethodMixin) -> None:
         self._trainer = trainer
@@ -372,11 +361,8 @@ class MethodTrainer(MethodMixin, Trainer):
 
     Example:
         >>> trainer = MethodTrainer(
-        ...     model=model,
-        ...     args=training_arguments,
-        ...     train_dataset=train,
-        ...     processing_class=tokenizer,
-        ...     method=JacHess(strength=0.1),  # or "jachess,strength=0.1"
+        ...     model=model, args=arguments, train_dataset=rows, method="sam,rho=0.1"
         ... )
-        >>> trainer.train()
+        >>> trainer.train().global_step
+        1
     """

@@ -1,4 +1,4 @@
-"""The command line's start: what help imports, and what libraries say that nobody asked."""
+"""What the command line imports for its help, and which messages of libraries it leaves out."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from itertools import combinations
 from math import comb
@@ -13,7 +12,6 @@ from scipy import stats
 from scipy.special import logit, softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
-from jachess_ext.compare import judge, metrics
 from jachess_ext.compare.metrics import (
     GLUE,
     at_temperature,
@@ -27,31 +25,22 @@ from jachess_ext.compare.metrics import (
     reliability,
     sign_test,
 )
-from jachess_ext.smoothness import corruption
-
-
-@pytest.mark.parametrize("module", [metrics, judge, corruption], ids=lambda module: module.__name__)
-def test_examples(module: object) -> None:
-    assert doctest.testmod(module).attempted  # type: ignore[arg-type]
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
-
 
 PREDICTIONS = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1])
 REFERENCES = np.array([1, 0, 1, 0, 1, 0, 1, 0, 0, 1])
 TP, FP, FN, TN = 4, 2, 1, 3
 
 
-def test_accuracy() -> None:
-    assert GLUE["sst2"](PREDICTIONS, REFERENCES) == pytest.approx((TP + TN) / 10)
-
-
-def test_f1() -> None:
-    assert GLUE["mrpc"](PREDICTIONS, REFERENCES) == pytest.approx(2 * TP / (2 * TP + FP + FN))
-
-
-def test_matthews() -> None:
-    expected = (TP * TN - FP * FN) / math.sqrt((TP + FP) * (TP + FN) * (TN + FP) * (TN + FN))
-    assert GLUE["cola"](PREDICTIONS, REFERENCES) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("sst2", (TP + TN) / 10),
+        ("mrpc", 2 * TP / (2 * TP + FP + FN)),
+        ("cola", (TP * TN - FP * FN) / math.sqrt((TP + FP) * (TP + FN) * (TN + FP) * (TN + FN))),
+    ],
+)
+def test_scores_of_two_classes(task: str, expected: float) -> None:
+    assert GLUE[task](PREDICTIONS, REFERENCES) == pytest.approx(expected)
 
 
 def test_spearman_is_the_rank_formula() -> None:
@@ -68,9 +57,7 @@ def test_perfect_and_constant_predictions(task: str) -> None:
     assert GLUE[task](references, references) == pytest.approx(1.0)
     if task not in ("mrpc", "qqp"):
         chance = 0.5 if GLUE[task].name == "accuracy" else 0.0
-        assert GLUE[task]([1, 1, 1, 1], references) == pytest.approx(
-            chance if task != "stsb" else 0.0
-        )
+        assert GLUE[task]([1, 1, 1, 1], references) == pytest.approx(chance)
 
 
 def test_bad_predictions_are_named() -> None:
@@ -140,9 +127,6 @@ def test_bad_input_is_named(probabilities: object, labels: object, words: str) -
         brier_score(probabilities, labels)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=words):
         reliability(probabilities, labels)  # type: ignore[arg-type]
-
-
-def test_zero_bins_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         reliability([[0.5, 0.5]], [0], bins=0)
 
@@ -225,10 +209,6 @@ def counted_p(first: list[float], second: list[float]) -> float:
 )
 def test_mann_whitney_counts_permutations(first: list[float], second: list[float]) -> None:
     assert mann_whitney(first, second) == pytest.approx(counted_p(first, second))
-
-
-def test_smallest_p_is_as_documented() -> None:
-    assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / comb(6, 3))
 
 
 @pytest.mark.parametrize(

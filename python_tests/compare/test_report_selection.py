@@ -283,7 +283,7 @@ def test_a_live_selection_whose_losses_at_the_target_were_measured_apart() -> No
 
 
 def test_the_forecast_figure(view: SelectionView) -> None:
-    (panel,) = forecast_figure(view.candidates).axes
+    (panel,) = forecast_figure(view.candidates, "loss", 0.9, view.labels).axes
     rows = view.candidates
     assert lines(panel, "o") == [(list(rows["predicted"]), list(range(6)))]
     assert lines(panel, "x") == [(list(rows["truth"]), list(range(6)))]
@@ -324,7 +324,7 @@ def test_the_history_figure(view: SelectionView) -> None:
 def test_no_text_lies_over_another(names: tuple[str, ...]) -> None:
     for section in selection_sections(view_of(losses(len(names) or 6, names))):
         for picture in section.pictures:
-            assert_legible(picture.figure)
+            assert_legible(picture.draw())
 
 
 @pytest.mark.parametrize("end", [np.inf, np.nan])
@@ -333,7 +333,7 @@ def test_intervals_without_an_end(view: SelectionView, end: float) -> None:
     high = [end, *view.candidates["high"].iloc[1:]]
     for section in selection_sections(changed(view, high=high)):
         for picture in section.pictures:
-            assert_legible(picture.figure)
+            assert_legible(picture.draw())
 
 
 def test_every_text_of_the_user_is_escaped() -> None:

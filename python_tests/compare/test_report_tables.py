@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
+import random
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,6 @@ def results(**extra: list[float]) -> Any:
 
 def rows(table: Table) -> dict[str, list[str]]:
     return {row[0]: list(row[1:]) for row in table.rows}
-
-
-def test_example() -> None:
-    (example,) = doctest.DocTestFinder(recurse=False).find(to_frame, globs=vars(tables))
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_scores_averages_and_marks() -> None:
@@ -311,6 +306,23 @@ def test_association_is_scipys_on_deviations_of_chance() -> None:
     flat = [(x - x.mean(1, keepdims=True)).ravel() for x in (norms, scores)]
     (table,) = tables.association_tables(runs)
     assert table.rows[0][3] == f"{stats.spearmanr(*flat).statistic:+.2f}"
+
+
+def test_runs_that_differ_by_rounding_share_a_rank() -> None:
+    """Deviations of tenths and hundredths from seed to seed, against those of whole numbers."""
+    draw = random.Random(0)
+    norms, scores = ([[draw.randrange(4) for _ in METHODS] for _ in range(6)] for _ in range(2))
+    runs = [
+        record(method, "a", seed, (seed + scores[seed][i]) / 10, jacobian=[0.3 * norms[seed][i]])
+        for seed in range(6)
+        for i, method in enumerate(METHODS)
+    ]
+    whole = [
+        [len(of) * value - sum(of) for of in figure for value in of] for figure in (norms, scores)
+    ]
+    (table,) = tables.association_tables(to_frame(runs))
+    expected = stats.spearmanr(*whole).statistic
+    assert table.rows[0][3] == f"{expected:+.2f}"
 
 
 def test_association_leaves_out_runs_without_a_norm_or_a_figure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,14 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
         ("d.csv", "\ufeff" + CSV),
         ("d.tsv", CSV.replace(",", "\t")),
         ("d.jsonl", '{"text": "good one", "label": "yes"}\n\n{"label": "no", "text": "bad one"}\n'),
+        ("d.csv.gz", gzip.compress(CSV.encode())),
+        ("d.tsv.gz", gzip.compress(CSV.replace(",", "\t").encode())),
     ],
 )
-def test_formats(tmp_path: Path, name: str, content: str) -> None:
+def test_formats(tmp_path: Path, name: str, content: str | bytes) -> None:
     path = write(tmp_path, name, content)
     task = file_task(path, path, Columns())
-    assert task.train.texts == ["good one", "bad one"]
+    assert task.name == "d" and task.train.texts == ["good one", "bad one"]
     assert task.classes == ("no", "yes") and task.train.labels == [1, 0]
     assert task.train.pairs is None
 
@@ -150,14 +153,6 @@ def test_parquet_and_texts_that_look_like_numbers(tmp_path: Path) -> None:
     assert load_task(f"{tmp_path}/n.parquet:{tmp_path}/n.parquet").classes == ("1", "3")
 
 
-@pytest.mark.parametrize("name", ["d.csv.gz", "d.tsv.gz"])
-def test_compressed_files(tmp_path: Path, name: str) -> None:
-    text = CSV.replace(",", "\t") if "tsv" in name else CSV
-    path = write(tmp_path, name, gzip.compress(text.encode()))
-    task = file_task(path, path, Columns())
-    assert task.train.texts == ["good one", "bad one"] and task.name == "d"
-
-
 def test_regression_labels_are_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "d.csv", "text,label\na,0.5\nb,-2\n")
     task = file_task(path, path, Columns(regression=True))
@@ -168,11 +163,14 @@ def test_regression_labels_are_numbers(tmp_path: Path) -> None:
         file_task(bad, bad, Columns(regression=True))
 
 
-def folder(tmp_path: Path, name: str, classes: object = None) -> Path:
+def folder(
+    tmp_path: Path, name: str, labels: Sequence[object] = (0, 1), classes: object = None
+) -> Path:
+    """A folder of rows with these labels, and of labels.json with these classes."""
     made = tmp_path / name
     made.mkdir()
+    lines = "".join(json.dumps({"text": f"is {y}", "label": y}) + "\n" for y in labels)
     for stem in ("train", "dev"):
-        lines = "".join(json.dumps({"text": "t", "label": n}) + "\n" for n in (0, 1))
         (made / f"{stem}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     if classes is not None:
         (made / "labels.json").write_text(json.dumps(classes))
@@ -180,13 +178,13 @@ def folder(tmp_path: Path, name: str, classes: object = None) -> Path:
 
 
 def test_folders(tmp_path: Path) -> None:
-    task = folder_task(folder(tmp_path, "cola", ["0 = bad", "1 = good"]), Columns())
+    task = folder_task(folder(tmp_path, "cola", classes=["0 = bad", "1 = good"]), Columns())
     assert (task.name, task.classes, task.metric.name) == (
         "cola",
         ("bad", "good"),
         "Matthews correlation",
     )
-    other = folder_task(folder(tmp_path, "mine", ["no", "yes"]), Columns())
+    other = folder_task(folder(tmp_path, "mine", classes=["no", "yes"]), Columns())
     assert other.classes == ("no", "yes") and other.metric.name == "accuracy"
     assert folder_task(folder(tmp_path, "bare"), Columns()).classes == ("0", "1")
 
@@ -196,18 +194,7 @@ def test_folders(tmp_path: Path) -> None:
 )
 def test_bad_class_names(tmp_path: Path, classes: object, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        folder_task(folder(tmp_path, "x", classes), Columns())
-
-
-def pairs_folder(tmp_path: Path, name: str, labels: list[str], classes: object = None) -> Path:
-    made = tmp_path / name
-    made.mkdir()
-    lines = "".join(json.dumps({"text": f"is {y}", "label": y}) + "\n" for y in labels)
-    for stem in ("train", "dev"):
-        (made / f"{stem}.jsonl").write_text(lines)
-    if classes is not None:
-        (made / "labels.json").write_text(json.dumps(classes))
-    return made
+        folder_task(folder(tmp_path, "x", classes=classes), Columns())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +216,7 @@ def test_f1_is_of_the_positive_class(
     Were the other class second, precision would be ¼ and F1 2⁄5.
     """
     (negative,) = set(labels) - {positive}
-    made = pairs_folder(tmp_path, name, [positive, positive, positive, negative], classes)
+    made = folder(tmp_path, name, [positive, positive, positive, negative], classes)
     task = folder_task(made, Columns())
     assert task.metric([1, 1, 1, 1], task.dev.labels) == pytest.approx(6 / 7)
     for part in (task.train, task.unlabelled, task.dev):
@@ -247,18 +234,18 @@ def test_f1_is_of_the_positive_class(
 )
 def test_f1_of_an_unknown_class_is_refused(tmp_path: Path, labels: list[str], words: str) -> None:
     with pytest.raises(DataError, match=words):
-        folder_task(pairs_folder(tmp_path, "mrpc", labels), Columns())
-    assert folder_task(pairs_folder(tmp_path, "other", labels), Columns()).metric.name == "accuracy"
+        folder_task(folder(tmp_path, "mrpc", labels), Columns())
+    assert folder_task(folder(tmp_path, "other", labels), Columns()).metric.name == "accuracy"
 
 
 def test_words_may_be_ordered_by_labels_json(tmp_path: Path) -> None:
-    made = pairs_folder(tmp_path, "mine", ["a", "b"], ["b", "none", "a"])
+    made = folder(tmp_path, "mine", ["a", "b"], ["b", "none", "a"])
     task = folder_task(made, Columns())
     assert task.classes == ("b", "a") and task.train.labels == [1, 0]
 
 
 def test_folders_without_the_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         folder_task(tmp_path / "no", Columns())
     with pytest.raises(DataError, match=r"expected exactly one of train\.jsonl.*it has none"):
         folder_task(tmp_path, Columns())
@@ -407,7 +394,7 @@ def task(rows: int = 20, dev: int = 10) -> Task:
         return Examples([f"{kind}{i}" for i in range(count)], None, [i % 2 for i in range(count)])
 
     train = examples(rows, "t")
-    return Task("x", "", ("a", "b"), train, train, examples(dev, "d"), ACCURACY)
+    return Task("x", ("a", "b"), train, train, examples(dev, "d"), ACCURACY)
 
 
 @settings(deadline=None)

@@ -54,7 +54,7 @@ def test_losses_and_penalties(grid: MakeGrid, tmp_path: Path) -> None:
 
 
 def test_the_command(tiny_model: Path, sentiment: Path, tmp_path: Path) -> None:
-    more = ["--methods", "none", "--seeds", "0", "--report-to", "tensorboard", "--processes", "2"]
+    more = ["--methods", "none", "--seeds", "0", "--report-to", "tensorboard"]
     more += ["--recipe.epochs", "3"]
     assert main(command(tiny_model, sentiment, tmp_path, *more)) == 0
     (record,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())

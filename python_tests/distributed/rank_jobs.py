@@ -59,7 +59,7 @@ def train(
     regulariser: jx.JacHess,
     batches: Callable[[int], dict[str, Tensor]],
     *,
-    steps: int = 20,
+    steps: int = 8,
     micro: int = 1,
 ) -> list[jx.smoothness.JacHessOutput]:
     """`steps` updates by AdamW, each of `micro` micro-batches."""

@@ -47,8 +47,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/jet/registry.py",
-                "    if len(found) > (surrounding or 0):",
-                "    if surrounding is None and found:",
+                "    if len(forwards) > (surrounding or 0):",
+                "    if surrounding is None and forwards:",
             ),
         ),
         tests=(f"{_FUNCTIONS} -k test_a_function_inside_such_a_pass_is_refused",),

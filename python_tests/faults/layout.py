@@ -126,8 +126,8 @@ FAULTS = [
         name="kept: a pass that failed leaves deferred jets behind",
         edits=(
             Edit(
-                "jachess_ext/jet/deferred.py",
-                "        if jet.jet_layout.run is run:\n            forget(jet)\n",
+                TENSOR,
+                "        if jet.jet_layout.run is run:\n            del _PENDING.jets[key]\n",
                 "        pass\n",
             ),
         ),

@@ -93,16 +93,16 @@ FAULTS = [
     _fault(
         "logarithm of a negative base whose exponent is constant",
         "arithmetic.py",
-        "    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())",
-        "    asked = exponent.primal == exponent.primal",
+        "    needed = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())",
+        "    needed = exponent.primal == exponent.primal",
         "far_out and full_like",
         PROGRAMS,
     ),
     _fault(
         "logarithm of zero beside a constant factor",
         "arithmetic.py",
-        "        asked = _moves(y) | (z > 0)",
-        "        asked = z == z",
+        "        needed = _moves(y) | (z > 0)",
+        "        needed = z == z",
         "far_out and xlogy",
     ),
     _fault(

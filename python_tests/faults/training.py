@@ -68,8 +68,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/training/methods/base.py",
-                'if "labels" not in self.trainer.label_names',
-                'if False and "labels" not in self.trainer.label_names',
+                'elif "labels" not in trainer.label_names',
+                'elif False and "labels" not in trainer.label_names',
             ),
         ),
         tests=(f"{_ACT} -k 'labels_of_another_name and smoothing'",),

@@ -50,25 +50,21 @@ def test_figures_that_were_not_finite(tmp_path: Path, old: bytes, new: bytes) ->
     assert "Smoothness" in results(path)
 
 
+STATE = {"step": 1, "seed": 1, "base": None, "skipped": {}, "layer_weights": None}
+BASE = {"jacobian": [1.0], "hessian": None, "tokens": 1}
 STATES = [
-    ({"step": 1.5, "seed": 1, "base": None}, "step is 1.5"),
-    ({"step": 1, "seed": 1, "base": {"jacobian": [1.0], "hessian": None}}, "lacks tokens"),
-    (
-        {"step": 1, "seed": 1, "base": {"jacobian": [1.0], "hessian": [1.0, 2.0], "tokens": 1}},
-        "unequal numbers of layers",
-    ),
-    (
-        {"step": 1, "seed": 1, "base": {"jacobian": [-1.0], "hessian": None, "tokens": 1}},
-        "not positive",
-    ),
-    ({"step": 1, "seed": 1, "base": None, "skipped": {"last": 1}}, "the layer 'last'"),
-    ({"step": 1, "seed": 1, "base": None, "layer_weights": [True]}, r"layer_weights\[0\] is True"),
+    ({"step": 1.5}, "step is 1.5"),
+    ({"base": {"jacobian": [1.0], "hessian": None}}, "lacks tokens"),
+    ({"base": BASE | {"hessian": [1.0, 2.0]}}, "unequal numbers of layers"),
+    ({"base": BASE | {"jacobian": [-1.0]}}, "not positive"),
+    ({"skipped": {"last": 1}}, "the layer 'last'"),
+    ({"layer_weights": [True]}, r"layer_weights\[0\] is True"),
 ]
 
 
-@pytest.mark.parametrize("state, words", STATES)
-def test_states_of_no_regulariser(state: dict, words: str) -> None:
+@pytest.mark.parametrize("changes, words", STATES)
+def test_states_of_no_regulariser(changes: dict, words: str) -> None:
     made = regulariser()
     with pytest.raises(ValueError, match=words):
-        made.load_state_dict(state)
+        made.load_state_dict(STATE | changes)
     assert made.step == 0 and made.base is None

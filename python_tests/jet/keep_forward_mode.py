@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ HEADER = '''"""Functions that torch's own forward mode carries jets through (`fo
 
 Written by `python -m python_tests.jet.keep_forward_mode` with torch {version}; do not edit.
 """
+
+
+def full_names(spaces: dict[str, str]) -> tuple[str, ...]:
+    """Return ``space.name`` for every name, separated by whitespace, of every namespace."""
+    return tuple(f"{{space}}.{{name}}" for space, text in spaces.items() for name in text.split())
+
 '''
 
 
@@ -123,8 +130,14 @@ def _last_part(name: str) -> str:
 
 
 def _listed(name: str, functions: set[str]) -> str:
-    lines = "".join(f'    "{function}",\n' for function in sorted(functions))
-    return f"\n{name}: tuple[str, ...] = (\n{lines})\n"
+    """A tuple of full names, written by namespace."""
+    lines = [f"{name} = full_names(", "    {"]
+    for space in sorted({function.rpartition(".")[0] for function in functions}):
+        names = sorted(f.rpartition(".")[2] for f in functions if f.rpartition(".")[0] == space)
+        wrapped = textwrap.wrap(" ".join(names), 88, break_on_hyphens=False)
+        lines += [f'        "{space}": """', *(f"            {line}" for line in wrapped)]
+        lines.append('        """,')
+    return "\n".join(["", *lines, "    }", ")", ""])
 
 
 def main() -> None:

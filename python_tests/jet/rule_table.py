@@ -63,6 +63,11 @@ class Row:
         return found
 
 
+def Near(*args: Any, **kwargs: Any) -> Row:
+    """A row whose primal agrees with torch's to a few units in the last place."""
+    return Row(*args, **kwargs, exact=False)
+
+
 def _index(*values: Any) -> torch.Tensor:
     return torch.tensor(values)
 
@@ -85,25 +90,25 @@ ROW_MASK = torch.tensor([True, False, True])
 COLUMN_MASK = torch.tensor([[True], [False]])
 
 POINTWISE = [
-    Row(["gelu"], [X((2, 3))], exact=False),
-    Row(["gelu"], [X((2, 3))], {"approximate": "tanh"}, exact=False),
-    Row(["sigmoid", "tanh"], [X((2, 3))], exact=False),
+    Near(["gelu"], [X((2, 3))]),
+    Near(["gelu"], [X((2, 3))], {"approximate": "tanh"}),
+    Near(["sigmoid", "tanh"], [X((2, 3))]),
     Row(["relu", "erf", "erfc", "sin", "cos", "expm1", "exp2"], [X((2, 3))]),
-    Row(["softsign"], [X((2, 3))], exact=False),
+    Near(["softsign"], [X((2, 3))]),
     Row(["exp", "logsigmoid", "selu", "square", "abs", "absolute"], [X((2, 3))]),
     Row(["__abs__", "positive", "__pos__", "neg", "negative", "__neg__"], [X((2, 3))]),
-    Row(["silu", "mish"], [X((2, 3))], exact=False),
+    Near(["silu", "mish"], [X((2, 3))]),
     Row(["leaky_relu"], [X((2, 3)), 0.2]),
     Row(["elu", "celu"], [X((2, 3)), 1.3]),
     Row(["softplus"], [X((2, 3)), 1.5, 20.0]),
     Row(["softplus"], [X((2, 3), 1.0, 3.0), 2.0, 3.0]),
-    Row(["glu"], [X((2, 4))], exact=False),
-    Row(["logit"], [X((2, 3), 0.3, 0.7)], exact=False),
-    Row(["logit"], [X((2, 3), 0.1, 0.9)], {"eps": 0.3}, exact=False),
+    Near(["glu"], [X((2, 4))]),
+    Near(["logit"], [X((2, 3), 0.3, 0.7)]),
+    Near(["logit"], [X((2, 3), 0.1, 0.9)], {"eps": 0.3}),
     Row(["hardtanh"], [X((2, 3)), -0.4, 0.6]),
-    Row(["relu6", "hardsigmoid", "hardswish"], [X((2, 3), -4.0, 8.0)], exact=False),
+    Near(["relu6", "hardsigmoid", "hardswish"], [X((2, 3), -4.0, 8.0)]),
     Row(["log", "log1p", "log2", "log10"], [X((2, 3), **POSITIVE)]),
-    Row(["sqrt", "rsqrt", "reciprocal"], [X((2, 3), **POSITIVE)], exact=False),
+    Near(["sqrt", "rsqrt", "reciprocal"], [X((2, 3), **POSITIVE)]),
     Row(["clamp", "clip"], [X((2, 3)), -0.5, 0.5]),
     Row(["clamp", "clip"], [X((2, 3))], {"max": 0.1}),
     Row(["clamp"], [X((3,)), P(2, 3), P(2, 1, low=1.0, high=1.5)]),
@@ -137,7 +142,7 @@ ARITHMETIC = [
             [X((1, 2)), P(3, 1, 1)],
         )
     ),
-    Row(["add", "sub", "subtract", "rsub"], TWO, {"alpha": 0.3}, exact=False),
+    Near(["add", "sub", "subtract", "rsub"], TWO, {"alpha": 0.3}),
     Row(["add", "sub", "mul", "multiply"], [X((2, 3)), 1.7]),
     Row(["__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"], [X((3,)), P(2, 3)]),
     Row(["__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"], [X((3,)), 0.7]),
@@ -152,11 +157,11 @@ ARITHMETIC = [
             [X((2,)), P(**POSITIVE)],
         )
     ),
-    Row(["__rdiv__", "__rtruediv__"], [X((2, 3), **POSITIVE), 1.3], exact=False),
-    Row(["__rtruediv__"], [X((3,), **POSITIVE), P(2, 3)], exact=False),
-    Row(["addcmul"], [X((2, 3)), X((3,)), P(2, 3)], {"value": 0.6}, exact=False),
-    Row(["addcdiv"], [P(2, 3), X((3,)), X((2, 3), **POSITIVE)], {"value": 0.6}, exact=False),
-    Row(["lerp"], [X((2, 3)), X((3,)), 0.3], exact=False),
+    Near(["__rdiv__", "__rtruediv__"], [X((2, 3), **POSITIVE), 1.3]),
+    Near(["__rtruediv__"], [X((3,), **POSITIVE), P(2, 3)]),
+    Near(["addcmul"], [X((2, 3)), X((3,)), P(2, 3)], {"value": 0.6}),
+    Near(["addcdiv"], [P(2, 3), X((3,)), X((2, 3), **POSITIVE)], {"value": 0.6}),
+    Near(["lerp"], [X((2, 3)), X((3,)), 0.3]),
     Row(["outer"], [X((2,)), X((3,))]),
     *(Row(["pow", "__pow__"], [X((2, 3)), n]) for n in (0, 1, 2, 3, -1)),
     Row(["pow", "__pow__"], [X((2, 3), **POSITIVE), -0.5]),
@@ -164,8 +169,8 @@ ARITHMETIC = [
     Row(["pow"], [X((3,)), torch.tensor([[0, 1, 2], [3, 2, -1]])]),
     Row(["pow"], [P(2, 3, **POSITIVE), X((3,))]),
     Row(["pow"], [X((2, 3), **POSITIVE), X((3,))]),
-    Row(["__rpow__"], [X((2, 3)), 2.0], exact=False),
-    Row(["__rpow__"], [X((3,)), P(2, 3, **POSITIVE)], exact=False),
+    Near(["__rpow__"], [X((2, 3)), 2.0]),
+    Near(["__rpow__"], [X((3,)), P(2, 3, **POSITIVE)]),
     Row(["float_power"], [X((2, 3), **POSITIVE), 1.5]),
     *(
         Row(["logaddexp", "logaddexp2", "hypot", "atan2", "arctan2"], pair)
@@ -178,10 +183,10 @@ ARITHMETIC = [
 ]
 
 LINEAR = [
-    Row(["linear"], [X((2, 4, 3)), P(5, 3), P(5)], exact=False),
-    Row(["linear"], [X((3,)), P(5, 3)], exact=False),
+    Near(["linear"], [X((2, 4, 3)), P(5, 3), P(5)]),
+    Near(["linear"], [X((3,)), P(5, 3)]),
     *(
-        Row(["matmul", "__matmul__"], pair, exact=False)
+        Near(["matmul", "__matmul__"], pair)
         for pair in (
             [X((2, 3)), X((3, 4))],
             [X((2, 2, 3)), P(3, 4)],
@@ -193,54 +198,51 @@ LINEAR = [
             [P(3), X((3, 2))],
         )
     ),
-    Row(["__rmatmul__"], [X((3, 2)), X((4, 3))], exact=False),
-    Row(["__rmatmul__"], [X((3,)), P(2, 3)], exact=False),
-    Row(["bmm"], [X((2, 2, 3)), X((2, 3, 2))], exact=False),
-    Row(["mm"], [P(2, 3), X((3, 2))], exact=False),
-    Row(["mv"], [X((2, 3)), X((3,))], exact=False),
-    Row(["dot"], [X((3,)), X((3,))], exact=False),
-    Row(["addmm"], [P(4), X((2, 3)), P(3, 4)], exact=False),
-    Row(["addmm"], [X((2, 4)), X((2, 3)), X((3, 4))], {"beta": 0.5, "alpha": 2}, exact=False),
-    Row(["baddbmm"], [X((2, 2, 2)), X((2, 2, 3)), X((2, 3, 2))], {"beta": 0.5}, exact=False),
-    Row(["baddbmm"], [P(2, 2, 2), X((2, 2, 3)), P(2, 3, 2)], {"beta": 0, "alpha": 3}, exact=False),
-    Row(["einsum"], ["bij,bjk->bik", X((2, 2, 3)), X((2, 3, 2))], exact=False),
-    Row(["einsum"], ["ij,j->i", P(2, 3), X((3,))], exact=False),
+    Near(["__rmatmul__"], [X((3, 2)), X((4, 3))]),
+    Near(["__rmatmul__"], [X((3,)), P(2, 3)]),
+    Near(["bmm"], [X((2, 2, 3)), X((2, 3, 2))]),
+    Near(["mm"], [P(2, 3), X((3, 2))]),
+    Near(["mv"], [X((2, 3)), X((3,))]),
+    Near(["dot"], [X((3,)), X((3,))]),
+    Near(["addmm"], [P(4), X((2, 3)), P(3, 4)]),
+    Near(["addmm"], [X((2, 4)), X((2, 3)), X((3, 4))], {"beta": 0.5, "alpha": 2}),
+    Near(["baddbmm"], [X((2, 2, 2)), X((2, 2, 3)), X((2, 3, 2))], {"beta": 0.5}),
+    Near(["baddbmm"], [P(2, 2, 2), X((2, 2, 3)), P(2, 3, 2)], {"beta": 0, "alpha": 3}),
+    Near(["einsum"], ["bij,bjk->bik", X((2, 2, 3)), X((2, 3, 2))]),
+    Near(["einsum"], ["ij,j->i", P(2, 3), X((3,))]),
     Row(["einsum"], ["ij->ji", X((2, 3))]),
-    Row(["conv1d"], [X((2, 3, 5)), P(4, 3, 2), P(4)], {"stride": 2}, exact=False),
-    Row(["conv1d"], [X((3, 5)), P(4, 3, 3), None, 1, 1], exact=False),
-    Row(["conv2d"], [X((2, 2, 4, 4)), P(3, 2, 2, 2), P(3)], {"stride": 2}, exact=False),
-    Row([F.interpolate], [X((1, 2, 3)), 5], exact=False),
-    Row([F.interpolate], [X((1, 2, 3, 3))], {"scale_factor": 2, "mode": "bilinear"}, exact=False),
-    Row([F.interpolate], [X((2, 1, 4, 4)), (3, 2)], {"mode": "area"}, exact=False),
-    Row(
-        ["conv2d"], [X((1, 2, 4, 4)), P(4, 1, 3, 3)], {"groups": 2, "padding": "same"}, exact=False
-    ),
-    Row(["conv3d"], [X((1, 1, 3, 3, 3)), P(2, 1, 2, 2, 2), P(2)], exact=False),
-    Row(["conv_transpose1d"], [X((2, 3, 4)), P(3, 2, 2), P(2)], {"stride": 2}, exact=False),
-    Row(["conv_transpose2d"], [X((1, 2, 3, 3)), P(2, 1, 2, 2)], {"groups": 2}, exact=False),
-    Row(["conv_transpose3d"], [X((1, 1, 2, 2, 2)), P(1, 2, 2, 2, 2), P(2)], exact=False),
-    Row(["conv1d"], [X((2, 3, 5)), X((4, 3, 2)), X((4,))], exact=False),
-    Row(["conv2d"], [P(1, 2, 3, 3), X((2, 2, 2, 2))], exact=False),
-    Row(["conv2d"], [P(1, 2, 3, 3), P(2, 2, 2, 2), X((2,))], exact=False),
-    Row(["linear"], [X((2, 3)), X((4, 3)), X((4,))], exact=False),
-    Row(["linear"], [P(2, 3), X((3,))], exact=False),
-    Row(["avg_pool1d"], [X((2, 3, 6)), 2], exact=False),
-    Row(["avg_pool2d"], [X((2, 2, 4, 4)), 2], exact=False),
-    Row(["avg_pool3d", "adaptive_avg_pool3d"], [X((1, 2, 2, 2, 2)), 2], exact=False),
-    Row(
+    Near(["conv1d"], [X((2, 3, 5)), P(4, 3, 2), P(4)], {"stride": 2}),
+    Near(["conv1d"], [X((3, 5)), P(4, 3, 3), None, 1, 1]),
+    Near(["conv2d"], [X((2, 2, 4, 4)), P(3, 2, 2, 2), P(3)], {"stride": 2}),
+    Near([F.interpolate], [X((1, 2, 3)), 5]),
+    Near([F.interpolate], [X((1, 2, 3, 3))], {"scale_factor": 2, "mode": "bilinear"}),
+    Near([F.interpolate], [X((2, 1, 4, 4)), (3, 2)], {"mode": "area"}),
+    Near(["conv2d"], [X((1, 2, 4, 4)), P(4, 1, 3, 3)], {"groups": 2, "padding": "same"}),
+    Near(["conv3d"], [X((1, 1, 3, 3, 3)), P(2, 1, 2, 2, 2), P(2)]),
+    Near(["conv_transpose1d"], [X((2, 3, 4)), P(3, 2, 2), P(2)], {"stride": 2}),
+    Near(["conv_transpose2d"], [X((1, 2, 3, 3)), P(2, 1, 2, 2)], {"groups": 2}),
+    Near(["conv_transpose3d"], [X((1, 1, 2, 2, 2)), P(1, 2, 2, 2, 2), P(2)]),
+    Near(["conv1d"], [X((2, 3, 5)), X((4, 3, 2)), X((4,))]),
+    Near(["conv2d"], [P(1, 2, 3, 3), X((2, 2, 2, 2))]),
+    Near(["conv2d"], [P(1, 2, 3, 3), P(2, 2, 2, 2), X((2,))]),
+    Near(["linear"], [X((2, 3)), X((4, 3)), X((4,))]),
+    Near(["linear"], [P(2, 3), X((3,))]),
+    Near(["avg_pool1d"], [X((2, 3, 6)), 2]),
+    Near(["avg_pool2d"], [X((2, 2, 4, 4)), 2]),
+    Near(["avg_pool3d", "adaptive_avg_pool3d"], [X((1, 2, 2, 2, 2)), 2]),
+    Near(
         [F.grid_sample],
         [X((2, 2, 3, 4)), P(2, 3, 2, 2, low=-1.3, high=1.2)],
         {"padding_mode": "reflection", "align_corners": False},
-        exact=False,
     ),
     Row([F.unfold], [X((2, 2, 3, 3)), 2]),
     Row([F.unfold], [X((2, 3, 3)), 2], {"stride": 2, "padding": 1}),
-    Row([F.fold], [X((1, 4, 4)), (3, 3), 2], exact=False),
-    Row([F.fold], [X((4, 4)), (3, 3), 2], exact=False),
-    Row(["adaptive_avg_pool1d"], [X((2, 6)), 2], exact=False),
-    Row(["adaptive_avg_pool2d"], [X((1, 2, 4, 4)), 1], exact=False),
+    Near([F.fold], [X((1, 4, 4)), (3, 3), 2]),
+    Near([F.fold], [X((4, 4)), (3, 3), 2]),
+    Near(["adaptive_avg_pool1d"], [X((2, 6)), 2]),
+    Near(["adaptive_avg_pool2d"], [X((1, 2, 4, 4)), 1]),
     *(
-        Row(["sum", "mean"], [X((2, 3, 2)), *args], kwargs, exact=False)
+        Near(["sum", "mean"], [X((2, 3, 2)), *args], kwargs)
         for args, kwargs in (
             ((), {}),
             ((0,), {}),
@@ -251,7 +253,7 @@ LINEAR = [
         )
     ),
     Row(["sum", "mean"], [X(())]),
-    Row(["sum", "mean"], [X((2, 3))], {"axis": 0, "keepdims": True}, exact=False),
+    Near(["sum", "mean"], [X((2, 3))], {"axis": 0, "keepdims": True}),
     Row(["cumsum"], [X((2, 3)), 0]),
     Row(["cumsum"], [X((2, 3)), -1], {"dtype": torch.float64}),
     Row(["dropout"], [X((2, 3)), 0.5, True]),
@@ -375,77 +377,56 @@ SHAPE = [
 ]
 
 SOFTMAX = [
-    *(
-        Row(["softmax", "log_softmax"], [X((2, 3, 2)), dim], exact=False)
-        for dim in (0, 1, 2, -1, -2, -3)
-    ),
-    Row(["softmax", "log_softmax"], [X((2, 3)), -1], {"dtype": torch.float64}, exact=False),
-    Row(
-        ["softmax", "log_softmax"],
-        [X((2, 3)), 1, torch.float64],
-        exact=False,
-        only=_takes_dtype_third,
-    ),
-    Row(["softmax", "log_softmax"], [X(()), 0], exact=False),
-    Row(["softmax", "log_softmax"], [X(()), -1], exact=False),
-    Row(["logsumexp"], [X((2, 3)), 0], exact=False),
-    Row(["logsumexp"], [X(()), 0], exact=False),
-    Row(["logsumexp"], [X((2, 3, 2)), (0, -1)], {"keepdim": True}, exact=False),
+    *(Near(["softmax", "log_softmax"], [X((2, 3, 2)), dim]) for dim in (0, 1, 2, -1, -2, -3)),
+    Near(["softmax", "log_softmax"], [X((2, 3)), -1], {"dtype": torch.float64}),
+    Near(["softmax", "log_softmax"], [X((2, 3)), 1, torch.float64], only=_takes_dtype_third),
+    Near(["softmax", "log_softmax"], [X(()), 0]),
+    Near(["softmax", "log_softmax"], [X(()), -1]),
+    Near(["logsumexp"], [X((2, 3)), 0]),
+    Near(["logsumexp"], [X(()), 0]),
+    Near(["logsumexp"], [X((2, 3, 2)), (0, -1)], {"keepdim": True}),
 ]
 
 NORMS = [
-    Row(["layer_norm"], [X((2, 4)), (4,), P(4), P(4)], exact=False),
-    Row(["layer_norm"], [X((2, 4)), (4,), None, None, 0.1], exact=False),
-    Row(["layer_norm"], [X((2, 3, 4)), (3, 4), P(3, 4), None], exact=False),
-    Row(["layer_norm"], [X((2, 4)), (4,), X((4,)), X((4,))], exact=False),
-    Row(["rms_norm"], [X((2, 4)), (4,), P(4), 1e-3], exact=False),
-    Row(["rms_norm"], [X((2, 4)), (4,)], exact=False),
-    Row(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4)], exact=False),
-    Row(
+    Near(["layer_norm"], [X((2, 4)), (4,), P(4), P(4)]),
+    Near(["layer_norm"], [X((2, 4)), (4,), None, None, 0.1]),
+    Near(["layer_norm"], [X((2, 3, 4)), (3, 4), P(3, 4), None]),
+    Near(["layer_norm"], [X((2, 4)), (4,), X((4,)), X((4,))]),
+    Near(["rms_norm"], [X((2, 4)), (4,), P(4), 1e-3]),
+    Near(["rms_norm"], [X((2, 4)), (4,)]),
+    Near(["group_norm"], [X((2, 4, 3)), 2, P(4), P(4)]),
+    Near(
         ["batch_norm"],
         [X((2, 4, 3)), P(4), P(4, **POSITIVE), P(4), P(4)],
-        exact=False,
         only=lambda f: f is F.batch_norm,
     ),
-    Row(
-        [torch.batch_norm],
-        [X((2, 4)), P(4), P(4), P(4), P(4, **POSITIVE), False, 0.1, 1e-5, False],
-        exact=False,
+    Near(
+        [torch.batch_norm], [X((2, 4)), P(4), P(4), P(4), P(4, **POSITIVE), False, 0.1, 1e-5, False]
     ),
-    Row(
-        [F.batch_norm],
-        [X((2, 3, 2)), None, None, P(3), X((3,)), True],
-        exact=False,
-    ),
-    Row([F.instance_norm], [X((2, 3, 4)), None, None, P(3), P(3)], exact=False),
-    Row([F.instance_norm], [X((2, 3, 4)), P(3), P(3, **POSITIVE), None, None, False], exact=False),
-    Row(
-        [torch.instance_norm],
-        [X((2, 3, 2, 2)), P(3), None, None, None, True, 0.1, 1e-5, False],
-        exact=False,
-    ),
-    Row(["cosine_similarity"], [X((2, 3)), X((2, 3))], exact=False),
-    Row(["cosine_similarity"], [X((2, 3)), P(3)], {"dim": -1}, exact=False),
-    Row(["normalize"], [X((2, 3))], exact=False),
-    Row(["normalize"], [X((2, 3))], {"dim": 0}, exact=False),
-    Row(["norm", torch.linalg.norm], [X((2, 3))], exact=False),
-    Row(["norm"], [X((2, 3)), 2, -1, True], exact=False),
-    Row(["norm"], [X((2, 3))], {"p": 2, "dim": (0, 1)}, exact=False),
-    Row(["norm"], [X((2, 3))], {"p": 1, "dim": -1, "keepdim": True}, exact=False),
-    Row(["norm"], [X((2, 3)), torch.inf], exact=False),
-    Row([torch.linalg.vector_norm], [X((2, 3))], {"dim": 0, "keepdim": True}, exact=False),
-    Row([torch.linalg.vector_norm], [X((2, 3))], exact=False),
-    Row([torch.linalg.vector_norm], [X((2, 3)), 1], exact=False),
-    Row([torch.linalg.vector_norm], [X((2, 3)), torch.inf, -1, True], exact=False),
-    Row([torch.linalg.norm], [X((2, 3)), 2], {"dim": -1}, exact=False),
-    Row(["var", "std"], [X((2, 3))], exact=False),
-    Row(["var", "std"], [X((2, 3)), False], exact=False),
-    Row(["var", "std"], [X((2, 3)), -1, False, True], exact=False),
-    Row(["var", "std"], [X((2, 3))], {"dim": (0, 1), "correction": 2}, exact=False),
-    Row(["var_mean", "std_mean"], [X((2, 3)), -1], {"correction": 0}, exact=False),
-    Row(
-        ["var_mean", "std_mean"], [X((2, 3)), -1], {"unbiased": False, "keepdim": True}, exact=False
-    ),
+    Near([F.batch_norm], [X((2, 3, 2)), None, None, P(3), X((3,)), True]),
+    Near([F.instance_norm], [X((2, 3, 4)), None, None, P(3), P(3)]),
+    Near([F.instance_norm], [X((2, 3, 4)), P(3), P(3, **POSITIVE), None, None, False]),
+    Near([torch.instance_norm], [X((2, 3, 2, 2)), P(3), None, None, None, True, 0.1, 1e-5, False]),
+    Near(["cosine_similarity"], [X((2, 3)), X((2, 3))]),
+    Near(["cosine_similarity"], [X((2, 3)), P(3)], {"dim": -1}),
+    Near(["normalize"], [X((2, 3))]),
+    Near(["normalize"], [X((2, 3))], {"dim": 0}),
+    Near(["norm", torch.linalg.norm], [X((2, 3))]),
+    Near(["norm"], [X((2, 3)), 2, -1, True]),
+    Near(["norm"], [X((2, 3))], {"p": 2, "dim": (0, 1)}),
+    Near(["norm"], [X((2, 3))], {"p": 1, "dim": -1, "keepdim": True}),
+    Near(["norm"], [X((2, 3)), torch.inf]),
+    Near([torch.linalg.vector_norm], [X((2, 3))], {"dim": 0, "keepdim": True}),
+    Near([torch.linalg.vector_norm], [X((2, 3))]),
+    Near([torch.linalg.vector_norm], [X((2, 3)), 1]),
+    Near([torch.linalg.vector_norm], [X((2, 3)), torch.inf, -1, True]),
+    Near([torch.linalg.norm], [X((2, 3)), 2], {"dim": -1}),
+    Near(["var", "std"], [X((2, 3))]),
+    Near(["var", "std"], [X((2, 3)), False]),
+    Near(["var", "std"], [X((2, 3)), -1, False, True]),
+    Near(["var", "std"], [X((2, 3))], {"dim": (0, 1), "correction": 2}),
+    Near(["var_mean", "std_mean"], [X((2, 3)), -1], {"correction": 0}),
+    Near(["var_mean", "std_mean"], [X((2, 3)), -1], {"unbiased": False, "keepdim": True}),
 ]
 
 EXTREMES = [
@@ -469,7 +450,7 @@ EXTREMES = [
 ]
 
 ATTENTION = [
-    Row(["scaled_dot_product_attention"], args, kwargs, exact=False)
+    Near(["scaled_dot_product_attention"], args, kwargs)
     for args, kwargs in (
         ([X((2, 3, 4)), X((2, 3, 4)), X((2, 3, 4))], {}),
         ([X((1, 2, 2, 4)), X((1, 2, 3, 4)), X((1, 2, 3, 2))], {"is_causal": True}),
@@ -487,8 +468,8 @@ ATTENTION = [
 GATES = [P(12, 4), P(12, 3), P(12), P(12)]
 ONE_LAYER = [True, 1, 0.0, False, False, False]
 RECURRENT = [
-    Row([torch.lstm], [X((3, 2, 4)), [X((1, 2, 3)), X((1, 2, 3))], GATES, *ONE_LAYER], exact=False),
-    Row(
+    Near([torch.lstm], [X((3, 2, 4)), [X((1, 2, 3)), X((1, 2, 3))], GATES, *ONE_LAYER]),
+    Near(
         [torch.lstm],  # two layers, backwards too, batch first, no biases
         [
             X((2, 3, 4)),
@@ -496,9 +477,8 @@ RECURRENT = [
             [P(8, 4), P(8, 2), P(8, 4), P(8, 2), P(8, 4), X((8, 2)), P(8, 4), P(8, 2)],
             *(False, 2, 0.0, False, True, True),
         ],
-        exact=False,
     ),
-    Row(
+    Near(
         [torch.lstm],  # the hidden state is projected
         [
             X((3, 2, 4)),
@@ -506,77 +486,56 @@ RECURRENT = [
             [P(12, 4), P(12, 2), P(12), P(12), P(2, 3)],
             *ONE_LAYER,
         ],
-        exact=False,
     ),
-    Row(
-        [torch.gru],
-        [X((3, 2, 4)), X((1, 2, 3)), [P(9, 4), X((9, 3)), P(9), P(9)], *ONE_LAYER],
-        exact=False,
-    ),
-    Row(
+    Near([torch.gru], [X((3, 2, 4)), X((1, 2, 3)), [P(9, 4), X((9, 3)), P(9), P(9)], *ONE_LAYER]),
+    Near(
         [torch.rnn_tanh, torch.rnn_relu],
         [X((3, 2, 4)), P(1, 2, 3), [P(3, 4), P(3, 3), P(3), P(3)], *ONE_LAYER],
-        exact=False,
     ),
-    Row([torch.lstm_cell], [X((2, 4)), [X((2, 3)), P(2, 3)], *GATES], exact=False),
-    Row(
-        [torch.gru_cell],
-        [X((2, 4)), X((2, 3)), P(9, 4), P(9, 3), P(9), P(9)],
-        exact=False,
-    ),
-    Row(
+    Near([torch.lstm_cell], [X((2, 4)), [X((2, 3)), P(2, 3)], *GATES]),
+    Near([torch.gru_cell], [X((2, 4)), X((2, 3)), P(9, 4), P(9, 3), P(9), P(9)]),
+    Near(
         [torch.rnn_tanh_cell, torch.rnn_relu_cell],
         [X((2, 4)), P(2, 3), P(3, 4), P(3, 3), P(3), P(3)],
-        exact=False,
     ),
 ]
 
 HEADS = [P(12, 4), P(12), None, None, False, 0.0, P(4, 4), P(4)]
 COMPOSITE = [
-    Row(
-        [F.multi_head_attention_forward],
-        [X((3, 2, 4)), X((3, 2, 4)), X((3, 2, 4)), 4, 2, *HEADS],
-        exact=False,
+    Near(
+        [F.multi_head_attention_forward], [X((3, 2, 4)), X((3, 2, 4)), X((3, 2, 4)), 4, 2, *HEADS]
     ),
-    Row([F.gaussian_nll_loss], [X((2, 3)), P(2, 3), X((2, 3), 0.5, 2.0)], exact=False),
-    Row([F.multilabel_soft_margin_loss], [X((2, 3)), P(2, 3, low=0.0, high=1.0)], exact=False),
-    Row([F.triplet_margin_with_distance_loss], [X((2, 3)), X((2, 3)), P(2, 3)], exact=False),
-    Row([F.tanhshrink], [X((2, 3))], exact=False),
-    Row([F.softmin], [X((2, 3))], {"dim": -1}, exact=False),
-    Row([F.lp_pool1d], [X((1, 2, 4), 0.5, 2.0), 2, 2], exact=False),
-    Row([F.lp_pool2d], [X((1, 1, 4, 4), 0.5, 2.0), 2, 2], exact=False),
-    Row([F.lp_pool3d], [X((1, 1, 2, 2, 2), 0.5, 2.0), 2, 2], exact=False),
-    Row([F.local_response_norm], [X((1, 4, 3)), 2], exact=False),
-    Row(["pairwise_distance"], [X((2, 3)), X((2, 3))], exact=False),
+    Near([F.gaussian_nll_loss], [X((2, 3)), P(2, 3), X((2, 3), 0.5, 2.0)]),
+    Near([F.multilabel_soft_margin_loss], [X((2, 3)), P(2, 3, low=0.0, high=1.0)]),
+    Near([F.triplet_margin_with_distance_loss], [X((2, 3)), X((2, 3)), P(2, 3)]),
+    Near([F.tanhshrink], [X((2, 3))]),
+    Near([F.softmin], [X((2, 3))], {"dim": -1}),
+    Near([F.lp_pool1d], [X((1, 2, 4), 0.5, 2.0), 2, 2]),
+    Near([F.lp_pool2d], [X((1, 1, 4, 4), 0.5, 2.0), 2, 2]),
+    Near([F.lp_pool3d], [X((1, 1, 2, 2, 2), 0.5, 2.0), 2, 2]),
+    Near([F.local_response_norm], [X((1, 4, 3)), 2]),
+    Near(["pairwise_distance"], [X((2, 3)), X((2, 3))]),
 ]
 
 CLASSES = _index(0, 2, -100, 1)
 LOSSES = [
-    Row([F.nll_loss], [X((4, 3)), CLASSES], exact=False),
-    Row([F.nll_loss], [X((4, 3)), CLASSES, P(3, **POSITIVE)], {"reduction": "sum"}, exact=False),
-    Row([F.cross_entropy], [X((4, 3)), CLASSES], exact=False),
-    Row(
-        [F.cross_entropy],
-        [X((4, 3)), CLASSES, P(3, **POSITIVE)],
-        {"reduction": "none"},
-        exact=False,
-    ),
-    Row([F.cross_entropy], [X((2, 3, 2)), CLASSES.reshape(2, 2)], exact=False),
-    Row([F.cross_entropy], [X((4, 3)), _index(0, 2, 1, 1)], {"ignore_index": 1}, exact=False),
-    Row([F.cross_entropy], [X((4, 3)), CLASSES], {"label_smoothing": 0.2}, exact=False),
+    Near([F.nll_loss], [X((4, 3)), CLASSES]),
+    Near([F.nll_loss], [X((4, 3)), CLASSES, P(3, **POSITIVE)], {"reduction": "sum"}),
+    Near([F.cross_entropy], [X((4, 3)), CLASSES]),
+    Near([F.cross_entropy], [X((4, 3)), CLASSES, P(3, **POSITIVE)], {"reduction": "none"}),
+    Near([F.cross_entropy], [X((2, 3, 2)), CLASSES.reshape(2, 2)]),
+    Near([F.cross_entropy], [X((4, 3)), _index(0, 2, 1, 1)], {"ignore_index": 1}),
+    Near([F.cross_entropy], [X((4, 3)), CLASSES], {"label_smoothing": 0.2}),
     *(
-        Row(
-            [F.linear_cross_entropy], [X((4, 5)), P(3, 5), CLASSES], {"reduction": way}, exact=False
-        )
+        Near([F.linear_cross_entropy], [X((4, 5)), P(3, 5), CLASSES], {"reduction": way})
         for way in (("mean", "sum") if hasattr(F, "linear_cross_entropy") else ())
     ),
-    Row([F.mse_loss], [X((2, 3)), P(2, 3)], exact=False),
-    Row([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}, exact=False),
-    Row([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}, exact=False),
-    Row(
+    Near([F.mse_loss], [X((2, 3)), P(2, 3)]),
+    Near([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}),
+    Near([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}),
+    Near(
         [F.binary_cross_entropy_with_logits],
         [X((2, 3)), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
-        exact=False,
     ),
 ]
 IN_PLACE = [
@@ -586,24 +545,19 @@ IN_PLACE = [
         [X((2, 3)), P(3)],
         in_place=True,
     ),
-    Row(["add_", "sub_"], [X((2, 3)), X((3,))], {"alpha": 0.5}, in_place=True, exact=False),
+    Near(["add_", "sub_"], [X((2, 3)), X((3,))], {"alpha": 0.5}, in_place=True),
     Row(["div_", "__itruediv__", "__idiv__"], [X((2, 3)), X((3,), **POSITIVE)], in_place=True),
-    Row(["tanh_", "sigmoid_"], [X((2, 3))], in_place=True, exact=False),
+    Near(["tanh_", "sigmoid_"], [X((2, 3))], in_place=True),
     Row(["pow_", "__ipow__"], [X((2, 3)), 3], in_place=True),
-    Row(["addcmul_"], [X((2, 3)), X((3,)), P(2, 3)], in_place=True, exact=False),
-    Row(["lerp_"], [X((2, 3)), X((2, 3)), 0.3], in_place=True, exact=False),
+    Near(["addcmul_"], [X((2, 3)), X((3,)), P(2, 3)], in_place=True),
+    Near(["lerp_"], [X((2, 3)), X((2, 3)), 0.3], in_place=True),
     Row(
         ["neg_", "relu_", "exp_", "abs_", "square_"],
         [X((2, 3))],
         in_place=True,
     ),
     Row(["nan_to_num_", "leaky_relu_", "elu_"], [X((2, 3))], in_place=True),
-    Row(
-        ["log_", "sqrt_", "rsqrt_", "reciprocal_"],
-        [X((2, 3), **POSITIVE)],
-        in_place=True,
-        exact=False,
-    ),
+    Near(["log_", "sqrt_", "rsqrt_", "reciprocal_"], [X((2, 3), **POSITIVE)], in_place=True),
     Row(["clamp_"], [X((2, 3)), -0.5, 0.5], in_place=True),
     Row(["clamp_min_", "clamp_max_"], [X((2, 3)), 0.1], in_place=True),
     Row(["tril_", "triu_"], [X((2, 3))], in_place=True),
@@ -636,18 +590,17 @@ BUFFERS = [
     Row(["new_zeros"], [X((2, 3)), (2, 2)]),
     Row(["full_like"], [X((2, 3)), 2.0]),
     Row(["new_full"], [X((2, 3)), (2,), 1.5]),
-    Row(["index_add"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], {"alpha": 0.5}, exact=False),
+    Near(["index_add"], [X((3, 2)), 0, _index(2, 0, 2), X((3, 2))], {"alpha": 0.5}),
     Row(["index_add", "index_copy"], [X(()), 0, torch.tensor(0), X(())]),
     Row(["index_add"], [P(2, 3), -1, _index(0, 1), X((2, 2))]),
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), X((2, 2))]),
     Row(["index_copy"], [X((3, 2)), 0, _index(2, 0), P(2, 2)]),
     Row(["scatter_add"], [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2))]),
     *(
-        Row(
+        Near(
             ["scatter_reduce"],
             [X((2, 3)), 1, _index([2, 0], [1, 1]), X((2, 2)), way],
             {"include_self": own},
-            exact=False,
         )
         for way in ("sum", "mean", "amax", "amin")
         for own in (True, False)

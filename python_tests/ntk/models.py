@@ -43,28 +43,25 @@ from transformers import (
 from ..smoothness.tiny_models import randomise
 
 VOCABULARY, WIDTH, LABELS, PAD, END = 19, 16, 3, 0, 2
+_COMMON = {"vocab_size": VOCABULARY, "num_labels": LABELS, "pad_token_id": PAD}
+_SPECIAL = {"bos_token_id": 1, "eos_token_id": END}
 _SIZES = {
-    "vocab_size": VOCABULARY,
+    **_COMMON,
     "hidden_size": WIDTH,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 16,
     "max_position_embeddings": 24,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
 }
-_SPECIAL = {"bos_token_id": 1, "eos_token_id": END}
 _GROUPED = {**_SIZES, **_SPECIAL, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GPT2 = {
+    **_COMMON,
     **_SPECIAL,
-    "vocab_size": VOCABULARY,
     "n_embd": WIDTH,
     "n_layer": 2,
     "n_head": 2,
     "n_inner": 16,
     "n_positions": 24,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
 }
 _OPT = {
     **{key: value for key, value in _SIZES.items() if key != "intermediate_size"},
@@ -73,8 +70,8 @@ _OPT = {
     "word_embed_proj_dim": WIDTH,
 }
 _T5 = {
+    **_COMMON,
     **_SPECIAL,
-    "vocab_size": VOCABULARY,
     "d_model": WIDTH,
     "d_kv": 6,
     "d_ff": 16,
@@ -82,28 +79,18 @@ _T5 = {
     "num_heads": 2,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
     "decoder_start_token_id": PAD,
 }
+_BART_SIDE = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
 _BART = {
+    **_COMMON,
     **_SPECIAL,
-    "vocab_size": VOCABULARY,
+    **{f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in _BART_SIDE.items()},
     "d_model": WIDTH,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
     "max_position_embeddings": 24,
-    "num_labels": LABELS,
-    "pad_token_id": PAD,
     "decoder_start_token_id": END,
     "scale_embedding": True,
 }
-
-
 _MODERN_BERT = {
     **_SIZES,
     **_SPECIAL,
@@ -115,70 +102,64 @@ _MODERN_BERT = {
 }
 
 
-def _mixtral() -> MixtralForSequenceClassification:
+def _mixtral(**settings: Any) -> MixtralConfig:
     """Experts one by one: the grouped matrix product knows no float64."""
-    config = MixtralConfig(**_GROUPED, num_local_experts=3, num_experts_per_tok=2)
+    config = MixtralConfig(**settings, num_local_experts=3, num_experts_per_tok=2)
     config._experts_implementation = "eager"
-    return MixtralForSequenceClassification(config)
+    return config
 
 
-CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**_SIZES)),
-    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**_SIZES)),
-    "modernbert": lambda: ModernBertForSequenceClassification(ModernBertConfig(**_MODERN_BERT)),
-    "albert": lambda: AlbertForSequenceClassification(AlbertConfig(**_SIZES, embedding_size=8)),
-    "opt": lambda: OPTForSequenceClassification(OPTConfig(**_OPT)),
-    "gpt2": lambda: GPT2ForSequenceClassification(GPT2Config(**_GPT2)),
-    "llama": lambda: LlamaForSequenceClassification(LlamaConfig(**_GROUPED)),
-    "gemma2": lambda: Gemma2ForSequenceClassification(Gemma2Config(**_GROUPED, head_dim=4)),
-    "mixtral": _mixtral,
-    "t5": lambda: T5ForSequenceClassification(T5Config(**_T5)),
-    "bart": lambda: BartForSequenceClassification(BartConfig(**_BART)),
+# name -> (class, configuration, its settings)
+Family = tuple[Any, Callable[..., Any], dict[str, Any]]
+CLASSIFIERS: dict[str, Family] = {
+    "bert": (BertForSequenceClassification, BertConfig, _SIZES),
+    "roberta": (RobertaForSequenceClassification, RobertaConfig, _SIZES),
+    "modernbert": (ModernBertForSequenceClassification, ModernBertConfig, _MODERN_BERT),
+    "albert": (AlbertForSequenceClassification, AlbertConfig, _SIZES | {"embedding_size": 8}),
+    "opt": (OPTForSequenceClassification, OPTConfig, _OPT),
+    "gpt2": (GPT2ForSequenceClassification, GPT2Config, _GPT2),
+    "llama": (LlamaForSequenceClassification, LlamaConfig, _GROUPED),
+    "gemma2": (Gemma2ForSequenceClassification, Gemma2Config, _GROUPED | {"head_dim": 4}),
+    "mixtral": (MixtralForSequenceClassification, _mixtral, _GROUPED),
+    "t5": (T5ForSequenceClassification, T5Config, _T5),
+    "bart": (BartForSequenceClassification, BartConfig, _BART),
 }
-LANGUAGE_MODELS: dict[str, Callable[[bool], nn.Module]] = {
-    "bert": lambda tied: BertForMaskedLM(BertConfig(**_SIZES, tie_word_embeddings=tied)),
-    "roberta": lambda tied: RobertaForMaskedLM(RobertaConfig(**_SIZES, tie_word_embeddings=tied)),
-    "modernbert": lambda tied: ModernBertForMaskedLM(
-        ModernBertConfig(**_MODERN_BERT, tie_word_embeddings=tied)
-    ),
-    "gpt2": lambda tied: GPT2LMHeadModel(GPT2Config(**_GPT2, tie_word_embeddings=tied)),
-    "opt": lambda tied: OPTForCausalLM(OPTConfig(**_OPT, tie_word_embeddings=tied)),
-    "llama": lambda tied: LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=tied)),
-    "t5": lambda tied: T5ForConditionalGeneration(T5Config(**_T5, tie_word_embeddings=tied)),
-    "bart": lambda tied: BartForConditionalGeneration(
-        BartConfig(**_BART, tie_word_embeddings=tied)
-    ),
+LANGUAGE_MODELS: dict[str, Family] = {
+    "bert": (BertForMaskedLM, BertConfig, _SIZES),
+    "roberta": (RobertaForMaskedLM, RobertaConfig, _SIZES),
+    "modernbert": (ModernBertForMaskedLM, ModernBertConfig, _MODERN_BERT),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, _GPT2),
+    "opt": (OPTForCausalLM, OPTConfig, _OPT),
+    "llama": (LlamaForCausalLM, LlamaConfig, _GROUPED),
+    "t5": (T5ForConditionalGeneration, T5Config, _T5),
+    "bart": (BartForConditionalGeneration, BartConfig, _BART),
 }
 
 
 def classifier(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A classifier of LABELS classes."""
-    return _prepared(CLASSIFIERS[name], dtype)
+    """Return a classifier of LABELS classes."""
+    torch.manual_seed(0)
+    make, config, settings = CLASSIFIERS[name]
+    model = make(config(**settings))
+    randomise(model)
+    return model.to(dtype).eval()
 
 
 def language_model(name: str, tied: bool, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A language model whose output head is the embedding matrix, or is not."""
-
-    def make() -> nn.Module:
-        model = LANGUAGE_MODELS[name](tied)
-        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-        if not tied and head.weight is embeddings.weight:  # transformers ties T5 in any case
-            head.weight = nn.Parameter(head.weight.detach().clone())
-        assert (head.weight is embeddings.weight) == tied
-        return model
-
-    return _prepared(make, dtype)
-
-
-def _prepared(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """Return a language model whose output head is the embedding matrix, or is not."""
     torch.manual_seed(0)
-    model = make()
+    make, config, settings = LANGUAGE_MODELS[name]
+    model = make(config(**settings, tie_word_embeddings=tied))
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if not tied and head.weight is embeddings.weight:  # transformers ties T5 in any case
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    assert (head.weight is embeddings.weight) == tied
     randomise(model)
     return model.to(dtype).eval()
 
 
 def batch(lengths: list[int], *, seed: int = 7, total: int | None = None) -> dict[str, Any]:
-    """Rows of these lengths, each ended by END, padded on the right; class labels."""
+    """Return rows of these lengths, each ended by END, padded on the right; class labels."""
     generator = torch.Generator().manual_seed(seed)
     total = total or max(lengths)
     ids = torch.full((len(lengths), total), PAD)
@@ -190,7 +171,7 @@ def batch(lengths: list[int], *, seed: int = 7, total: int | None = None) -> dic
 
 
 def language_batch(lengths: list[int], *, seed: int = 7) -> dict[str, Any]:
-    """Token labels: the inputs themselves, padding ignored."""
-    made = batch(lengths, seed=seed)
-    labels = made["input_ids"].masked_fill(made["attention_mask"] == 0, -100)
-    return made | {"labels": labels}
+    """Return a batch with token labels: the inputs themselves, padding ignored."""
+    samples = batch(lengths, seed=seed)
+    labels = samples["input_ids"].masked_fill(samples["attention_mask"] == 0, -100)
+    return samples | {"labels": labels}

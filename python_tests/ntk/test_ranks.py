@@ -14,7 +14,6 @@ from jachess_ext.ntk.api import Job, KernelRanks
 
 from .rank_worker import WORLD, batch, encoder, work
 
-pytestmark = pytest.mark.xdist_group("ranks")
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 

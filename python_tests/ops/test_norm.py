@@ -101,6 +101,10 @@ class Norm:
             bounds=dict(dtype_bounds(1e-11)),
             operator=operator,
             fast_gradients=add,
+            # one operator: with a residual and parameters, and with neither
+            registration={(True, True): [torch.float32], (False, False): [torch.bfloat16]}.get(
+                (add, affine), []
+            ),
         )
 
 

@@ -28,7 +28,7 @@ print("exit", doctor.main())
 
 
 def run_copy(folder: Path, break_library: bool) -> str:
-    """Use a copy of the package whose operators' library is missing, or is not a library."""
+    """Use a copy of the package whose operators' library is missing or broken."""
     target = folder / "jachess_ext"
     shutil.copytree(PACKAGE / "ops", target / "ops", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("doctor.py", "torch_floor.py", "torch_private.py"):
@@ -41,13 +41,13 @@ def run_copy(folder: Path, break_library: bool) -> str:
     return done.stdout
 
 
-def test_everything_is_well_here() -> None:
-    found = doctor.report()
-    assert found["operators"]["loaded"]
-    assert "layer_norm_jet_backward (cpu)" in found["operators"]["kernels"]
-    assert set(found["built"]) == {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
-    assert found["versions"]["torch"] is not None
-    assert not any("operators" in text for text in found["problems"])
+def test_this_installation_has_no_problems() -> None:
+    report = doctor.report()
+    assert report["operators"]["loaded"]
+    assert "layer_norm_jet_backward (cpu)" in report["operators"]["kernels"]
+    assert set(report["built"]) == {"torch", "compiler", "cpu", "cuda", "cuda_archs"}
+    assert report["versions"]["torch"] is not None
+    assert not any("operators" in text for text in report["problems"])
 
 
 @pytest.mark.parametrize("break_library", [False, True])
@@ -62,7 +62,6 @@ def test_import_survives_without_the_binary(tmp_path: Path, break_library: bool)
 
 
 def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence: what was built against, what is there, why, the mend."""
     monkeypatch.setattr(library, "build_info", lambda: {"torch": "2.10.0"})
     monkeypatch.setattr(library.torch, "__version__", "2.99.0")
     path = tmp_path / STATE.path.name
@@ -77,7 +76,6 @@ def test_another_torch_than_built_against(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("version", ["2.9.1+cpu", "1.13.0"])
 def test_a_torch_below_the_floor_is_one_sentence(version: str) -> None:
-    """Through the import of the whole package."""
     code = f"import torch; torch.__version__ = {version!r}; import jachess_ext"
     done = processes.run([sys.executable, "-c", code])
     assert done.returncode == 1
@@ -87,7 +85,7 @@ def test_a_torch_below_the_floor_is_one_sentence(version: str) -> None:
     )
 
 
-def test_old_packages_are_named_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_packages_are_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "4.57.1")
     problems = doctor.report()["problems"]
     assert any("transformers 4.57.1 is older than 5.2" in text for text in problems)

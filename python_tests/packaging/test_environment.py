@@ -9,7 +9,7 @@ from jachess_build import backend, environment, prepare
 
 
 def install_fake_torch(directory: Path, version: str) -> None:
-    """A torch that metadata can see but nothing can use."""
+    """Install metadata of a torch that cannot be imported."""
     info = directory / f"torch-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")

@@ -207,9 +207,9 @@ def test_a_build_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
 
 
-def test_ninja_is_told_shortly(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ninja_is_short_progress(capfd: pytest.CaptureFixture[str]) -> None:
     """Its lines hold whole commands; what a compiler says besides is passed on."""
-    with extensions._told_shortly():
+    with extensions._short_progress():
         status = os.environ["NINJA_STATUS"].replace("%s", "3").replace("%t", "12")
         os.write(1, f"{status.replace('%f', '2')}c++ -O3 -c /a/csrc/cpu/b_jet.cpp -o x\n".encode())
         os.write(1, b"b_jet.cpp:3: warning: unused\n")

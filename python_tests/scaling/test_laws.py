@@ -51,12 +51,12 @@ CENTRES = {
 @settings(max_examples=15, deadline=None)
 def test_gradient_against_central_differences(law: Law, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    u = np.array(CENTRES[law.name]) + 0.3 * generator.standard_normal((3, 4))
+    u = np.array(CENTRES[law.name]) + 0.3 * generator.standard_normal((3, len(law.parameters)))
     floors = [place for place, parameter in enumerate(law.parameters) if not parameter.log]
     u[:, floors] = np.abs(u[:, floors]) + 1e-3
     where, step = points(law, 3), 1e-6
     _, gradient = law.log_loss(u, where)
-    for k in range(4):
+    for k in range(u.shape[1]):
         forward, backward = u.copy(), u.copy()
         forward[:, k] += step
         backward[:, k] -= step
@@ -112,7 +112,7 @@ def test_transition_balances_the_denominator() -> None:
     value, gradient = found
     assert np.exp(value[0]) ** 0.5 == pytest.approx(25.0)
     step = 1e-6
-    for k in range(4):
+    for k in range(u.shape[1]):
         moved = u.copy()
         moved[:, k] += step
         slope = (Rectified().log_transition(moved)[0] - value) / step
@@ -126,7 +126,7 @@ def test_measured_transition_gradient() -> None:
     kernel = law.kernel.loss(float(np.exp(value[0])), u[:, 1])[0][0]
     assert np.log(kernel) == pytest.approx(0.4 * value[0], abs=1e-9)
     step = 1e-2
-    for k in range(4):
+    for k in range(u.shape[1]):
         moved = u.copy()
         moved[:, k] += step
         slope = (law.log_transition(moved)[0] - value) / step

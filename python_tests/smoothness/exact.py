@@ -11,20 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jachess_ext.smoothness.estimators import Graph, build_graph, hessian_norm, safe_sqrt
-from jachess_ext.smoothness.settings import (
-    ENGINES,
-    Randomness,
-    Settings,
-    TokenNorms,
-    sample_dimensions,
-)
+from jachess_ext.smoothness.estimators import Graph, Pass, build_graph, hessian_norm, safe_sqrt
+from jachess_ext.smoothness.settings import ENGINES, Randomness, Settings, sample_dimensions
 
 
 def measure_exact(
     model: nn.Module, batch: Mapping[str, Any], settings: Settings, random: Randomness
-) -> TokenNorms:
-    """‖J_t‖ and Σ_j ‖H_{t,j}‖ themselves; differentiable."""
+) -> tuple[Tensor, Tensor | None, Tensor, Pass]:
+    """Compute ‖J_t‖ and Σ_j ‖H_{t,j}‖ themselves; differentiable."""
     train = torch.is_grad_enabled()
     with torch.enable_grad():
         graph = build_graph(model, batch, settings, random, train)
@@ -32,11 +26,11 @@ def measure_exact(
         hessian = None
         if settings.second_order:
             hessian = torch.stack([_hessian(graph, block) for block in graph.blocks])
-    return TokenNorms(jacobian, hessian, graph.tokens, graph.result)
+    return jacobian, hessian, graph.tokens, graph.result
 
 
 def _jacobian(graph: Graph, block: Tensor) -> Tensor:
-    """``[B, T]``."""
+    """Return ``[B, T]``, the norms ‖J_t‖ of a block."""
 
     def norm(t: int) -> Tensor:
         squares = torch.stack([graph.squares(z.sum()) for z in block[:, t].unbind(-1)]).sum(0)
@@ -46,27 +40,20 @@ def _jacobian(graph: Graph, block: Tensor) -> Tensor:
 
 
 def _hessian(graph: Graph, block: Tensor) -> Tensor:
-    """``[B, T]``."""
-    settings, width = graph.settings, block.shape[-1]
-    indices, scale = sample_dimensions(width, settings.dimensions, graph.random.dimensions)
-    if indices is None or not settings.per_dimension:
-        indices = torch.arange(width)
+    """Return ``[B, T]``, the sums over D of the norms ‖H_{t,j}‖ of a block."""
+    width = block.shape[-1]
+    indices, scale = sample_dimensions(width, graph.settings, graph.random.dimensions)
+    chosen = range(width) if indices is None else sorted(indices.tolist())
 
     def norm(t: int) -> Tensor:
-        squares = [_hessian_squares(graph, block[:, t, j]) for j in indices.sort().values]
-        return hessian_norm(
-            torch.stack(squares, -1),
-            pairs=0,
-            scale=scale,
-            per_dimension=settings.per_dimension,
-            squared=settings.squared,
-        )
+        squares = [_hessian_squares(graph, block[:, t, j]) for j in chosen]
+        return hessian_norm(torch.stack(squares, -1), graph.settings, scale=scale)
 
     return graph.per_token(norm)
 
 
 def _hessian_squares(graph: Graph, outputs: Tensor) -> Tensor:
-    """‖∂²z_j/∂x²‖² per row, ``[B]``: one backward per input coordinate, rows together."""
+    """Return ‖∂²z_j/∂x²‖² per row, ``[B]``, by a backward pass for each input coordinate."""
     gradient = graph.gradient(outputs.sum(), create_graph=True)
     total = gradient.new_zeros(len(gradient))
     if not gradient.requires_grad:  # z_j is linear in x

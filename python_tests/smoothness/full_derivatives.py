@@ -6,6 +6,7 @@ differentiates it without any of the package's code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .tiny_models import classifier, token_batch
 
 Function = Callable[[Tensor], Tensor]
 
@@ -31,12 +34,12 @@ class Full:
 
 
 def embedded(model: Any, input_ids: Tensor) -> Tensor:
-    """What the embedding layer returns, detached."""
+    """Return the embedding layer's output, detached."""
     return model.get_input_embeddings()(input_ids).detach()
 
 
 def outputs_of(model: Any, names: str, extra: dict[str, Tensor]) -> Function:
-    """x ``[N, T, d]`` → block outputs ``[N, K, T, d]``, or logits ``[N, 1, 1, C]``."""
+    """Return x ``[N, T, d]`` → block outputs ``[N, K, T, d]``, or logits ``[N, 1, 1, C]``."""
 
     def function(x: Tensor) -> Tensor:
         rows = {key: value.expand(len(x), *value.shape[1:]) for key, value in extra.items()}
@@ -49,7 +52,7 @@ def outputs_of(model: Any, names: str, extra: dict[str, Tensor]) -> Function:
 
 
 def by_differences(function: Function, x: Tensor, step: float = 4e-3) -> Full:
-    """Central differences of fourth order (Richardson of h and 2h), all in batched passes."""
+    """Take central differences of fourth order (Richardson of h and 2h), in batched passes."""
     size = x.numel()
 
     def second(h: float) -> Tensor:
@@ -76,7 +79,7 @@ def _chunked(function: Function, x: Tensor, moves: Tensor, size: int = 512) -> T
 
 
 def by_autograd(function: Function, x: Tensor) -> Full:
-    """``torch.autograd.functional``: the Jacobian, and a Hessian per output."""
+    """Take the Jacobian and a Hessian per output from ``torch.autograd.functional``."""
     with sdpa_kernel(SDPBackend.MATH):
         jacobian = torch.autograd.functional.jacobian(lambda e: function(e)[0], x)
         shape = jacobian.shape[: -x.ndim]
@@ -86,3 +89,12 @@ def by_autograd(function: Function, x: Tensor) -> Full:
             hessian = torch.autograd.functional.hessian(lambda e, p=place: function(e)[0][p], x)
             squares[place] = hessian.square().sum()
     return Full(jacobian.flatten(len(shape)).square().sum(-1), squares)
+
+
+@functools.cache
+def table(name: str, tokens: int, outputs: str = "blocks", oracle: str = "differences") -> Full:
+    """Return all derivatives of a tiny classifier on a sequence."""
+    model, batch = classifier(name), token_batch([tokens])
+    function = outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
+    method = {"differences": by_differences, "autograd": by_autograd}[oracle]
+    return method(function, embedded(model, batch["input_ids"]))

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    PreTrainedTokenizerFast,
-)
-from transformers import GPT2ForSequenceClassification as Gpt2
+from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
 from jachess_ext.compare.judge import _corrupted
 from jachess_ext.compare.models import encode, load_tokenizer
@@ -28,25 +22,22 @@ from jachess_ext.smoothness.corruption import (
     unknown_token_id,
 )
 
+from .tiny_models import VOCABULARY, WIDTH, classifier
 
-def tiny_bert() -> BertForSequenceClassification:
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-    )
-    return BertForSequenceClassification(config).eval()
+
+def tiny_bert() -> Any:
+    return classifier("bert", dtype=torch.float32)
+
+
+def token_ids(*shape: int) -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_noise_equals_the_same_model_fed_perturbed_embeddings() -> None:
-    model, ids = tiny_bert(), torch.randint(1, 50, (3, 7))
+    model, ids = tiny_bert(), token_ids(3, 7)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    noise = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(5))
+    noise = torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(5))
     embedded = model.get_input_embeddings()(ids) + 0.3 * noise
     expected = model(inputs_embeds=embedded, attention_mask=mask).logits
     with perturbed_embeddings(model, 0.3, torch.Generator().manual_seed(5)):
@@ -56,7 +47,7 @@ def test_noise_equals_the_same_model_fed_perturbed_embeddings() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 0.5])
 def test_the_hook_is_gone_afterwards_even_after_an_error(delta: float) -> None:
-    model, ids = tiny_bert(), torch.randint(1, 50, (2, 5))
+    model, ids = tiny_bert(), token_ids(2, 5)
     before = model(input_ids=ids).logits
     with (
         pytest.raises(RuntimeError, match="stop"),
@@ -67,13 +58,11 @@ def test_the_hook_is_gone_afterwards_even_after_an_error(delta: float) -> None:
 
 
 def test_noise_has_standard_deviation_delta() -> None:
-    config = GPT2Config(vocab_size=30, n_embd=64, n_layer=1, n_head=2, pad_token_id=0)
-    model = Gpt2(config).eval()
-    ids = torch.randint(1, 30, (50, 20))
+    model, ids = tiny_bert(), token_ids(250, 20)
     clean = model.get_input_embeddings()(ids)
     with perturbed_embeddings(model, 0.7, torch.Generator().manual_seed(1)):
         difference = model.get_input_embeddings()(ids) - clean
-    assert difference.std().item() == pytest.approx(0.7, rel=0.02)  # 64 000 draws: 0.3 % s.e.
+    assert difference.std().item() == pytest.approx(0.7, rel=0.02)  # 60 000 draws: 0.3 % s.e.
     assert difference.mean().item() == pytest.approx(0.0, abs=0.02)
 
 
@@ -88,7 +77,7 @@ def test_negative_noise_is_refused() -> None:
 def test_embedding_scale_is_the_root_mean_square() -> None:
     model = tiny_bert()
     with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(torch.tensor([3.0, -4.0]).repeat(50, 8))
+        model.get_input_embeddings().weight.copy_(torch.tensor([3.0, -4.0]).repeat(VOCABULARY, 6))
     assert embedding_scale(model) == pytest.approx(12.5**0.5)
 
 
@@ -126,17 +115,9 @@ def test_fractional_counts_are_right_in_the_mean() -> None:
 def test_corruption_repeats_with_the_seed_and_leaves_its_input_alone() -> None:
     ids, mask, special = example()
     kept = ids.clone()
-    results = [
-        corrupt_tokens(
-            ids,
-            mask,
-            0.3,
-            unknown=3,
-            special=special,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        for seed in (1, 1, 2)
-    ]
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    settings = {"unknown": 3, "special": special}
+    results = [corrupt_tokens(ids, mask, 0.3, **settings, generator=g) for g in generators]
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
     assert torch.equal(ids, kept)
@@ -144,15 +125,12 @@ def test_corruption_repeats_with_the_seed_and_leaves_its_input_alone() -> None:
 
 def test_bad_corruption_is_named() -> None:
     ids, mask, special = example()
+    settings = {"unknown": 3, "special": special, "generator": torch.Generator()}
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="share"):
-            corrupt_tokens(
-                ids, mask, share, unknown=3, special=special, generator=torch.Generator()
-            )
+            corrupt_tokens(ids, mask, share, **settings)
     with pytest.raises(ValueError, match="one shape"):
-        corrupt_tokens(
-            ids, mask[:, :5], 0.1, unknown=3, special=special, generator=torch.Generator()
-        )
+        corrupt_tokens(ids, mask[:, :5], 0.1, **settings)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +180,7 @@ def test_corruption_keeps_the_place_a_decoders_head_reads(tmp_path: Path, share:
     (made,) = _corrupted([clean], tokenizer, share, draw=0)
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2, pad_token_id=0)
-    model = Gpt2(config).eval()
+    model = GPT2ForSequenceClassification(config).eval()
     every: list[torch.Tensor] = []
     model.score.register_forward_hook(lambda _m, _i, output: every.append(output))
     with torch.no_grad():

@@ -29,13 +29,13 @@ def on(device: str, name: str) -> tuple[nn.Module, dict[str, Any]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_are_the_cpus(name: str, device: str) -> None:
-    found = {}
+    results = {}
     for place in ("cpu", device):
         model, batch = on(place, name)
-        found[place] = jx.smoothness(model, batch, dimensions="all", directions=3, seed=5)
-        assert found[place].jacobian_tokens.device.type == place
+        results[place] = jx.smoothness(model, batch, dimensions="all", directions=3, seed=5)
+        assert results[place].jacobian_tokens.device.type == place
     for field in ("jacobian_tokens", "hessian_tokens"):
-        expected, actual = (getattr(found[place], field) for place in ("cpu", device))
+        expected, actual = (getattr(results[place], field) for place in ("cpu", device))
         assert expected.abs().max() > 0
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-9, atol=1e-9)
 
@@ -43,14 +43,14 @@ def test_norms_are_the_cpus(name: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_train_mode_are_the_cpus(name: str, device: str) -> None:
-    found = {}
+    results = {}
     for place in ("cpu", device):
         model, batch = on(place, name)
         reg = jx.JacHess(model, weights="uniform", dimensions="all", seed=5)
-        found[place] = parameter_gradients(reg(batch).total, model)
-    assert torch.stack([g.abs().max() for g in found["cpu"].values()]).max() > 0
-    for parameter, expected in found["cpu"].items():
-        actual = found[device][parameter].cpu()
+        results[place] = parameter_gradients(reg(batch).total, model)
+    assert torch.stack([g.abs().max() for g in results["cpu"].values()]).max() > 0
+    for parameter, expected in results["cpu"].items():
+        actual = results[device][parameter].cpu()
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8, msg=parameter)
 
 

@@ -22,17 +22,10 @@ from .tiny_models import BLOCKS, WIDTH, classifier, token_batch
 
 TOKENS = 3
 MODELS = ("bert", "gpt2")
-_TABLES: dict[tuple[str, str], full.Full] = {}
 
 
 def table(name: str, outputs: str = "blocks") -> full.Full:
-    """Full derivatives of the one sequence, computed once."""
-    if (name, outputs) not in _TABLES:
-        model, batch = classifier(name), token_batch([TOKENS])
-        x = full.embedded(model, batch["input_ids"])
-        function = full.outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
-        _TABLES[name, outputs] = full.by_differences(function, x)
-    return _TABLES[name, outputs]
+    return full.table(name, TOKENS, outputs)
 
 
 def estimate(name: str, engine: str, directions: int, rows: int, **settings: Any):
@@ -64,13 +57,8 @@ EVERY_ESTIMATOR = [
 
 @pytest.mark.parametrize("engine, name, distribution", EVERY_ESTIMATOR)
 def test_squares_per_layer_and_token(name: str, engine: str, distribution: str) -> None:
-    result = estimate(
-        *(name, engine, 8, 1000),
-        squared=True,
-        dimensions="all",
-        seed=1,
-        distribution=distribution,
-    )
+    settings: dict[str, Any] = {"squared": True, "dimensions": "all", "distribution": distribution}
+    result = estimate(name, engine, 8, 1000, seed=1, **settings)
     exact = table(name)
     assert_squares_within(result.jacobian_tokens.mean(1), exact.jacobian.sum(-1))
     assert_squares_within(result.hessian_tokens.mean(1), exact.hessian.sum(-1) * 10 / WIDTH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +14,9 @@ from . import full_derivatives as full
 from .tiny_models import WIDTH, classifier, token_batch
 
 
-def _table(name: str, batch: dict, outputs: str = "blocks", oracle: str = "differences"):
-    model = classifier(name)
-    x = full.embedded(model, batch["input_ids"])
-    function = full.outputs_of(model, outputs, {"attention_mask": batch["attention_mask"]})
-    return {"differences": full.by_differences, "autograd": full.by_autograd}[oracle](function, x)
-
-
-def _exact(name: str, batch: dict, **settings):
+def _exact(name: str, tokens: int, **settings: Any) -> jx.Smoothness:
     with torch.no_grad():
-        return jx.smoothness(classifier(name), batch, engine="exact", **settings)
+        return jx.smoothness(classifier(name), token_batch([tokens]), engine="exact", **settings)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +24,9 @@ def _exact(name: str, batch: dict, **settings):
 )
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_every_layer_and_token(name: str, oracle: str) -> None:
-    batch = token_batch([2])
-    table = _table(name, batch, oracle=oracle)
+    table = full.table(name, 2, oracle=oracle)
     tolerance = 1e-6 if oracle == "differences" else 1e-12
-    result = _exact(name, batch, dimensions="all")
+    result = _exact(name, 2, dimensions="all")
     jacobian = table.jacobian.sum(-1).sqrt()
     hessian = table.hessian.sqrt().sum(-1) * 10 / WIDTH
     torch.testing.assert_close(result.jacobian_tokens[:, 0], jacobian, rtol=tolerance, atol=0)
@@ -45,8 +38,7 @@ def test_every_layer_and_token(name: str, oracle: str) -> None:
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("hessian_norm", ["per_dimension", "tensor"])
 def test_norms_on_one_token(hessian_norm: str, squared: bool) -> None:
-    batch = token_batch([3])
-    table = _table("gpt2", batch)
+    table = full.table("gpt2", 3)
     last = table.hessian[1, -1]
     expected = {
         ("per_dimension", False): last.sqrt().sum() * 10 / WIDTH,
@@ -55,7 +47,8 @@ def test_norms_on_one_token(hessian_norm: str, squared: bool) -> None:
         ("tensor", True): last.sum(),
     }[hessian_norm, squared]
     result = _exact(
-        *("gpt2", batch),
+        "gpt2",
+        3,
         layers=[-1],
         scope="last",
         dimensions="all",
@@ -68,9 +61,8 @@ def test_norms_on_one_token(hessian_norm: str, squared: bool) -> None:
 
 
 def test_sampled_dimensions_are_a_subset_of_ten() -> None:
-    batch = token_batch([3])
-    squares = _table("bert", batch).hessian[0, 0]
-    result = _exact("bert", batch, layers=[0], scope="first", dimensions=10, seed=3, squared=True)
+    squares = full.table("bert", 3).hessian[0, 0]
+    result = _exact("bert", 3, layers=[0], scope="first", dimensions=10, seed=3, squared=True)
     left_out = (squares.sum() - result.hessian[0]).item()
     pairs = torch.tensor([squares[list(pair)].sum() for pair in combinations(range(WIDTH), 2)])
     fits = (pairs - left_out).abs() < 1e-6 * squares.sum()
@@ -78,9 +70,8 @@ def test_sampled_dimensions_are_a_subset_of_ten() -> None:
 
 
 def test_logits_of_a_classifier() -> None:
-    batch = token_batch([3])
-    table = _table("bert", batch, outputs="logits")
-    result = _exact("bert", batch, layers="logits", dimensions="all")
+    table = full.table("bert", 3, "logits")
+    result = _exact("bert", 3, layers="logits", dimensions="all")
     assert result.jacobian_tokens.shape == (1, 1, 1)
     jacobian, hessian = table.jacobian.sum().sqrt(), table.hessian.sqrt().sum()
     torch.testing.assert_close(result.jacobian[0], jacobian, rtol=1e-6, atol=0)

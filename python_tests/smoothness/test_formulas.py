@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jachess_ext.smoothness import layer_profile
 from jachess_ext.smoothness.estimators import hessian_norm, safe_sqrt
+from jachess_ext.smoothness.settings import Settings
 
 NORMS = torch.tensor([1.0, 3.0, 4.0], dtype=torch.float64)
 
@@ -94,11 +95,11 @@ def test_safe_sqrt() -> None:
 @pytest.mark.parametrize("squared", [False, True])
 def test_hessian_norms(squared: bool) -> None:
     squares = torch.tensor([[4.0, 9.0], [1.0, 0.0]], dtype=torch.float64)
-    arguments = {"pairs": 0, "scale": 0.5, "squared": squared}
-    per_dimension = hessian_norm(squares, per_dimension=True, **arguments)
-    tensor = hessian_norm(squares, per_dimension=False, **arguments)
+    settings = Settings(squared=squared)
+    per_dimension = hessian_norm(squares, settings, scale=0.5)
+    tensor = hessian_norm(squares, Settings(squared=squared, hessian_norm="tensor"), scale=1.0)
     assert per_dimension.tolist() == ([6.5, 0.5] if squared else [2.5, 0.5])
     assert tensor.tolist() == pytest.approx([13.0, 1.0] if squared else [13**0.5, 1.0])
-    corrected = hessian_norm(squares, per_dimension=True, **(arguments | {"pairs": 1}))
+    corrected = hessian_norm(squares, settings, scale=0.5, pairs=1)
     factor = 1.0 if squared else math.sqrt(math.pi / 2)  # 1/c_1, c_1 = E|N(0, 1)|
     torch.testing.assert_close(corrected, per_dimension * factor)

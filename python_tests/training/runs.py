@@ -144,18 +144,18 @@ def method_trainer(
 
 def first_figures(made: Any) -> dict[str, float]:
     """Task loss and penalty of the first step, as logged."""
-    first: dict[str, float] = {}
-    for entry in made.state.log_history:
-        for key in ("loss", "jachess/task_loss", "jachess/penalty"):
-            if key in entry:
-                first.setdefault(key, entry[key])
-    return first
+    keys = ("loss", "jachess/task_loss", "jachess/penalty")
+    return {key: first(made, key) for key in keys if entries(made, key)}
 
 
-def tapt_loss(made: Any) -> float:
-    """Mean loss of TAPT's language model, as logged."""
-    name = "jachess/tapt_loss"
-    return next(entry[name] for entry in made.state.log_history if name in entry)
+def entries(made: Any, key: str) -> list[dict]:
+    """The log entries that have a figure."""
+    return [entry for entry in made.state.log_history if key in entry]
+
+
+def first(made: Any, key: str) -> float:
+    """A figure as first logged."""
+    return entries(made, key)[0][key]
 
 
 def tensors(rows: list[dict]) -> dict[str, torch.Tensor]:

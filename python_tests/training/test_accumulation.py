@@ -12,7 +12,15 @@ from transformers import BertForSequenceClassification, GPT2LMHeadModel, Trainer
 
 from python_tests.smoothness.tiny_models import classifier
 
-from .runs import DETERMINISTIC, assert_same_parameters, examples, furthest, trainer
+from .runs import (
+    DETERMINISTIC,
+    assert_same_parameters,
+    examples,
+    first,
+    furthest,
+    tensors,
+    trainer,
+)
 
 SGD = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "max_steps": 2}
 WHOLE = {"per_device_train_batch_size": 8}
@@ -74,8 +82,8 @@ def test_split_batches_equal_whole_ones(tmp_path: Path, way: str, mode: str) -> 
     assert_same_parameters(whole.model, split.model)
     assert furthest(whole.model, plain.model) > 1e-4, "the penalty moved nothing"
     for key in ("jachess/task_loss", "jachess/penalty", "jachess/hessian_0"):
-        pair = [made.state.log_history[0][key] for made in (whole, split)]
-        assert pair[0] == pytest.approx(pair[1], rel=1e-6), key  # label smoothing is float32
+        # label smoothing is float32
+        assert first(whole, key) == pytest.approx(first(split, key), rel=1e-6), key
 
 
 @pytest.mark.usefixtures("equal_directions")
@@ -93,10 +101,8 @@ def test_a_step_is_the_task_plus_the_penalty_by_hand(tmp_path: Path) -> None:
     made.train()
     model = classifier("bert").train()
     reg = made.method.regulariser_of(model, made.args.seed)
-    rows = examples(8)
-    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     reg.base = made.method.regulariser.base
-    reg(batch).total.backward()
+    reg(tensors(examples(8))).total.backward()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
@@ -119,8 +125,7 @@ def test_models_that_swallow_the_item_count(tmp_path: Path, name: str, strength:
     with pytest.warns(UserWarning, match="4 times too large; this trainer divides it"):
         split.train()
     assert_same_parameters(whole.model, split.model)
-    losses = [made.state.log_history[0]["loss"] for made in (whole, split)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert first(whole, "loss") == pytest.approx(first(split, "loss"), rel=1e-4)
 
 
 def test_models_that_divide_are_left_alone(tmp_path: Path) -> None:

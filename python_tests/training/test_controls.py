@@ -15,10 +15,21 @@ from torch.nn import functional as F
 
 from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import MethodTrainer, with_lora
-from jachess_ext.training.methods.noise import TokenSwaps, row_noise, symmetric_divergence
+from jachess_ext.training.methods.noise import row_noise
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
-from .runs import LABELS, SGD, arguments, examples, method_trainer, parameters
+from .runs import (
+    LABELS,
+    SGD,
+    arguments,
+    assert_same_parameters,
+    entries,
+    examples,
+    first,
+    method_trainer,
+    parameters,
+    tensors,
+)
 from .test_known_answers import (
     CURVATURE,
     ROWS,
@@ -40,18 +51,41 @@ def trained(folder: Path, name: str, model: nn.Module, **settings: Any) -> Metho
     return made
 
 
-def first(made: MethodTrainer, key: str) -> float:
-    return next(entry[key] for entry in made.state.log_history if key in entry)
-
-
 def features(model: LinearModel) -> np.ndarray:
     """[2, 3]: what the linear layer sees of `ROWS`."""
-    ids = torch.stack([row["input_ids"] for row in ROWS])
-    return model.embeddings(ids).sum(1).numpy()
+    return model.embeddings(tensors(ROWS)["input_ids"]).sum(1).numpy()
 
 
 def weights(model: LinearModel) -> tuple[np.ndarray, np.ndarray]:
     return model.linear.weight.detach().numpy().copy(), model.linear.bias.detach().numpy().copy()
+
+
+def test_l2(tmp_path: Path) -> None:
+    """W ← W − η (g + s W), and b ← b − η g: biases are left free."""
+    model = LinearModel()
+    (weight, bias), x = weights(model), features(model)
+    made = trained(tmp_path, "l2", model, method={"strength": 0.3})
+    away = softmax(x @ weight.T + bias, -1) - np.eye(2)
+    slope = away.T @ x / 2 + 0.3 * weight
+    np.testing.assert_allclose(weights(model)[0], weight - LR * slope, rtol=1e-9)
+    np.testing.assert_allclose(weights(model)[1], bias - LR * away.mean(0), rtol=1e-9)
+    penalty = first(made, "jachess/penalty")
+    assert penalty == pytest.approx(0.15 * np.square(weight).sum(), rel=1e-6)
+
+
+def test_r3f(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes: KL(p‖q) + KL(q‖p) = (p₁ − q₁) (s − t), s and t the differences of the logits."""
+    z = torch.tensor([[0.01, -0.02, 0.03]])
+    monkeypatch.setattr(
+        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: z.expand(shape)
+    )
+    model = LinearModel()
+    (weight, bias), x = weights(model), features(model)
+    made = trained(tmp_path, "r3f", model, method={"strength": 2.0})
+    line, offset = weight[1] - weight[0], bias[1] - bias[0]
+    s, t = (seen @ line + offset for seen in (x, x + 2 * z.numpy()))
+    expected = 2 * ((expit(s) - expit(t)) * (s - t)).mean()
+    assert first(made, "jachess/penalty") == pytest.approx(expected, rel=1e-6)
 
 
 def test_label_smoothing(tmp_path: Path) -> None:
@@ -115,8 +149,8 @@ def test_recommended(tmp_path: Path, kind: str | None, unlabelled: bool, same_as
                 for row in examples(8)
             ]
         made.train()
-        ends.append(parameters(made.model))
-    assert all(torch.equal(a, b) for a, b in zip(*map(dict.values, ends), strict=True))
+        ends.append(made.model)
+    assert_same_parameters(*ends, rtol=0, atol=0)
 
 
 def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> None:
@@ -124,28 +158,20 @@ def test_recommended_needs_a_tokenizer_for_unlabelled_rows(tmp_path: Path) -> No
         method_trainer(tmp_path, "recommended")
 
 
-def test_swaps_without_an_unknown_token_are_words() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 1.0, 0.5)
-    ids = torch.full((50, 4), 2)
-    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
-    assert set(seen.flatten().tolist()) == set(range(1, len(WORDS))), "all but the special first"
-
-
-def test_swaps_stay_within_the_models_table() -> None:
-    """A tokenizer may know words that the model has no row for."""
-    words, model = [f"w{n}" for n in range(200)], LinearModel()
-    rows = model.get_input_embeddings().num_embeddings
-    assert rows < len(words)
-    ids = torch.full((400, 4), 2)
-    swaps = TokenSwaps(word_tokenizer(words), model, 1.0, 0.5)
-    seen = swaps({"input_ids": ids}, torch.Generator().manual_seed(0))["input_ids"]
-    assert set(seen.flatten().tolist()) == set(range(1, rows))
-
-
-def test_swaps_need_token_ids() -> None:
-    swaps = TokenSwaps(word_tokenizer(WORDS), LinearModel(), 0.5, 0.5)
+@pytest.mark.parametrize("count", [5, 200])
+def test_swaps_are_words_that_the_model_has_a_row_for(tmp_path: Path, count: int) -> None:
+    """All but the special first of 5 rows; this tokenizer has no unknown token."""
+    made = method_trainer(
+        tmp_path,
+        "corrupt-augment",
+        model=LinearModel(),
+        method={"swapped": 0.99},
+        options={"processing_class": word_tokenizer([f"w{n}" for n in range(count)])},
+    )
+    seen = made.method.corrupted({"input_ids": torch.full((400, 4), 2)})["input_ids"]
+    assert set(seen.flatten().tolist()) == {1, 2, 3, 4}
     with pytest.raises(ValueError, match="a batch with input_ids to swap; it has pixel_values"):
-        swaps({"pixel_values": torch.zeros(1, 3, 2, 2)}, torch.Generator())
+        made.method.corrupted({"pixel_values": torch.zeros(1, 3, 2, 2)})
 
 
 def test_neftune_is_uniform_noise_on_the_embeddings(tmp_path: Path) -> None:
@@ -157,7 +183,7 @@ def test_neftune_is_uniform_noise_on_the_embeddings(tmp_path: Path) -> None:
     assert 0.1 < np.abs(moved).max() / (2 * 0.5 / 6**0.5) < 1
     assert moved.min() < 0 < moved.max()
     handle.remove()
-    plain = model.eval()(torch.stack([row["input_ids"] for row in ROWS])).logits.detach().numpy()
+    plain = model.eval()(tensors(ROWS)["input_ids"]).logits.detach().numpy()
     np.testing.assert_allclose(made.predict(ROWS).predictions, plain, rtol=1e-12)
 
 
@@ -193,7 +219,7 @@ def test_l2_sp_leaves_a_new_head_alone(tmp_path: Path) -> None:
         for name, p in plain.named_parameters()
         if not name.startswith("classifier")
     )
-    logged = [e["jachess/penalty"] for e in made.state.log_history if "jachess/penalty" in e]
+    logged = [entry["jachess/penalty"] for entry in entries(made, "jachess/penalty")]
     assert logged == [0.0, pytest.approx(1e-9 * move / 2, rel=1e-4)]
 
 
@@ -359,10 +385,27 @@ class Recording(Masked):
         return LinearModel.forward(self, input_ids, labels)
 
 
+OTHERS = [torch.tensor([2, 4]), torch.tensor([3, 3])]
+
+
+def with_unknown(words: list[str], **special: str) -> Any:
+    tokenizer = word_tokenizer(words, **special)
+    tokenizer.add_special_tokens({"unk_token": "<unk>"})
+    return tokenizer
+
+
 def corrupting(folder: Path, name: str, model: nn.Module, **method: Any) -> MethodTrainer:
-    options = {"processing_class": word_tokenizer(WORDS)}
-    options["processing_class"].add_special_tokens({"unk_token": "<unk>"})
-    return trained(folder, name, model, data=SENTENCES, options=options, method=method)
+    """A step on `SENTENCES`, in mode joint on `ROWS` and the unlabelled `OTHERS`."""
+    return trained(
+        folder,
+        name,
+        model,
+        data=ROWS if method.get("mode") else SENTENCES,
+        unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in OTHERS],
+        options={"processing_class": with_unknown(WORDS)},
+        max_steps=method.pop("steps", 1),
+        method=method,
+    )
 
 
 def test_corruption_as_augmentation(tmp_path: Path) -> None:
@@ -410,17 +453,8 @@ def test_joint_consistency_is_of_unlabelled_rows_and_their_copies(tmp_path: Path
         lambda _, __, given: labelled.append("labels" in given), with_kwargs=True
     )
     (weight, bias), fresh = weights(model), LinearModel()
-    tokenizer = word_tokenizer(WORDS)
-    tokenizer.add_special_tokens({"unk_token": "<unk>"})
-    others = [torch.tensor([2, 4]), torch.tensor([3, 3])]
-    made = trained(
-        tmp_path,
-        "corrupt-consistency",
-        model,
-        method={"mode": "joint", "swapped": 0.5, "strength": 4.0},
-        options={"processing_class": tokenizer},
-        unlabelled=[{"input_ids": row, "labels": torch.tensor(1)} for row in others],
-    )
+    method = {"mode": "joint", "swapped": 0.5, "strength": 4.0}
+    made = corrupting(tmp_path, "corrupt-consistency", model, **method)
     assert labelled == [True, False, False]
     ids, copy = (seen for seen, _ in model.seen[1:])
     assert {tuple(row) for row in ids.tolist()} == {(2, 4), (3, 3)} and not torch.equal(ids, copy)
@@ -440,17 +474,8 @@ def test_consistency_every_second_step(tmp_path: Path) -> None:
     ends = {}
     for every, steps in ((1, 1), (2, 1), (2, 2)):
         model = Recording()
-        tokenizer = word_tokenizer(WORDS)
-        tokenizer.add_special_tokens({"unk_token": "<unk>"})
-        trained(
-            tmp_path / f"{every}{steps}",
-            "corrupt-consistency",
-            model,
-            method={"mode": "joint", "swapped": 0.5, "every": every},
-            options={"processing_class": tokenizer},
-            unlabelled=[{"input_ids": row} for row in (torch.tensor([2, 4]), torch.tensor([3, 3]))],
-            max_steps=steps,
-        )
+        method = {"mode": "joint", "swapped": 0.5, "every": every, "steps": steps}
+        corrupting(tmp_path / f"{every}{steps}", "corrupt-consistency", model, **method)
         ends[every, steps] = weights(model)[0], len(model.seen)
     plain = LinearModel()
     start = weights(plain)[0]
@@ -470,7 +495,7 @@ def test_divergence_of_several_labels_is_the_sum_over_them() -> None:
         kl_divergence(z, moved, "multi"), entropy(p, q, axis=0).sum(-1), rtol=1e-12
     )
     both = (entropy(p, q, axis=0) + entropy(q, p, axis=0)).sum(-1)
-    np.testing.assert_allclose(symmetric_divergence(z, moved, "multi"), both, rtol=1e-12)
+    np.testing.assert_allclose(kl_divergence(z, moved, "multi", symmetric=True), both, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -517,8 +542,7 @@ def test_several_labels_are_no_choice_among_them(
 def test_shares_of_swapped_tokens(tmp_path: Path) -> None:
     """15 % of the tokens: half of them unknown, the others any word; special ones stay."""
     words = [*WORDS[:2], "<cls>", *(f"w{n}" for n in range(VOCABULARY - 3))]
-    tokenizer = word_tokenizer(words, cls_token="<cls>")
-    tokenizer.add_special_tokens({"unk_token": "<unk>"})
+    tokenizer = with_unknown(words, cls_token="<cls>")
     made = method_trainer(tmp_path, "corrupt-consistency", options={"processing_class": tokenizer})
     ids = torch.full((400, 40), 19)
     ids[:, 0], ids[:, 30:] = 2, 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from .runs import parameters, trainer
-from .test_trainer import entries, normalised
+from .runs import entries, parameters, trainer
+from .test_trainer import normalised
 
 pytestmark = pytest.mark.cuda
 USE_CPU = False

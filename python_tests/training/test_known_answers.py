@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
+from jachess_ext.smoothness.decision import kl_divergence
 from jachess_ext.training import with_lora
 from jachess_ext.training.methods import L2
-from jachess_ext.training.methods.noise import symmetric_divergence
 from jachess_ext.training.methods.weights import is_masked, language_model, sharpness_aware_gradient
 
-from .runs import SGD, method_trainer, tapt_loss
+from .runs import SGD, first, method_trainer, tensors
 
 LR = SGD["learning_rate"]
 CURVATURE = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
@@ -120,55 +120,9 @@ ROWS = [
 ]
 
 
-def test_l2_on_a_linear_model(tmp_path: Path) -> None:
-    """W ← W − η (g + s W), and b ← b − η g: biases are left free."""
-    made = method_trainer(
-        tmp_path,
-        "l2",
-        model=LinearModel(),
-        data=ROWS,
-        max_steps=1,
-        method={"strength": 0.3},
-        logging_steps=1,
-    )
-    model = LinearModel()
-    made.train()
-    ids, labels = (torch.stack([row[k] for row in ROWS]) for k in ("input_ids", "labels"))
-    x = model.embeddings(ids).sum(1)
-    weight, bias = model.linear.weight.detach(), model.linear.bias.detach()
-    away = (x @ weight.T + bias).softmax(-1) - torch.eye(2, dtype=torch.float64)[labels]
-    expected = weight - LR * (away.T @ x / 2 + 0.3 * weight)
-    torch.testing.assert_close(made.model.linear.weight.detach(), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        made.model.linear.bias.detach(), bias - LR * away.mean(0), rtol=1e-9, atol=1e-9
-    )
-    logged = made.state.log_history[0]["jachess/penalty"]
-    assert logged == pytest.approx(0.15 * weight.square().sum().item(), rel=1e-6)
-
-
 def test_l2_needs_matrices() -> None:
     with pytest.raises(ValueError, match="acts on trained matrices"):
         L2().penalty(nn.LayerNorm(3), {}, None)
-
-
-def test_r3f_on_a_linear_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two classes: KL(p‖q) + KL(q‖p) = (p₁ − q₁) (s − t), s and t the differences of the logits."""
-    z = torch.tensor([[0.01, -0.02, 0.03]])
-    monkeypatch.setattr(
-        "jachess_ext.training.methods.noise.draw_noise", lambda shape, *_: z.expand(shape)
-    )
-    made = method_trainer(
-        tmp_path, "r3f", model=LinearModel(), data=ROWS, max_steps=1, method={"strength": 2.0}
-    )
-    model = LinearModel()
-    made.train()
-    ids = torch.stack([row["input_ids"] for row in ROWS])
-    weight, bias = model.linear.weight.detach(), model.linear.bias.detach()
-    x = model.embeddings(ids).sum(1)
-    s, t = ((y @ weight.T + bias).diff(dim=-1)[:, 0] for y in (x, x + 2 * z))
-    expected = ((torch.sigmoid(s) - torch.sigmoid(t)) * (s - t)).mean()
-    logged = made.state.log_history[0]["jachess/penalty"]
-    assert logged == pytest.approx(2 * expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0])
@@ -178,8 +132,10 @@ def test_divergence_is_the_sum_of_both_kl(size: float) -> None:
     q = p + size * torch.randn(4, 3, generator=generator)
     a, b = p.double().log_softmax(-1), q.double().log_softmax(-1)
     expected = (a.exp() * (a - b) + b.exp() * (b - a)).sum(-1)
-    torch.testing.assert_close(symmetric_divergence(p, q).double(), expected, rtol=0.1, atol=0)
-    assert symmetric_divergence(p, p, "regression").tolist() == [0.0] * 4
+    torch.testing.assert_close(
+        kl_divergence(p, q, symmetric=True).double(), expected, rtol=0.1, atol=0
+    )
+    assert kl_divergence(p, p, "regression", symmetric=True).tolist() == [0.0] * 4
 
 
 class TwoTokens(nn.Module):
@@ -234,7 +190,8 @@ def test_logit_derivatives_of_two_tokens(tmp_path: Path, name: str, mode: str, e
     )
     model = TwoTokens()
     made.train()
-    s = model.embeddings(torch.stack([row["input_ids"] for row in ROWS])).sum(1)
+    ids, labels = tensors(ROWS).values()
+    s = model.embeddings(ids).sum(1)
     curvature = (model.second + model.second.transpose(1, 2)) / 2
     slopes = model.first + torch.einsum("cij,bj->bci", curvature, s)
     jacobian = 2 * slopes.square().sum((1, 2))
@@ -242,11 +199,9 @@ def test_logit_derivatives_of_two_tokens(tmp_path: Path, name: str, mode: str, e
     if exact:
         jacobian, hessian = jacobian.sqrt(), hessian.sqrt()
     penalty = 0.1 * (jacobian.mean() + (hessian.sum() if name == "cross-holder" else 0.0))
-    logged = made.state.log_history[0]["jachess/penalty"]
+    logged = first(made, "jachess/penalty")
     assert logged == pytest.approx(penalty.item(), rel=1e-6 if exact else 0.15)
     if exact:
-        labels = torch.tensor([0, 1])
-        ids = torch.stack([row["input_ids"] for row in ROWS])
         (model(ids, labels=labels).loss + penalty).backward()
         for after, before in zip(
             [made.model.first, made.model.second], [model.first, model.second], strict=True
@@ -321,7 +276,7 @@ def test_tapt_learns_the_chain_of_two_tokens(tmp_path: Path, lora: bool) -> None
         assert p[place, stay].item() == pytest.approx(1 - FLIP, abs=0.05)
         assert p[place, 3 - stay].item() == pytest.approx(FLIP, abs=0.05)
     entropy = -(FLIP * math.log(FLIP) + (1 - FLIP) * math.log(1 - FLIP))
-    logged = tapt_loss(made)
+    logged = first(made, "jachess/tapt_loss")
     assert entropy - 0.02 < logged < math.log(3)
     assert {n: p.requires_grad for n, p in model.named_parameters()} == before
     score = inner.score.original_module if lora else inner.score
@@ -350,7 +305,7 @@ def test_tapt_masks_tokens_of_encoders(tmp_path: Path) -> None:
     )
     made.train()
     assert not torch.allclose(model.bert.encoder.layer[0].attention.self.query.weight, before)
-    logged = tapt_loss(made)
+    logged = first(made, "jachess/tapt_loss")
     assert logged < 0.5 * math.log(VOCABULARY), "rows of one word leave nothing to guess"
 
 

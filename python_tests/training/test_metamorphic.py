@@ -163,8 +163,7 @@ def test_who_is_refused(tmp_path: Path, name: str, family: str, kind: str) -> No
 def test_a_second_run(tmp_path: Path, name: str) -> None:
     """From the same seed, in the same process."""
     once, again = (run(tmp_path, name, "gpt2", "single") for _ in range(2))
-    for key, value in parameters(once).items():
-        assert torch.equal(value, parameters(again)[key]), key
+    assert_same_parameters(once, again, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in DRAWLESS if name != "sam"])

@@ -21,11 +21,13 @@ from .runs import (
     SETTINGS,
     Padder,
     assert_same_parameters,
+    entries,
     examples,
     first_figures,
     furthest,
     method_trainer,
     parameters,
+    tensors,
     trainer,
 )
 from .test_accumulation import mean_loss
@@ -149,17 +151,10 @@ def test_regression(tmp_path: Path, name: str) -> None:
     model.config.num_labels, model.num_labels = 1, 1
     model.config.problem_type = "regression"
     model.classifier = torch.nn.Linear(12, 1).double()
-    data = [
-        row | {"labels": torch.tensor(float(n % 5), dtype=torch.float64)}
-        for n, row in enumerate(examples(16))
-    ]
+    data = [row | {"labels": torch.tensor(n % 5.0).double()} for n, row in enumerate(examples(16))]
     made = method_trainer(tmp_path, name, model=model, data=data, max_steps=8, learning_rate=0.02)
     made.train()
-    losses = [
-        e["jachess/task_loss"] if "jachess/task_loss" in e else e["loss"]
-        for e in made.state.log_history
-        if "loss" in e
-    ]
+    losses = [entry.get("jachess/task_loss", entry["loss"]) for entry in entries(made, "loss")]
     assert sum(losses[4:]) < sum(losses[:4])
 
 
@@ -388,8 +383,7 @@ def one_process() -> Iterator[None]:
 @pytest.mark.usefixtures("one_process")
 def test_r3f_is_in_full_precision_behind_data_parallelism(tmp_path: Path) -> None:
     """Noise of 1e-5 is lost in bfloat16, in which accelerate wraps the model within DDP."""
-    rows = examples(4, labels=False)
-    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    batch = tensors(examples(4, labels=False))
 
     def penalty(model: torch.nn.Module) -> float:
         method = made.method.bind(made)  # draws the same numbers again

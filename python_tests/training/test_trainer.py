@@ -15,13 +15,9 @@ from jachess_ext.smoothness import BaseNorms
 from python_tests import processes
 from python_tests.smoothness.tiny_models import BLOCKS, LABELS, classifier
 
-from .runs import assert_same_parameters, examples, furthest, trainer
+from .runs import assert_same_parameters, entries, examples, furthest, trainer
 
 UNLABELLED = examples(8, seed=5, labels=False)
-
-
-def entries(made: Any, key: str) -> list[dict]:
-    return [entry for entry in made.state.log_history if key in entry]
 
 
 def normalised(made: Any, entry: dict, tokens: int = 3) -> float:

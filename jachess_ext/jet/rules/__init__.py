@@ -1,4 +1,4 @@
-"""The rules, one file per family; importing this package registers all of them."""
+"""The jet rules, one file per family; importing this package registers all of them."""
 
 from . import arithmetic as arithmetic
 from . import attention as attention
@@ -10,7 +10,7 @@ from . import reduce as reduce
 from . import shape as shape
 from . import softmax as softmax
 
-from . import composite as composite  # isort: skip  of functions that have rules above
+from . import composite as composite  # isort: skip  composed of the rules above
 from . import memory as memory  # isort: skip  built from the rules above
-from . import fused as fused  # isort: skip  asked before the rules above
+from . import fused as fused  # isort: skip  called before the rules above
 from . import forward_mode as forward_mode  # isort: skip  for functions without a rule above

@@ -1,4 +1,4 @@
-"""Sums, products, quotients and powers of two tensors, either or both of them jets."""
+"""Sums, products, quotients and powers of two tensors; complex numbers; Fourier transforms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...torch_floor import release
-from ..layout import JetLayout
 from ..registry import attribute, find_rule, general_rule, jet_rule
 from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
@@ -26,9 +25,9 @@ from .streamwise import (
 
 
 def promoted(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both in the dtype torch would compute in, which depends on the primals' dimensions.
+    """Cast both to the dtype that torch would compute in, which depends on their dimensions.
 
-    A plain scalar tensor is left as it is: torch, too, keeps its precision beside a half.
+    A plain scalar tensor keeps its dtype, as torch keeps its precision beside a half.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype == b.dtype:
         return a, b
@@ -100,7 +99,8 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> JetTenso
 
 
 def _quotient(a: Any, b: JetTensor) -> Tensor:
-    """y = a / b:  y_i = (a_i − y b_i) / b,  y_ij = (a_ij − y_i b_j − y_j b_i − y b_ij) / b."""
+    """Compute y = a / b:  y_i = (a_i − y b_i) / b,
+    y_ij = (a_ij − y_i b_j − y_j b_i − y b_ij) / b."""
     layout = b.jet_layout
     ndim = max(b.ndim, a.ndim) if isinstance(a, Tensor) else b.ndim
     numerator = aligned(a, ndim)[1:] if isinstance(a, JetTensor) else None
@@ -109,16 +109,12 @@ def _quotient(a: Any, b: JetTensor) -> Tensor:
     tangents = -primal * below[1:]
     tangents = tangents if numerator is None else tangents + numerator
     first = tangents[: layout.directions] / b.primal
-    second = _quotient_second(tangents[layout.directions :], first, below, layout)
-    return torch.cat([primal.unsqueeze(0), first, *[s / b.primal for s in second]])
-
-
-def _quotient_second(rest: Tensor, first: Tensor, below: Tensor, layout: JetLayout) -> list[Tensor]:
-    """The numerators of y_ij, ``[1, ...]`` each; ``rest`` holds a_ij − y b_ij."""
-    return [
+    rest = tangents[layout.directions :]  # a_ij − y b_ij
+    second = [
         rest[p : p + 1] - first[i - 1 : i] * below[j : j + 1] - first[j - 1 : j] * below[i : i + 1]
         for p, (i, j, _) in enumerate(layout.pair_streams())
     ]
+    return torch.cat([primal.unsqueeze(0), first, *[s / b.primal for s in second]])
 
 
 @jet_rule("__rdiv__", "__rtruediv__")
@@ -173,7 +169,7 @@ def _power_of_jet(base: JetTensor, exponent: Any) -> JetTensor:
 
 
 def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
-    """x^n: n x^(n−1), n (n−1) x^(n−2); a factor of zero wins over a negative power of zero."""
+    """Return x^n, n x^(n−1), n (n−1) x^(n−2); 0 where a factor is 0 and a power is infinite."""
     value = torch.pow(x, n)
     x, n = wide(x), wide(n.to(value.dtype)) if isinstance(n, Tensor) else n
     first, second = n - 1, n - 2
@@ -187,8 +183,8 @@ def _power_derivatives(x: Tensor, n: Any) -> Derivatives:
 
 
 def _without_slope_at_zero(x: Tensor, n: Any) -> tuple[Tensor, Any]:
-    """What to raise x^n of, where it is 0 and its slope infinite (0 < n < 1): 0 times this slope is
-    what a loss that does not ask for it would get."""
+    """Detach x where x^n is 0 and its slope infinite (0 < n < 1), so that a loss that does not
+    depend on it gets no 0 · ∞."""
     if x.is_complex() or not (isinstance(n, Tensor) or 0 < n < 1):
         return x, n
     steep = (x == 0) & (n > 0) & (n < 1)
@@ -196,43 +192,44 @@ def _without_slope_at_zero(x: Tensor, n: Any) -> tuple[Tensor, Any]:
 
 
 def _power_to_jet(base: Tensor, exponent: JetTensor) -> JetTensor:
-    """b^y: b^y ln b, b^y (ln b)²; constant where b is 0."""
+    """Compute b^y as a function of y; constant where b is 0."""
     value = torch.pow(base, exponent.primal)
     widened = exponent.with_streams(aligned(exponent, value.ndim))
     return _moved_exponent(base.to(value.dtype), widened, value)[0]
 
 
 def _moves(jet: JetTensor) -> Tensor:
-    """Where a tangent is not 0: elsewhere a formula may leave its domain without harm."""
+    """Return where a tangent is not 0; elsewhere a formula may leave its domain without harm."""
     return (jet.streams[1:] != 0).any(0)
 
 
 def _moved_exponent(base: Tensor, exponent: JetTensor, value: Tensor) -> tuple[JetTensor, Tensor]:
-    """b^y as a function of y: b^y ln b, b^y (ln b)²; and ln b, which is 0 where b is 0, as in
-    torch, and where no tangent of y asks for it, such as of a negative b."""
-    asked = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())
-    log = torch.where((base != 0) & asked, wide(base), 1).log()
-    power = torch.where(asked, wide(value), 0)
+    """Compute b^y as a function of y, with derivatives b^y ln b and b^y (ln b)²; and ln b.
+
+    ln b is 0 where b is 0, as in torch, and where b is negative and no tangent of y needs it.
+    """
+    needed = _moves(exponent) | ((wide(base).real > 0) & value.isfinite())
+    log = torch.where((base != 0) & needed, wide(base), 1).log()
+    power = torch.where(needed, wide(value), 0)
     return push_forward(exponent, (value, power * log, power * log * log)), log
 
 
 def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
-    """x^n as a function of both: the derivatives in x, in n (with l = ln x) and in both,
-    x^(n−1) (1 + n l)."""
+    """Compute x^n as a function of both; its mixed derivative is x^(n−1) (1 + n ln x)."""
     ndim = max(base.ndim, exponent.ndim)
     base, exponent = (jet.with_streams(aligned(jet, ndim)) for jet in (base, exponent))
     x, n = base.primal, exponent.primal
     value = torch.pow(x, n)
     with torch.no_grad():
         finite = torch.stack([wide(part) for part in _power_derivatives(x, n)]).isfinite().all(0)
-    asked = _moves(base)
-    _, slope, curvature = _power_derivatives(x, torch.where(asked | finite, n, 1))
+    needed = _moves(base)
+    _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
     in_x = push_forward(base, (value, slope, curvature))
     in_n, log = _moved_exponent(x, exponent, value)
     tangents = list(in_x.streams[1:] + in_n.streams[1:])
-    # At 0 there is none but of n = 1, as in torch; an infinite one is for tangents that ask.
+    # At 0 it is 0 unless n = 1, as in torch; where it is infinite, only tangents ≠ 0 get it.
     mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
-    nothing = ((x == 0) & (n != 1)) | ~((asked & _moves(exponent)) | mixed.isfinite())
+    nothing = ((x == 0) & (n != 1)) | ~((needed & _moves(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(nothing, 0)
     for i, j, ij in base.jet_layout.pair_streams():
         a, b = base.streams, exponent.streams
@@ -246,7 +243,7 @@ jet_rule("__rpow__")(lambda self, other: power(other, self))
 
 @jet_rule("float_power")
 def float_power(input: Any, exponent: Any) -> JetTensor:
-    """``pow`` in float64, whatever the inputs' dtype."""
+    """Compute ``pow`` in float64, whatever the inputs' dtype."""
     base, n = (v.double() if isinstance(v, Tensor) else v for v in (input, exponent))
     return power(base, n)
 
@@ -256,7 +253,7 @@ def float_power(input: Any, exponent: Any) -> JetTensor:
 
 @jet_rule("maximum")
 def maximum(input: Any, other: Any) -> Any:
-    """Of a tie both have half the derivative, as in torch's autograd; NaN on either side stays."""
+    """Share the derivative equally between ties, as torch's autograd does, and keep NaN."""
     return _both_of_a_tie(input, other, (input > other) | torch.isnan(input))
 
 
@@ -266,7 +263,7 @@ def minimum(input: Any, other: Any) -> Any:
 
 
 def _both_of_a_tie(input: Any, other: Any, first: Tensor) -> Any:
-    """``input`` where it comes ``first``, else ``other``; half of each where they are equal."""
+    """Return ``input`` where ``first`` is true, else ``other``; half of each where they tie."""
     chosen: Any = torch.where(first, input, other)
     rest: Any = torch.where(first, other, input)
     return torch.where(input == other, 0.5 * chosen + 0.5 * rest, chosen)
@@ -277,7 +274,7 @@ _FMAX_SHARES_TIES = release(torch.__version__) >= (2, 14)
 
 @jet_rule("fmax")
 def fmax(input: Any, other: Any) -> Any:
-    """A number goes before NaN.  Ties as in torch's autograd: shared, before 2.14 ``input``'s."""
+    """Prefer numbers to NaN.  Ties share the derivative; before torch 2.14 ``input`` has it all."""
     if not _FMAX_SHARES_TIES:
         return torch.where((input >= other) | torch.isnan(other), input, other)
     return _both_of_a_tie(input, other, (input > other) | torch.isnan(other))
@@ -292,8 +289,8 @@ def fmin(input: Any, other: Any) -> Any:
 
 @jet_rule("atan2", "arctan2")
 def atan2(input: Any, other: Any) -> JetTensor:
-    """The derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|; at the origin, which has
-    no angle, 0, as in torch's autograd."""
+    """Use the derivatives of atan(y / x), or of −atan(x / y) where |y| > |x|; 0 at the origin, as
+    in torch's autograd."""
     value = torch.atan2(primal_of(input), primal_of(other))
     steep = input.abs() > other.abs()
     origin = (input == 0) & (other == 0)
@@ -308,10 +305,8 @@ def atan2(input: Any, other: Any) -> JetTensor:
 
 
 def _log_of_sum(name: str, base: float) -> None:
-    """log_b(b^x + b^y): the derivatives in d = x − y are σ(d ln b) and ln b σ(d ln b) σ(−d ln b).
-
-    Neither is asked for the difference of two infinities, or for x where y is −∞.
-    """
+    """Register log_b(b^x + b^y), whose derivatives in d = x − y are σ(d ln b) and
+    ln b σ(d ln b) σ(−d ln b); d is 0 for two equal infinities."""
     scale = math.log(base)
 
     @jet_rule(name)
@@ -339,10 +334,10 @@ _log_of_sum("logaddexp2", 2.0)
 
 
 def _times_log(name: str, shift: float) -> None:
-    """x ln z with z = y or 1 + y: linear in x; ln z in x, x / z and −x / z² in y, 1 / z in both.
+    """Register x ln z with z = y + ``shift``: its derivatives are ln z in x, x / z and −x / z² in
+    y, and 1 / z in both.
 
-    As in torch nothing where x is 0 and z no positive number; and where no tangent of y asks for
-    it, nothing of what is infinite there.
+    As in torch they are 0 where x is 0 and z ≤ 0; and where z ≤ 0 and no tangent of y needs them.
     """
     function = getattr(torch.special, name)
 
@@ -355,8 +350,8 @@ def _times_log(name: str, shift: float) -> None:
         z = wide(y.primal) + shift
         nothing = (x.primal == 0) & (z <= 0)
         tangents = list(function(x.streams[1:], y.primal).masked_fill(nothing, 0))
-        asked = _moves(y) | (z > 0)
-        inverse = (1 / torch.where(asked, z, 1)).masked_fill(~asked, 0)
+        needed = _moves(y) | (z > 0)
+        inverse = (1 / torch.where(needed, z, 1)).masked_fill(~needed, 0)
         slope = wide(x.primal) * inverse
         in_y = push_forward(y, (value, slope, -slope * inverse)).streams
         tangents = [a + b for a, b in zip(tangents, in_y[1:], strict=True)]
@@ -373,13 +368,8 @@ _times_log("xlog1py", 1.0)
 
 # ---- complex numbers -------------------------------------------------------------------------
 #
-# Complex numbers: into them, out of them, and Fourier transforms.
-#
 # All but the modulus and the angle are linear over the real numbers, so the same on every stream.
-# What else takes complex jets is listed in `registry.COVERED`.
-
-
-_PARTS = ("real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg")
+# `registry.COVERED` lists the other functions that take complex jets.
 
 
 def _part(function: Callable, *others: Any) -> None:
@@ -388,7 +378,7 @@ def _part(function: Callable, *others: Any) -> None:
         return input.with_streams(function(input.streams))
 
 
-for _name in _PARTS:
+for _name in ("real", "imag", "conj", "conj_physical", "resolve_conj", "resolve_neg"):
     _part(getattr(torch, _name), getattr(Tensor, _name, getattr(torch, _name)))
 for _name in ("real", "imag"):
     _part(getattr(torch, _name), attribute(_name))
@@ -418,23 +408,13 @@ def polar(abs: Any, angle: Any) -> Any:
     return torch.complex(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-def _cast_to(name: str) -> None:
-    @jet_rule(name)
-    def rule(self: JetTensor, **named: Any) -> JetTensor:
-        return self.with_streams(getattr(self.streams, name)())
-
-
-for _name in ("cfloat", "cdouble"):
-    _cast_to(_name)
-
-
 def _modulus(name: str) -> None:
     of_real = find_rule(getattr(Tensor, name))
     assert of_real is not None
 
     @jet_rule(name)
     def rule(input: JetTensor) -> Any:
-        """Of complex numbers a norm: no derivative at 0 (`euclidean_norm`)."""
+        """Compute the modulus of complex numbers as a norm (`euclidean_norm`)."""
         if not input.dtype.is_complex:
             return of_real(input)
         return euclidean_norm(torch.view_as_real(input), -1)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: the fused operator, else matrix products and the softmax rule."""
+"""Scaled dot-product attention: the fused operator, or matrix products and the softmax rule."""
 
 from __future__ import annotations
 
@@ -30,13 +30,29 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> JetTensor:
-    """softmax(q kᵀ · scale + mask) v, for any of query, key, value, mask being jets.
+    """Compute softmax(q kᵀ · scale + mask) v, where any of query, key, value, mask are jets.
 
-    Shapes ``[..., H, T, d]``; ``attn_mask`` boolean (True takes part) or additive: T5's relative
-    position bias, say, which is a jet where parameters carry derivatives.
+    Shapes ``[..., H, T, d]``; ``attn_mask`` is boolean (True takes part) or additive, such as T5's
+    relative position bias, which is a jet where parameters carry derivatives.
     """
     if _operator_covers(query, key, value, attn_mask, enable_gqa):
-        return _operator(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if _repeats(key) is not None and _repeats(key) == _repeats(value):
+            keys, values = (jet.pattern.source.streams[:, :, :, 0] for jet in (key, value))
+        else:
+            keys, values = key.streams, value.streams
+        out = ops.attention_jet(
+            query.streams,
+            keys,
+            values,
+            attn_mask,
+            q=query.jet_layout.directions,
+            scale=scale,
+            causal=is_causal,
+            dropout_p=dropout_p,
+            # A seed from torch's generator, which gradient checkpointing restores.
+            dropout_seed=fresh_seed() if dropout_p else 0,
+        )
+        return query.with_streams(out)
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(groups, -3)
@@ -52,7 +68,8 @@ def scaled_dot_product_attention(
 
 
 def _operator_covers(query: Any, key: Any, value: Any, mask: Any, grouped: bool) -> bool:
-    """Three jets ``[B, H, T, d]`` of one layout, and a mask without a gradient of its own."""
+    """Return whether these are three jets ``[B, H, T, d]`` of one layout, and a mask that needs no
+    gradient."""
     jets = (query, key, value)
     if not all(isinstance(jet, JetTensor) and jet.ndim == 4 for jet in jets):
         return False
@@ -67,36 +84,6 @@ def _operator_covers(query: Any, key: Any, value: Any, mask: Any, grouped: bool)
     return same and fits and fusable("attention_jet", query)
 
 
-def _operator(
-    query: JetTensor,
-    key: JetTensor,
-    value: JetTensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> JetTensor:
-    stacks = [query.streams]
-    if _repeats(key) is not None and _repeats(key) == _repeats(value):
-        stacks += [key.pattern.source.streams[:, :, :, 0], value.pattern.source.streams[:, :, :, 0]]  # type: ignore[union-attr]
-    else:
-        stacks += [key.streams, value.streams]
-    # A seed from torch's generator: repeatable, and restored by gradient checkpointing.
-    seed = fresh_seed() if dropout_p else 0
-    out = ops.attention_jet(
-        stacks[0],
-        stacks[1],
-        stacks[2],
-        mask,
-        q=query.jet_layout.directions,
-        scale=scale,
-        causal=is_causal,
-        dropout_p=dropout_p,
-        dropout_seed=seed,
-    )
-    return query.with_streams(out)
-
-
 def _repeats(jet: JetTensor) -> int | None:
     return jet.pattern.times if isinstance(jet.pattern, RepeatedHeads) else None
 
@@ -105,7 +92,7 @@ def _repeats(jet: JetTensor) -> int | None:
 
 
 def _scores(query: Any, key: Any, mask: Any, is_causal: bool, scale: float) -> Any:
-    """q kᵀ · scale + mask; in one sweep where the fused product covers the shapes."""
+    """Compute q kᵀ · scale + mask; at once where the fused product covers the shapes."""
     keys = key.transpose(-2, -1)
     shape = (*query.shape[:-1], key.shape[-2])
     bias = _additive_mask(mask, is_causal, shape[-2:], query)
@@ -119,7 +106,7 @@ def _scores(query: Any, key: Any, mask: Any, is_causal: bool, scale: float) -> A
 
 
 def _additive_mask(mask: Any, is_causal: bool, shape: Any, scores: Any) -> Any:
-    """Masks of every kind, together, as numbers added to the scores, in the scores' dtype."""
+    """Return the sum of all masks, as numbers to add to the scores, in the scores' dtype."""
     if mask is not None:
         shown = mask.dtype == torch.bool
         mask = _hiding(mask.logical_not(), scores) if shown else mask.to(scores.dtype)
@@ -131,6 +118,6 @@ def _additive_mask(mask: Any, is_causal: bool, shape: Any, scores: Any) -> Any:
 
 
 def _hiding(hidden: Tensor, scores: Any) -> Tensor:
-    """What is added to scores to hide some: 0 and −inf."""
+    """Return −inf where scores are ``hidden``, and 0 elsewhere."""
     bias = torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device)
     return bias.masked_fill(hidden, -math.inf)

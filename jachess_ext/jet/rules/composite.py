@@ -21,17 +21,17 @@ _NEVER = {
 
 
 def opened(function: Callable) -> Callable:
-    """``function`` without its first step, which hands itself to the tensors that override it."""
+    """Copy a Python function of torch's without its check for tensors that override it."""
     function = getattr(function, "__wrapped__", function)
-    made = types.FunctionType(
+    copy = types.FunctionType(
         function.__code__,
         {**function.__globals__, **_NEVER},
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 _NAMES = (
@@ -44,15 +44,13 @@ for _name in _NAMES:
 
 
 # ---- losses ----------------------------------------------------------------------------------
-#
-# Losses that models compute from their own logits when a batch carries labels.
 
 
 @jet_rule(F.nll_loss)
 def nll_loss(
     input: JetTensor, target: Tensor, weight: Tensor | None = None, *args: Any, **named: Any
 ) -> JetTensor:
-    """Linear in the log-probabilities, so the same on every stream."""
+    """Apply it to every stream: it is linear in the log-probabilities."""
     losses = [F.nll_loss(stream, target, weight, *args, **named) for stream in input.streams]
     return input.with_streams(torch.stack(losses))
 
@@ -109,7 +107,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Any:
-    """(1 − y) x − ln σ(x), which overflows nowhere."""
+    """Compute (1 − y) x − ln σ(x), which does not overflow."""
     if pos_weight is not None or size_average is not None or reduce is not None:
         rule = general_rule(
             F.binary_cross_entropy_with_logits,
@@ -122,8 +120,7 @@ def binary_cross_entropy_with_logits(
 
 @jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
 def linear_cross_entropy(input: Any, linear_weight: Any, target: Tensor, **named: Any) -> Any:
-    """torch has no forward mode of the loss by chunks, which ``options`` ask for; the loss is the
-    same without them."""
+    """Drop ``options``, which only ask for chunks: torch has no forward mode of those."""
     rule = general_rule(F.linear_cross_entropy, "")
     return rule(input, linear_weight, target, **named | {"options": None})
 
@@ -133,11 +130,9 @@ linear_cross_entropy.under_autocast = True  # type: ignore[attr-defined]
 
 # ---- recurrent layers ------------------------------------------------------------------------
 #
-# Recurrent layers, composed step by step: gates are one linear map of all tokens, then one each.
-#
-# The formulas are those of torch.nn.LSTM, GRU and RNN; torch's kernels have no second derivative. A
-# packed sequence is ``[sum of lengths, C]``, step by step, the longest rows first, with the number
-# of rows that each step still has.
+# Formulas of torch.nn.LSTM, GRU and RNN, step by step, since torch's kernels have no second
+# derivative.  A packed sequence is ``[sum of lengths, C]``: all rows of the first step, the longest
+# sequence first, then those of the next; ``rows`` holds the number of rows of every step.
 
 
 State = tuple[Any, ...]
@@ -178,10 +173,10 @@ def _one_direction(
     backwards: bool,
     rows: Sequence[int] | None,
 ) -> tuple[Any, State]:
-    """``x [T, B, C]`` through one layer: every hidden state ``[T, B, H]``, and the last state.
+    """Run ``x [T, B, C]`` through one layer; return all hidden states ``[T, B, H]``, and the last.
 
     Args:
-        rows: of every step of a packed x, ``[sum, C]``; the result is packed, too.
+        rows: number of rows of every step of a packed x, ``[sum, C]``; the result is packed, too.
     """
     w_ih, w_hh, b_ih, b_hh = weights[:4]
     projection = tuple(weights[4:])
@@ -270,7 +265,7 @@ for _name, _step, _states in (
 
 @jet_rule(built_in("_pack_padded_sequence"))
 def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTensor, Tensor]:
-    """``[T, B, ...]`` to ``[sum of lengths, ...]``, and the rows of every step."""
+    """Pack ``[T, B, ...]`` into ``[sum of lengths, ...]``; also return the rows of every step."""
     packed, rows = torch_private.pack_padded_sequence(
         input.streams.movedim(0, 2), lengths, batch_first
     )
@@ -281,7 +276,7 @@ def pack(input: JetTensor, lengths: Tensor, batch_first: bool) -> tuple[JetTenso
 def pad(
     data: JetTensor, rows: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[JetTensor, Tensor]:
-    """The inverse; the padding carries no derivative."""
+    """Invert `pack`; the padding carries no derivative."""
     padded, settings = torch_private.pad_packed_sequence, (rows, batch_first)
     primal, lengths = padded(data.primal, *settings, padding_value, total_length)
     rest, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)

@@ -1,8 +1,9 @@
-"""One rule for functions that have none of their own: torch's forward mode, nested for order 2.
+"""A general rule for functions without a rule of their own: torch's forward mode, nested for
+order 2.
 
-It serves the functions of `forward_mode_kept.py` alone.  torch's forward mode can be wrong in
-silence (through a layer norm it is), so `python -m python_tests.jet.keep_forward_mode` writes that
-list: of functions for which all of torch's own samples agreed with finite differences.
+It serves only the functions listed in `forward_mode_kept.py`.  torch's forward mode can be silently
+wrong (through a layer norm it is), so `python -m python_tests.jet.keep_forward_mode` lists the
+functions for which all of torch's own samples agree with finite differences.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
-    """The rule of ``function``.
+    """Return the general rule of ``function``.
 
     Args:
         gradients: whether torch's backward through its own forward mode is right, too.
@@ -42,7 +43,7 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         shown: list[Any] = []
 
         def plain(*points: Tensor) -> Tensors:
-            """Every output that is a tensor."""
+            """Return every output that is a tensor."""
             given = list(leaves)
             for place, point in zip(places, points, strict=True):
                 given[place] = point
@@ -54,7 +55,7 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         own: Tensors = ()
         if any(is_half(tensor) for tensor in tensors):
             # In halves torch's forward mode overflows where its backward does not, and subtracts
-            # what has been rounded: the tangents are made in float32, the value is torch's own.
+            # rounded numbers: the tangents are computed in float32, the value is torch's own.
             own = plain(*(stack[0] for stack in stacks))
             leaves = [wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         try:
@@ -66,9 +67,9 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         for parts, value in zip(streams, own, strict=bool(own)):
             parts[:] = [value, *(part.to(value.dtype) for part in parts[1:])]
         _refuse_views(function, [parts[0] for parts in streams], stacks)
-        made = iter(streams)
+        stacked = iter(streams)
         outputs = [
-            _as_jet(next(made), layout) if isinstance(out, Tensor) else out for out in shown[0]
+            _as_jet(next(stacked), layout) if isinstance(out, Tensor) else out for out in shown[0]
         ]
         return torch_private.pytree.tree_unflatten(outputs, shown[1])
 
@@ -77,10 +78,7 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
 
 
 def _check(function: Callable, tensors: list[Any], gradients: bool) -> None:
-    """Raises:
-    MissingJetRule: a tensor of a kind whose forward mode nobody has checked, or a gradient that
-        would not be right.
-    """
+    """Raise MissingJetRule for other classes of tensors, and where gradients would be wrong."""
     if any(type(t) not in _PLAIN and not isinstance(t, JetTensor) for t in tensors):
         raise missing_rule(function, "one of its arguments is a tensor of a class of its own")
     if not gradients and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -99,8 +97,8 @@ def _as_jet(streams: list[Tensor], layout: JetLayout) -> Tensor:
 
 
 def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[list[Tensor]]:
-    """For every output its streams."""
-    found: dict[int, Tensors] = {}
+    """Return the streams of every output."""
+    outputs: dict[int, Tensors] = {}
 
     def point(stream: int) -> Tensors:
         return tuple(stack[stream] for stack in stacks)
@@ -111,20 +109,19 @@ def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[l
     for i, j, ij in layout.pair_streams():
         both: Any = jvp(first, (*point(0), *point(j)), (*point(i), *point(ij)))
         (value, by_j), (by_i, by_both) = both
-        found |= {0: value, i: by_i, j: by_j, ij: by_both}
+        outputs |= {0: value, i: by_i, j: by_j, ij: by_both}
     if not layout.pairs:
         for i in range(1, layout.streams):
-            one: Any = jvp(plain, point(0), point(i))
-            found[0], found[i] = one
-    return [[found[s][n] for s in range(layout.streams)] for n in range(len(found[0]))]
+            outputs[0], outputs[i] = jvp(plain, point(0), point(i))  # type: ignore[misc]
+    return [[outputs[s][n] for s in range(layout.streams)] for n in range(len(outputs[0]))]
 
 
 def named(name: str) -> Any:
-    """The function called ``torch.…``; None in a release of torch that has none."""
-    found: Any = torch
+    """Return the function called ``torch.…``; None in a release of torch without it."""
+    function: Any = torch
     for part in name.split(".")[1:]:
-        found = getattr(found, part, None)
-    return found
+        function = getattr(function, part, None)
+    return function
 
 
 for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
@@ -133,14 +130,14 @@ for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
 
 
 def _refuse_views(function: Callable, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
-    """A view shares its numbers with its source; what is stacked here would not."""
+    """Refuse a view, which shares its memory with its source; a new stack would not."""
     sources = {_storage(stack) for stack in stacks}
     if any(_storage(value) in sources for value in values):
         raise missing_rule(function, "it returned a view, which the general rule cannot give")
 
 
 def _storage(tensor: Tensor) -> int:
-    """What identifies the storage of a tensor, or of the one that torch.func's transforms wrap."""
+    """Return an identifier of a tensor's storage, inside the wrappers of torch.func."""
     functorch = torch_private.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

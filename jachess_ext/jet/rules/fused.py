@@ -1,4 +1,4 @@
-"""Spellings that models use for one operator, recognised function by function.
+"""Sequences of functions by which models spell one operator, recognised function by function.
 
     RMS norm    x.pow(2).mean(-1, keepdim=True) + ε → rsqrt (or pow −½) → times x, times weight,
                 with casts to and from float32 anywhere; Llama's, T5's and Gemma's classes
@@ -6,8 +6,8 @@
     residual    a + b, before a layer norm or an RMS norm (rules/norm.py reads the pattern)
     GQA         expand and reshape of key and value heads (rules/attention.py reads the pattern)
 
-Each recogniser returns a deferred jet or None (`deferred.py`).  The composed rules compute the
-same; `python_tests/jet/test_fused.py` compares them.  Import this file last.
+Each recogniser returns a jet, mostly a deferred one (`deferred.py`), or None.  The composed rules
+compute the same; `python_tests/jet/test_fused.py` compares them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from .streamwise import varargs
 def residual_sum(rule: Rule, input: Any, other: Any, **named: Any) -> JetTensor | None:
     if named or not fusable("rms_norm_jet", input, other):
         return None
-    # Both are made now: whoever takes the sum reads them anyway, and if that is beyond the end of
-    # a checkpointed block, what they save would no longer be the block's to drop.
+    # Both are computed now: the sum needs them anyway, and if it were computed after the end of a
+    # checkpointed block, the block could not drop what they save.
     input.streams, other.streams  # noqa: B018
     return promise(Sum(input, other), rule, (input, other), {}, input)
 
@@ -57,11 +57,11 @@ def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
     if input is other or not fusable("gated_activation_jet", input, other):
         return None
     for activated, factor in ((input, other), (other, input)):
-        if isinstance(activated.pattern, Activated):
-            found = activated.pattern
+        pattern = activated.pattern
+        if isinstance(pattern, Activated):
             q = input.jet_layout.directions
             return input.with_streams(
-                ops.gated_activation_jet(found.source.streams, factor.streams, found.kind, q)
+                ops.gated_activation_jet(pattern.source.streams, factor.streams, pattern.kind, q)
             )
     return None
 
@@ -70,7 +70,7 @@ def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
 
 
 def _root(jet: JetTensor) -> JetTensor:
-    """The jet behind a cast: mean squares of a cast are taken over the same numbers."""
+    """Return the jet behind a cast, which has the same mean square."""
     return jet.pattern.source if isinstance(jet.pattern, Cast) else jet
 
 
@@ -126,8 +126,8 @@ def inverse_root(rule: Rule, input: Any) -> JetTensor | None:
 def _inverse_root(rule: Rule, input: Any, *rest: Any) -> JetTensor | None:
     if not isinstance(input, JetTensor) or not isinstance(input.pattern, ShiftedMeanSquare):
         return None
-    found = input.pattern
-    return promise(InverseRms(found.source, found.eps), rule, (input, *rest), {}, input)
+    pattern = InverseRms(input.pattern.source, input.pattern.eps)
+    return promise(pattern, rule, (input, *rest), {}, input)
 
 
 @recognise("mul", "multiply", "__mul__", "__rmul__")
@@ -135,23 +135,23 @@ def rms_normed(rule: Rule, input: Any, other: Any) -> JetTensor | None:
     for normed, factor in ((input, other), (other, input)):
         if not isinstance(normed, JetTensor) or not isinstance(factor, Tensor):
             continue
-        found = normed.pattern
-        if isinstance(found, InverseRms) and _is_normed(factor, found):
+        pattern = normed.pattern
+        if isinstance(pattern, InverseRms) and _is_normed(factor, pattern):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
-            return _rms_norm(RmsNormed(_root(found.source), found.eps, None), dtype)
-        if isinstance(found, RmsNormed) and _scales_channels(factor, found, normed):
+            return _rms_norm(RmsNormed(_root(pattern.source), pattern.eps, None), dtype)
+        if isinstance(pattern, RmsNormed) and _scales_channels(factor, pattern, normed):
             dtype = torch.promote_types(normed.dtype, factor.dtype)
-            return _rms_norm(RmsNormed(found.source, found.eps, factor), dtype)
+            return _rms_norm(RmsNormed(pattern.source, pattern.eps, factor), dtype)
     return None
 
 
-def _is_normed(factor: Tensor, found: InverseRms) -> bool:
-    return isinstance(factor, JetTensor) and _root(factor) is _root(found.source)
+def _is_normed(factor: Tensor, pattern: InverseRms) -> bool:
+    return isinstance(factor, JetTensor) and _root(factor) is _root(pattern.source)
 
 
-def _scales_channels(factor: Tensor, found: RmsNormed, normed: JetTensor) -> bool:
+def _scales_channels(factor: Tensor, pattern: RmsNormed, normed: JetTensor) -> bool:
     return (
-        found.weight is None
+        pattern.weight is None
         and not isinstance(factor, JetTensor)
         and factor.is_floating_point()
         and factor.shape == normed.shape[-1:]
@@ -159,16 +159,16 @@ def _scales_channels(factor: Tensor, found: RmsNormed, normed: JetTensor) -> boo
     )
 
 
-def _rms_norm(found: RmsNormed, dtype: torch.dtype) -> JetTensor:
-    source = found.source
+def _rms_norm(pattern: RmsNormed, dtype: torch.dtype) -> JetTensor:
+    source = pattern.source
     wide = torch.promote_types(source.dtype, dtype)
 
     def make(source: JetTensor, weight: Tensor | None) -> JetTensor:
         jet = source if source.dtype == wide else source.with_streams(source.streams.to(wide))
-        out = rms_norm_operator(jet, weight, found.eps)
+        out = rms_norm_operator(jet, weight, pattern.eps)
         return out if wide == dtype else out.with_streams(out.streams.to(dtype))
 
-    return promise(found, make, (source, found.weight), {}, source, dtype=dtype)
+    return promise(pattern, make, (source, pattern.weight), {}, source, dtype=dtype)
 
 
 # ---- heads shared by several queries -----------------------------------------------------------
@@ -176,7 +176,7 @@ def _rms_norm(found: RmsNormed, dtype: torch.dtype) -> JetTensor:
 
 @recognise("reshape", "view")
 def repeated_heads(rule: Rule, self: Any, *shape: Any, **named: Any) -> JetTensor | None:
-    """``[B, H, n, T, d]``, expanded along n, seen as ``[B, H n, T, d]``: not copied out."""
+    """Defer the view of ``[B, H, n, T, d]``, expanded along n, as ``[B, H n, T, d]``: no copy."""
     if named or not isinstance(self, JetTensor) or self.ndim != 5 or self.pattern is not None:
         return None
     batch, heads, times, tokens, size = self.shape
@@ -199,10 +199,10 @@ def repeated_heads(rule: Rule, self: Any, *shape: Any, **named: Any) -> JetTenso
 def cast(rule: Rule, input: Any, *args: Any, **named: Any) -> JetTensor | None:
     if len(args) + len(named) != 1 or not set(named) <= {"dtype", "other"}:
         return None
-    asked = (*args, *named.values())[0]
-    if isinstance(asked, Tensor) and asked.device != input.device:
+    target = (*args, *named.values())[0]
+    if isinstance(target, Tensor) and target.device != input.device:
         return None
-    return _cast(input, getattr(asked, "dtype", asked))
+    return _cast(input, getattr(target, "dtype", target))
 
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
@@ -225,7 +225,7 @@ def _cast(input: Any, dtype: Any) -> JetTensor | None:
     if isinstance(input.pattern, RmsNormed):
         return _rms_norm(input.pattern, dtype)
     if torch.promote_types(input.dtype, dtype) != dtype:
-        return None  # digits are lost: not the same numbers any more
+        return None  # the cast rounds
 
     def widen(jet: JetTensor) -> JetTensor:
         return jet.with_streams(jet.streams.to(dtype))

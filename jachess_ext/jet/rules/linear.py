@@ -1,4 +1,4 @@
-"""Linear maps: one product for all streams, the bias on the primal only."""
+"""Linear maps and matrix products: one product for all streams, the bias on the primal only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetT
 
 @jet_rule("addmm")
 def addmm(input: Tensor, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> JetTensor:
-    """``beta·input + alpha·mat1 @ mat2``; GPT-2's Conv1D."""
+    """Compute ``beta·input + alpha·mat1 @ mat2``; GPT-2's Conv1D is one."""
     plain = not isinstance(input, JetTensor) and not isinstance(mat2, JetTensor)
     if plain and alpha == beta == 1 and input.ndim == 1:
         return linear(mat1, mat2.mT, input)
@@ -70,7 +70,7 @@ def matmul(input: Any, other: Any) -> JetTensor:
 
 
 def _matmul_with_vector(a: Any, b: Any) -> JetTensor:
-    """Row or column vectors become matrices, and the extra dimension is dropped again."""
+    """Multiply vectors as matrices, and drop the extra dimension again."""
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(-1) if b.ndim == 1 else b
     out: Any = matmul(row, column)
@@ -84,7 +84,7 @@ jet_rule(torch.Tensor.__rmatmul__)(lambda self, other: matmul(other, self))
 
 @jet_rule("einsum")
 def einsum(equation: str, *operands: Any) -> JetTensor:
-    """One or two operands; the streams are one more batch index of each."""
+    """Contract stream by stream; more than two operands go to the general rule."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if len(operands) > 2:
@@ -101,7 +101,7 @@ def einsum(equation: str, *operands: Any) -> JetTensor:
 
 
 def _by_rows(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """The product of every row of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
+    """Return the products of the rows of two stacks, ``[N, ...]`` or ``[1, ...]`` each."""
     count = max(len(a), len(b))
     return torch.stack([product(a[i % len(a)], b[i % len(b)]) for i in range(count)])
 
@@ -132,14 +132,12 @@ def _convolution(name: str) -> None:
         return input.with_streams(out)
 
 
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
-_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-for _name in (*_CONVOLUTIONS, *_TRANSPOSED):
+for _name in (f"conv{_kind}{_n}d" for _kind in ("", "_transpose") for _n in (1, 2, 3)):
     _convolution(_name)
 
 
 def _pooling(name: str, spatial: int) -> None:
-    """Averages over windows of the last ``spatial`` dimensions."""
+    """Register an average over windows of the last ``spatial`` dimensions."""
     function: Callable = getattr(F, name)
 
     @jet_rule(name)
@@ -173,7 +171,7 @@ def _reduction(name: str) -> None:
         axis: Any = None,
         keepdims: bool = False,
     ) -> JetTensor:
-        """``axis`` and ``keepdims`` are NumPy's names, which torch takes too."""
+        """Accept NumPy's names ``axis`` and ``keepdims``, as torch does."""
         dims = _reduce_dims(dim if axis is None else axis, input.ndim)
         keepdim = keepdim or keepdims
         if input.ndim == 0:
@@ -202,7 +200,7 @@ def dropout(
     *,
     train: bool = True,
 ) -> JetTensor:
-    """One mask for all streams of a step, drawn as torch draws it for the primal.
+    """Draw one mask for all streams, as torch draws it for the primal.
 
     ``train`` is torch.dropout's name for ``training``.
     """
@@ -213,15 +211,13 @@ def dropout(
     return write_in_place(input, out) if inplace else out
 
 
-# ---- a layer on a whole stack ----------------------------------------------------------------
-#
-# ``x Wᵀ + b`` for a whole stack: one product with S times the rows, the bias on the primal.
+# ---- a linear layer on a whole stack ---------------------------------------------------------
 
 
 class _StackedLinear(torch.autograd.Function):
-    """The bias goes in place into stream 0: no copy of the stack.
+    """``x Wᵀ + b`` as one product with S times the rows; the bias is added in place to stream 0.
 
-    The backward is differentiable where gradients are enabled, so a further derivative is right.
+    The backward is differentiable where gradients are enabled.
     """
 
     @staticmethod
@@ -253,24 +249,21 @@ def _rows_by(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def stacked_linear(streams: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
-    if transformed():  # torch's own functions, which forward mode and vmap know
-        out = torch.nn.functional.linear(streams, weight)
+    """Return ``[S, ..., k]`` times ``[n, k]``ᵀ, plus ``[n]`` on stream 0: ``[S, ..., n]``."""
+    if transformed():  # forward mode and vmap know torch's own functions
+        out = F.linear(streams, weight)
         return out if bias is None else add_to_primal(out, bias)
     return _StackedLinear.apply(streams, weight, bias)
 
 
 # ---- products of two jets --------------------------------------------------------------------
 #
-# Matrix product of two jets with a hand-written backward.
-#
-# Composed of torch functions (`streamwise.bilinear`), every slice of the stack costs a zero-filled
-# stack and an addition in the backward; here each of the 1 + 2q + 4P products is accumulated where
-# it belongs.
+# With a hand-written backward: in that of `streamwise.bilinear` every slice of the stack costs a
+# zero-filled stack and an addition; here each of the 1 + 2q + 4P products is added in place.
 
 
 def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
-    """(stream of the product, stream of a, stream of b) of every term of Leibniz' rule."""
+    """Yield (stream of the product, stream of a, stream of b) for every term of Leibniz' rule."""
     yield 0, 0, 0
     for stream in range(1, layout.streams):
         yield stream, stream, 0
@@ -283,7 +276,7 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
 def _accumulate(
     out: Tensor, terms: list[tuple[int, int, int]], a: Tensor, b: Tensor, alpha: float
 ) -> Tensor:
-    """out[o] = alpha Σ a[i] b[j] over the terms (o, i, j); out is not read."""
+    """Write alpha Σ a[i] b[j] over the terms (o, i, j) into out[o]; out is not read."""
     started = [False] * len(out)
     for o, i, j in terms:
         out[o].baddbmm_(a[i], b[j], beta=1 if started[o] else 0, alpha=alpha)
@@ -292,7 +285,7 @@ def _accumulate(
 
 
 class _MatmulJets(torch.autograd.Function):
-    """alpha · a b (+ bias on the primal) for stacks ``[S, N, m, k]``, ``[S, N, k, n]``."""
+    """alpha · a b (+ bias on the primal) for stacks ``[S, ..., m, k]`` and ``[S, ..., k, n]``."""
 
     @staticmethod
     def forward(
@@ -336,7 +329,7 @@ class _MatmulJets(torch.autograd.Function):
 
 
 def products_fuse(a: Any, b: Any) -> bool:
-    """Whether `matmul_jets` covers these factors: two jets, batched alike, of one dtype."""
+    """Return whether `matmul_jets` covers two factors: jets of one dtype and the same batch."""
     return (
         isinstance(a, JetTensor)
         and isinstance(b, JetTensor)
@@ -351,7 +344,7 @@ def products_fuse(a: Any, b: Any) -> bool:
 def matmul_jets(
     a: JetTensor, b: JetTensor, *, alpha: float = 1.0, bias: Tensor | None = None
 ) -> JetTensor:
-    """alpha · a b, with ``bias`` (broadcast to the product's shape) added to the primal.
+    """Return alpha · a b, with ``bias`` (broadcast to the product's shape) added to the primal.
 
     Args:
         a, b: ``[..., m, k]`` and ``[..., k, n]``, for which `products_fuse` holds.
@@ -359,9 +352,7 @@ def matmul_jets(
     return a.with_streams(_MatmulJets.apply(a.streams, b.streams, bias, alpha, a.jet_layout))
 
 
-# ---- images and signals ----------------------------------------------------------------------
-#
-# Resampling of images and signals, and their patches: linear, the same on every stream.
+# ---- patches and resampling of images and signals --------------------------------------------
 
 
 def _patches(name: str, batched: int) -> None:
@@ -381,14 +372,14 @@ _patches("fold", 3)
 
 @jet_rule(F.interpolate)
 def interpolate(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-    """``[N, C, ...]``; every mode is linear."""
+    """Resample ``[N, C, ...]``; every mode is linear."""
     out = F.interpolate(input.streams.flatten(0, 1), *args, **named)
     return input.with_streams(out.unflatten(0, (len(input.streams), -1)))
 
 
 @jet_rule(F.grid_sample)
 def grid_sample(input: Any, grid: Any, *args: Any, **named: Any) -> JetTensor:
-    """``[N, C, ...]`` at constant places: linear, so that the streams are channels beside C."""
+    """Sample ``[N, C, ...]`` at constant places; the streams are further channels."""
     if isinstance(grid, JetTensor):
         raise missing_rule(F.grid_sample, "places that depend on the input; only the image may")
     out = F.grid_sample(input.streams.transpose(0, 1).flatten(1, 2), grid, *args, **named)

@@ -1,4 +1,7 @@
-"""What is asked of a jet's memory, made like it, or written into it; import this file last."""
+"""Queries answered by the primal, buffers made like a jet, and writes in place.
+
+Import this file after those of the rules that it builds on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,14 @@ from torch import Tensor
 
 from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
 from ..strides import note_memory, refuse_overlap
-from ..tensor import JetTensor, carries_derivatives, common_layout, lift, primal_of
-from .streamwise import behind_streams, on_primal_and_tangents, prepare_write, without_dimensions
+from ..tensor import JetTensor, carries_derivatives, lift, primal_of
+from .streamwise import (
+    behind_streams,
+    lifted_streams,
+    on_primal_and_tangents,
+    prepare_write,
+    without_dimensions,
+)
 
 _COMPARISONS = spellings(
     *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
@@ -21,22 +30,10 @@ _COMPARISONS = spellings(
     *("long", "int", "short", "bool", "result_type"),
     *("item", "tolist", "__bool__", "__float__", "__int__"),
 )
-_LIKE = spellings(
-    *("ones_like", "rand_like", "randn_like"),
-    *("new_ones", "new_tensor", "bernoulli"),
-)
+_LIKE = spellings("ones_like", "rand_like", "randn_like", "new_ones", "new_tensor", "bernoulli")
 _METADATA = spellings(
-    *(
-        "is_floating_point",
-        "is_complex",
-        "is_conj",
-        "is_neg",
-        "is_contiguous",
-        "stride",
-        "numel",
-        "element_size",
-    ),
-    *("get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
+    *("is_floating_point", "is_complex", "is_conj", "is_neg", "is_contiguous", "stride", "numel"),
+    *("element_size", "get_device", "nelement", "is_same_size", "is_tensor", "__format__"),
 )
 _ATTRIBUTES = [
     attribute(name)
@@ -59,7 +56,7 @@ for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
 
 @jet_rule("detach", attribute("data"))
 def detach(self: JetTensor) -> Tensor:
-    """A constant that shares the jet's memory, as in torch: from now on writes must reach it."""
+    """Return a constant that shares the jet's memory, as in torch: later writes must reach it."""
     if self.jet_layout.run is not None:
         note_memory(self, self.jet_layout.run.given_out)
     return self.primal.detach()
@@ -69,22 +66,21 @@ if hasattr(torch, "_nested_tensor_from_mask_left_aligned"):
 
     @jet_rule(torch._nested_tensor_from_mask_left_aligned)
     def left_aligned(*args: Any) -> bool:
-        """Asked by torch.nn.TransformerEncoder, which would go on with nested tensors."""
+        """Answer torch.nn.TransformerEncoder, so that it does not use nested tensors."""
         return False
 
 
 @jet_rule("requires_grad_")
 def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
-    """Asked of hidden states by gradient checkpointing; acts on the stack."""
+    """Set it on the stack; gradient checkpointing calls it on hidden states."""
     self.streams.requires_grad_(requires_grad)  # type: ignore[attr-defined]
     return self
 
 
 # ---- buffers ---------------------------------------------------------------------------------
 #
-# Buffers that a model makes like its hidden states and fills piece by piece.
-#
-# They are jets with zero tangents from the start: a plain buffer could not take a jet in place.
+# Tensors that a model creates like its hidden states and fills piece by piece.  They are jets with
+# zero tangents, since a plain tensor cannot hold part of a jet.
 
 
 def _buffer(name: str) -> None:
@@ -93,42 +89,35 @@ def _buffer(name: str) -> None:
     @jet_rule(name)
     def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
         named.pop("memory_format", None)
-        made = function(input.primal, *primal_of(args), **named)
-        return lift(made, input.jet_layout) if carries_derivatives(made) else made
+        buffer = function(input.primal, *primal_of(args), **named)
+        return lift(buffer, input.jet_layout) if carries_derivatives(buffer) else buffer
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):
     _buffer(_name)
 
 
-def _lifted(*values: Any) -> list[Tensor]:
-    layout = common_layout(*values)
-    return [lift(value, layout).streams for value in values]
-
-
 @jet_rule("index_add")
 @without_dimensions
 def index_add(input: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> JetTensor:
-    stack, added = _lifted(input, source)
-    out = stack.index_add(behind_streams(dim, input.ndim), index, added, alpha=alpha)
-    return JetTensor(out, common_layout(input, source))
+    (stack, added), jet = lifted_streams((input, source))
+    place = behind_streams(dim, input.ndim)
+    return jet.with_streams(stack.index_add(place, index, added, alpha=alpha))
 
 
 @jet_rule("index_copy")
 @without_dimensions
 def index_copy(input: Any, dim: int, index: Tensor, source: Any) -> JetTensor:
-    stack, copied = _lifted(input, source)
-    out = stack.index_copy(behind_streams(dim, input.ndim), index, copied)
-    return JetTensor(out, common_layout(input, source))
+    (stack, copied), jet = lifted_streams((input, source))
+    return jet.with_streams(stack.index_copy(behind_streams(dim, input.ndim), index, copied))
 
 
 @jet_rule("scatter_add")
 @without_dimensions
 def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> JetTensor:
-    stack, added = _lifted(input, src)
-    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
-    out = stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added)
-    return JetTensor(out, common_layout(input, src))
+    (stack, added), jet = lifted_streams((input, src))
+    everywhere = index.expand(len(stack), *index.shape)
+    return jet.with_streams(stack.scatter_add(behind_streams(dim, input.ndim), everywhere, added))
 
 
 @jet_rule("scatter_reduce")
@@ -149,35 +138,25 @@ def scatter_reduce(
 def scatter(
     input: Any, dim: int, index: Tensor, src: Any = None, *, value: Any = None, **named: Any
 ) -> JetTensor:
-    """``src`` may be a number, as ``value`` is: a constant, which has no derivative."""
+    """Write ``src``, or the number ``value``; ``src`` may be a number, too."""
     written = src if value is None else value
     if named or written is None or isinstance(index, JetTensor):
         raise missing_rule(torch.scatter, "covered are (input, dim, index, src) and (…, value)")
-    if not isinstance(written, Tensor):
-        return _scatter_number(input, dim, index, written)
-    stack, copied = _lifted(input, written)
-    everywhere = index.unsqueeze(0).expand(len(stack), *index.shape)
-    out = stack.scatter(behind_streams(dim, input.ndim), everywhere, copied)
-    return JetTensor(out, common_layout(input, written))
-
-
-def _scatter_number(input: JetTensor, dim: int, index: Tensor, number: float) -> JetTensor:
     place = behind_streams(dim, input.ndim)
-
-    def without_tangents(rest: Tensor) -> Tensor:
-        return rest.scatter(place, index.unsqueeze(0).expand(len(rest), *index.shape), 0)
-
-    return on_primal_and_tangents(
-        input, lambda primal: primal.scatter(dim, index, number), without_tangents
-    )
+    if not isinstance(written, Tensor):
+        return on_primal_and_tangents(
+            input,
+            lambda primal: primal.scatter(dim, index, written),
+            lambda rest: rest.scatter(place, index.expand(len(rest), *index.shape), 0),
+        )
+    (stack, copied), jet = lifted_streams((input, written))
+    return jet.with_streams(stack.scatter(place, index.expand(len(stack), *index.shape), copied))
 
 
 # ---- writes in place -------------------------------------------------------------------------
 #
-# In-place functions: the result of the out-of-place rule is written into the jet's own storage.
-#
-# Views made before share that storage, so they change too, as with plain tensors; autograd's
-# version counter reports a write over something it saved.  Import this file last.
+# The result of the out-of-place rule is written into the jet's own storage, so that views of it
+# change, too; autograd's version counter reports a write over something that it saved.
 
 
 _NAMES = (
@@ -191,7 +170,7 @@ _OPERATORS |= {"__itruediv__": "div", "__idiv__": "div"}
 
 
 def _write(target: Any, value: Any, function: Any) -> JetTensor:
-    """``value``, broadcast and cast to ``target``, over the whole of it."""
+    """Write ``value``, broadcast and cast, over the whole of ``target``."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
     value = value if isinstance(value, Tensor) else torch.as_tensor(value, device=target.device)
@@ -211,7 +190,7 @@ def _in_place(function: Callable, rule: Callable) -> Callable:
     def write(self: Any, *args: Any, **named: Any) -> JetTensor:
         if not isinstance(self, JetTensor):
             raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
-        # Autograd saves the jet that the rule sees, so what is overwritten is another one.
+        # A clone, since autograd saves the jet that the rule sees.
         return _write(self, rule(self.clone(), *args, **named), function)
 
     return write
@@ -232,13 +211,13 @@ for _operator, _name in _OPERATORS.items():
 
 @jet_rule("__setitem__")
 def setitem(self: Any, index: Any, value: Any) -> None:
-    """Stream by stream, so that every kind of index means what it means on a plain tensor."""
+    """Write stream by stream, so that every index means what it means on a plain tensor."""
     if not isinstance(self, JetTensor):
         raise missing_rule(torch.Tensor.__setitem__, "a plain tensor cannot hold part of a jet")
     index = primal_of(index)
     if isinstance(value, JetTensor):
-        # Not by iterating: autograd gives no gradient to a view among several of one call, once
-        # its base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
+        # Not by iterating: of several views from one call, autograd gives none a gradient once
+        # their base is written into, and ``y[:, 0] += ...`` writes y's own view back into y.
         stack = lift(value, self.jet_layout).streams
         sources = [stack[stream] for stream in range(len(stack))]
     else:

@@ -46,7 +46,7 @@ def _fused(
     with_sum: Callable[..., tuple[Tensor, Tensor]],
     *settings: Any,
 ) -> JetTensor:
-    """The operator; a residual sum that is not made yet is added, and made, on the way."""
+    """Call the operator; a deferred residual sum is computed by the operator that includes it."""
     pending = input.pattern
     if isinstance(pending, Sum):
         out, total = with_sum(pending.a.streams, pending.b.streams, *settings)
@@ -56,11 +56,10 @@ def _fused(
 
 
 def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
-    """The norm over the last dimensions, without parameters and in float32 for halves; of a jet, or
-    of a plain tensor where the parameters alone are jets.
+    """Normalise a jet or a plain tensor over the last dimensions, without parameters; halves in
+    float32.
 
-    It is computed of x / s, with s a constant close to the root, so that powers of it do not
-    overflow where the result does not.
+    x is divided by a constant close to the root first, so that its powers do not overflow.
     """
     is_jet = isinstance(input, JetTensor)
     streams = wide(input.streams if is_jet else input.unsqueeze(0))
@@ -80,7 +79,7 @@ def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
 def rms_norm(
     input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> JetTensor:
-    """x (mean x² + ε)^(−1/2) · w; ε defaults to the dtype's machine epsilon, as in torch."""
+    """Compute x (mean x² + ε)^(−1/2) · w; by default ε is the machine epsilon, as in torch."""
     eps = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps
     simple = len(normalized_shape) == 1 and isinstance(input, JetTensor)
     simple = simple and not isinstance(weight, JetTensor)
@@ -92,7 +91,7 @@ def rms_norm(
 
 
 def rms_norm_operator(input: JetTensor, weight: Tensor | None, eps: float) -> JetTensor:
-    """The RMS norm's operator, for the spellings of it that `patterns` recognises, too."""
+    """Call the RMS norm's operator; also used by the spellings that `fused.py` recognises."""
     settings = (weight, eps, input.jet_layout.directions)
     return _fused(input, ops.rms_norm_jet, ops.add_rms_norm_jet, *settings)
 
@@ -106,7 +105,7 @@ def _affine(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
 
 
 def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) -> Any:
-    """Of ``[N, C, ...]``."""
+    """Scale and shift the channels of ``[N, C, ...]``."""
     channels = (-1, *(1,) * (out.ndim - 2))
     scale, shift = (None if v is None else v.reshape(channels) for v in (weight, bias))
     return _affine(out, scale, shift, dtype)
@@ -114,7 +113,7 @@ def _affine_of_channels(out: Any, weight: Any, bias: Any, dtype: torch.dtype) ->
 
 @jet_rule("normalize")
 def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Any:
-    """x / max(‖x‖₂, ε); at x = 0, and around it, that is x / ε."""
+    """Compute x / max(‖x‖₂, ε), which is x / ε around x = 0."""
     if p != 2:
         said = f"p={p!r} is not covered, only the Euclidean norm"
         return general_rule(F.normalize, said)(input, p, dim, eps)
@@ -122,16 +121,15 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out:
 
 
 def _unit(x: Any, dim: int, eps: float) -> Any:
-    """x / max(‖x‖₂, ε), of halves in float32."""
+    """Return x / max(‖x‖₂, ε), of halves in float32."""
     norm: Any = euclidean_norm(wide(x), dim, True, least=eps)
     return wide(x) / norm.clamp_min(eps)
 
 
 @jet_rule("cosine_similarity")
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), as torch divides each by its own."""
-
-    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms: one entry may stand for several
+    """Compute x1 · x2 / (max(‖x1‖, ε) max(‖x2‖, ε)), dividing each first, as torch does."""
+    x1, x2 = torch.broadcast_tensors(x1, x2)  # before the norms, which depend on it
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim).to(dtype)
 
@@ -145,7 +143,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
-    """Layer norm over each group of channels of ``[N, C, ...]``, then scale and shift a channel."""
+    """Normalise each group of channels of ``[N, C, ...]``, then scale and shift each channel."""
     x = wide(input).reshape(input.shape[0], num_groups, -1)
     out = _normalised(x, 1, eps, centred=True).reshape(input.shape)
     return _affine_of_channels(out, weight, bias, input.dtype)
@@ -153,10 +151,7 @@ def group_norm(
 
 @jet_rule("instance_norm")
 def instance_norm(input: Any, *args: Any, **named: Any) -> Any:
-    """Every channel of ``[N, C, ...]`` normalised by itself, or by the running statistics.
-
-    torch.instance_norm has another order of arguments than torch.nn.functional's.
-    """
+    """Normalise every channel of ``[N, C, ...]`` by its own, or by the running, statistics."""
     names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
     given = dict(zip(names, args, strict=False)) | named
     use_input_stats, eps = given.get("use_input_stats", True), given.get("eps", 1e-5)
@@ -183,13 +178,14 @@ def native_instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
+    """torch.instance_norm has another order of arguments than F.instance_norm."""
     return instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
     )
 
 
 def _uncount_the_batch() -> None:
-    """Take back what torch.nn's modules have counted before they ask for what is refused."""
+    """Undo the count of batches that a torch.nn module increased before a call that is refused."""
     module: Any = next(iter(calling_modules()), None)
     counted = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
     if counted and module.num_batches_tracked is not None:
@@ -208,7 +204,7 @@ def batch_norm(
     eps: float = 1e-5,
     *unused: Any,
 ) -> Any:
-    """With running statistics: an affine map of each channel of ``[N, C, ...]``."""
+    """Normalise channels of ``[N, C, ...]``; with running statistics, an affine map."""
     if training and running_mean is None and running_var is None:
         out = _normalised(input.transpose(0, 1).flatten(1), 1, eps, centred=True)
         out = out.unflatten(1, (input.shape[0], *input.shape[2:])).transpose(0, 1)
@@ -234,5 +230,5 @@ def native_batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """torch.batch_norm has another order of arguments."""
+    """torch.batch_norm has another order of arguments than F.batch_norm."""
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)

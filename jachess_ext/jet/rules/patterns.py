@@ -1,4 +1,4 @@
-"""What deferred jets may be made of, and how a rule makes one (`deferred.py`)."""
+"""What deferred jets may compute, and how a rule defers one (`deferred.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tensor import JetTensor
 
 @dataclass(frozen=True)
 class Sum(Pattern):
-    """a + b: two jets of one shape, dtype and layout."""
+    """a + b, for two jets of one shape, dtype and layout."""
 
     a: JetTensor
     b: JetTensor
@@ -45,7 +45,7 @@ class Square(Pattern):
 
 @dataclass(frozen=True)
 class MeanSquare(Pattern):
-    """Mean of source² over the last dimension, which is kept with size 1."""
+    """Mean of source² over the last dimension, kept with size 1."""
 
     source: JetTensor
 
@@ -86,14 +86,19 @@ class RmsNormed(Pattern):
 def promise(
     pattern: Pattern, rule: Rule, args: tuple, named: dict, like: JetTensor, **shown: Any
 ) -> JetTensor:
-    """A deferred jet that looks like ``like``, but for ``shape`` and ``dtype`` in ``shown``."""
+    """Defer ``rule(*args, **named)``.
+
+    Args:
+        like: a jet with the shape, dtype, device and layout of the result.
+        shown: ``shape`` or ``dtype`` of the result, if it differs from that of ``like``.
+    """
     jets = [arg for arg in args if isinstance(arg, JetTensor)]
     plain = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, JetTensor)]
-    made = [jet.streams for jet in jets if jet.pattern is None]
+    stacks = [jet.streams for jet in jets if jet.pattern is None]
     deferred = Deferred(
         pattern,
-        lambda: rule(*args, **named),
-        (*made, *plain),
+        lambda: rule(*args, **named).streams,
+        (*stacks, *plain),
         shown.get("shape", like.shape),
         shown.get("dtype", like.dtype),
         like.device,
@@ -102,7 +107,7 @@ def promise(
 
 
 def fusable(operator: str, *jets: Any) -> bool:
-    """Whether these are jets of one shape, dtype and layout that ``operator`` could take."""
+    """Return whether these are jets of one shape, dtype and layout that ``operator`` can take."""
     first = jets[0]
     return (
         all(isinstance(jet, JetTensor) for jet in jets)

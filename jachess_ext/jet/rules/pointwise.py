@@ -23,12 +23,12 @@ from .streamwise import write_in_place
 
 
 def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
-    """The jet of f(x), from ``(f, f', f'')`` at the primal; each of the primal's shape.
+    """Return the jet of f(x), given ``(f, f', f'')`` at the primal, each of the primal's shape.
 
-    The derivatives of halves may be float32, which does not overflow where the streams do not.
+    Of halves the derivatives may be float32, which does not overflow where the streams do not.
     """
     value, slope, curvature = derivatives
-    if value.ndim > jet.ndim:  # a further argument, such as a clamp's bound, was wider
+    if value.ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
         jet = jet.with_streams(aligned(jet, value.ndim))
     layout, streams = jet.jet_layout, jet.streams
     tangents = slope * streams[1:]
@@ -46,12 +46,12 @@ def is_half(x: Tensor) -> bool:
 
 
 def wide(x: Any) -> Any:
-    """Halves in float32, in which torch, too, adds up squares: their own would overflow."""
+    """Convert halves to float32, in which torch, too, sums squares: their own would overflow."""
     return x.float() if is_half(x) else x
 
 
 def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
-    """``derivatives(x)``, computed in float32 for halves: 1 − t² in 8 bits has none left."""
+    """Return ``derivatives(x)``, computed in float32 for halves, where 1 − t² would cancel."""
     if not is_half(x):
         return derivatives(x)
     value, slope, curvature = derivatives(x.float())
@@ -62,6 +62,11 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
     """Register a function ``x -> (f, f', f'')`` as the rule of the torch functions ``names``.
 
     It may take the torch function's further arguments; ``inplace=True`` is honoured.
+
+    Example:
+        >>> @pointwise("cosh")
+        ... def cosh(x):
+        ...     return torch.cosh(x), torch.sinh(x), torch.cosh(x)
     """
 
     def register(derivatives: Callable[..., Derivatives]) -> Callable[..., Derivatives]:
@@ -75,7 +80,7 @@ def pointwise(*names: str) -> Callable[[Callable[..., Derivatives]], Callable[..
             inplace = place is not None and (
                 named.get("inplace") or args[place : place + 1] == (True,)
             )
-            # Autograd saves the jet that the formula sees, so what is overwritten is another one.
+            # A clone, since autograd saves the jet that the formula sees.
             jet = input.with_streams(input.streams.clone()) if inplace else input
             others = len(args) + len(named) - ("inplace" in named or place in range(len(args)))
             if names[0] in ops.ACTIVATION_KINDS and not others:
@@ -98,9 +103,9 @@ def _only_the_input_is_a_jet(function: Any, input: Any, *others: Any) -> None:
 def with_operator(
     kind: str, jet: JetTensor, composed: Callable[[Tensor], Derivatives]
 ) -> JetTensor:
-    """The compiled activation operator where there is one, the composed rule otherwise.
+    """Call the compiled activation operator, or the composed rule where there is none.
 
-    The operator is deferred: a product with another jet makes it a gated activation.
+    The operator is deferred, so that a product with another jet makes it a gated activation.
     """
     if fusable("activation_jet", jet):
 
@@ -116,7 +121,7 @@ def with_operator(
 
 
 def of_operator(name: str) -> Callable[..., Derivatives]:
-    """The rule of an activation function that also has a compiled operator."""
+    """Register the rule of an activation function that has a compiled operator."""
 
     @pointwise(name)
     def derivatives(x: Tensor, inplace: bool = False) -> Derivatives:
@@ -150,8 +155,7 @@ def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
 
 @pointwise("softplus")
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivatives:
-    """ln(1 + exp βx) / β, which is x to the last bit from βx = 50 on, where exp has not overflown
-    yet."""
+    """Compute ln(1 + exp βx) / β, which equals x from βx = 50 on, before exp overflows."""
     s, s1, _ = sigmoid(beta * x)
     linear = beta * x > threshold
     slope = torch.where(linear, torch.ones_like(s), s)
@@ -164,7 +168,7 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Derivativ
 
 @pointwise("selu")
 def selu(x: Tensor, inplace: bool = False) -> Derivatives:
-    """λ elu(x, α), with the constants of Klambauer et al. 2017."""
+    """Compute λ elu(x, α), with the constants of Klambauer et al. 2017."""
     scale = 1.0507009873554804934193349852946
     _, slope, curvature = elu(x, 1.6732632423543772848170429916717)
     return F.selu(x), scale * slope, scale * curvature
@@ -179,7 +183,7 @@ def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Derivatives:
 
 @pointwise("softsign")
 def softsign(x: Tensor) -> Derivatives:
-    """x / (1 + |x|)."""
+    """Compute x / (1 + |x|)."""
     inverse = 1 / (1 + x.abs())
     return F.softsign(x), inverse * inverse, -2 * x.sign() * inverse**3
 
@@ -205,15 +209,15 @@ def hardsigmoid(x: Tensor, inplace: bool = False) -> Derivatives:
 
 @pointwise("hardswish")
 def hardswish(x: Tensor, inplace: bool = False) -> Derivatives:
-    """x hardsigmoid(x)."""
+    """Compute x hardsigmoid(x)."""
     _, slope, _ = hardsigmoid(x)
-    gate = ((x + 3) / 6).clamp(0, 1)  # torch's slope of it is no sixth in float64
+    gate = ((x + 3) / 6).clamp(0, 1)  # F.hardsigmoid's slope is not 1/6 in float64
     return F.hardswish(x), gate + x * slope, 2 * slope
 
 
 @pointwise("mish")
 def mish(x: Tensor, inplace: bool = False) -> Derivatives:
-    """x tanh(softplus(x))."""
+    """Compute x tanh(softplus(x))."""
     t, t1, t2 = tanh(F.softplus(x))
     s, s1, _ = sigmoid(x)
     slope, curvature = t1 * s, t2 * s * s + t1 * s1
@@ -234,7 +238,7 @@ def glu(input: Any, dim: int = -1) -> Any:
 
 @pointwise("logit")
 def logit(x: Tensor, eps: float | None = None) -> Derivatives:
-    """ln(x / (1 − x)), flat where ε clamps x."""
+    """Compute ln(x / (1 − x)), with derivatives 0 where ε clamps x."""
     value, outside = torch.logit(x, eps), None
     if eps is not None:
         outside = (x < eps) | (x > 1 - eps)
@@ -305,9 +309,9 @@ def rsqrt(x: Tensor) -> Derivatives:
 
 @pointwise("sinc")
 def sinc(x: Tensor) -> Derivatives:
-    """s = sin(y) / y at y = πx: s' = (cos y − s) / y, s'' = −s − 2 s' / y.
+    """Compute s = sin(y) / y at y = πx: s' = (cos y − s) / y, s'' = −s − 2 s' / y.
 
-    Near 0 these differences lose all their digits, and the power series in y² stand for them.
+    Near 0, where these differences cancel, by power series in y².
     """
     y = math.pi * x
     near = y.abs() < 1
@@ -363,7 +367,7 @@ def abs_(x: Tensor) -> Derivatives:
 
 
 def _with_jets_as_bounds(name: str, first: str) -> None:
-    """A bound that is a jet: the larger or smaller of two."""
+    """Extend a clamp's rule to bounds that are jets, by `maximum` and `minimum`."""
     of_constants = find_rule(getattr(torch, name))
     assert of_constants is not None
 
@@ -402,7 +406,7 @@ for _name in ("clamp", "clip", "clamp_min", "clamp_max"):
 
 @jet_rule("nan_to_num")
 def nan_to_num(input: JetTensor, *args: Any, **named: Any) -> JetTensor:
-    """Not computed in float32: the largest number depends on the dtype."""
+    """Replace infinities in the input's dtype, on which the largest number depends."""
     x = input.primal
     value = torch.nan_to_num(x, *args, **named)
     finite = torch.isfinite(x)

@@ -1,17 +1,17 @@
 """Frozen quantised weights: bitsandbytes' 4-bit and 8-bit layers, torchao's weight-only ones.
 
-Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matrix Ŵ, so every stream
-goes through one product with Ŵ.  Ŵ is made for the product and again in the backward, and kept by
-neither: between them a layer occupies what its quantised weight does.
+Such a layer is linear in its input, ``y = Ŵ x + b`` with the dequantised matrix Ŵ, so all streams
+go through one product with Ŵ.  Ŵ is computed for the product, and again in the backward; in between
+only the quantised weight is in memory.
 
-torchao's weights are tensors, which the rule of ``linear`` meets.  bitsandbytes calls
-autograd Functions and operators of its own, which ask no tensor whether it would answer: its two
-public products are made to ask (`adopt_libraries`) once a program has imported it.  Plain tensors
-reach the library's own code unchanged.
+torchao's weights are tensors, which the rule of ``linear`` receives.  bitsandbytes calls autograd
+Functions and operators of its own, without ``__torch_function__``: `adopt_libraries` adds it to its
+two public products once a program has imported the library.  Plain tensors reach the library's code
+unchanged.
 
-`Linear8bitLt` outside of training (and on a GPU always) also rounds its *input* to int8, so its
-true derivative is zero or undefined.  There the value is the library's own, and the derivatives are
-those of the layer without that rounding, Ŵ u: what the library's own backward uses as well.
+`Linear8bitLt` outside of training (and on a GPU always) also rounds its *input* to int8, so that
+its true derivative is zero or undefined.  There the value is the library's, and the derivatives are
+those of the layer without that rounding, Ŵ u, as in the library's own backward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """``[S, ..., k]`` times Ŵᵀ, plus ``[n]`` on stream 0; Ŵ ``[n, k]`` carries no gradient."""
+    """``[S, ..., k]`` times Ŵᵀ, plus ``[n]`` on stream 0; Ŵ ``[n, k]`` gets no gradient."""
 
     @staticmethod
     def forward(streams: Tensor, bias: Tensor | None, dequantise: Dequantise) -> Tensor:
@@ -57,21 +57,21 @@ class _FrozenLinear(torch.autograd.Function):
 
 
 def is_quantised(weight: Tensor) -> bool:
-    """Whether the weight of a linear layer is a tensor subclass that can be dequantised."""
-    kind = type(weight)
-    return kind not in _PLAIN and (
-        kind.dequantize is not Tensor.dequantize or kind.__module__.startswith("torchao.")
+    """Return whether the weight of a linear layer is a tensor subclass that can be dequantised."""
+    cls = type(weight)
+    return cls not in _PLAIN and (
+        cls.dequantize is not Tensor.dequantize or cls.__module__.startswith("torchao.")
     )
 
 
 def quantised_linear(input: JetTensor, weight: Any, bias: Tensor | None) -> JetTensor:
-    """``linear`` with a weight for which `is_quantised` holds."""
+    """Compute ``linear`` with a weight for which `is_quantised` holds."""
     function = torch.nn.functional.linear
-    kind = f"{type(weight).__module__}.{type(weight).__name__}"
+    name = f"{type(weight).__module__}.{type(weight).__name__}"
     if type(weight).dequantize is Tensor.dequantize or _rounds_its_input(weight):
         raise missing_rule(
             function,
-            f"the weight is a {kind}, with which torchao also rounds the layer's input; quantise "
+            f"the weight is a {name}, with which torchao also rounds the layer's input; quantise "
             "the weight alone, with Int8WeightOnlyConfig or IntxWeightOnlyConfig",
         )
     _refuse_trained(function, weight)
@@ -84,7 +84,7 @@ def quantised_linear(input: JetTensor, weight: Any, bias: Tensor | None) -> JetT
 
 
 def _rounds_its_input(weight: Any) -> bool:
-    """torchao's weights say in an attribute how the input is scaled or rounded, where it is."""
+    """Return whether an attribute of a torchao weight says that the input is scaled or rounded."""
     return any(
         value is not None and value != weight.dtype
         for name, value in vars(weight).items()
@@ -102,9 +102,9 @@ def _refuse_trained(function: Any, weight: Tensor) -> None:
 
 
 def adopt_libraries() -> None:
-    """Teach bitsandbytes' products (and BLOOM's GELU) to take jets, once they are imported.
+    """Make bitsandbytes' products and BLOOM's GELU take jets, once they are imported.
 
-    Called at the start of every pass; a look into ``sys.modules`` where there is nothing to do.
+    Called at the start of every pass.
     """
     _adopt_bloom()
     library: Any = sys.modules.get("bitsandbytes")
@@ -116,8 +116,7 @@ def adopt_libraries() -> None:
 
 
 def _adopt_bloom() -> None:
-    """transformers' BLOOM wraps its GELU into an autograd Function to save memory; a jet goes
-    through what the Function computes."""
+    """Send jets through what the autograd Function of transformers' BLOOM computes, its GELU."""
     module: Any = sys.modules.get("transformers.models.bloom.modeling_bloom")
     function = getattr(module, "GeLUFunction", None)
     if function is None or not hasattr(module, "bloom_gelu_forward"):
@@ -134,7 +133,7 @@ def _adopt_bloom() -> None:
 
 
 def overridable(function: Callable, rule: Callable) -> Callable:
-    """``function`` as one that torch could override (torch.overrides), with its jet rule.
+    """Return ``function`` with ``__torch_function__`` support, and register its jet rule.
 
     ``rule`` takes the function, then its arguments.
     """
@@ -163,7 +162,7 @@ def _4bit(
 
     def dequantise() -> Tensor:
         if getattr(quant_state, "packing_format_for_cpu", False):
-            # Packed in place for AVX-512: the library's own product with the identity reads it.
+            # Packed for AVX-512: only the library's own product reads it, here with the identity.
             unit = torch.eye(quant_state.shape[1], dtype=torch.bfloat16)
             return function(unit, B, quant_state=quant_state).mT.to(A.dtype)
         packed = B.detach().reshape(-1, 1)

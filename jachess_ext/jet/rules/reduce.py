@@ -15,8 +15,8 @@ from .streamwise import behind_streams_all, varargs, without_dimensions
 
 
 def _extreme(name: str) -> None:
-    """Along a dimension the entry at the index carries its derivative; of all entries, every one
-    that is as extreme carries its share."""
+    """Register ``max`` or ``min``: along a dimension the entry at the index has the derivative; of
+    all entries, those that tie share it."""
 
     @jet_rule(name)
     def rule(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
@@ -40,7 +40,7 @@ for _name in ("max", "min"):
 
 
 def _extreme_value(name: str) -> None:
-    """Entries that tie have equal shares in the derivative, as in torch's autograd."""
+    """Register ``amax`` or ``amin``: ties share the derivative equally, as in torch's autograd."""
 
     @jet_rule(name)
     @without_dimensions
@@ -81,15 +81,15 @@ def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool
 def euclidean_norm(
     x: Any, dim: Any = None, keepdim: bool = False, least: float = 0.0, size: Any = None
 ) -> Any:
-    """n = ‖x‖ along ``dim``, and with e = x / n:  n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n,
-    where p_i = x_i − n_i e.  Nothing is squared but what is orthogonal to x.
+    """Compute n = ‖x‖ along ``dim``; with e = x / n and p_i = x_i − n_i e:
+    n_i = Σ e x_i;  n_ij = Σ e x_ij + Σ p_i p_j / n.
 
-    A norm has no derivative at 0.  As in torch's autograd its slope there is taken to be 0, and so
-    is its curvature.  So it is where the norm is below ``least``, for a caller that raises it to
-    that anyway; the curvature of tiny norms is infinite in floating point.
+    At 0, where a norm has no derivative, both orders are 0, as torch's autograd has it.
 
     Args:
-        size: the norm of the primal with its dimensions kept, where it is known.
+        least: the derivatives are 0 for norms below, whose curvature may overflow; for callers that
+            raise such norms to ``least``.
+        size: the norm of the primal with its dimensions kept, if it is known.
     """
     if not isinstance(x, JetTensor):
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
@@ -119,7 +119,7 @@ def euclidean_norm(
 
 @jet_rule("hypot")
 def hypot(input: Any, other: Any) -> Any:
-    """The norm of the two, whose derivatives at the origin are 0."""
+    """Compute the norm of the two, whose derivatives at the origin are 0."""
     size = torch.hypot(primal_of(input), primal_of(other)).unsqueeze(0)
     return euclidean_norm(torch.stack(torch.broadcast_tensors(input, other)), 0, size=size)
 
@@ -133,7 +133,7 @@ def norm(
     out: None = None,
     dtype: Any = None,
 ) -> Any:
-    """Of a vector; the Euclidean norm has no derivative at 0 (`euclidean_norm`)."""
+    """Compute the norm of a vector; other norms go to the general rule."""
     p = 2 if p in ("fro", None) else p
     if p not in (1, 2, math.inf):
         said = f"p={p!r} is not covered, only 1, 2 and inf"
@@ -175,10 +175,12 @@ def linalg_norm(
 
 
 def _moments(input: Any, args: tuple, named: dict, root: bool = False) -> tuple[Any, Any]:
-    """(variance, mean) for ``(dim, *, correction, keepdim)`` and the older
-    ``(dim, unbiased, keepdim)`` and ``(unbiased)``; variance about the mean over N − correction.
-    With ``root`` the standard deviation in its stead, which of equal entries is 0 and has no
-    derivative (`euclidean_norm`)."""
+    """Return variance and mean for ``(dim, *, correction, keepdim)`` and the older
+    ``(dim, unbiased, keepdim)`` and ``(unbiased)``.
+
+    With ``root``, the standard deviation instead, which has no derivative where all entries are
+    equal (`euclidean_norm`).
+    """
     if args and isinstance(args[0], bool):
         args = (None, *args)
     named.update(zip(("dim", "unbiased", "keepdim"), args, strict=False))
@@ -192,7 +194,7 @@ def _moments(input: Any, args: tuple, named: dict, root: bool = False) -> tuple[
     count = input.shape.numel() // max(1, mean.shape.numel())
     left = max(0, count - correction)
     if root:
-        # torch's own deviation squares nothing that overflows.
+        # torch's own deviation does not overflow.
         own = torch.std(centred.primal, dims, correction=correction, keepdim=True)
         root_of_count = math.sqrt(left)
         size = own * root_of_count

@@ -1,4 +1,4 @@
-"""Changes of shape, copies and selections: the same on every stream (linear with no constant)."""
+"""Changes of shape, copies, casts and selections: linear, so the same on every stream."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def reshape(self: JetTensor, *shape: Any, **named: Any) -> JetTensor:
     return self.with_streams(self.streams.reshape(len(self.streams), *sizes))
 
 
-@jet_rule("view_as")
-def view_as(self: Any, other: Tensor) -> Any:
-    """A plain ``self`` stays plain: of ``other`` only the shape is asked."""
-    return self.view(other.shape)
+def _as_another(name: str) -> None:
+    @jet_rule(f"{name}_as")
+    def rule(self: Any, other: Tensor) -> Any:
+        """Use only the shape of ``other``, so that a plain ``self`` stays plain."""
+        return getattr(self, name)(other.shape)
 
 
-@jet_rule("reshape_as")
-def reshape_as(self: Any, other: Tensor) -> Any:
-    return self.reshape(other.shape)
+for _name in ("view", "reshape", "expand"):
+    _as_another(_name)
 
 
 @jet_rule("flatten", "ravel")
@@ -112,12 +112,6 @@ def expand(self: JetTensor, *sizes: Any, size: Any = None, implicit: bool = Fals
     return self.with_streams(aligned(self, len(target)).expand(len(self.streams), *target))
 
 
-@jet_rule("expand_as")
-def expand_as(self: Any, other: Tensor) -> Any:
-    """A plain ``self`` stays plain: of ``other`` only the shape is asked."""
-    return self.expand(other.shape)
-
-
 @jet_rule("broadcast_to")
 def broadcast_to(input: JetTensor, size: Any) -> JetTensor:
     return expand(input, size)
@@ -138,10 +132,9 @@ def tile(input: JetTensor, *dims: Any) -> JetTensor:
 
 @jet_rule("broadcast_tensors")
 def broadcast_tensors(*tensors: Any) -> tuple:
-    if isinstance(tensors[0], list | tuple):
-        tensors = tuple(tensors[0])
-    shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
-    return tuple(tensor.expand(shape) for tensor in tensors)
+    several: list[Any] = varargs(tensors[0], tensors[1:])
+    shape = torch.broadcast_shapes(*[tensor.shape for tensor in several])
+    return tuple(tensor.expand(shape) for tensor in several)
 
 
 @jet_rule(Tensor.unfold)
@@ -163,13 +156,11 @@ def _at_least(name: str) -> None:
     @jet_rule(function, built_in(name))
     def rule(*tensors: Any) -> Any:
         if len(tensors) > 1 or isinstance(tensors[0], list | tuple):
-            several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
-            return tuple(rule(tensor) for tensor in several)
-        return (
-            reshape(tensors[0], function(tensors[0].primal).shape)
-            if _is_jet(tensors[0])
-            else (function(tensors[0]))
-        )
+            return tuple(rule(tensor) for tensor in varargs(tensors[0], tensors[1:]))
+        (tensor,) = tensors
+        if not _is_jet(tensor):
+            return function(tensor)
+        return reshape(tensor, function(tensor.primal).shape)
 
 
 for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
@@ -178,9 +169,8 @@ for _name in ("atleast_1d", "atleast_2d", "atleast_3d"):
 
 @jet_rule(torch.meshgrid, built_in("meshgrid"))
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Any:
-    """As torch's, without the warning about its default."""
-    several = tensors[0] if isinstance(tensors[0], list | tuple) else tensors
-    several = list(several)
+    """Return torch's grids, without its warning about the default of ``indexing``."""
+    several: list[Any] = varargs(tensors[0], tensors[1:])
     if indexing == "xy" and len(several) > 1:
         several[:2] = several[1::-1]
     shape = [tensor.numel() for tensor in several]
@@ -212,7 +202,7 @@ def repeat_interleave(
 @jet_rule("__getitem__")
 def getitem(self: JetTensor, index: Any) -> JetTensor:
     if isinstance(index, list) and any(isinstance(part, _OF_VIEWS) for part in index):
-        index = tuple(index)  # as torch takes such a list
+        index = tuple(index)  # as torch does
     parts = index if isinstance(index, tuple) else (index,)
     parts = tuple(int(part) if _is_a_number(part) else part for part in parts)
     if not all(map(_is_plain_index, parts)) or _tensors_are_apart(parts):
@@ -222,7 +212,7 @@ def getitem(self: JetTensor, index: Any) -> JetTensor:
 
 
 def _is_a_number(part: Any) -> bool:
-    """Whether it is a tensor that torch takes for its number, so that the result is a view."""
+    """Return whether it is a tensor that torch reads as a number, so that the result is a view."""
     if not isinstance(part, Tensor) or part.ndim or transformed() or torch.compiler.is_compiling():
         return False
     return part.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -232,15 +222,17 @@ _OF_VIEWS = (slice, type(None), type(Ellipsis))
 
 
 def _is_plain_index(part: Any) -> bool:
-    """Whether it means the same behind another dimension.  Lists, arrays, True and the like are not
-    looked into, but given to torch for each stream."""
+    """Return whether it means the same behind another dimension.
+
+    Lists, arrays, True and the like are given to torch for each stream.
+    """
     kinds = (Tensor, Integral, *_OF_VIEWS)
     return isinstance(part, kinds) and not isinstance(part, bool)
 
 
 def _tensors_are_apart(parts: Sequence[Any]) -> bool:
-    """True where integer and tensor indices are separated by a slice, None or ellipsis: torch puts
-    the indexed dimensions first in this case, before the streams."""
+    """Return whether a slice, None or ellipsis separates integer and tensor indices: torch then
+    puts the indexed dimensions first, before the streams."""
     if not any(isinstance(part, Tensor) for part in parts):
         return False
     kinds = [isinstance(part, Tensor | Integral) for part in parts]
@@ -249,7 +241,7 @@ def _tensors_are_apart(parts: Sequence[Any]) -> bool:
 
 
 def _selection(name: str) -> None:
-    """Functions of ``(input, dim, ...)`` that select along one dimension."""
+    """Register a function of ``(input, dim, ...)`` that selects along one dimension."""
     function: Callable = getattr(torch, name)
 
     @jet_rule(name)
@@ -268,7 +260,7 @@ for _name in ("select", "narrow", "index_select"):
 def gather(input: JetTensor, dim: int, index: Tensor, **named: Any) -> JetTensor:
     if input.ndim == 0:
         return reshape(gather(flatten(input), dim, index.reshape(-1)), index.shape)
-    everywhere = index.unsqueeze(0).expand(len(input.streams), *index.shape)
+    everywhere = index.expand(len(input.streams), *index.shape)
     return input.with_streams(
         input.streams.gather(behind_streams(dim, input.ndim), everywhere, **named)
     )
@@ -302,7 +294,7 @@ for _name, _dim in (("hsplit", 1), ("vsplit", 0), ("dsplit", 2)):
 def split(
     tensor: JetTensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
-    """``split_size`` is what ``Tensor.split`` calls the second argument."""
+    """Accept ``split_size``, the name of the second argument in ``Tensor.split``."""
     size = split_size_or_sections if split_size is None else split_size
     return _each(tensor, tensor.streams.split(size, behind_streams(dim, tensor.ndim)))
 
@@ -318,7 +310,7 @@ def chunk(input: JetTensor, chunks: int, dim: int = 0) -> Any:
 
 
 def _written_alone(name: str, rule: Callable) -> None:
-    """torch's unsafe_* let each part be written into, which torch refuses of a split's."""
+    """Register an unsafe split, into whose parts torch allows writes, unlike those of a split."""
 
     @jet_rule(name)
     def views(input: JetTensor, *args: Any, **named: Any) -> Any:
@@ -357,11 +349,10 @@ def iterate(self: JetTensor) -> Any:
 
 @jet_rule("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Any], dim: int = 0) -> JetTensor:
-    # torch skips tensors of shape [0], whatever the others' shape; fresh key-value caches are such.
+    # torch skips tensors of shape [0], such as fresh key-value caches, but not their dtypes.
     kept = [tensor for tensor in tensors if tensor.shape != (0,)]
     stacks, jet = lifted_streams(kept or tensors)
     out = torch.cat(stacks, behind_streams(dim, jet.ndim))
-    # Their dtypes count.
     return jet.with_streams(out.to(reduce(torch.promote_types, (t.dtype for t in tensors))))
 
 
@@ -414,7 +405,7 @@ def pad(
 
 
 def _cast(jet: JetTensor, *args: Any, **named: Any) -> JetTensor:
-    """``to`` in all its spellings; a jet given as the example stands for its dtype and device."""
+    """Call ``to`` on the stack; a jet as an argument stands for its dtype and device."""
     args = tuple(torch.empty((), dtype=a.dtype, device=a.device) if _is_jet(a) else a for a in args)
     return jet.with_streams(jet.streams.to(*args, **named))
 
@@ -425,13 +416,13 @@ def _is_jet(value: Any) -> bool:
 
 @jet_rule("to")
 def to(self: Any, *args: Any, **named: Any) -> Any:
-    named.pop("memory_format", None)  # of the primal's dimensions; a jet lies as it lies
+    named.pop("memory_format", None)  # it counts the primal's dimensions
     if not _is_jet(self):  # plain.to(jet)
         example = args[0] if args else named["other"]
         return self.to(dtype=example.dtype, device=example.device)
-    kinds = [getattr(a, "dtype", a) for a in (*args, *named.values())]
-    kinds = [kind for kind in kinds if isinstance(kind, torch.dtype)]
-    if any(not kind.is_floating_point and not kind.is_complex for kind in kinds):
+    given = [getattr(a, "dtype", a) for a in (*args, *named.values())]
+    dtypes = [dtype for dtype in given if isinstance(dtype, torch.dtype)]
+    if any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes):
         return self.primal.to(*args, **named)  # integers carry no derivative
     return _cast(self, *args, **named)
 
@@ -448,34 +439,19 @@ def type_(self: JetTensor, dtype: Any = None, **named: Any) -> Any:
     return to(self, dtype if isinstance(dtype, torch.dtype) else self.primal[:0].type(dtype).dtype)
 
 
-@jet_rule("float")
-def float_(self: JetTensor, **named: Any) -> JetTensor:
-    return _cast(self, torch.float32)
+def _cast_to(name: str) -> None:
+    @jet_rule(name)
+    def rule(self: JetTensor, **named: Any) -> JetTensor:
+        return self.with_streams(getattr(self.streams, name)())
 
 
-@jet_rule("double")
-def double(self: JetTensor, **named: Any) -> JetTensor:
-    return _cast(self, torch.float64)
-
-
-@jet_rule("half")
-def half(self: JetTensor, **named: Any) -> JetTensor:
-    return _cast(self, torch.float16)
-
-
-@jet_rule("bfloat16")
-def bfloat16(self: JetTensor, **named: Any) -> JetTensor:
-    return _cast(self, torch.bfloat16)
+for _name in ("float", "double", "half", "bfloat16", "cfloat", "cdouble", "cpu"):
+    _cast_to(_name)
 
 
 @jet_rule("cuda")
 def cuda(self: JetTensor, *args: Any, **named: Any) -> JetTensor:
     return self.with_streams(self.streams.cuda(*args, **named))
-
-
-@jet_rule("cpu")
-def cpu(self: JetTensor, **named: Any) -> JetTensor:
-    return self.with_streams(self.streams.cpu())
 
 
 @jet_rule("contiguous")
@@ -512,9 +488,9 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
         raise missing_rule(torch.where, "the condition must be a plain boolean tensor")
     layout = common_layout(input, other)
     sides = [primal_of(input), primal_of(other)]
-    plain: Any = torch.where  # its overload with one argument gives a tuple
+    plain: Any = torch.where  # for mypy: one overload returns a tuple
     primal: Tensor = plain(condition, *sides)
-    if primal.dtype.is_complex:  # torch has no gradient for a real side beside a complex one
+    if primal.dtype.is_complex:  # torch has no gradient for a real side of a complex result
         sides = [s.to(primal.dtype) if isinstance(s, Tensor) else s for s in sides]
         primal = plain(condition, *sides)
     shape = (layout.streams - 1, *primal.shape)
@@ -525,5 +501,5 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> JetTensor:
 
 
 def _tangents(jet: JetTensor, primal: Tensor) -> Tensor:
-    """x_i and x_ij, to broadcast against a result's primal, in its dtype."""
+    """Return x_i and x_ij in the dtype of a result's primal, to broadcast against it."""
     return aligned(jet, primal.ndim)[1:].to(primal.dtype)

@@ -1,4 +1,4 @@
-"""Helpers for operations that treat every stream alike: linear maps and changes of shape."""
+"""Helpers of several families of rules: dimensions, linear and bilinear maps, writes in place."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 
 from ...ops.library import transformed
-from ..deferred import make_pending
 from ..strides import refuse_expanded, renew_memory
-from ..tensor import JetTensor, aligned, common_layout, lift
+from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
 
 R = TypeVar("R", bound=Callable[..., Any])
 
 
 def behind_streams(dim: int, ndim: int) -> int:
-    """A dimension of the primal as a dimension of the stack ``[S, ...]``.
+    """Convert a dimension of the primal to one of the stack ``[S, ...]``.
 
     Raises:
-        IndexError: as torch does, if ``dim`` is outside ``[-ndim, ndim)``; unchecked, -ndim-1
-            would silently mean the stream dimension.
+        IndexError: ``dim`` is outside ``[-ndim, ndim)``; -ndim-1 would mean the streams.
     """
     if not -ndim <= dim < max(ndim, 1):
         raise IndexError(f"dimension {dim} is out of range for a jet of {ndim} dimensions")
@@ -30,25 +28,25 @@ def behind_streams(dim: int, ndim: int) -> int:
 
 
 def behind_streams_all(dims: Sequence[int], ndim: int) -> list[int]:
-    """`behind_streams` for several dimensions."""
+    """Convert several dimensions by `behind_streams`."""
     return [behind_streams(dim, ndim) for dim in dims]
 
 
 def without_dimensions(rule: R) -> R:
-    """``rule`` for tensors of no dimension, too, of which torch takes dimensions 0 and -1: there
-    it is asked for the tensor as a vector of one entry."""
+    """Extend a rule to tensors of no dimension, of which torch accepts dimensions 0 and -1, by
+    calling it on vectors of one entry."""
 
     @functools.wraps(rule)
-    def asked(input: Any, *args: Any, **named: Any) -> Any:
+    def on_vectors(input: Any, *args: Any, **named: Any) -> Any:
         if input.ndim:
             return rule(input, *args, **named)
         others = [_as_vector(value) for value in args]
-        found = rule(_as_vector(input), *others, **{k: _as_vector(v) for k, v in named.items()})
-        if isinstance(found, tuple):
-            return type(found)([value.reshape(()) for value in found])
-        return found.reshape(())
+        out = rule(_as_vector(input), *others, **{k: _as_vector(v) for k, v in named.items()})
+        if isinstance(out, tuple):
+            return type(out)([value.reshape(()) for value in out])
+        return out.reshape(())
 
-    return asked  # type: ignore[return-value]
+    return on_vectors  # type: ignore[return-value]
 
 
 def _as_vector(value: Any) -> Any:
@@ -56,7 +54,7 @@ def _as_vector(value: Any) -> Any:
 
 
 def varargs(first: Any, rest: Sequence[Any] = ()) -> list[int]:
-    """``view(2, 3)`` and ``view((2, 3))`` alike."""
+    """Return the arguments of ``view(2, 3)`` or ``view((2, 3))`` as a list."""
     if isinstance(first, list | tuple | torch.Size):
         return list(first)
     return [first, *rest]
@@ -65,7 +63,7 @@ def varargs(first: Any, rest: Sequence[Any] = ()) -> list[int]:
 def on_primal_and_tangents(
     jet: JetTensor, primal: Callable[[Tensor], Tensor], tangents: Callable[[Tensor], Tensor]
 ) -> JetTensor:
-    """An affine map: ``primal`` on x0, its linear part ``tangents`` on the ``[S-1, ...]`` rest."""
+    """Apply an affine map ``primal`` to x0, and its linear part to the ``[S-1, ...]`` others."""
     streams = jet.streams
     return jet.with_streams(torch.cat([primal(streams[0]).unsqueeze(0), tangents(streams[1:])]))
 
@@ -87,7 +85,7 @@ class _AddToPrimal(torch.autograd.Function):
 
 
 def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
-    """``[S, ...]`` with a constant (broadcast to the primal's shape) added to the primal."""
+    """Add a constant to the primal of ``[S, ...]``; both may be broadcast."""
     if isinstance(constant, Tensor) and constant.device == streams.device:
         same = torch.result_type(streams, constant) == streams.dtype
         fits = torch.broadcast_shapes(streams.shape[1:], constant.shape) == streams.shape[1:]
@@ -104,10 +102,10 @@ def add_to_primal(streams: Tensor, constant: Tensor | float) -> Tensor:
 def bilinear(
     product: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any, ndim: int | None = None
 ) -> JetTensor:
-    """The Leibniz rule for any product linear in both factors (docs/how_it_works.md, bilinear).
+    """Apply the Leibniz rule to a product linear in both factors (docs/how_it_works.md, bilinear).
 
     Args:
-        product: takes stacks ``[N, ...]`` or ``[1, ...]`` of both factors, stream by stream.
+        product: multiplies stacks ``[N, ...]`` or ``[1, ...]``, stream by stream.
         a, b: a `JetTensor` each, or a plain tensor (constant).
         ndim: broadcast both to this many dimensions behind the streams.
     """
@@ -150,14 +148,14 @@ def write_in_place(target: JetTensor, value: JetTensor) -> JetTensor:
 
 
 def prepare_write(target: JetTensor) -> None:
-    """Make what is deferred, and see that backward can go on with what was read before."""
+    """Compute deferred jets, and keep what backward needs, before a write into ``target``."""
     refuse_expanded(target)
     make_pending()
     renew_memory(target)
 
 
 def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:
-    """The stacks of several values, constants lifted to jets; and one of the jets."""
+    """Return the stacks of several values, constants lifted to jets; and the first jet."""
     layout = common_layout(*values)
     jets = [lift(value, layout) for value in values]
     return [jet.streams for jet in jets], jets[0]

@@ -1,6 +1,6 @@
 """Every fine-tuning method, by name in `METHODS`; its constructor's arguments are its settings.
 
-A new one: a class ``class Mine(Method, name="mine")`` in a file of this folder that is imported
+To add a method, write a class ``class Mine(Method, name="mine")`` in a file that is imported
 here, and a line in docs/methods.md.
 """
 

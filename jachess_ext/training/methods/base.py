@@ -1,4 +1,4 @@
-"""`Method`: the configuration of a fine-tuning method, and what it does in a trainer's run."""
+"""`Method`, the base of every fine-tuning method, with the plain one and label smoothing."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ...smoothness.decision import Kind, decision_kind
+from ..batches import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Batch = Mapping[str, Any]
 Run = Callable[..., tuple[Tensor, Any]]
-"""``run(batch, called=model)``: the Trainer's own task loss of a batch (labels included), and the
-model's output; of another callable than the Trainer's model, where one is given."""
+"""``run(batch, called=model)``: the Trainer's own task loss of a labelled batch and the output of
+the model, or of ``called`` in its place."""
 
 METHODS: dict[str, type[Method]] = {}
-"""Every method by name: a subclass ``class SAM(Method, name="sam")`` enters itself."""
+"""Every method by name: a subclass ``class SAM(Method, name="sam")`` registers itself."""
 
 
 def defaults_of(constructor: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that have a default, with it."""
+    """Return the arguments that have a default, each with its default."""
     arguments = inspect.signature(constructor).parameters.values()
     return {a.name: a.default for a in arguments if a.default is not a.empty}
 
@@ -46,73 +46,82 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+_COUNT = "a whole number from 1 up"
 check_positive = _checker("a number above 0", lambda v: _is_number(v) and 0 < v < math.inf)
 check_nonnegative = _checker("a number from 0 up", lambda v: _is_number(v) and 0 <= v < math.inf)
 check_share = _checker("a share between 0 and 1", lambda v: _is_number(v) and 0 < v < 1)
 check_smoothing = _checker("a share from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
 check_fraction = _checker("a share from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1)
 check_flag = _checker("yes or no", lambda v: isinstance(v, bool))
-check_count = _checker("a whole number from 1 up", lambda v: type(v) is int and v >= 1)
-check_count_or_none = _checker(
-    "a whole number from 1 up", lambda v: v is None or (type(v) is int and v >= 1)
-)
+check_count = _checker(_COUNT, _is_count)
+check_count_or_none = _checker(_COUNT, lambda v: v is None or _is_count(v))
 
 
 def check_choice(choices: tuple[str, ...], **settings: Any) -> None:
-    """Check that each setting is one of the choices."""
-    for name, value in settings.items():
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+    """Raise a ValueError unless each setting is one of the choices."""
+    _checker(f"one of {', '.join(choices)}", lambda v: v in choices)(**settings)
 
 
 class Loss(NamedTuple):
-    """What a batch costs.
+    """The loss of a training batch.
 
     Attributes:
-        task: the loss on labels.
-        outputs: the model's, of the plain pass.
-        penalty: to be added, strength included; None without one.
-        figures: to be logged beside the penalty, scalars or ``[K]``.
-        instead: the loss of a step that is skipped; None as a rule.
+        task: the loss on the labels.
+        outputs: the model's output of the plain pass.
+        penalty: what is added to the task loss, strength included; None without a penalty.
+        figures: scalars or ``[K]`` to log beside the penalty.
     """
 
     task: Tensor
     outputs: Any
     penalty: Tensor | None = None
     figures: Mapping[str, Tensor | None] = {}
-    instead: Tensor | None = None
 
 
 class Method:
-    """A fine-tuning method; its constructor's arguments are its settings.
+    """A fine-tuning method, configured by its constructor's arguments.
 
-    It is configuration until `MethodTrainer` binds it: `bind` gives the copy that acts in a run.
-    A subclass keeps each argument as an attribute of the same name, checks it in the constructor,
-    and overrides what it does otherwise than the plain Trainer.
+    `MethodTrainer` binds a copy to its run (`bind`).  A subclass checks each argument, keeps it as
+    an attribute of the same name, and overrides the steps in which it differs from plain training.
+
+    Example:
+        >>> class HalfLoss(Method):
+        ...     def __init__(self, share: float = 0.5) -> None:
+        ...         super().__init__()
+        ...         check_share(share=share)
+        ...         self.share = share
+        ...
+        ...     def loss(self, run, model, inputs):
+        ...         task, outputs = run(inputs)
+        ...         return Loss(self.share * task, outputs)
+        >>> HalfLoss(share=0.25).settings
+        {'share': 0.25}
 
     Args:
-        mode: on which rows the penalty is: "train", the labelled ones; "joint", a batch of
-            unlabelled ones; "unlab", unlabelled ones, apart from the steps of task loss.
+        mode: rows of the penalty: "train", the labelled ones; "joint", a batch of unlabelled ones
+            in the same step; "unlab", unlabelled ones in steps of their own.
         strength: factor of the penalty.
-        swapped: share of the tokens swapped, of methods that swap.
-        unknown: share of those for the unknown token, others for a random one.
-        every: the penalty acts in every n-th optimiser step, with n-fold strength.
+        swapped: share of the tokens that are swapped, in methods that swap tokens.
+        unknown: share of the swapped tokens that become the unknown token, not a random one.
+        every: apply the penalty in every n-th optimiser step, with n-fold strength.
         smoothing: ε of label smoothing, the share spread over all labels.
-        dropout: modes joint and unlab: whether dropout acts in the penalty's own pass.
+        dropout: modes joint and unlab: keep dropout on in the penalty's own pass.
         unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
-        placebo: a control: each step's penalty gradient replaced by a random one of its norm.
+        placebo: replace each step's penalty gradient by a random one of its norm, as a control.
 
     Attributes:
-        name: in `METHODS`.
-        modes: that it has, where it has any; the first is its own.
-        control: whether reports take it for one that methods of this package have to beat.
-        any_task: whether it leaves out what a task or the data does not offer (classes to smooth,
-            unlabelled rows), in place of an error.
-        one_process: whether it runs in one process only, and not under fp16's loss scaling.
-        needs_unlabelled: whether it needs unlabelled data; may depend on the settings.
-        needs_tokenizer: whether it needs the tokenizer; may depend on the settings.
-        fixed: settings that make the method what it is, and are not taken.
-        trainer: of the run, once it is bound.
+        name: its name in `METHODS`.
+        modes: the modes it has, the default first; empty without modes.
+        control: reports count it among the methods that this package's own have to beat.
+        any_task: leave out what the task or the data does not allow, in place of an error.
+        one_process: refuse to run in several processes or under fp16's loss scaling.
+        needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
+        fixed: settings that define the method and cannot be given.
+        trainer: the run's trainer, once bound.
     """
 
     name: ClassVar[str]
@@ -161,10 +170,10 @@ class Method:
         check_flag(dropout=dropout, placebo=placebo)
         check_count_or_none(unlab_batch_size=unlab_batch_size)
         if mode == "train" and not dropout:
+            others = " or ".join(repr(other) for other in self.modes if other != "train")
             raise ValueError(
                 "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
-                "losses; use mode "
-                + " or ".join(repr(other) for other in self.modes if other != "train")
+                f"losses; use mode {others}"
             )
         self.mode, self.strength, self.every = mode, strength, every
         self.swapped, self.unknown, self.smoothing = swapped, unknown, smoothing
@@ -175,7 +184,7 @@ class Method:
     def parameters(cls) -> dict[str, Any]:
         """Return the settings that can be given, each with its default.
 
-        Where a constructor takes ``**settings``, these are those of the one it extends.
+        Where a constructor takes ``**settings``, those of the constructor it extends are included.
         """
         known: dict[str, Any] = {}
         for owner in cls.__mro__:
@@ -187,7 +196,7 @@ class Method:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All arguments of the constructor, as given or by default."""
+        """Return all arguments of the constructor, as given or by default."""
         return {name: getattr(self, name) for name in self.parameters()}
 
     def replace(self, **settings: Any) -> Self:
@@ -196,18 +205,18 @@ class Method:
 
     @property
     def label(self) -> str:
-        """The name with its mode: ``jachess-unlab``."""
+        """Return the name with its mode: ``jachess-unlab``."""
         return f"{self.name}-{self.mode}" if "mode" in self.parameters() else self.name
 
     @property
     def knob(self) -> str | None:
-        """The setting that says how much the method acts, to be tuned; None where there is none."""
+        """Return the name of the setting that scales the method, or None; it is what is tuned."""
         return "strength" if "strength" in self.parameters() else None
 
     # A run --------------------------------------------------------------------------------------
 
     def bind(self, trainer: Any) -> Self:
-        """Return a copy that acts in the run of a trainer.
+        """Return a copy for the run of a trainer.
 
         Raises:
             ValueError: the trainer lacks what the method needs.
@@ -219,7 +228,7 @@ class Method:
         return bound
 
     def prepare(self) -> None:
-        """Check the trainer, and keep what the run needs of it; called by `bind`."""
+        """Check the trainer and keep what the run needs of it; called by `bind`."""
         trainer = self.trainer
         if self.needs_unlabelled and not self.any_task and trainer.unlabelled_dataset is None:
             raise ValueError(
@@ -227,41 +236,28 @@ class Method:
             )
         if self.needs_tokenizer and not hasattr(trainer.processing_class, "all_special_ids"):
             raise ValueError(f"method={self.label!r} needs processing_class=<the tokenizer>")
-        alone = trainer.args.world_size == 1 and not trainer.args.fp16
-        if self.one_process and not alone:
-            raise ValueError(
-                f"method={self.label!r} runs in one process and not in fp16, whose loss scaling "
-                "may skip steps; use bf16=True"
-            )
-        if self.placebo and not alone:
-            raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
+        if trainer.args.world_size > 1 or trainer.args.fp16:
+            if self.one_process:
+                raise ValueError(
+                    f"method={self.label!r} runs in one process and not in fp16, whose loss "
+                    "scaling may skip steps; use bf16=True"
+                )
+            if self.placebo:
+                raise ValueError("a placebo runs in one process and not in fp16; use bf16=True")
         if self.smoothing:
-            reason = self._cannot_smooth()
-            if reason is None:
-                trainer.label_smoother = _Smoother(epsilon=self.smoothing)
-            else:
-                self._leave_out_smoothing(reason)
-
-    def _cannot_smooth(self) -> str | None:
-        """Why no label of one of several classes would be smoothed, as far as is known."""
-        problem = self.problem()
-        if self.trainer.compute_loss_func is not None:
-            return "compute_loss_func takes the labels"
-        if problem == "multi_label_classification":
-            return "the model has several labels a row"
-        if problem == "regression":
-            return "the model is a regression"
-        if "labels" not in self.trainer.label_names:
-            names = ", ".join(self.trainer.label_names) or "none"
-            return f"the model's labels are not called 'labels' ({names})"
-        return None
+            trainer.label_smoother = _Smoother(epsilon=self.smoothing)
+            problem = self.problem()
+            if trainer.compute_loss_func is not None:
+                self._leave_out_smoothing("compute_loss_func takes the labels")
+            elif problem == "multi_label_classification":
+                self._leave_out_smoothing("the model has several labels a row")
+            elif problem == "regression":
+                self._leave_out_smoothing("the model is a regression")
+            elif "labels" not in trainer.label_names:
+                names = ", ".join(trainer.label_names) or "none"
+                self._leave_out_smoothing(f"the model's labels are not called 'labels' ({names})")
 
     def _leave_out_smoothing(self, reason: str) -> None:
-        """Warn that labels stay as they are; an error, unless the method does what it can.
-
-        Raises:
-            ValueError: the method leaves nothing out.
-        """
         if not self.any_task:
             raise ValueError(
                 f"method={self.label!r} smooths the labels of one of several classes, but "
@@ -271,7 +267,7 @@ class Method:
         self.trainer.label_smoother = None
 
     def check(self, inputs: Batch) -> None:
-        """Check that the method can act on a training batch.
+        """Check that the method can train on a batch.
 
         Raises:
             ValueError: it cannot.
@@ -285,39 +281,39 @@ class Method:
             self._leave_out_smoothing(f"the labels are numbers ({labels.dtype})")
 
     def begin(self, model: nn.Module) -> None:
-        """Training begins, or goes on; `model` is without wrappers."""
+        """Start or resume training; ``model`` is without wrappers."""
         self._drawn_for = -1
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return what a training batch costs."""
+        """Return the loss of a training batch."""
         task, outputs = run(inputs)
         penalty = self.penalty(model, inputs, outputs)
         return Loss(task, outputs, None if penalty is None else self.strength * penalty)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
-        """Return a penalty beside the task loss, without its strength: a mean over the rows."""
+        """Return the penalty before its strength, a mean over the rows; None without one."""
         return None
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Go forward and backward by way of ``run``; return the loss to be logged."""
+        """Go forward and backward through ``run``; return the loss to log."""
         return run(inputs)
 
     def after_step(self) -> None:
-        """An optimiser step was taken."""
+        """Act after an optimiser step."""
 
     def after_epoch(self) -> None:
-        """An epoch is over."""
+        """Act after an epoch."""
 
     def end(self, model: nn.Module) -> None:
-        """Training is over; `model` is without wrappers."""
+        """Finish training; ``model`` is without wrappers."""
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return the loss of a step whose task loss is not finite; None where that is an error."""
+        """Return the loss of a step whose task loss is not finite; None makes that an error."""
         return None
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """What a checkpoint should hold for the method to go on from it."""
+        """Name the parts that a checkpoint needs for the run to be resumed exactly."""
         draws = self.mode != "train" and self.trainer.unlabelled_dataset is not None
         return ("unlabelled",) if draws else ()
 
@@ -326,18 +322,18 @@ class Method:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; parts may be missing.
+        """Restore the parts of a checkpoint; some may be missing.
 
         Raises:
             ValueError: a part is damaged, or of another model.
-            FileNotFoundError: a part is missing that the method cannot do without.
+            FileNotFoundError: a part is missing that the method needs.
         """
 
     def generator(self) -> torch.Generator:
         """Return a generator on the CPU for the method's own draws.
 
-        Decided by the number of the optimiser step, so that a resumed run draws what it would have
-        drawn; goes on over the step's micro-batches.
+        The optimiser step's number seeds it, so that a resumed run draws the same numbers; the
+        step's micro-batches draw one after the other.
         """
         step = self.trainer.state.global_step
         if self._drawn_for != step:
@@ -346,7 +342,7 @@ class Method:
         return self._draws
 
     def key(self) -> int:
-        """Return a key for `drawing_apart`: of a second pass's dropout masks."""
+        """Draw a key for `drawing_apart`, for a second pass with dropout masks of its own."""
         return int(torch.randint(2**63 - 1, (), generator=self.generator()))
 
     def kind(self, model: nn.Module, outputs: Any) -> Kind:
@@ -383,6 +379,21 @@ class LabelSmoothing(Method, name="label-smoothing"):
         super().__init__(smoothing=smoothing)
 
 
+class _Smoother(LabelSmoother):
+    """transformers' label smoothing, which refuses labels that are not one class each."""
+
+    def __call__(self, model_output: Any, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        named = isinstance(model_output, Mapping)
+        logits = logits_of(model_output) if named else model_output[0]
+        if labels.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"labels have shape {list(labels.shape)} and logits {list(logits.shape)}; label "
+                f"smoothing expects one class each, labels of shape {list(logits.shape[:-1])}; use "
+                "smoothing=0 or another method"
+            )
+        return super().__call__(model_output, labels, *args, **kwargs)
+
+
 def parse_method(text: str) -> Method:
     """Build a method from ``"name,setting=value"``; a mode may be part of the name.
 
@@ -402,22 +413,19 @@ def parse_method(text: str) -> Method:
         setting, equals, value = (piece.strip() for piece in part.partition("="))
         if equals:
             given[setting] = value
-        elif given:  # weights=0.5,1,1
+        elif given:  # a list: weights=0.5,1,1
             given[list(given)[-1]] += f",{part}"
         else:
             raise ValueError(f"{text!r}: expected name,setting=value,…; {part!r} has no =")
-    known = METHODS[name].parameters()
-    if mode is not None:
-        del known["mode"]
+    fixed: dict[str, Any] = {} if mode is None else {"mode": mode}
+    known = {n: v for n, v in METHODS[name].parameters().items() if n not in fixed}
     if unknown := sorted(given.keys() - known.keys()):
         raise ValueError(
             f"method {label!r} has no setting {unknown[0]!r}; it has "
             f"{', '.join(sorted(known)) or 'none'}"
         )
     settings = {setting: _value(value, known[setting]) for setting, value in given.items()}
-    if mode is not None:
-        settings["mode"] = mode
-    return METHODS[name](**settings)
+    return METHODS[name](**settings, **fixed)
 
 
 def _name_and_mode(label: str) -> tuple[str, str | None]:
@@ -433,18 +441,14 @@ def _name_and_mode(label: str) -> tuple[str, str | None]:
     )
 
 
-_FLAGS = {"yes": True, "true": True, "no": False, "false": False}
-
-
 def _value(text: str, default: Any) -> Any:
-    """Convert to the default's type; the constructor refuses text that is no such value."""
+    """Convert to the default's type; text that cannot be converted is left to the constructor."""
     if isinstance(default, bool):
-        return _FLAGS.get(text.lower(), text)
-    number: type = float if isinstance(default, float) else int
+        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
     try:
-        if isinstance(default, str):  # a word, or numbers: one a layer, or of layers
+        if isinstance(default, str):  # a word, or numbers: one per layer, or layers
             return [_number(part) for part in text.split(",")]
-        return number(text)
+        return float(text) if isinstance(default, float) else int(text)
     except ValueError:
         return text
 
@@ -454,26 +458,6 @@ def _number(text: str) -> float:
         return int(text)
     except ValueError:
         return float(text)
-
-
-class _Smoother(LabelSmoother):
-    """transformers' label smoothing, of labels that are one class each."""
-
-    def __call__(self, model_output: Any, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the smoothed loss.
-
-        Raises:
-            ValueError: there are no logits, or the labels are not one of their classes each.
-        """
-        named = isinstance(model_output, Mapping)
-        logits = logits_of(model_output) if named else model_output[0]
-        if labels.shape != logits.shape[:-1]:
-            raise ValueError(
-                f"labels have shape {list(labels.shape)} and logits {list(logits.shape)}; label "
-                f"smoothing expects one class each, labels of shape {list(logits.shape[:-1])}; use "
-                "smoothing=0 or another method"
-            )
-        return super().__call__(model_output, labels, *args, **kwargs)
 
 
 def logits_of(outputs: Any) -> Tensor:

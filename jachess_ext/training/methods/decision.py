@@ -1,4 +1,4 @@
-"""Penalties on the decision's derivatives as methods: `jx.DecisionPenalty` in a run."""
+"""Penalties on the decision's derivatives (`jx.DecisionPenalty`) as methods."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from torch import nn
 from ...smoothness import DecisionPenalty, Isotropic, Substitution
 from ...smoothness.decision import Perturbation
 from ...smoothness.estimators import in_mode
-from ..batches import drawing_apart
-from .base import Batch, Loss, Method, Run, check_choice, check_flag, check_positive
+from ..batches import Batch, drawing_apart
+from .base import Loss, Method, Run, check_choice, check_flag, check_positive
 from .jachess import OnePass
 
 
 class Decision(Method):
-    """+ strength · a form of `jx.DecisionPenalty`, the one of the method's name.
+    """+ strength · `jx.DecisionPenalty` in the form of the method's name.
 
-    Mode train: on the labelled rows, from the forward pass of the task loss.  Mode joint: on a
-    batch of unlabelled rows, in a pass of its own.
+    Mode train: of the labelled rows, in the forward pass of the task loss.  Mode joint: of a batch
+    of unlabelled rows, in a pass of its own.
 
     Args (others: `Method`):
-        directions: how many directions u a step, 1 to 4.
-        along: what u is: "swaps" of tokens, or "noise".
-        size: noise: its deviation over the embeddings' root mean square entry.
-        path: at a random point on the way to x + u, where the task loss is too (mode train).
+        directions: directions u per step, 1 to 4.
+        along: u is "swaps" of tokens or "noise".
+        size: standard deviation of the noise over the embeddings' root mean square entry.
+        path: take the derivatives, and in mode train the task loss, at a random point between x
+            and x + u.
     """
 
     modes = ("train", "joint")
@@ -45,17 +46,15 @@ class Decision(Method):
         check_positive(size=size)
         check_flag(path=path)
         self.directions, self.along, self.size, self.path = directions, along, size, path
-        self._penalty_of(nn.Module(), Isotropic())  # checks the directions
+        self._penalty_of(nn.Module(), Isotropic())  # which checks the directions
         self.needs_tokenizer = along == "swaps"
 
     def prepare(self) -> None:
-        """Make the penalty."""
         super().prepare()
         perturbation: Perturbation = Isotropic(self.size)
         if self.along == "swaps":
-            tokenizer = self.trainer.processing_class
             perturbation = Substitution.of(
-                tokenizer, share=self.swapped, unknown_share=self.unknown
+                self.trainer.processing_class, share=self.swapped, unknown_share=self.unknown
             )
         self._penalty = self._penalty_of(self.trainer.model, perturbation)
 
@@ -70,7 +69,6 @@ class Decision(Method):
         )
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return task loss and penalty, in mode train from one forward pass."""
         self._penalty.model, self._penalty.seed = model, self.key()
         self._penalty.step = self.trainer.state.global_step
         if self.mode == "joint":
@@ -95,7 +93,7 @@ class Divergence(Decision, name="divergence"):
 
 
 class Margin(Decision, name="margin"):
-    """+ strength · (log slope − log margin) on rows that are right; see `Decision`."""
+    """+ strength · (log slope − log margin) of rows that are right; see `Decision`."""
 
     def __init__(self, mode: str = "train", *, strength: float = 0.01, **settings: Any) -> None:
         super().__init__(mode, strength=strength, **settings)

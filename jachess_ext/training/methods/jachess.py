@@ -1,7 +1,8 @@
-"""JacHess as a method, in its three modes; and the alternating schedule, usable by itself."""
+"""JacHess as a method in its three modes, and `DualSchedule`, its alternating schedule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -13,10 +14,9 @@ from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
 from ...smoothness.estimators import in_mode, without_labels
 from ...smoothness.parallel import ranks_of
-from ..batches import drawing_apart, endless
+from ..batches import Batch, drawing_apart, endless
 from ..callbacks import flat, write_entry
 from .base import (
-    Batch,
     Loss,
     Method,
     Run,
@@ -31,8 +31,6 @@ from .base import (
 _OF_REGULARISER = {**defaults_of(Regulariser), "normalize": True}
 del _OF_REGULARISER["strength"]
 Figures = dict[str, Tensor]
-_FUSED = ("cpu", "cuda")  # devices on which AdamW goes through all parameters at once
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class JacHess(Method, name="jachess"):
@@ -47,10 +45,15 @@ class JacHess(Method, name="jachess"):
     batches of the training data (of the unlabelled data in modes joint and unlab), unless
     ``trainer.method.regulariser.base`` is set before.
 
+    Example:
+        >>> method = JacHess("unlab", unlab_lr_ratio=0.03, weights="norm")
+        >>> method.label, method.settings["normalize"]
+        ('jachess-unlab', True)
+
     Args (others: `Method`):
         mode: "train", "joint" or "unlab".
         strength: factor of R; in mode unlab AdamW undoes it.
-        calibration_batches: how many batches the base norms are measured on.
+        calibration_batches: number of batches that the base norms are measured on.
         unlab_every: mode unlab: optimiser steps between passes; None: an epoch.
         unlab_steps: mode unlab: batches per pass; None: all unlabelled data.
         unlab_lr_ratio: mode unlab: learning rate of R's own AdamW over the trainer's.
@@ -101,26 +104,26 @@ class JacHess(Method, name="jachess"):
             unlab_batch_size=unlab_batch_size,
             placebo=placebo,
         )
-        self.calibration_batches = calibration_batches
-        self.unlab_every, self.unlab_steps = unlab_every, unlab_steps
-        self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
-        self.regularisation = {**_OF_REGULARISER, **self.fixed, **regularisation}
         check_count(calibration_batches=calibration_batches)
         check_count_or_none(unlab_every=unlab_every, unlab_steps=unlab_steps)
         check_choice(("constant", "follow"), unlab_schedule=unlab_schedule)
         check_positive(unlab_lr_ratio=unlab_lr_ratio)
-        self._check_regularisation(**self.regularisation)
+        self.calibration_batches = calibration_batches
+        self.unlab_every, self.unlab_steps = unlab_every, unlab_steps
+        self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
+        self._given = {**_OF_REGULARISER, **self.fixed, **regularisation}
+        self._check_regularisation(**self._given)
         if placebo and mode == "unlab":
             raise ValueError(
                 "placebo acts on penalties added to the task loss, and mode unlab steps along its "
                 "own; use mode train or joint"
             )
-        self.regulariser_of(nn.Module())  # checks what is left, before any training starts
+        self.regulariser_of(nn.Module())  # which checks the other settings
 
     def _check_regularisation(
         self, *, layers: Any, seed: Any, temperature: Any, **further: Any
     ) -> None:
-        """Check what `jx.JacHess` takes for granted."""
+        """Check the arguments that `jx.JacHess` does not check."""
         check_positive(temperature=temperature)
         if seed is not None and type(seed) is not int:
             raise ValueError(f"seed is {seed!r}; expected a whole number")
@@ -134,20 +137,17 @@ class JacHess(Method, name="jachess"):
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
-        """Return the settings that can be given, each with its default."""
-        own = {**defaults_of(JacHess), **defaults_of(cls)}
-        known = {**own, **_OF_REGULARISER}
+        known = {**defaults_of(JacHess), **defaults_of(cls), **_OF_REGULARISER}
         return {name: value for name, value in known.items() if name not in cls.fixed}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All arguments of the constructor, as given or by default."""
-        further = self.regularisation
-        return {n: further[n] if n in further else getattr(self, n) for n in self.parameters()}
+        own = {**vars(self), **self._given}
+        return {name: own[name] for name in self.parameters()}
 
     @property
     def knob(self) -> str:
-        """``strength``; in mode unlab AdamW undoes it, and the rate of the pass acts instead."""
+        """Return ``strength``, or in mode unlab, where AdamW undoes it, the passes' rate."""
         return "unlab_lr_ratio" if self.mode == "unlab" else "strength"
 
     def regulariser_of(self, model: nn.Module, seed: int | None = None) -> Regulariser:
@@ -156,14 +156,13 @@ class JacHess(Method, name="jachess"):
         Args:
             seed: used where the setting ``seed`` is None.
         """
-        own = self.regularisation["seed"]
-        further = {**self.regularisation, "seed": seed if own is None else own}
+        own = self._given["seed"]
+        further = {**self._given, "seed": seed if own is None else own}
         return Regulariser(model, strength=self.strength, **further)
 
     # A run --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Check the mode and make the regulariser."""
         super().prepare()
         args = self.trainer.args
         if self.mode == "unlab" and args.fp16:
@@ -179,7 +178,7 @@ class JacHess(Method, name="jachess"):
         self.regulariser = self.regulariser_of(self.trainer.model, args.seed)
 
     def begin(self, model: nn.Module) -> None:
-        """Measure the base norms, unless they are known; and start the schedule."""
+        """Measure the base norms, unless they are known, and start the schedule."""
         super().begin(model)
         if self.strength == 0:
             return
@@ -204,7 +203,7 @@ class JacHess(Method, name="jachess"):
             )
             if self._schedule_state is not None:
                 self.dual.load_state_dict(self._schedule_state)
-                # a checkpoint after an epoch's last step is written before the pass that follows
+                # the checkpoint of an epoch's last step is written before the pass that follows it
                 if self.dual.every is None and self.dual.passes < int(trainer.state.epoch or 0):
                     self._log_pass(self.dual.run())
         self._schedule_state = None
@@ -220,7 +219,6 @@ class JacHess(Method, name="jachess"):
             write_entry(flat(figures), self.trainer.control, self.trainer.log)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        """Return the task loss and, in modes train and joint, the penalty."""
         if self.mode == "unlab" or self.strength == 0:
             return Loss(*run(inputs))
         self.regulariser.model = model
@@ -236,9 +234,8 @@ class JacHess(Method, name="jachess"):
                 out = self.regulariser(self.trainer.next_unlabelled())
         self.trainer.step_log.add(skipped=torch.tensor(float(out.skipped is not None)))
         if out.skipped is not None:
-            # fp16's loss scaling wants gradients to look at, and skips the step at a NaN
-            skipped = task * float("nan") if self.trainer.args.fp16 else out.loss
-            return Loss(task, outputs, instead=skipped)
+            # fp16's loss scaling needs gradients, and skips the step at a NaN
+            return Loss(task * math.nan if self.trainer.args.fp16 else out.loss, outputs)
         if out.empty:
             return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
         figures = {"jacobian": out.jacobian, "hessian": out.hessian}
@@ -254,42 +251,37 @@ class JacHess(Method, name="jachess"):
             )
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
-        """Return a zero that reaches no parameter, where such steps are to be skipped."""
-        if self.regularisation["on_nonfinite"] == "raise":
+        if self.regulariser.on_nonfinite == "raise":
             return None
         return self.regulariser.zero_loss(task, ranks_of(self.regulariser.model))
 
     def after_step(self) -> None:
-        """Run a pass where one is due."""
         if self.dual is not None:
             self._log_pass(self.dual.after_step())
 
     def after_epoch(self) -> None:
-        """Run a pass where one is due."""
         if self.dual is not None:
             self._log_pass(self.dual.after_epoch())
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """What a checkpoint should hold for the method to go on from it."""
         own = ("regulariser",) if self.strength else ()
         return (*own, *super().saved_parts, *(("schedule",) if self.mode == "unlab" else ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the regulariser's state and, in mode unlab, the schedule's."""
         state = {"regulariser": self.regulariser.state_dict()}
         return state if self.dual is None else {**state, "schedule": self.dual.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the regulariser, and keep the schedule's state for when training begins."""
+        """Restore the regulariser, and keep the schedule's state until training begins."""
         self._schedule_state = state.get("schedule")
         if "regulariser" in state:
             self.regulariser.load_state_dict(state["regulariser"])
         elif self.strength and self.regulariser.needs_base and self.regulariser.base is None:
             raise FileNotFoundError(
-                "there is no regulariser, so the base model's norms are not known and the "
-                "fine-tuned model's would not do: resume from a checkpoint of a JacHess run, or "
-                "set trainer.method.regulariser.base (a BaseNorms) first"
+                "there is no regulariser, so the base model's norms are not known: resume from a "
+                "checkpoint of a JacHess run, or set trainer.method.regulariser.base (a "
+                "BaseNorms) first"
             )
 
 
@@ -312,20 +304,21 @@ class CrossHolder(JacHess, name="cross-holder", fixed={**_LOGITS, "hessian": Tru
 
 
 class Published(JacHess, name="published", fixed=_PUBLISHED):
-    """What the paper's code computes, whose Hessian term has no gradient; settings as `JacHess`."""
+    """+ strength · R as the paper's code has it, its Hessian term without a gradient; settings as
+    `JacHess`."""
 
     def __init__(self, mode: str = "train", *, strength: float = 1.0, **settings: Any) -> None:
         super().__init__(mode, strength=strength, **settings)
 
 
 class OnePass:
-    """Looks like ``model``; called, it runs the regulariser and returns the model's output.
+    """A stand-in for ``model`` that runs the regulariser and returns the model's output.
 
-    Handing it to ``Trainer.compute_loss`` keeps label smoothing, ``compute_loss_func`` and the
-    scaling by ``num_items_in_batch`` what they are, with one forward for task loss and penalty.
+    ``Trainer.compute_loss`` takes it for the model, so that label smoothing, ``compute_loss_func``
+    and the scaling by ``num_items_in_batch`` work as ever, with one forward for task and penalty.
 
     Attributes:
-        result: of the last call; None before.
+        result: the regulariser's output in the last call.
     """
 
     def __init__(self, model: nn.Module, regulariser: Regulariser | DecisionPenalty) -> None:
@@ -333,7 +326,7 @@ class OnePass:
         self._regulariser = regulariser
         self.result: JacHessOutput | DecisionOutput | None = None
 
-    # isinstance() asks for it: the Trainer tells PEFT models and wrappers apart by it.
+    # isinstance() reads it, by which the Trainer recognises PEFT models and wrappers
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._model)
@@ -347,38 +340,38 @@ class OnePass:
 
 
 def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
-    """Return a key of the regulariser's next step on this rank, for `drawing_apart`.
+    """Return a key for `drawing_apart` of the regulariser's next step on this rank.
 
-    Without a seed of its own, the one torch was last given, so that `torch.manual_seed` makes it
-    repeatable.
+    A regulariser without a seed gets the seed that torch was last given.
     """
     seed = torch.initial_seed() if regulariser.seed is None else regulariser.seed
     return seed, regulariser.step, ranks_of(regulariser.model).rank
 
 
 class DualSchedule:
-    """Runs a pass of R alone over unlabelled data after every epoch, or every n steps.
+    """Run a pass of R alone over unlabelled data after every epoch, or every n steps.
 
-    R has an AdamW of its own: an adaptive step undoes the size of its loss, so moments shared
-    with the task loss would mix two losses of very different size.  For the same reason the
-    regulariser's strength has no say here: the learning rate decides how much a pass moves.
+    R has an AdamW of its own, since moments shared with the task loss would mix two losses of very
+    different size.  An adaptive step undoes the size of its loss: how far a pass moves the model
+    is decided by the learning rate, not by the regulariser's strength.
 
     Example:
-        >>> dual = DualSchedule(reg, unlabelled_loader, lr=2e-6)
-        >>> for epoch in range(3):
-        ...     for batch in loader:
-        ...         ...  # a step of task loss
-        ...         dual.after_step()
-        ...     dual.after_epoch()
+        >>> dual = DualSchedule(jx.JacHess(model, weights="uniform"), [batch], lr=2e-6)
+        >>> for epoch in range(2):
+        ...     for step in range(3):
+        ...         _ = dual.after_step()  # after a step of the task
+        ...     figures = dual.after_epoch()
+        >>> dual.passes, sorted(figures)
+        (2, ['hessian', 'jacobian', 'penalty'])
 
     Args:
-        regulariser: calibrated, where it needs to be.
+        regulariser: calibrated, if it needs to be.
         batches: gives the unlabelled batches each time it is iterated; labels are dropped.
-        lr: learning rate, or a function called before each step for the current one.
+        lr: learning rate, or a function that is called before each step for the current one.
         every: labelled optimiser steps between passes; None: a pass per epoch.
-        steps: batches per pass, going on where the last pass ended; None: all of them.
-        weight_decay: of the own AdamW; the task's optimiser has its own already.
-        max_grad_norm: gradients are clipped to it; None: not at all.
+        steps: batches per pass, continuing where the last pass ended; None: all of them.
+        weight_decay: of R's own AdamW.
+        max_grad_norm: norm that gradients are clipped to; None: no clipping.
         dropout: False runs the passes in evaluation mode.
 
     Raises:
@@ -397,12 +390,10 @@ class DualSchedule:
         max_grad_norm: float | None = 1.0,
         dropout: bool = True,
     ) -> None:
-        for name, value in (("every", every), ("steps", steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; expected a whole number from 1 up, or None")
+        check_count_or_none(every=every, steps=steps)
         parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
         if not parameters:
-            raise ValueError("the model has no parameters that require gradients")
+            raise ValueError("the model has no parameters that require gradients; unfreeze some")
         self.regulariser = regulariser
         self.batches = batches
         self.every, self.steps = every, steps
@@ -411,23 +402,23 @@ class DualSchedule:
         self._lr: Callable[[], float] = lr if callable(lr) else lambda: lr
         self._parameters = parameters
         self._endless = endless(batches)
-        # By default AdamW goes through the parameters operation by operation on the CPU.
-        fused = all(p.device.type in _FUSED and p.is_floating_point() for p in parameters)
+        # unfused, AdamW runs operation by operation on the CPU
+        fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self._lr(), weight_decay=weight_decay, fused=fused
         )
 
     def after_step(self) -> Figures | None:
-        """Call after each optimiser step of the task; runs a pass where one is due."""
+        """Run a pass where it is due; call it after each optimiser step of the task."""
         self.taken += 1
         return self.run() if self.every is not None and self.taken % self.every == 0 else None
 
     def after_epoch(self) -> Figures | None:
-        """Call after each epoch of the task; runs a pass unless ``every`` was given."""
+        """Run a pass unless ``every`` was given; call it after each epoch of the task."""
         return self.run() if self.every is None else None
 
     def run(self) -> Figures:
-        """Run a pass of R alone; modes, the task's gradients and random numbers are kept.
+        """Run a pass of R alone, and restore modes, the task's gradients and random numbers.
 
         Returns:
             Means over the pass, on the CPU: ``penalty``, strength · R; ``jacobian`` and, where
@@ -450,7 +441,7 @@ class DualSchedule:
         }
 
     def _step(self, batch: Batch) -> Figures:
-        """Return penalty and norms, without their graph."""
+        """Take a step of R; return its penalty and norms without their graph."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr()
         self.optimizer.zero_grad()
@@ -464,42 +455,42 @@ class DualSchedule:
         return {name: value.detach() for name, value in figures.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and passes done, and the optimiser's moments by the parameter's number.
+        """Return the steps and passes done, and the moments by the parameter's number.
 
-        Where ``batches`` stands is not in it: that is the loader's to know.
+        The place in ``batches`` is not included.
         """
         moments = self.optimizer.state_dict()["state"]
         return {"taken": self.taken, "passes": self.passes, "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: the moments are of other parameters, or not AdamW's; the schedule stays as
-                it was.
+            ValueError: the moments are not AdamW's of these parameters; the schedule stays as it
+                was.
         """
         try:
             taken, passes = int(state["taken"]), int(state["passes"])
             moments = {number: self._moments(number, of) for number, of in state["moments"].items()}
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"this is not the state of the alternating steps: {error!r}"
-            ) from error
+            raise ValueError(f"this is not the schedule's state: {error!r}") from error
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.taken, self.passes = taken, passes
 
     def _moments(self, number: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One parameter's, laid out in memory as it is, which a fused AdamW takes for granted."""
+        """Return a parameter's moments, laid out in memory as the parameter for a fused AdamW."""
         count = len(self._parameters)
         if not 0 <= number < count:
             raise ValueError(f"there are moments of parameter {number}, but {count} are trained")
         parameter = self._parameters[number]
-        shapes = {"step": [], "exp_avg": list(parameter.shape), "exp_avg_sq": list(parameter.shape)}
-        found = {name: list(tensor.shape) for name, tensor in given.items()}
-        if found != shapes:
-            raise ValueError(f"parameter {number} has moments {found}; expected {shapes}")
+        shape = tuple(parameter.shape)
+        expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+        shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+        if shapes != expected:
+            raise ValueError(f"parameter {number} has moments {shapes}; expected {expected}")
         if not all(t.is_floating_point() and t.isfinite().all() for t in given.values()):
             raise ValueError(f"parameter {number} has moments that are not finite numbers")
-        laid_out = {n: torch.empty_like(parameter).copy_(given[n]).detach() for n in _MOMENTS}
+        means = {n: given[n] for n in ("exp_avg", "exp_avg_sq")}
+        laid_out = {n: torch.empty_like(parameter).copy_(m).detach() for n, m in means.items()}
         return {"step": given["step"].clone(), **laid_out}

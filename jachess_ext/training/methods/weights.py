@@ -1,4 +1,4 @@
-"""Methods that act on the weights: L2, L2-SP, WiSE-FT, SAM and TAPT; LoRA; a penalty's placebo."""
+"""Methods on the weights (L2, L2-SP, WiSE-FT, SAM, TAPT), LoRA, and the placebo of a penalty."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..._io import require
 from ...smoothness.estimators import backbone_of, trained, unwrapped
-from ..batches import RandomState, drawing_apart
-from .base import Batch, Method, check_fraction, check_positive, check_share
+from ..batches import Batch, RandomState, drawing_apart
+from .base import Method, check_fraction, check_positive, check_share
 
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 _OF_THE_TASK = (
@@ -24,28 +24,26 @@ _OF_THE_TASK = (
     "fp16",
     "use_cpu",
     "seed",
+    "gradient_checkpointing",
 )
 
 
 class L2(Method, name="l2"):
-    """+ strength · ½ Σ θ² over trained matrices; biases and norm weights are left free.
+    """+ strength · ½ Σ θ² over trained matrices, without biases and norm weights.
 
-    Args:
-        strength: factor; Σ θ² of an encoder is in the ten thousands.
+    Σ θ² of an encoder is in the ten thousands.
     """
 
     def __init__(self, strength: float = 1e-5, *, placebo: bool = False) -> None:
         super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return it in float32 or wider.
-
-        Raises:
-            ValueError: no parameter with two or more dimensions requires a gradient.
-        """
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
         if not matrices:
-            raise ValueError("L2 acts on trained matrices, and the model has none")
+            raise ValueError(
+                "L2 acts on trained matrices, and the model has none; train one or use another "
+                "method"
+            )
         return _half_squares(matrices)
 
 
@@ -56,21 +54,15 @@ def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class _Start(Method):
-    """Keeps a copy of the pretrained weights that are trained.
+    """A method that keeps a copy of the pretrained weights that are trained.
 
-    Those of modules the checkpoint lacked (the new head; `load_model` leaves their names in the
-    attribute ``drawn_modules``) are no knowledge to hold on to, and stay out of it.  A model
-    without that attribute counts as pretrained throughout.
+    Modules that the checkpoint lacked, such as the new head, are left out: `load_model` puts their
+    names into the model's attribute ``drawn_modules``.  Without it all weights are pretrained.
     """
 
     def prepare(self) -> None:
-        """Copy the weights.
-
-        Raises:
-            ValueError: nothing that is trained is pretrained.
-        """
+        """Copy the weights, before a checkpoint of the run can be loaded."""
         super().prepare()
-        # Now, not when training begins: by then a checkpoint may have been loaded.
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         drawn = getattr(model, "drawn_modules", ())
         self.start = {
@@ -85,7 +77,7 @@ class _Start(Method):
             )
 
     def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return each kept parameter as it is, and as it was."""
+        """Return each kept parameter with its value before training."""
         parameters = dict(self.trainer.accelerator.unwrap_model(model).named_parameters())
         return [(parameters[name], value) for name, value in self.start.items()]
 
@@ -93,22 +85,21 @@ class _Start(Method):
 class L2SP(_Start, name="l2-sp"):
     """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
 
-    Their second term, weight decay of the new head, is left out.
+    The paper's second term, weight decay of the new head, is left out.
     """
 
     def __init__(self, strength: float = 0.01, *, placebo: bool = False) -> None:
         super().__init__(strength=strength, placebo=placebo)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return it in float32 or wider."""
         return _half_squares(now - start for now, start in self.moved(model))
 
 
 class WiSEFT(_Start, name="wise-ft"):
     """After training, θ₀ + mix · (θ − θ₀) for pretrained weights (Wortsman et al. 2022, WiSE-FT).
 
-    The head is the fine-tuned one: theirs starts as a zero-shot classifier, which a pretrained
-    encoder has not.  Checkpoints within the run hold the weights before the interpolation.
+    The head stays the fine-tuned one, since a pretrained encoder has no zero-shot head to mix it
+    with.  Checkpoints within the run hold the weights before the interpolation.
 
     Args:
         mix: share of the fine-tuned weights.
@@ -120,7 +111,6 @@ class WiSEFT(_Start, name="wise-ft"):
         self.mix = mix
 
     def prepare(self) -> None:
-        """Copy the weights; those under adapters are refused."""
         super().prepare()
         if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
             raise ValueError(
@@ -130,7 +120,6 @@ class WiSEFT(_Start, name="wise-ft"):
 
     @torch.no_grad()
     def end(self, model: nn.Module) -> None:
-        """Put the interpolated weights into the model."""
         for now, start in self.moved(model):
             now.copy_(torch.lerp(start, now, self.mix))
 
@@ -138,10 +127,9 @@ class WiSEFT(_Start, name="wise-ft"):
 class SAM(Method, name="sam"):
     """Sharpness-aware minimisation: the gradient at θ + ρ g/‖g‖ (Foret et al. 2021, Eq. 3).
 
-    Once per optimiser step, g of all its micro-batches.  Both passes have the same dropout masks,
-    and later steps those of the plain run.  Written here: the implementations on the index are
-    optimisers that wrap another and want both passes from the caller, which the Trainer, with its
-    gradient accumulation and its clipping, does not offer.  This one leaves the optimiser alone.
+    It climbs once per optimiser step, along the gradient g of all its micro-batches, and leaves
+    the optimiser as it is.  Both passes have the same dropout masks; later steps have those of the
+    plain run.
 
     Args:
         rho: ρ, the radius of the ascent step.
@@ -155,12 +143,11 @@ class SAM(Method, name="sam"):
         self.rho = rho
 
     def begin(self, model: nn.Module) -> None:
-        """Forget what a run that was broken off left."""
         super().begin(model)
-        self._window: list[tuple[Batch, RandomState]] = []
+        self._window: list[tuple[Batch, RandomState]] = []  # an interrupted run's are dropped
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
-        """Take the plain step; after an optimiser step's last micro-batch, climb and repeat all."""
+        """Take the plain step; after the last micro-batch, climb and repeat them all."""
         self._window.append((inputs, RandomState()))
         loss = run(inputs)
         if self.trainer.accelerator.sync_gradients:
@@ -180,10 +167,9 @@ class SAM(Method, name="sam"):
 def sharpness_aware_gradient(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], rho: float
 ) -> float:
-    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ stays exactly as it was.
+    """Replace the gradients g at θ by those at θ + ρ g/‖g‖; θ stays bit for bit as it was.
 
-    The scale of g cancels, so clipping and loss scaling before it change nothing.  A gradient of
-    zero (or one that is not finite, which loss scaling will skip) is left alone.
+    A gradient of zero, or one that is not finite, is left as it is.
 
     Args:
         parameters: with gradients g of the whole batch.
@@ -212,13 +198,11 @@ def sharpness_aware_gradient(
 
 
 def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> Tensor:
-    """Return a scalar with the penalty's value, whose gradient is random and has its norm.
-
-    The direction is uniform over all directions of the trained parameters together.
+    """Return a scalar with the penalty's value and a random gradient of the same norm.
 
     Args:
         penalty: attached to the graph, which is kept for the task loss's backward pass.
-        parameters: those that are trained.
+        parameters: the model's; the direction is uniform over those that are trained.
         seed: of the direction, from 0 up.
     """
     trained = [p for p in parameters if p.requires_grad]
@@ -227,15 +211,14 @@ def placebo(penalty: Tensor, parameters: Iterable[nn.Parameter], seed: int) -> T
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(p.shape, generator=generator).to(p) for p in trained]
     scale = norm / _total_norm(drawn)
-    # Its value is taken out again: the gradient alone is wanted.
     along = torch.stack(
         [(p * (scale.to(p) * z)).sum().to(penalty) for p, z in zip(trained, drawn, strict=True)]
     ).sum()
-    return penalty.detach() + along - along.detach()
+    return penalty.detach() + along - along.detach()  # the gradient of `along`, not its value
 
 
 def _total_norm(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of all of them together, float64 on the CPU."""
+    """Return the norm of all tensors together, float64 on the CPU."""
     squares = [t.double().square().sum().cpu() for t in tensors]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
@@ -247,8 +230,8 @@ class TAPT(Method, name="tapt"):
 
     Args:
         tapt_epochs: epochs over the unlabelled text.
-        tapt_lr: learning rate.
-        tapt_masked: share of tokens masked, of encoders.
+        tapt_lr: learning rate of the language modelling.
+        tapt_masked: share of the tokens that are masked, for encoders.
     """
 
     needs_unlabelled = needs_tokenizer = True
@@ -262,7 +245,6 @@ class TAPT(Method, name="tapt"):
         self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
 
     def begin(self, model: nn.Module) -> None:
-        """Train the language model; not where a checkpoint goes on."""
         super().begin(model)
         if self.trainer.state.global_step == 0:
             self._adapt(model)
@@ -273,8 +255,6 @@ class TAPT(Method, name="tapt"):
             )
 
     def _adapt(self, model: nn.Module) -> None:
-        from ..trainer import MethodTrainer  # which knows all methods, this one among them
-
         random, trainer = RandomState(), self.trainer
         language, tokenizer = language_model(model), trainer.processing_class
         masked = is_masked(language.config)
@@ -284,13 +264,12 @@ class TAPT(Method, name="tapt"):
                 "tokenizer.mask_token"
             )
         rows = (trainer.unlabelled_dataset[i] for i in range(len(trainer.unlabelled_dataset)))
-        # all of the backbone, save LoRA's matrices (zero in effect)
+        # LoRA's matrices stay as they are, zero in effect
         named = dict(backbone_of(model).named_parameters())
         with trained({parameter: "lora_" not in name for name, parameter in named.items()}):
-            stage = MethodTrainer(
+            stage = trainer.plain_trainer(
                 model=language,
                 args=self._training_arguments(),
-                # its labels are made from the tokens alone; it masks by torch's generator
                 data_collator=transformers.DataCollatorForLanguageModeling(
                     tokenizer, mlm=masked, mlm_probability=self.tapt_masked if masked else None
                 ),
@@ -304,11 +283,8 @@ class TAPT(Method, name="tapt"):
         random.restore()
 
     def _training_arguments(self) -> transformers.TrainingArguments:
-        """Return those of the task, with TAPT's learning rate and length; nothing is saved."""
+        """Return the task's arguments with TAPT's learning rate and length, without checkpoints."""
         args = self.trainer.args
-        settings = {name: getattr(args, name) for name in _OF_THE_TASK}
-        if args.gradient_checkpointing:
-            settings["gradient_checkpointing"] = True
         return transformers.TrainingArguments(
             output_dir=args.output_dir,
             learning_rate=self.tapt_lr,
@@ -319,12 +295,12 @@ class TAPT(Method, name="tapt"):
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            **settings,
+            **{name: getattr(args, name) for name in _OF_THE_TASK},
         )
 
 
 def is_masked(config: Any) -> bool:
-    """Return whether a model family is trained on masked tokens (encoders), not on the next one.
+    """Tell whether a model family is trained on masked tokens (encoders) or on the next token.
 
     Raises:
         ValueError: transformers knows no language model of this family.
@@ -342,10 +318,10 @@ def is_masked(config: Any) -> bool:
 
 
 def language_model(model: nn.Module) -> Any:
-    """Return a language model whose backbone *is* that of ``model``: both are trained together.
+    """Return a language model that shares the backbone of ``model``.
 
-    The head comes from the checkpoint that ``model`` was loaded from where it has one; else it is
-    new, but tied to the token embeddings in most families.
+    Its head comes from the checkpoint that ``model`` was loaded from, if any; a new head is tied
+    to the token embeddings in most families.
     """
     inner: Any = unwrapped(model)
     config = inner.config
@@ -355,7 +331,7 @@ def language_model(model: nn.Module) -> Any:
         else transformers.AutoModelForCausalLM
     )
     source = getattr(config, "_name_or_path", "")
-    if source:  # said, since transformers would ask on the terminal
+    if source:  # without trust_remote_code transformers may ask on the terminal
         language = auto.from_pretrained(source, trust_remote_code=False)
     else:
         language = auto.from_config(config)
@@ -368,11 +344,16 @@ def language_model(model: nn.Module) -> Any:
 
 
 def with_lora(model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0) -> Any:
-    """Return the model with low-rank adapters by peft; only these and the new head are trained.
+    """Add low-rank adapters by peft; only these and the new head are trained.
 
-    The head is what peft takes for one (``classifier``, ``score``) and what `load_model` had to
-    draw, such as a pooler that a masked language model's checkpoint lacks.  Adapters go where peft
-    puts them for the model's family, or on every linear layer of a family that peft does not know.
+    The head is what peft takes for it (``classifier``, ``score``) and what `load_model` had to
+    draw.  Adapters go where peft puts them for the model's family, or on every linear layer of a
+    family that peft does not know.
+
+    Example:
+        >>> adapted = with_lora(model, rank=4)
+        >>> adapted.peft_config["default"].r
+        4
 
     Args:
         rank: r of the adapters, as in the paper.
