@@ -391,6 +391,24 @@ def test_meanflow(timed: Timed, place: dict[str, Any], quick: bool, program: str
     timed(step, "MeanFlow step, " + ("tiny" if quick else "DiT6x384-B2-T256"))
 
 
+@pytest.mark.parametrize("program", ["ours", "torch.func", "plain"])
+def test_small_operations(timed: Timed, place: dict[str, Any], program: str) -> None:
+    """Time 400 operations on 32 numbers: the cost of an operation beside its arithmetic."""
+    x, direction = torch.randn(2, 4, 8, **place)
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(100):
+            x = torch.tanh(x) * 1.01 + x.sin()
+        return x
+
+    steps: dict[str, Step] = {
+        "ours": lambda: jx.jvp(chain, (x,), (direction,)),
+        "torch.func": lambda: torch.func.jvp(chain, (x,), (direction,)),
+        "plain": lambda: chain(x),
+    }
+    timed(steps[program], "jvp of 400 small operations")
+
+
 # The NTK ------------------------------------------------------------------------------------------
 
 

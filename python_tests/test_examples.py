@@ -62,15 +62,12 @@ def test_every_public_name_has_an_example() -> None:
     assert not [_name(value) for value in _public() if not _has_example(value)]
 
 
+# Examples of a folder of runs, which python_tests/scaling/test_examples.py makes.
+LIVE = ("scaling.select_live", "scaling.read_selection", "scaling.LiveSelection")
+
+
 @pytest.mark.parametrize(
-    "value",
-    [
-        value
-        for value in _public()
-        if _has_example(value)
-        and not _name(value).startswith("scaling.")  # run by tests of their own
-    ],
-    ids=_name,
+    "value", [value for value in _public() if _name(value) not in LIVE], ids=_name
 )
 def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule
@@ -83,4 +80,6 @@ def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     names |= {"rows": runs.examples(2), "arguments": runs.arguments(tmp_path, max_steps=1)}
     names = {"Trainer": Trainer, **vars(module), **names}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
-    assert doctest.DocTestRunner().run(example).failed == 0
+    assert example.examples
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert runner.run(example).failed == 0

@@ -48,8 +48,8 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
         ("d.csv", "\ufeff" + CSV),
         ("d.tsv", CSV.replace(",", "\t")),
         ("d.jsonl", '{"text": "good one", "label": "yes"}\n\n{"label": "no", "text": "bad one"}\n'),
-        ("d.csv.gz", gzip.compress(CSV.encode())),
-        ("d.tsv.gz", gzip.compress(CSV.replace(",", "\t").encode())),
+        ("d.csv.gz", gzip.compress(CSV.encode(), mtime=0)),
+        ("d.tsv.gz", gzip.compress(CSV.replace(",", "\t").encode(), mtime=0)),
     ],
 )
 def test_formats(tmp_path: Path, name: str, content: str | bytes) -> None:

@@ -12,8 +12,8 @@ import torch
 from python_tests import processes
 from python_tests.distributed.test_data_parallel import (  # noqa: F401  a fixture among them
     assert_same,
-    joined_directions,
     eight_steps,
+    joined_directions,
 )
 
 ROOT = Path(__file__).resolve().parents[2]

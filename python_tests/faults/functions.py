@@ -80,8 +80,8 @@ FAULTS = [
         edits=(
             Edit(
                 "jachess_ext/__init__.py",
-                "_require_torch()  # before the rest",
-                "from .jet import jvp as _jvp\n\n_require_torch()  # before the rest",
+                "_require_torch()  # first, since",
+                "from .jet import jvp as _jvp\n\n_require_torch()  # first, since",
             ),
         ),
         tests=(f"{_IMPORTS} -k test_neither_torch_nor_transformers_is_loaded",),

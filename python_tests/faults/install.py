@@ -72,6 +72,6 @@ FAULTS = [
                 "build_backend/jachess_build/extensions.py", "if line.startswith(_STATUS):", "if 0:"
             ),
         ),
-        ("python_tests/packaging/test_toolkit.py -k told_shortly",),
+        ("python_tests/packaging/test_toolkit.py -k short_progress",),
     ),
 ]

@@ -24,27 +24,31 @@ torch.ops.load_library({library!r})
 torch.ops.jachess.softmax_jet(torch.randn(4, 5, 7), 2, False)
 print("ran to the end")
 """
-ROW = "const int64_t at = r * shape.n;"
+ROWS = "for (int64_t at = begin * n; at < end * n; at += n) {"
 
 
 @pytest.mark.parametrize(
     ("name", "fault", "finding"),
     [
-        ("address", ROW, None),
-        ("address", "const int64_t at = (r + 1) * shape.n;", "heap-buffer-overflow"),
-        ("thread", "const int64_t at = 0 * r * shape.n;", "data race"),
+        ("address", ROWS, None),
+        (
+            "address",
+            "for (int64_t at = (begin + 1) * n; at < (end + 1) * n; at += n) {",
+            "heap-buffer-overflow",
+        ),
+        ("thread", "for (int64_t at = 0; at < (end - begin) * n; at += n) {", "data race"),
     ],
     ids=["none", "out-of-bounds", "race"],
 )
 def test_a_planted_fault_is_found(
     tmp_path: Path, name: str, fault: str, finding: str | None
 ) -> None:
-    """The softmax's rows, one too far, or all threads on the first one."""
+    """The softmax's rows, one too far, or all threads on the first ones."""
     csrc, sanitizer = tmp_path / "csrc", sanitized.SANITIZERS[name]
     shutil.copytree(sanitized.CSRC, csrc)
     source = csrc / "cpu" / "softmax_jet.cpp"
-    assert ROW in source.read_text()
-    source.write_text(source.read_text().replace(ROW, fault))
+    assert ROWS in source.read_text()
+    source.write_text(source.read_text().replace(ROWS, fault))
     library = sanitized.build_operators(sanitizer, tmp_path / "ops.so", csrc, [source], tmp_path)
     done = processes.run(
         [sys.executable, "-c", USE.format(library=str(library))],

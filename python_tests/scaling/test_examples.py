@@ -1,4 +1,4 @@
-"""The examples in the docstrings of `jachess_ext.scaling` give what they say."""
+"""The examples of live selections; python_tests/test_examples.py runs the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import jachess_ext.scaling as scaling
 from python_tests.scaling.live import write_rows
 
 LIVE = ("select_live", "read_selection", "LiveSelection")  # in this order
-NAMES = [name for name in scaling.__all__ if name not in LIVE and callable(getattr(scaling, name))]
 
 
 def run(name: str, **names: Any) -> None:
@@ -21,11 +20,6 @@ def run(name: str, **names: Any) -> None:
     assert tests and tests[0].examples, f"{name} has no example"
     result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(tests[0])
     assert result.failed == 0
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("Error")])
-def test_example(name: str) -> None:
-    run(name)
 
 
 def test_examples_of_live_selections(

@@ -30,7 +30,7 @@ RESUMED = [
 """Mode, options, and the regulariser's steps in the checkpoints of steps 2, 4 and 5."""
 
 
-@pytest.mark.parametrize("which, step", enumerate([2, 4, 5]))
+@pytest.mark.parametrize("which, step", list(enumerate([2, 4, 5])))
 @pytest.mark.parametrize("mode, options, steps", RESUMED)
 def test_resuming_goes_on_as_the_run_would_have(
     tmp_path: Path, mode: str, options: dict[str, Any], steps: list[int], which: int, step: int
