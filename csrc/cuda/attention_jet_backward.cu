@@ -44,9 +44,7 @@ struct BackwardArguments {
   bool aligned;
 };
 
-// Other tokens of a tile and columns of the result of a warp, by what fits its registers.
-template <int S>
-constexpr int kOthers = S == 2 ? 32 : 16;
+// Columns of the result of a warp, by what fits its registers.
 template <typename T, int S, bool plain>
 constexpr int kWidest = sizeof(T) == 4 || !plain ? 32 : 64;
 
@@ -119,7 +117,7 @@ __device__ inline void differentiate(const ScoreRules& rules, const Share& share
 template <typename T, int S, int V, Role role, bool plain>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
     tiles_kernel(const __grid_constant__ BackwardArguments args) {
-  constexpr int N = kOthers<S>;
+  constexpr int N = attention_tile(S);
   constexpr bool of_keys = role != Role::query;
   const BackwardPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
@@ -333,7 +331,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
 // The largest plan of which two blocks fit a multiprocessor, else the largest that fits one.
 template <typename T, int S, int V, Role role>
 bool make_plan(const AttentionProblem& problem, size_t limit, BackwardPlan& plan) {
-  constexpr int N = kOthers<S>;
+  constexpr int N = attention_tile(S);
   const int64_t own = role == Role::query ? problem.queries : problem.keys;
   plan.depth = round_up(static_cast<int>(problem.size), 16);
   plan.second_depth = round_up(static_cast<int>(problem.value_size), 16);

@@ -38,9 +38,7 @@ struct ForwardArguments {
   bool aligned;
 };
 
-// Keys of a tile and value columns of a warp, by what fits its registers.
-template <typename T, int S>
-constexpr int kKeys = S == 2 ? 32 : 16;
+// Value columns of a warp, by what fits its registers.
 template <typename T, int S>
 constexpr int kWidest = sizeof(T) == 4 ? (S == 2 ? 64 : 32) : (S == 2 ? 128 : 64);
 
@@ -223,7 +221,7 @@ __device__ inline void write_stats(const ForwardArguments& args, const ScorePlac
 template <typename T, int S, int V, bool plain>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
     forward_kernel(const __grid_constant__ ForwardArguments args) {
-  constexpr int N = kKeys<T, S>;
+  constexpr int N = attention_tile(S);
   const ForwardPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
   const int rows = plan.warps * kStrip, strip = static_cast<int>(threadIdx.x) / kWarp * kStrip;
@@ -332,8 +330,8 @@ bool make_plan(const AttentionProblem& problem, size_t limit, ForwardPlan& plan)
   const int value_size = round_up(static_cast<int>(problem.value_size), 16);
   plan.chunks = (value_size + V - 1) / V;
   plan.width = value_size < V ? value_size : V;
-  plan.value = S * kKeys<T, S> * padded<T>(plan.depth) * element;
-  plan.stage = plan.value + S * kKeys<T, S> * padded<T>(plan.width) * element;
+  plan.value = S * attention_tile(S) * padded<T>(plan.depth) * element;
+  plan.stage = plan.value + S * attention_tile(S) * padded<T>(plan.width) * element;
   for (const size_t share : {limit / 2, limit}) {
     for (int warps = kMostWarps; warps > 0; warps /= 2) {
       if (warps > 1 && problem.queries <= warps / 2 * kStrip) continue;

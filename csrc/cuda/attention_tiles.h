@@ -17,17 +17,16 @@
 namespace jachess {
 
 constexpr int kMostWarps = 4;
-constexpr int kStrip = kMmaRows;
+constexpr int kStrip = kAttentionStrip;
 
 JACHESS_HD constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Length of a row of `width` elements in shared memory: 16 bytes more, so that rows of a fragment
-// lie in different banks.
+// Length of a row of `width` elements in shared memory.
 template <typename T>
 JACHESS_HD constexpr int padded(int width) {
-  return width + 16 / static_cast<int>(sizeof(T));
+  return attention_row(sizeof(T), width) / static_cast<int>(sizeof(T));
 }
 
 template <typename T>

@@ -4,9 +4,13 @@
 
 (docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
 after the softmax. The kernels never build a T × Tk tensor; the reference does.
+
+The CUDA kernels take one or two directions: more go in passes of two. Jets in float64, heads above
+256 and those of which no tile fits the GPU's shared memory go to the reference.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +18,7 @@ from torch import Tensor
 
 from .activation import DERIVATIVES, pointwise_jet, product_jet
 from .directions import philox4x32_10
-from .library import available, register_operator, split_streams, wide_dtype
+from .library import available, pair_list, register_operator, split_streams, wide_dtype
 from .softmax import softmax_jet_reference
 
 DROPOUT_COUNTER = 0x4A414354
@@ -172,6 +176,57 @@ def attention_jet_reference(
     return _reference(query, key, value, mask, settings)
 
 
+# ---- what the CUDA kernels take ------------------------------------------------------------
+
+_CUDA_DIRECTIONS, _CUDA_HEAD = 2, 256
+
+
+@torch.compiler.assume_constant_result
+def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
+    """Tell whether the smallest tile of such heads fits a block's shared memory on this GPU."""
+    from .._C import attention_jet_bytes
+
+    properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks what follows
+    limit = properties.shared_memory_per_block_optin
+    return attention_jet_bytes(element, streams, size, value_size) <= limit
+
+
+def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
+    """Tell whether the kernels of query's device serve these heads, in passes or at once."""
+    if query.device.type != "cuda":
+        return True
+    size, value_size = int(query.shape[-1]), int(value.shape[-1])
+    if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
+        return False
+    one_pass = min(q, _CUDA_DIRECTIONS)
+    streams = 1 + one_pass + (query.shape[0] > 1 + q)
+    device = torch.cuda.current_device() if query.device.index is None else query.device.index
+    return _tile_fits(device, query.element_size(), streams, size, value_size)
+
+
+def _in_passes(
+    run: Callable[[Tensor, Tensor, Tensor, int], Tensor], jets: Sequence[Tensor], q: int
+) -> Tensor:
+    """Return run(query, key, value, q) put together of calls with up to two directions.
+
+    A mixed derivative needs its two directions alone, so with second order there is a pass for each
+    pair. Gradients add up where passes share a stream.
+    """
+    second, pairs = jets[0].shape[0] > 1 + q, pair_list(q)
+    halves = [tuple(range(i, min(i + _CUDA_DIRECTIONS, q))) for i in range(0, q, _CUDA_DIRECTIONS)]
+    apart = [jet.unbind(0) for jet in jets]
+    results: dict[int, Tensor] = {}
+    for directions in pairs if second else halves:
+        streams = [0, *(1 + i for i in directions)]
+        if second:
+            streams.append(1 + q + pairs.index((directions[0], directions[1])))
+        query, key, value = (torch.stack([jet[s] for s in streams]) for jet in apart)
+        for s, y in zip(streams, run(query, key, value, len(directions)).unbind(0), strict=True):
+            results.setdefault(s, y)
+    by_token = [results[s].transpose(1, 2) for s in sorted(results)]
+    return torch.stack(by_token).transpose(2, 3)
+
+
 # ---- the operator --------------------------------------------------------------------------
 
 
@@ -216,7 +271,6 @@ def attention_jet(
 
     Raises:
         ValueError: a mask that requires a gradient.
-        RuntimeError: on CUDA, a head size above 256.
 
     Example:
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
@@ -230,9 +284,15 @@ def attention_jet(
         )
     scale = _default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
-    if not available("attention_jet", query.device):
+    if not available("attention_jet", query.device) or not _kernels_take(query, value, q):
         return _reference(query, key, value, mask, settings)
-    return torch.ops.jachess.attention_jet(query, key, value, mask, *settings)[0]
+
+    def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
+        return torch.ops.jachess.attention_jet(query, key, value, mask, q, *settings[1:])[0]
+
+    if query.device.type == "cuda" and q > _CUDA_DIRECTIONS:
+        return _in_passes(run, (query, key, value), q)
+    return run(query, key, value, q)
 
 
 # ---- registration --------------------------------------------------------------------------

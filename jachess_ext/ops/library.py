@@ -22,6 +22,8 @@ from torch.autograd import forward_ad
 from .. import torch_private
 
 MAX_DIRECTIONS = 4
+OLDEST_GPU = (8, 0)
+"""The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
@@ -118,13 +120,13 @@ def loaded() -> bool:
 def available(name: str, device: torch.device | str) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
-    False where the library is missing or broken, and within forward-mode AD and the transforms of
-    torch.func, to which custom operators give *zero* tangents without a word (docs/how_it_works.md,
-    traps).
+    False where the library is missing or broken, on a GPU of compute capability below 8.0, and
+    within forward-mode AD and the transforms of torch.func, to which custom operators give *zero*
+    tangents without a word (docs/how_it_works.md, traps).
 
     Args:
         name: without namespace, such as "activation_jet".
-        device: a torch.device or its name; only its type counts.
+        device: a torch.device or its name; of GPUs, the current one unless it has a number.
 
     Example:
         >>> available("activation_jet", "meta")
@@ -132,8 +134,21 @@ def available(name: str, device: torch.device | str) -> bool:
     """
     if transformed():
         return False
-    device_type = device.type if isinstance(device, torch.device) else device.partition(":")[0]
-    return (name, device_type) in STATE.kernels
+    place = torch.device(device)
+    if (name, place.type) not in STATE.kernels:
+        return False
+    return place.type != "cuda" or gpu_is_served(place.index)
+
+
+@torch.compiler.assume_constant_result
+def gpu_is_served(index: int | None = None) -> bool:
+    """Return whether the kernels can run on GPU number `index`, None for the current one.
+
+    True where there is no GPU: a tensor of one is then fake, and only its shape matters.
+    """
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
 def transformed() -> bool:

@@ -3,14 +3,17 @@
 import math
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jachess_ext import ops
+from jachess_ext.ops import attention, library
 from jachess_ext.ops.attention import dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
@@ -576,3 +579,86 @@ def test_a_hidden_nan_is_a_nan_as_in_torch(device: str, spoilt: int) -> None:
     primal = F.scaled_dot_product_attention(*(leaf[0] for leaf in leaves), attn_mask=mask)
     assert torch.equal(y[0].isnan().any(-1), primal.isnan().any(-1))
     assert torch.equal(y[:, 1], clean[:, 1])
+
+
+# ---- what the CUDA kernels take ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "streams"), [case for case in STREAMS if case[0] > 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_passes_of_two_directions_agree(q: int, streams: int, dtype: torch.dtype) -> None:
+    """Result and gradients of three or four directions; as the CUDA operators make them."""
+
+    def in_passes(*args: Any, q: int, **keywords: Any) -> Tensor:
+        def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
+            assert q <= 2
+            return ops.attention_jet(query, key, value, args[3], q=q, **keywords)
+
+        return attention._in_passes(run, args[:3], q)
+
+    leaves = inputs(streams, heads=2, key_heads=1, keys=9, dtype=dtype)
+    keywords = {"causal": True, "dropout_p": 0.3, "dropout_seed": 5}
+    error = errors_against_the_reference(leaves, operator=in_passes, q=q, **keywords)
+    assert error < BOUNDS[dtype]
+    y = in_passes(*leaves, None, q=q)
+    merged = y.transpose(-3, -2).flatten(-2)
+    assert merged.data_ptr() == y.data_ptr()
+
+
+SMALLEST = 99 * 1024  # what a block may have of shared memory on sm_86, 8.9 and 12.0
+
+
+@pytest.mark.parametrize(
+    ("size", "value_size", "dtype", "q", "streams", "shared", "taken"),
+    [
+        (64, 64, torch.bfloat16, 2, 4, SMALLEST, True),
+        (128, 128, torch.float16, 4, 11, SMALLEST, True),
+        (128, 128, torch.float32, 2, 4, SMALLEST, False),
+        (128, 128, torch.float32, 4, 11, 163 * 1024, True),
+        (256, 256, torch.bfloat16, 2, 4, 227 * 1024, True),
+        (256, 256, torch.float32, 2, 4, 227 * 1024, False),
+        (264, 64, torch.bfloat16, 1, 2, 227 * 1024, False),
+        (64, 264, torch.bfloat16, 1, 2, 227 * 1024, False),
+        (8, 8, torch.float64, 1, 2, 227 * 1024, False),
+    ],
+)
+def test_which_heads_the_cuda_kernels_take(
+    size: int,
+    value_size: int,
+    dtype: torch.dtype,
+    q: int,
+    streams: int,
+    shared: int,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others go to the reference, without an error."""
+    properties = SimpleNamespace(shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(attention, "available", lambda name, device: True)
+    calls = []
+
+    def reference(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+        calls.append(1)
+        return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+    monkeypatch.setattr(attention, "_reference", reference)
+    with FakeTensorMode():
+        query = torch.empty(streams, 1, 2, 3, size, dtype=dtype, device="cuda:0")
+        value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
+        y = ops.attention_jet(query, query, value, q=q)
+    assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
+    assert bool(calls) != taken
+
+
+def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = frozenset({("activation_jet", "cuda"), ("activation_jet", "cpu")})
+    monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=kernels))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    capabilities = {0: (7, 5), 1: (8, 0), None: (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    assert not ops.available("activation_jet", "cuda")
+    assert not ops.available("activation_jet", torch.device("cuda", 0))
+    assert ops.available("activation_jet", "cuda:1")
+    assert ops.available("activation_jet", "cpu")
+    assert not ops.available("softmax_jet", "cuda:1")
