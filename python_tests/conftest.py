@@ -2,6 +2,9 @@
 exact engine is an oracle of several folders."""
 
 import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU here"
     skip = pytest.mark.skip(reason=reason)
     for item in items:
-        if item.get_closest_marker("cuda"):  # keywords hold folder names, too
+        if item.get_closest_marker("cuda"):  # keywords also hold the names of folders
             item.add_marker(skip)
 
 
@@ -38,3 +41,24 @@ def quick_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def process_wide_settings_of_torch() -> Iterator[None]:
+    """Fail the test that leaves one changed, not another that happens to come later."""
+    before = _settings_of_torch()
+    yield
+    changed = {k: v for k, v in _settings_of_torch().items() if before.get(k, v) != v}
+    assert not changed, f"left changed: {changed}; before: {before}"
+
+
+def _settings_of_torch() -> dict[str, Any]:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "modes": len(torch.overrides._get_current_function_mode_stack()),
+    } | ({} if dynamo is None else {"stance of torch.compile": dynamo._stance.stance})

@@ -573,7 +573,7 @@ class Runner:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         skip = ("cuda", "slow", "sanitizers")
-        items = [i for i in session.items if not any(mark in i.keywords for mark in skip)]
+        items = [i for i in session.items if not any(map(i.get_closest_marker, skip))]
         items = [i for i in items if not self.without or self.without not in i.nodeid]
         left = [mutant for mutant in self.mutants if mutant.name not in self.results]
         chosen = {mutant.name: [i for i in items if i in mutant.tests] for mutant in left}

@@ -15,6 +15,7 @@ from transformers import PrinterCallback, Trainer
 import jachess_ext as jx
 from jachess_ext.jet import directions, registry
 from jachess_ext.jet.rules.pointwise import pointwise
+from python_tests.scaling.test_examples import LIVE
 from python_tests.smoothness.tiny_models import classifier, token_batch
 from python_tests.training import runs
 
@@ -62,12 +63,11 @@ def test_every_public_name_has_an_example() -> None:
     assert not [_name(value) for value in _public() if not _has_example(value)]
 
 
-# Examples of a folder of runs, which python_tests/scaling/test_examples.py makes.
-LIVE = ("scaling.select_live", "scaling.read_selection", "scaling.LiveSelection")
+OF_RUNS = {f"scaling.{name}" for name in LIVE}  # they need a folder of runs
 
 
 @pytest.mark.parametrize(
-    "value", [value for value in _public() if _name(value) not in LIVE], ids=_name
+    "value", [value for value in _public() if _name(value) not in OF_RUNS], ids=_name
 )
 def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))  # one example adds a rule

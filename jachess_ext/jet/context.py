@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -169,12 +170,41 @@ def without_dynamo(fn: Fn) -> Fn:
     return cast(Fn, run)
 
 
+class _Eagerly:
+    """A context in which models that ``torch.compile`` compiled run their own Python.
+
+    Torch's stance is one for the process, and `torch.compiler.set_stance` restores what it found:
+    where two threads overlap, the last to leave would restore the first's "force_eager" and leave
+    ``torch.compile`` switched off for good.  So the first to enter sets it, the last to leave
+    restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._inside += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stance.__exit__(*error)
+
+
+EAGERLY = _Eagerly()
+
+
 def _switched_off(fn: Fn) -> Fn:
     import torch._dynamo
 
     def run(*args: Any, **named: Any) -> Any:
-        # `disable` alone does not reach models that were compiled separately.
-        with torch.compiler.set_stance("force_eager"):
+        with EAGERLY:  # `disable` alone does not reach models that were compiled separately
             return fn(*args, **named)
 
     return torch._dynamo.disable(run, reason=_REASON)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..jet.context import EAGERLY
 from ..smoothness.estimators import unwrapped
 from .capture import Probe, Watched, capture, check_kernel, evaluating, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
@@ -264,7 +265,7 @@ class Job:
             self._watched.fallback.update(dict.fromkeys(chosen, _ASKED))
         dtypes = {parameter.dtype for parameter in chosen.values()}
         self._dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
-        with torch.compiler.set_stance("force_eager"):
+        with EAGERLY:
             with evaluating(inner):
                 self._outputs = self._outputs.narrowed(sides)
             probes = [probe(self._watched, self._outputs, side) for side in sides]
@@ -304,7 +305,7 @@ class Job:
         shown = progress if self._ranks.rank == 0 else False
         with (
             _bar(shown, len(pairs)) as advance,
-            torch.compiler.set_stance("force_eager"),
+            EAGERLY,
             torch.no_grad(),
         ):
             for i, j in pairs:

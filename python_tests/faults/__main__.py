@@ -45,21 +45,23 @@ def copy_checkout(folder: Path) -> None:
     shutil.copy(ROOT / "Makefile", folder)
 
 
-def put_back(fault: Fault, folder: Path) -> None:
-    """Edit the copy.
+def edited(fault: Fault, folder: Path) -> dict[Path, str]:
+    """Return the files of a checkout that the fault changes, with the fault in them.
 
     Raises:
         SystemExit: a text to replace does not occur exactly once.
     """
+    texts: dict[Path, str] = {}
     for edit in fault.edits:
         file = folder / edit.file
-        text = file.read_text()
+        text = texts[file] if file in texts else file.read_text(encoding="utf-8")
         if text.count(edit.mended) != 1:
             count = text.count(edit.mended)
             raise SystemExit(
                 f"{fault.name}: {edit.mended!r} occurs {count} times in {edit.file}; expected once"
             )
-        file.write_text(text.replace(edit.mended, edit.faulty))
+        texts[file] = text.replace(edit.mended, edit.faulty)
+    return texts
 
 
 def noticed(test: str, folder: Path) -> list[str]:
@@ -86,7 +88,8 @@ def row(fault: Fault) -> tuple[str, bool]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_checkout(folder)
-        put_back(fault, folder)
+        for file, text in edited(fault, folder).items():
+            file.write_text(text, encoding="utf-8")
         found = {test: noticed(test, folder) for test in fault.tests}
     cells = [
         f"`{names[0]}`" if names else f"**{test} failed nothing**" for test, names in found.items()

@@ -7,6 +7,17 @@ _IMPORTS = "python_tests/packaging/test_imports.py"
 
 FAULTS = [
     Fault(
+        name="functions: two threads at once leave torch.compile switched off",
+        edits=(
+            Edit(
+                "jachess_ext/jet/context.py",
+                "            if not self._inside:\n                self._stance = torch",
+                "            if True:\n                self._stance = torch",
+            ),
+        ),
+        tests=("python_tests/jet/test_compile.py -k two_threads",),
+    ),
+    Fault(
         name="functions: refused only where gradients are off",
         edits=(
             Edit(

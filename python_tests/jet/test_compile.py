@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -321,6 +323,44 @@ def test_regulariser_of_a_compiled_model(engine: Any) -> None:
     assert graphs() == 0
     plain = compiled(**batch).loss  # the plain step is compiled as ever
     torch.testing.assert_close(plain, model(**batch).loss)
+    assert graphs() > 0
+
+
+class Meeting(nn.Module):
+    """A layer whose forward waits for the other thread, which is then within its own call."""
+
+    def __init__(self, before: threading.Event, after: threading.Event) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self._before, self._after = before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._before.set()
+        assert self._after.wait(60)
+        return self.layer(x)
+
+
+def _jvp(model: nn.Module) -> None:
+    jx.jvp(model, (torch.ones(1, 3),), (torch.ones(1, 3),))
+
+
+def _ntk(model: nn.Module) -> None:
+    jx.ntk(model, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("call", [_jvp, _ntk])
+def test_two_threads_leave_torch_compile_on(call: Callable[[nn.Module], None]) -> None:
+    """The first to enter is the first to leave; torch's stance is one for both."""
+    first_is_in, both_are_in, first_has_left = (threading.Event() for _ in range(3))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(call, Meeting(first_is_in, both_are_in))
+        assert first_is_in.wait(60)
+        second = threads.submit(call, Meeting(both_are_in, first_has_left))
+        first.result(60)
+        first_has_left.set()
+        second.result(60)
+    compiled = torch.compile(nn.Linear(3, 2), backend="eager")
+    compiled(torch.ones(1, 3))
     assert graphs() > 0
 
 
