@@ -55,20 +55,19 @@ constexpr int kAttentionStrip = 16;  // queries or keys of a warp
 // Tokens that a warp goes over at a time, by what fits its registers.
 JACHESS_HD constexpr int attention_tile(int streams) { return streams == 2 ? 32 : 16; }
 
-// Bytes of a row of one stream in shared memory: whole fragments, and 16 bytes more, so that rows of
-// a fragment lie in different banks.
+// Bytes of a row of one stream in shared memory: whole fragments, and 16 bytes more, so that rows
+// of a fragment lie in different banks.
 JACHESS_HD constexpr int attention_row(int element, int size) {
   return (size + 15) / 16 * 16 * element + 16;
 }
 
 // The shared memory that a block needs at least, in bytes: one warp's own tokens and a tile of
 // others, two operands each, and two jets per query, as the backward has it for the keys.
-JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int size,
-                                               int value_size) {
+JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int size, int value_size) {
   const int rows = attention_row(element, size) + attention_row(element, value_size);
   const int others = attention_tile(streams);
-  return streams * ((kAttentionStrip + others) * rows +
-                    2 * others * static_cast<int>(sizeof(float)));
+  return streams *
+         ((kAttentionStrip + others) * rows + 2 * others * static_cast<int>(sizeof(float)));
 }
 
 // ---- dropout of the weights ----------------------------------------------------------------

@@ -6,8 +6,8 @@
 namespace jachess {
 namespace {
 
-ActivationShape activation_shape(const ActivationInputs& in, int64_t q) {
-  return {jet_shape(in.gate.tensor, q, in.pairs),
+ActivationShape activation_shape(const char* op, const ActivationInputs& in, int64_t q) {
+  return {jet_shape(op, in.gate.tensor, q, in.pairs),
           in.cut.rows,
           in.cut.length,
           {in.gate.stream_stride, in.gate.row_stride},
@@ -19,10 +19,10 @@ struct Cuda {
 
   template <bool gated>
   static void forward(const char* op, const ActivationInputs& in, int64_t q, const Tensor& y) {
-    check_launch(
-        op, activation_jet_cuda(activation_shape(in, q), in.kind, in.gate.tensor.const_data_ptr(),
-                                gated ? in.up.tensor.const_data_ptr() : nullptr,
-                                y.mutable_data_ptr(), queue_of(op, y)));
+    check_launch(op, activation_jet_cuda(activation_shape(op, in, q), in.kind,
+                                         in.gate.tensor.const_data_ptr(),
+                                         gated ? in.up.tensor.const_data_ptr() : nullptr,
+                                         y.mutable_data_ptr(), queue_of(op, y)));
   }
 
   template <bool gated>
@@ -30,7 +30,7 @@ struct Cuda {
                        const Tensor& gg, const Tensor& gu) {
     check_launch(
         op, activation_jet_backward_cuda(
-                activation_shape(in, q), in.kind, gy.const_data_ptr(),
+                activation_shape(op, in, q), in.kind, gy.const_data_ptr(),
                 in.gate.tensor.const_data_ptr(), gated ? in.up.tensor.const_data_ptr() : nullptr,
                 gg.mutable_data_ptr(), gated ? gu.mutable_data_ptr() : nullptr, queue_of(op, gg)));
   }

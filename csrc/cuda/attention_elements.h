@@ -126,7 +126,9 @@ int dispatch_attention(const AttentionProblem& problem, const F& f) {
     } else {
       const int streams = 1 + problem.q + problem.pairs;
       if (problem.q > 2) return kNoTileFits;
-      return streams == 2 ? f(typed, Int<2>{}) : streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
+      return streams == 2   ? f(typed, Int<2>{})
+             : streams == 3 ? f(typed, Int<3>{})
+                            : f(typed, Int<4>{});
     }
   });
 }
@@ -176,8 +178,7 @@ __device__ inline void dropout_factors(const ScoreRules& rules, const ScorePlace
       JACHESS_UNROLL
       for (int e = 0; e < 2; ++e) {
         const uint32_t kept = word_of(words, even ? e : 2 + e);
-        const uint32_t other =
-            __shfl_xor_sync(0xFFFFFFFFu, word_of(words, even ? 2 + e : e), 1);
+        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, word_of(words, even ? 2 + e : e), 1);
         factor[n][e] = weight(even ? kept : other);
         factor[n][2 + e] = weight(even ? other : kept);
       }

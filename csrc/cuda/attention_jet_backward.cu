@@ -28,10 +28,10 @@ enum class Role { query, key, value };
 // How a launch cuts its work, and where everything lies in shared memory (bytes).
 struct BackwardPlan {
   int warps, stages;
-  int depth, second_depth;      // entries of the first and second operands' tokens, rounded up
-  int chunks;                   // blocks that share own tokens, V columns of the result each
-  int own_second;               // the second own operand's place
-  int stage, second, jets;      // bytes of a tile of others; places in it
+  int depth, second_depth;  // entries of the first and second operands' tokens, rounded up
+  int chunks;               // blocks that share own tokens, V columns of the result each
+  int own_second;           // the second own operand's place
+  int stage, second, jets;  // bytes of a tile of others; places in it
   int first_stage, bytes;
 };
 
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
                       of_keys ? own_token : other};
   };
   const auto next_step = [&](int step) {
-    while (step < steps && !tile_takes_part(rules, place_of(step, first), of_keys ? N : rows,
-                                            of_keys ? rows : N))
+    while (step < steps &&
+           !tile_takes_part(rules, place_of(step, first), of_keys ? N : rows, of_keys ? rows : N))
       ++step;
     return step;
   };
@@ -405,9 +405,11 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
                        static_cast<int>(problem.value_size), static_cast<float*>(shares));
     const auto run = [&](auto plain) {
       constexpr bool simple = decltype(plain)::value;
-      if (error == 0) error = launch_tiles<T, S, Role::query, simple>(args, problem, gy, gquery, queue);
+      if (error == 0)
+        error = launch_tiles<T, S, Role::query, simple>(args, problem, gy, gquery, queue);
       if (error == 0) error = launch_tiles<T, S, Role::key, simple>(args, problem, gy, gkey, queue);
-      if (error == 0) error = launch_tiles<T, S, Role::value, simple>(args, problem, gy, gvalue, queue);
+      if (error == 0)
+        error = launch_tiles<T, S, Role::value, simple>(args, problem, gy, gvalue, queue);
       return error;
     };
     return is_plain(args.rules) ? run(std::true_type{}) : run(std::false_type{});

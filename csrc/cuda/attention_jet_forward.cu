@@ -253,8 +253,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
 
   // The first key of the next tile that takes part, or the number of keys.
   const auto next_tile = [&](int key) {
-    while (key < rules.keys &&
-           !tile_takes_part(rules, {batch, head, first_query, key}, rows, N))
+    while (key < rules.keys && !tile_takes_part(rules, {batch, head, first_query, key}, rows, N))
       key += N;
     return key;
   };
@@ -317,7 +316,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
       for (int s = 0; s < S; ++s) top[s] = sums[s][v][e];
       if (state.sum[e / 2][0] != 0) quotient_jet<S>(top, state.sum[e / 2], out);
       JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) convert(out[s], y[s * args.y.stream + query * args.y.token + column]);
+      for (int s = 0; s < S; ++s)
+        convert(out[s], y[s * args.y.stream + query * args.y.token + column]);
     }
   }
 }
@@ -338,8 +338,7 @@ bool make_plan(const AttentionProblem& problem, size_t limit, ForwardPlan& plan)
       for (int stages = 2; stages > 0; --stages) {
         plan.warps = warps;
         plan.stages = stages;
-        plan.bytes =
-            S * warps * kStrip * padded<T>(plan.depth) * element + stages * plan.stage;
+        plan.bytes = S * warps * kStrip * padded<T>(plan.depth) * element + stages * plan.stage;
         if (static_cast<size_t>(plan.bytes) <= share && (warps > 1 || share == limit)) return true;
       }
     }

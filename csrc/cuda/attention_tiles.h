@@ -1,5 +1,5 @@
-// Tiles of the attention kernels: from global to shared memory, and the products of jets that a warp
-// makes of them.
+// Tiles of the attention kernels: from global to shared memory, and the products of jets that a
+// warp makes of them.
 //
 // A tile of tokens lies in shared memory as [S][tokens][ld]. A warp owns a strip of 16 rows of the
 // scores and keeps all that belongs to it, every stream, in registers:
@@ -142,7 +142,8 @@ __device__ inline void multiply_tokens(const Tile<T>& rows, int strip, const Til
     for (int n = 0; n < N; n += 16) {
       typename M::B b[S][2];
       JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) M::load_b_by_column(columns.at(s, first + n, k), columns.ld, b[s]);
+      for (int s = 0; s < S; ++s)
+        M::load_b_by_column(columns.at(s, first + n, k), columns.ld, b[s]);
       multiply_streams<sides, S, M>(a, b, n / 8, sums);
     }
   }

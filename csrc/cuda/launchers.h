@@ -17,7 +17,7 @@ struct Queue {
   int device;
 };
 
-// A jet in memory: S = 1 + q + pairs streams of n elements each, stream after stream.
+// A jet in memory: S = 1 + q + pairs streams of n elements each, stream after stream; q is 1 or 2.
 struct JetShape {
   Storage storage;
   int q, pairs;
@@ -49,22 +49,31 @@ struct NormShape {
   bool centred;
 };
 
-// The normalisations' tensors, contiguous. weight and bias are [channels] in the accumulation type
-// (float, or double for f64) or null; mean and rstd are [S, rows] in it. With a residual (or null),
-// x + residual is written to sum, rounded, and normalised. RMS norm has neither bias nor mean.
+// [channels] of any storage type, or null.
+struct NormParameter {
+  const void* data;
+  Storage storage;
+};
+
+// The normalisations' tensors, contiguous. mean and rstd are [S, rows] in the accumulation type
+// (float, or double for f64). With a residual (or null), x + residual is written to sum, rounded,
+// and normalised. RMS norm has neither bias nor mean.
 struct NormBuffers {
-  const void *x, *residual, *weight, *bias;
+  const void *x, *residual;
+  NormParameter weight, bias;
   void *y, *sum, *mean, *rstd;
 };
 
 int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
 
-// gx is the gradient through the norm, plus gsum where it is not null. partial is
-// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] zeros in the accumulation type, or null where
-// no weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
+// gx is the gradient through the norm, plus gsum where it is not null. partial is room for
+// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] in the accumulation type, or null where no
+// weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
 constexpr int64_t kNormBlocks = 1024;
 struct NormBackwardBuffers {
-  const void *gy, *gsum, *x, *weight, *mean, *rstd;
+  const void *gy, *gsum, *x;
+  NormParameter weight;
+  const void *mean, *rstd;
   void *gx, *partial, *gweight, *gbias;
 };
 

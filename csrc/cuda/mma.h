@@ -180,7 +180,8 @@ struct Mma16 {
   // kDepth / 8 of the 16 x 8 blocks.
   static __device__ inline void from_sums(const float (*c)[4], A& a) {
     JACHESS_UNROLL
-    for (int i = 0; i < 4; ++i) a.r[i] = pair_of<T>(c[i / 2][2 * (i % 2)], c[i / 2][2 * (i % 2) + 1]);
+    for (int i = 0; i < 4; ++i)
+      a.r[i] = pair_of<T>(c[i / 2][2 * (i % 2)], c[i / 2][2 * (i % 2) + 1]);
   }
   // Two B for it, side by side: B[k][column] = tile[k * ld + column].
   static __device__ inline void load_b_by_row(const T* tile, int ld, B (&b)[2]) {

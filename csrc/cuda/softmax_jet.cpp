@@ -9,7 +9,7 @@ namespace {
 
 SoftmaxShape softmax_shape(const char* op, const Tensor& x, int64_t q, int pairs, bool masked) {
   const RowShape shape = row_shape(op, x);
-  return {jet_shape(x, q, pairs), shape.rows, shape.n, masked};
+  return {jet_shape(op, x, q, pairs), shape.rows, shape.n, masked};
 }
 
 Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {

@@ -10,7 +10,6 @@ The CUDA kernels take one or two directions: more go in passes of two. Jets in f
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,14 @@ from torch import Tensor
 
 from .activation import DERIVATIVES, pointwise_jet, product_jet
 from .directions import philox4x32_10
-from .library import available, pair_list, register_operator, split_streams, wide_dtype
+from .library import (
+    CUDA_DIRECTIONS,
+    available,
+    in_passes,
+    register_operator,
+    split_streams,
+    wide_dtype,
+)
 from .softmax import softmax_jet_reference
 
 DROPOUT_COUNTER = 0x4A414354
@@ -178,7 +184,7 @@ def attention_jet_reference(
 
 # ---- what the CUDA kernels take ------------------------------------------------------------
 
-_CUDA_DIRECTIONS, _CUDA_HEAD = 2, 256
+_CUDA_HEAD = 256
 
 
 @torch.compiler.assume_constant_result
@@ -198,33 +204,10 @@ def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
     size, value_size = int(query.shape[-1]), int(value.shape[-1])
     if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
         return False
-    one_pass = min(q, _CUDA_DIRECTIONS)
+    one_pass = min(q, CUDA_DIRECTIONS)
     streams = 1 + one_pass + (query.shape[0] > 1 + q)
     device = torch.cuda.current_device() if query.device.index is None else query.device.index
     return _tile_fits(device, query.element_size(), streams, size, value_size)
-
-
-def _in_passes(
-    run: Callable[[Tensor, Tensor, Tensor, int], Tensor], jets: Sequence[Tensor], q: int
-) -> Tensor:
-    """Return run(query, key, value, q) put together of calls with up to two directions.
-
-    A mixed derivative needs its two directions alone, so with second order there is a pass for each
-    pair. Gradients add up where passes share a stream.
-    """
-    second, pairs = jets[0].shape[0] > 1 + q, pair_list(q)
-    halves = [tuple(range(i, min(i + _CUDA_DIRECTIONS, q))) for i in range(0, q, _CUDA_DIRECTIONS)]
-    apart = [jet.unbind(0) for jet in jets]
-    results: dict[int, Tensor] = {}
-    for directions in pairs if second else halves:
-        streams = [0, *(1 + i for i in directions)]
-        if second:
-            streams.append(1 + q + pairs.index((directions[0], directions[1])))
-        query, key, value = (torch.stack([jet[s] for s in streams]) for jet in apart)
-        for s, y in zip(streams, run(query, key, value, len(directions)).unbind(0), strict=True):
-            results.setdefault(s, y)
-    by_token = [results[s].transpose(1, 2) for s in sorted(results)]
-    return torch.stack(by_token).transpose(2, 3)
 
 
 # ---- the operator --------------------------------------------------------------------------
@@ -288,11 +271,10 @@ def attention_jet(
         return _reference(query, key, value, mask, settings)
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
-        return torch.ops.jachess.attention_jet(query, key, value, mask, q, *settings[1:])[0]
+        y, _ = torch.ops.jachess.attention_jet(query, key, value, mask, q, *settings[1:])
+        return y.transpose(2, 3)  # as it lies in memory, so that passes are stacked like it
 
-    if query.device.type == "cuda" and q > _CUDA_DIRECTIONS:
-        return _in_passes(run, (query, key, value), q)
-    return run(query, key, value, q)
+    return in_passes(run, (query, key, value), q).transpose(2, 3)
 
 
 # ---- registration --------------------------------------------------------------------------

@@ -22,6 +22,10 @@ from torch.autograd import forward_ad
 from .. import torch_private
 
 MAX_DIRECTIONS = 4
+CUDA_DIRECTIONS = 2
+"""How many directions the CUDA kernels take at once."""
+IN_PASSES = ("cuda",)
+"""Types of devices whose kernels take no more than `CUDA_DIRECTIONS`."""
 OLDEST_GPU = (8, 0)
 """The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -156,6 +160,49 @@ def transformed() -> bool:
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
+
+
+# ---- passes --------------------------------------------------------------------------------
+
+
+def in_passes(
+    run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int
+) -> Any:
+    """Return run(*jets, q), on a GPU put together of calls with up to `CUDA_DIRECTIONS` directions.
+
+    Args:
+        run: from stacked jets and their number of directions to a jet, or several.
+        jets: stacked jets [S, ...] of the same S.
+    """
+    if jets[0].device.type not in IN_PASSES or q <= CUDA_DIRECTIONS:
+        return run(*jets, q)
+    return _passes(run, jets, q)
+
+
+def _passes(run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int) -> Any:
+    """Put a result together of passes.
+
+    A mixed derivative needs its two directions alone, so with second order there is a pass for each
+    pair. Gradients add up where passes share a stream.
+    """
+    second, pairs = jets[0].shape[0] > 1 + q, pair_list(q)
+    halves = [tuple(range(i, min(i + CUDA_DIRECTIONS, q))) for i in range(0, q, CUDA_DIRECTIONS)]
+    apart = [jet.unbind(0) for jet in jets]
+    several = False
+    results: dict[int, tuple[Tensor, ...]] = {}
+    for directions in pairs if second else halves:
+        streams = [0, *(1 + i for i in directions)]
+        if second:
+            streams.append(1 + q + pairs.index((directions[0], directions[1])))
+        done = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
+        several = isinstance(done, tuple)
+        whole = done if isinstance(done, tuple) else (done,)
+        for s, parts in zip(
+            streams, zip(*(jet.unbind(0) for jet in whole), strict=True), strict=True
+        ):
+            results.setdefault(s, parts)
+    stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
+    return stacked if several else stacked[0]
 
 
 # ---- what references share -----------------------------------------------------------------
