@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention_tiles.h"
+#include "pack.h"
 
 namespace jachess {
 
@@ -15,7 +16,7 @@ struct ScoreRules {
   float scale, softcap;
   float kept_weight;   // 1 / (1 − dropout_p)
   uint32_t keep_from;  // dropout_threshold; 0: no dropout
-  uint64_t seed;
+  const int64_t* seed;
   int heads, queries, keys, left, right;
   AttentionMask mask;
 };
@@ -34,11 +35,6 @@ inline ScoreRules score_rules(const AttentionProblem& problem) {
   rules.right = static_cast<int>(problem.right);
   rules.mask = problem.mask;
   return rules;
-}
-
-// Whether scores are only scaled, within their band: no mask, soft cap or dropout.
-inline bool is_plain(const ScoreRules& rules) {
-  return rules.mask.kind == MaskKind::none && rules.softcap == 0 && rules.keep_from == 0;
 }
 
 // Where a score, or the first of a tile, lies.
@@ -71,31 +67,18 @@ __device__ inline bool tile_in_band(const ScoreRules& rules, const ScorePlace& f
          (rules.right < 0 || first.key <= last_query + rules.right);
 }
 
-template <typename T>
-__device__ inline float mask_entry(const void* data, int64_t at) {
-  accumulate_t<T> value;
-  convert(static_cast<const T*>(data)[at], value);
-  return static_cast<float>(value);
-}
-
 // What the mask adds to a score; −inf where the score takes no part.
 __device__ inline float mask_value(const AttentionMask& mask, const ScorePlace& p) {
   const int64_t at =
       p.batch * mask.batch + p.head * mask.head + p.query * mask.query + p.key * mask.key;
-  switch (mask.kind) {
-    case MaskKind::none:
-      return 0;
-    case MaskKind::boolean:
-      return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kMinusInfinity;
-    case MaskKind::f64:
-      return mask_entry<double>(mask.data, at);
-    case MaskKind::f32:
-      return mask_entry<float>(mask.data, at);
-    case MaskKind::bf16:
-      return mask_entry<BFloat16>(mask.data, at);
-    default:
-      return mask_entry<Half>(mask.data, at);
-  }
+  if (mask.kind == MaskKind::none) return 0;
+  if (mask.kind == MaskKind::boolean)
+    return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kMinusInfinity;
+  if (mask.kind == MaskKind::f64) return static_cast<const double*>(mask.data)[at];
+  if (mask.kind == MaskKind::f32) return static_cast<const float*>(mask.data)[at];
+  float value;
+  read(static_cast<const Bits16*>(mask.data)[at], {false, mask.kind == MaskKind::f16}, value);
+  return value;
 }
 
 // What is added to the score at p: −inf outside the band, too.
@@ -109,6 +92,7 @@ __device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace
   if (!tile_in_band(rules, first, queries, keys)) return false;
   if (rules.mask.kind == MaskKind::none) return true;
   int any = 0;
+#pragma unroll 1
   for (int n = threadIdx.x; n < queries * keys && !any; n += blockDim.x) {
     const ScorePlace p = {first.batch, first.head, first.query + n / keys, first.key + n % keys};
     any = offset_of_score(rules, p) != kMinusInfinity;
@@ -116,75 +100,101 @@ __device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace
   return __syncthreads_or(any) != 0;
 }
 
-// Calls f(null pointer of the storage type, Int<S>) for up to two directions; -1 for what the
-// kernels do not serve.
+// Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {
-  return dispatch_storage(problem.storage, [&](auto* typed) {
-    if constexpr (sizeof(*typed) == 8) {
+  if (problem.q > 2) return kNoTileFits;
+  const auto with = [&](auto* typed) {
+    const int streams = 1 + problem.q + problem.pairs;
+    if (streams == 2) return f(typed, Int<2>{});
+    return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
+  };
+  switch (problem.storage) {
+    case Storage::f32:
+      return with(static_cast<float*>(nullptr));
+    case Storage::bf16:
+      return with(static_cast<BFloat16*>(nullptr));
+    case Storage::f16:
+      return with(static_cast<Half*>(nullptr));
+    default:
       return kNoTileFits;
-    } else {
-      const int streams = 1 + problem.q + problem.pairs;
-      if (problem.q > 2) return kNoTileFits;
-      return streams == 2   ? f(typed, Int<2>{})
-             : streams == 3 ? f(typed, Int<3>{})
-                            : f(typed, Int<4>{});
-    }
-  });
+  }
 }
 
-// ---- dropout ------------------------------------------------------------------------------------
+// ---- a warp's tile of scores
+// ----------------------------------------------------------------------
 
 __device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
   const uint32_t low = which & 1 ? words.y : words.x, high = which & 1 ? words.w : words.z;
   return which & 2 ? high : low;
 }
 
-// What dropout multiplies the weights of a strip by, 0 or 1 / (1 − dropout_p), as the fragments of
-// its scores. Random words come four at a time, for neighbouring keys: lanes that share them make
-// some each and exchange them. `first` is the strip's first row and column; keys are the columns,
-// or with `of_keys` the rows.
-template <bool of_keys, int N>
-__device__ inline void dropout_factors(const ScoreRules& rules, const ScorePlace& first,
-                                       float (&factor)[N / 8][4]) {
-  const int g = lane_index() / 4, t = lane_index() % 4;
-  const int64_t head = static_cast<int64_t>(first.batch) * rules.heads + first.head;
-  const auto weight = [&](uint32_t word) {
-    return (word >> 8) >= rules.keep_from ? rules.kept_weight : 0.0f;
-  };
-  JACHESS_UNROLL
-  for (int n = 0; n < N / 8; ++n) {
-    if constexpr (of_keys) {
-      // Four lanes share rows 4 (g / 4) .. + 3 and columns 2t, 2t + 1: each makes the words of one
-      // column and one of the two groups of rows, and gives each of the others its word.
-      const int mine = g % 4;
-      const PhiloxWords words =
-          dropout_words(rules.seed, head, first.query + 8 * n + 2 * t + mine % 2,
-                        first.key / 4 + g / 4 + 2 * (mine / 2));
-      JACHESS_UNROLL
-      for (int m = 0; m < 4; ++m) {
-        const int from = mine ^ m;
-        const uint32_t word = __shfl_xor_sync(0xFFFFFFFFu, word_of(words, from), 4 * m);
-        JACHESS_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          if (e == from) factor[n][e] = weight(word);
-        }
-      }
-    } else {
-      // Two lanes share four columns: the even one makes the words of row g, the odd one of g + 8.
-      const bool even = t % 2 == 0;
-      const PhiloxWords words = dropout_words(rules.seed, head, first.query + g + (even ? 0 : 8),
-                                              first.key / 4 + 2 * n + t / 2);
-      JACHESS_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t kept = word_of(words, even ? e : 2 + e);
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, word_of(words, even ? 2 + e : e), 1);
-        factor[n][e] = weight(even ? kept : other);
-        factor[n][2 + e] = weight(even ? other : kept);
-      }
-    }
+// What mask, band and dropout do to the scores of a strip, in the warp's own shared memory: lanes
+// go over it along the keys, four at a time, as memory and random words lie, and read it back as
+// the fragments of the scores have them.
+template <int S, bool of_keys>
+struct ScoreTile {
+  static constexpr int N = attention_tile(S);
+  static constexpr int kQueries = of_keys ? N : kStrip, kKeys = of_keys ? kStrip : N;
+  static constexpr int kLine = kKeys + 8;  // other banks for other queries
+  static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(S, false), "");
+
+  float* offset;         // [query][key]: what is added
+  uint8_t* kept;         // [query][key / 4]: a bit for each weight that dropout keeps
+  float* scores;         // a lane's own, see attention_scratch
+  bool masked, dropped;  // whether there is anything to read
+
+  __device__ inline ScoreTile(char* scratch) {
+    offset = reinterpret_cast<float*>(scratch);
+    kept = reinterpret_cast<uint8_t*>(offset + kQueries * kLine);
+    scores = reinterpret_cast<float*>(scratch + attention_scratch(S, false)) + lane_index();
   }
-}
+
+  // For the tile from `first` on; the whole warp calls it.
+  __device__ inline void fill(const ScoreRules& rules, const ScorePlace& first) {
+    masked = rules.mask.kind != MaskKind::none || !tile_within_band(rules, first, kQueries, kKeys);
+    dropped = rules.keep_from != 0;
+    if (!masked && !dropped) return;
+#pragma unroll 1
+    for (int quad = lane_index(); quad < kQueries * kKeys / 4; quad += kWarp) {
+      const int query = quad / (kKeys / 4), key = quad % (kKeys / 4) * 4;
+      PhiloxWords words = {};
+      if (dropped)
+        words = dropout_words(static_cast<uint64_t>(*rules.seed),
+                              static_cast<int64_t>(first.batch) * rules.heads + first.head,
+                              first.query + query, (first.key + key) / 4);
+      unsigned bits = 0;
+#pragma unroll 1
+      for (int k = 0; k < 4; ++k) {
+        offset[query * kLine + key + k] = offset_of_score(
+            rules, {first.batch, first.head, first.query + query, first.key + key + k});
+        if ((word_of(words, k) >> 8) >= rules.keep_from) bits |= 1u << k;
+      }
+      kept[quad] = static_cast<uint8_t>(bits);
+    }
+    __syncwarp();
+  }
+
+  // Query and key, within the tile, of element e of block n of a lane's fragments.
+  static __device__ inline int query_of(int n, int e) {
+    return of_keys ? 8 * n + lane_index() % 4 * 2 + e % 2 : lane_index() / 4 + e / 2 * 8;
+  }
+  static __device__ inline int key_of(int n, int e) {
+    return of_keys ? lane_index() / 4 + e / 2 * 8 : 8 * n + lane_index() % 4 * 2 + e % 2;
+  }
+  __device__ inline float added(int n, int e) const {
+    return offset[query_of(n, e) * kLine + key_of(n, e)];
+  }
+  // What dropout multiplies a weight by.
+  __device__ inline float factor(const ScoreRules& rules, int n, int e) const {
+    const int key = key_of(n, e);
+    const bool keep = kept[query_of(n, e) * (kKeys / 4) + key / 4] >> (key % 4) & 1;
+    return keep ? rules.kept_weight : 0.0f;
+  }
+  __device__ inline float& score(int s, int n, int e) const {
+    return scores[((s * (N / 8) + n) * 4 + e) * kWarp];
+  }
+};
 
 // ---- jets of one score --------------------------------------------------------------------------
 

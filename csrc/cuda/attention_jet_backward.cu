@@ -27,12 +27,12 @@ enum class Role { query, key, value };
 
 // How a launch cuts its work, and where everything lies in shared memory (bytes).
 struct BackwardPlan {
-  int warps, stages;
-  int depth, second_depth;  // entries of the first and second operands' tokens, rounded up
-  int chunks;               // blocks that share own tokens, V columns of the result each
-  int own_second;           // the second own operand's place
-  int stage, second, jets;  // bytes of a tile of others; places in it
-  int first_stage, bytes;
+  Cut cut;
+  int depth, second_depth;   // entries of the first and second operands' tokens, rounded up
+  int chunks;                // blocks that share own tokens, V columns of the result each
+  int own_second, own_jets;  // places of the second own operand and of the own queries' jets
+  int stage, second, jets;   // bytes of a tile of others; places in it
+  int first_stage, scratch;  // places
 };
 
 struct BackwardArguments {
@@ -45,27 +45,26 @@ struct BackwardArguments {
 };
 
 // Columns of the result of a warp, by what fits its registers.
-template <typename T, int S, bool plain>
-constexpr int kWidest = sizeof(T) == 4 || !plain ? 32 : 64;
+template <typename T>
+constexpr int kWidest = sizeof(T) == 4 ? 32 : 64;
 
 // From the products of the scores to the weights' jets, in place; where the score is capped, the
-// scores themselves are kept in `scores`.
-template <bool plain, int S, int N, typename Place, typename Normaliser>
-__device__ inline void weigh(const ScoreRules& rules, bool within, const Place& place,
-                             const Normaliser& normaliser, float (&w)[S][N / 8][4],
-                             float (&scores)[S][N / 8][4]) {
+// scores themselves are kept in the tile.
+template <int S, bool of_keys, int N, typename Normaliser>
+__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<S, of_keys>& tile,
+                             const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
   JACHESS_UNROLL
   for (int n = 0; n < N / 8; ++n) {
     JACHESS_UNROLL
     for (int e = 0; e < 4; ++e) {
-      const float offset = within ? 0 : offset_of_score(rules, place(n, e));
+      const float offset = tile.masked ? tile.added(n, e) : 0;
       float z[S], p[S];
       JACHESS_UNROLL
       for (int k = 0; k < S; ++k) z[k] = rules.scale * w[k][n][e];
-      if constexpr (!plain) {
+      if (rules.softcap != 0) {
         JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) scores[k][n][e] = z[k];
-        if (rules.softcap != 0) cap_score<S>(rules.softcap, z);
+        for (int k = 0; k < S; ++k) tile.score(k, n, e) = z[k];
+        cap_score<S>(rules.softcap, z);
       }
       z[0] += offset;
       JACHESS_UNROLL
@@ -78,33 +77,31 @@ __device__ inline void weigh(const ScoreRules& rules, bool within, const Place& 
 }
 
 // From the weights p and their gradients gp to the scores' gradients, in place of gp.
-template <bool plain, int S, int N, typename Share>
-__device__ inline void differentiate(const ScoreRules& rules, const Share& share,
-                                     const float (&p)[S][N / 8][4],
-                                     const float (&scores)[S][N / 8][4],
-                                     const float (&factor)[N / 8][4], float (&gp)[S][N / 8][4]) {
+template <int S, bool of_keys, int N, typename Share>
+__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<S, of_keys>& tile,
+                                     const Share& share, const float (&p)[S][N / 8][4],
+                                     float (&gp)[S][N / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
   JACHESS_UNROLL
   for (int n = 0; n < N / 8; ++n) {
     JACHESS_UNROLL
     for (int e = 0; e < 4; ++e) {
+      const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
       float weight[S], g[S], gs[S] = {};
       JACHESS_UNROLL
       for (int k = 0; k < S; ++k) {
         weight[k] = p[k][n][e];
-        g[k] = (plain ? gp[k][n][e] : factor[n][e] * gp[k][n][e]) - share(k, n, e);
+        g[k] = factor * gp[k][n][e] - share(k, n, e);
       }
       product_jet_backward_add<q, P>(weight, g, gs);
-      if constexpr (!plain) {
-        if (rules.softcap != 0) {
-          float s[S], uncapped[S];
-          JACHESS_UNROLL
-          for (int k = 0; k < S; ++k) s[k] = scores[k][n][e];
-          const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
-          pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
-          JACHESS_UNROLL
-          for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
-        }
+      if (rules.softcap != 0) {
+        float s[S], uncapped[S];
+        JACHESS_UNROLL
+        for (int k = 0; k < S; ++k) s[k] = tile.score(k, n, e);
+        const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
+        pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
+        JACHESS_UNROLL
+        for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
       }
       // A score that takes no part has the weight 0, but R may be NaN.
       const bool hidden = weight[0] == 0;
@@ -114,14 +111,15 @@ __device__ inline void differentiate(const ScoreRules& rules, const Share& share
   }
 }
 
-template <typename T, int S, int V, Role role, bool plain>
-__global__ void __launch_bounds__(kMostWarps* kWarp)
+template <typename T, int S, int V, Role role>
+__global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     tiles_kernel(const __grid_constant__ BackwardArguments args) {
   constexpr int N = attention_tile(S);
   constexpr bool of_keys = role != Role::query;
   const BackwardPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
-  const int rows = plan.warps * kStrip, strip = static_cast<int>(threadIdx.x) / kWarp * kStrip;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
+  const int rows = plan.cut.warps * kStrip;
   const int owners = of_keys ? rules.heads / args.group : rules.heads;
   const int own_count = of_keys ? rules.keys : rules.queries;
   const int other_count = of_keys ? rules.queries : rules.keys;
@@ -146,13 +144,22 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   const auto other_second_of = [&](int stage) {
     return tile_at(stage_at(stage) + plan.second, N, plan.second_depth);
   };
-  // Jets of l and R of a tile's queries, [2][S][N].
+  // Jets of l and R of some queries, [2][S][count]: of a tile's, or of the block's own.
   const auto jets_of = [&](int stage) {
     return reinterpret_cast<float*>(memory + stage_at(stage) + plan.jets);
   };
+  float* own_jets = reinterpret_cast<float*>(memory + plan.own_jets);
+  ScoreTile<S, of_keys> tile(memory + plan.scratch +
+                             warp * attention_scratch(S, rules.softcap != 0));
   const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
-  const auto jets_at = [&](int s, int head) {
-    return (s * all_heads + static_cast<int64_t>(batch) * rules.heads + head) * rules.queries;
+  const auto load_jets = [&](float* to, int count, int head, int query) {
+    for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {
+      const int64_t row =
+          n / count % S * all_heads + static_cast<int64_t>(batch) * rules.heads + head;
+      if (query + n % count < rules.queries)
+        copy_async_4(to + n, (n < S * count ? args.stats : args.shares) + row * rules.queries +
+                                 query + n % count);
+    }
   };
 
   // A step is a tile of other tokens of one of the heads that the block goes over.
@@ -183,14 +190,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
                    rows_of<T>(args.other_second, batch, other_head, other_count, args.value_size,
                               args.aligned),
                    token, 0, plan.second_depth);
-      if constexpr (of_keys) {
-        for (int n = threadIdx.x; n < 2 * S * N; n += blockDim.x) {
-          const int s = n / N % S, query = token + n % N;
-          if (query < rules.queries)
-            copy_async_4(jets_of(stage) + n,
-                         (n < S * N ? args.stats : args.shares) + jets_at(s, head) + query);
-        }
-      }
+      if constexpr (of_keys) load_jets(jets_of(stage), N, head, token);
     }
     copy_async_commit();
   };
@@ -202,77 +202,55 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
         own_second,
         rows_of<T>(args.own_second, batch, owner, own_count, args.value_size, args.aligned), first,
         0, plan.second_depth);
-  const int g = lane_index() / 4, t = lane_index() % 4;
-  float own_jets[2][2][S];  // of l and R, by row
-  if constexpr (!of_keys) {
-    JACHESS_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      const int query = first + strip + g + 8 * row;
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) {
-        const int64_t at = jets_at(s, owner) + query;
-        own_jets[0][row][s] = query < rules.queries ? args.stats[at] : 0;
-        own_jets[1][row][s] = query < rules.queries ? args.shares[at] : 0;
-      }
-    }
-  }
+  if constexpr (!of_keys) load_jets(own_jets, rows, owner, first);
 
   float sums[S][V / 8][4] = {};
-  const bool ahead = plan.stages == 2;
-  int step = next_step(0), stage = 0;
-  load(step, stage);
+  const bool ahead = plan.cut.stages == 2;
+  int step = -1, stage = 0;  // before the first tile there is nothing to multiply
   while (step < steps) {
     const int next = next_step(step + 1);
-    if (ahead) {
-      load(next, 1 - stage);
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
-    }
-    __syncthreads();
-    const ScorePlace place = place_of(step, first + strip);
-    const int queries = of_keys ? N : kStrip, keys = of_keys ? kStrip : N;
-    if (tile_in_band(rules, place, queries, keys)) {
-      const float* jets = jets_of(stage);
-      const auto jet = [&](int which, int s, int n, int e) {
-        return of_keys ? jets[(which * S + s) * N + 8 * n + 2 * t + e % 2]
-                       : own_jets[which][e / 2][s];
-      };
-      float weights[S][N / 8][4] = {}, scores[S][N / 8][4], factor[N / 8][4];
-      if constexpr (!plain) {
-        JACHESS_UNROLL
-        for (int n = 0; n < N / 2; ++n) factor[n / 4][n % 4] = 1;
-        if (rules.keep_from != 0) dropout_factors<of_keys, N>(rules, place, factor);
-      }
-      multiply_tokens<Sides::factors, S, N>(own, strip, other_of(stage), 0, plan.depth, weights);
-      weigh<plain, S, N>(
-          rules, plain && tile_within_band(rules, place, queries, keys),
-          [&](int n, int e) {
-            const int row = g + e / 2 * 8, column = 8 * n + 2 * t + e % 2;
-            return ScorePlace{batch, place.head, place.query + (of_keys ? column : row),
-                              place.key + (of_keys ? row : column)};
-          },
-          [&](int s, int n, int e) { return jet(0, s, n, e); }, weights, scores);
-      if constexpr (role == Role::value) {
-        if constexpr (!plain) {
-          JACHESS_UNROLL
-          for (int n = 0; n < S * N / 2; ++n)
-            weights[n / (N / 2)][n / 4 % (N / 8)][n % 4] *= factor[n / 4 % (N / 8)][n % 4];
-        }
-        multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage), 0,
-                                                           first_column, width, sums);
+    if (ahead) load(next, 1 - stage);
+    if (step >= 0) {
+      if (ahead) {
+        copy_async_wait<1>();
       } else {
-        float grads[S][N / 8][4] = {};
-        multiply_tokens<of_keys ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
-            own_second, strip, other_second_of(stage), 0, plan.second_depth, grads);
-        differentiate<plain, S, N>(
-            rules, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, scores, factor,
-            grads);
-        multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), 0, first_column,
-                                                        width, sums);
+        copy_async_wait<0>();
       }
+      __syncthreads();
+      const ScorePlace place = place_of(step, first + strip);
+      if (tile_in_band(rules, place, of_keys ? N : kStrip, of_keys ? kStrip : N)) {
+        const float* jets = of_keys ? jets_of(stage) : own_jets + strip;
+        const auto jet = [&](int which, int s, int n, int e) {
+          return jets[(which * S + s) * (of_keys ? N : rows) + tile.query_of(n, e)];
+        };
+        float weights[S][N / 8][4] = {};
+        tile.fill(rules, place);
+        multiply_tokens<Sides::factors, S, N>(own, strip, other_of(stage), plan.depth, weights);
+        weigh<S, of_keys, N>(
+            rules, tile, [&](int s, int n, int e) { return jet(0, s, n, e); }, weights);
+        if constexpr (role == Role::value) {
+          if (tile.dropped) {
+            JACHESS_UNROLL
+            for (int n = 0; n < N / 2; ++n) {
+              const float factor = tile.factor(rules, n / 4, n % 4);
+              JACHESS_UNROLL
+              for (int s = 0; s < S; ++s) weights[s][n / 4][n % 4] *= factor;
+            }
+          }
+          multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage),
+                                                             first_column, width, sums);
+        } else {
+          float grads[S][N / 8][4] = {};
+          multiply_tokens<of_keys ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
+              own_second, strip, other_second_of(stage), plan.second_depth, grads);
+          differentiate<S, of_keys, N>(
+              rules, tile, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, grads);
+          multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), first_column,
+                                                          width, sums);
+        }
+      }
+      __syncthreads();
     }
-    __syncthreads();
     if (ahead) {
       stage = 1 - stage;
     } else {
@@ -282,6 +260,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   }
   copy_async_wait<0>();
 
+  const int g = lane_index() / 4, t = lane_index() % 4;
   T* out = static_cast<T*>(args.out.data) + batch * args.out.batch + owner * args.out.head +
            first_column;
   JACHESS_UNROLL
@@ -300,24 +279,28 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
 // R = Σ_d ȳ ⊗ᵀ y, a warp per query.
 template <typename T, int S>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
-    shares_kernel(JetHeads gy, JetHeads y, int batch, int heads, int queries, int size,
-                  float* __restrict__ shares) {
-  const int64_t all = static_cast<int64_t>(batch) * heads * queries;
+    shares_kernel(const __grid_constant__ BackwardArguments args, JetHeads gy, JetHeads y,
+                  Elements elements, float* __restrict__ shares) {
+  const int heads = args.rules.heads, queries = args.rules.queries;
+  const int64_t all = static_cast<int64_t>(args.batch) * heads * queries;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kMostWarps + threadIdx.x / kWarp;
   if (index >= all) return;
   const int64_t query = index % queries, head = index / queries % heads,
-                b = index / queries / heads;
-  const auto at = [&](const JetHeads& x, int s) {
-    return static_cast<const T*>(x.data) + s * x.stream + b * x.batch + head * x.head +
-           query * x.token;
+                batch = index / queries / heads;
+  const auto at = [&](const JetHeads& x, int s, int d) {
+    const T* data = static_cast<const T*>(x.data);
+    float value;
+    read(data[s * x.stream + batch * x.batch + head * x.head + query * x.token + d], elements,
+         value);
+    return value;
   };
   float sums[S] = {};
-  for (int d = threadIdx.x % kWarp; d < size; d += kWarp) {
+  for (int d = threadIdx.x % kWarp; d < args.value_size; d += kWarp) {
     float g[S], v[S];
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) {
-      convert(at(gy, s)[d], g[s]);
-      convert(at(y, s)[d], v[s]);
+      g[s] = at(gy, s, d);
+      v[s] = at(y, s, d);
     }
     product_jet_backward_add<kDirections<S>, kPairs<S>>(v, g, sums);
   }
@@ -328,11 +311,12 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   }
 }
 
-// The largest plan of which two blocks fit a multiprocessor, else the largest that fits one.
-template <typename T, int S, int V, Role role>
-bool make_plan(const AttentionProblem& problem, size_t limit, BackwardPlan& plan) {
-  constexpr int N = attention_tile(S);
-  const int64_t own = role == Role::query ? problem.queries : problem.keys;
+template <typename T, int S, Role role>
+int launch_tiles(BackwardArguments args, const AttentionProblem& problem, const JetHeads& gy,
+                 const JetHeads& out, Queue queue) {
+  constexpr bool of_keys = role != Role::query;
+  constexpr int N = attention_tile(S), V = kWidest<T>;
+  BackwardPlan& plan = args.plan;
   plan.depth = round_up(static_cast<int>(problem.size), 16);
   plan.second_depth = round_up(static_cast<int>(problem.value_size), 16);
   plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
@@ -340,43 +324,28 @@ bool make_plan(const AttentionProblem& problem, size_t limit, BackwardPlan& plan
   const int second_row = S * padded<T>(plan.second_depth) * static_cast<int>(sizeof(T));
   plan.second = N * row;
   plan.jets = plan.second + N * second_row;
-  plan.stage = plan.jets + (role == Role::query ? 0 : 2 * S * N * static_cast<int>(sizeof(float)));
-  for (const size_t share : {limit / 2, limit}) {
-    for (int warps = kMostWarps; warps > 0; warps /= 2) {
-      if (warps > 1 && own <= warps / 2 * kStrip) continue;
-      for (int stages = 2; stages > 0; --stages) {
-        plan.warps = warps;
-        plan.stages = stages;
-        plan.own_second = warps * kStrip * row;
-        plan.first_stage =
-            plan.own_second + (role == Role::value ? 0 : warps * kStrip * second_row);
-        plan.bytes = plan.first_stage + stages * plan.stage;
-        if (static_cast<size_t>(plan.bytes) <= share && (warps > 1 || share == limit)) return true;
-      }
-    }
-  }
-  return false;
-}
-
-template <typename T, int S, Role role, bool plain>
-int launch_tiles(BackwardArguments args, const AttentionProblem& problem, const JetHeads& gy,
-                 const JetHeads& out, Queue queue) {
-  constexpr bool of_keys = role != Role::query;
-  constexpr int V = kWidest<T, S, plain>;
-  if (!make_plan<T, S, V, role>(problem, shared_memory_limit(queue.device), args.plan))
-    return kNoTileFits;
+  const int jet_bytes = sizeof(float);
+  plan.stage = plan.jets + (of_keys ? 2 * S * N * jet_bytes : 0);
+  const auto bytes = [&](int warps, int stages) {
+    plan.own_second = warps * kStrip * row;
+    plan.own_jets = plan.own_second + (role == Role::value ? 0 : warps * kStrip * second_row);
+    plan.first_stage = plan.own_jets + (of_keys ? 0 : 2 * S * warps * kStrip * jet_bytes);
+    plan.scratch = plan.first_stage + stages * plan.stage;
+    return plan.scratch + warps * attention_scratch(S, problem.softcap != 0);
+  };
+  const int64_t own = of_keys ? problem.keys : problem.queries;
+  if (!choose_cut(shared_memory_limit(queue.device), own, bytes, plan.cut)) return kNoTileFits;
   args.own = of_keys ? problem.key : problem.query;
   args.own_second = of_keys ? problem.value : gy;
   args.other = of_keys ? problem.query : problem.key;
   args.other_second = of_keys ? gy : problem.value;
   args.out = out;
-  const int rows = args.plan.warps * kStrip;
-  const int64_t own = of_keys ? problem.keys : problem.queries;
+  const int rows = plan.cut.warps * kStrip;
   const int64_t owners = problem.batch * (of_keys ? problem.key_heads : problem.heads);
   args.tiles = static_cast<int>((own + rows - 1) / rows);
-  return launch_with_shared(tiles_kernel<T, S, V, role, plain>,
-                            owners * args.tiles * args.plan.chunks, args.plan.warps * kWarp,
-                            static_cast<size_t>(args.plan.bytes), queue, args);
+  return launch_with_shared(tiles_kernel<T, S, V, role>, owners * args.tiles * plan.chunks,
+                            plan.cut.warps * kWarp, static_cast<size_t>(plan.cut.bytes), queue,
+                            args);
 }
 
 }  // namespace
@@ -399,20 +368,14 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
         is_aligned<T>(problem.query, problem.size) && is_aligned<T>(problem.key, problem.size) &&
         is_aligned<T>(problem.value, problem.value_size) && is_aligned<T>(gy, problem.value_size);
     const int64_t queries = problem.batch * problem.heads * problem.queries;
-    int error = launch(shares_kernel<T, S>, (queries + kMostWarps - 1) / kMostWarps,
-                       kMostWarps * kWarp, queue, gy, y, static_cast<int>(problem.batch),
-                       static_cast<int>(problem.heads), static_cast<int>(problem.queries),
-                       static_cast<int>(problem.value_size), static_cast<float*>(shares));
-    const auto run = [&](auto plain) {
-      constexpr bool simple = decltype(plain)::value;
-      if (error == 0)
-        error = launch_tiles<T, S, Role::query, simple>(args, problem, gy, gquery, queue);
-      if (error == 0) error = launch_tiles<T, S, Role::key, simple>(args, problem, gy, gkey, queue);
-      if (error == 0)
-        error = launch_tiles<T, S, Role::value, simple>(args, problem, gy, gvalue, queue);
-      return error;
-    };
-    return is_plain(args.rules) ? run(std::true_type{}) : run(std::false_type{});
+    using Stored = std::conditional_t<sizeof(T) == 2, Bits16, T>;
+    int error = launch(
+        shares_kernel<Stored, S>, ceil_divide(queries, kMostWarps), kMostWarps * kWarp, queue, args,
+        gy, y, Elements{false, problem.storage == Storage::f16}, static_cast<float*>(shares));
+    if (error == 0) error = launch_tiles<T, S, Role::query>(args, problem, gy, gquery, queue);
+    if (error == 0) error = launch_tiles<T, S, Role::key>(args, problem, gy, gkey, queue);
+    if (error == 0) error = launch_tiles<T, S, Role::value>(args, problem, gy, gvalue, queue);
+    return error;
   });
 }
 

@@ -21,12 +21,12 @@ namespace {
 
 // How a launch cuts its work, and where everything lies in shared memory (bytes).
 struct ForwardPlan {
-  int warps, stages;
-  int depth;         // entries of a query or key: its size, rounded up
-  int width;         // value columns in shared memory
-  int chunks;        // blocks that share a tile of queries, V value columns each
-  int stage, value;  // bytes of keys and values of a tile; the values' place in it
-  int bytes;
+  Cut cut;
+  int depth;                 // entries of a query or key: its size, rounded up
+  int width;                 // value columns in shared memory
+  int chunks;                // blocks that share a tile of queries, V value columns each
+  int stage, value;          // bytes of keys and values of a tile; the values' place in it
+  int first_stage, scratch;  // places
 };
 
 struct ForwardArguments {
@@ -136,28 +136,26 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
 
 // From the scores' products to the weights, in place; the denominators' sums; and, where rows are
 // centred anew, the numerators'.
-template <bool plain, int S, int N, int V>
-__device__ inline void weigh_scores(const ScoreRules& rules, const ScorePlace& first,
+template <int S, int N, int V>
+__device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, false>& tile,
                                     float (&w)[S][N / 8][4], RowState<S>& state,
                                     float (&sums)[S][V / 8][4]) {
-  const int g = lane_index() / 4, t = lane_index() % 4;
   for_each_score<N>([&](int n, int e) {
-    float s[S];
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) s[k] = rules.scale * w[k][n][e];
-    if constexpr (!plain) {
-      if (rules.softcap != 0) cap_score<S>(rules.softcap, s);
-    }
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) w[k][n][e] = s[k];
+    for (int k = 0; k < S; ++k) w[k][n][e] *= rules.scale;
   });
-  if (!plain || !tile_within_band(rules, first, kStrip, N)) {
+  if (rules.softcap != 0) {
     for_each_score<N>([&](int n, int e) {
-      const ScorePlace p = {first.batch, first.head, first.query + g + e / 2 * 8,
-                            first.key + 8 * n + 2 * t + e % 2};
-      w[0][n][e] += offset_of_score(rules, p);  // NaN − ∞ is NaN, as in torch
+      float s[S];
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) s[k] = w[k][n][e];
+      cap_score<S>(rules.softcap, s);
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) w[k][n][e] = s[k];
     });
   }
+  if (tile.masked)
+    for_each_score<N>([&](int n, int e) { w[0][n][e] += tile.added(n, e); });  // NaN − ∞ is NaN
 
   float top[2] = {kMinusInfinity, kMinusInfinity};
   for_each_score<N>(
@@ -180,15 +178,12 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScorePlace& f
       state.sum[e / 2][k] += weight[k];
     }
   });
-  if constexpr (!plain) {
-    if (rules.keep_from != 0) {
-      float factor[N / 8][4];
-      dropout_factors<false, N>(rules, first, factor);
-      for_each_score<N>([&](int n, int e) {
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) w[s][n][e] *= factor[n][e];
-      });
-    }
+  if (tile.dropped) {
+    for_each_score<N>([&](int n, int e) {
+      const float factor = tile.factor(rules, n, e);
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) w[s][n][e] *= factor;
+    });
   }
 }
 
@@ -218,13 +213,14 @@ __device__ inline void write_stats(const ForwardArguments& args, const ScorePlac
   }
 }
 
-template <typename T, int S, int V, bool plain>
-__global__ void __launch_bounds__(kMostWarps* kWarp)
+template <typename T, int S, int V>
+__global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     forward_kernel(const __grid_constant__ ForwardArguments args) {
   constexpr int N = attention_tile(S);
   const ForwardPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
-  const int rows = plan.warps * kStrip, strip = static_cast<int>(threadIdx.x) / kWarp * kStrip;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
+  const int rows = plan.cut.warps * kStrip;
 
   int block = static_cast<int>(blockIdx.x);
   const int chunk = block % plan.chunks;
@@ -236,7 +232,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
 
   char* memory = dynamic_shared_memory();
   const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, padded<T>(plan.depth)};
-  char* stages = memory + S * rows * queries.ld * static_cast<int>(sizeof(T));
+  char* stages = memory + plan.first_stage;
+  ScoreTile<S, false> tile(memory + plan.scratch + warp * attention_scratch(S, false));
   const auto keys_of = [&](int stage) {
     return Tile<T>{reinterpret_cast<T*>(stages + stage * plan.stage), N, queries.ld};
   };
@@ -246,11 +243,6 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   };
   const Rows<T> all_queries =
       rows_of<T>(args.query, batch, head, rules.queries, args.size, args.aligned);
-  const Rows<T> all_keys =
-      rows_of<T>(args.key, batch, head / args.group, rules.keys, args.size, args.aligned);
-  const Rows<T> all_values =
-      rows_of<T>(args.value, batch, head / args.group, rules.keys, args.value_size, args.aligned);
-
   // The first key of the next tile that takes part, or the number of keys.
   const auto next_tile = [&](int key) {
     while (key < rules.keys && !tile_takes_part(rules, {batch, head, first_query, key}, rows, N))
@@ -259,8 +251,14 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   };
   const auto load = [&](int key, int stage) {
     if (key < rules.keys) {
-      load_tile<S>(keys_of(stage), all_keys, key, 0, plan.depth);
-      load_tile<S>(values_of(stage), all_values, key, first_column, plan.width);
+      const int key_head = head / args.group;
+      load_tile<S>(keys_of(stage),
+                   rows_of<T>(args.key, batch, key_head, rules.keys, args.size, args.aligned), key,
+                   0, plan.depth);
+      load_tile<S>(
+          values_of(stage),
+          rows_of<T>(args.value, batch, key_head, rules.keys, args.value_size, args.aligned), key,
+          first_column, plan.width);
     }
     copy_async_commit();
   };
@@ -268,26 +266,28 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   float sums[S][V / 8][4] = {};
   RowState<S> state;
   load_tile<S>(queries, all_queries, first_query, 0, plan.depth);
-  const bool ahead = plan.stages == 2;
-  int key = next_tile(0), stage = 0;
-  load(key, stage);
+  const bool ahead = plan.cut.stages == 2;
+  int key = -N, stage = 0;  // before the first tile there is nothing to multiply
   while (key < rules.keys) {
     const int next = next_tile(key + N);
-    if (ahead) {
-      load(next, 1 - stage);
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
+    if (ahead) load(next, 1 - stage);
+    if (key >= 0) {
+      if (ahead) {
+        copy_async_wait<1>();
+      } else {
+        copy_async_wait<0>();
+      }
+      __syncthreads();
+      const ScorePlace place = {batch, head, first_query + strip, key};
+      if (tile_in_band(rules, place, kStrip, N)) {
+        float weights[S][N / 8][4] = {};
+        tile.fill(rules, place);
+        multiply_tokens<Sides::factors, S, N>(queries, strip, keys_of(stage), plan.depth, weights);
+        weigh_scores<S, N, V>(rules, tile, weights, state, sums);
+        multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, width, sums);
+      }
+      __syncthreads();
     }
-    __syncthreads();
-    const ScorePlace place = {batch, head, first_query + strip, key};
-    if (tile_in_band(rules, place, kStrip, N)) {
-      float weights[S][N / 8][4] = {};
-      multiply_tokens<Sides::factors, S, N>(queries, strip, keys_of(stage), 0, plan.depth, weights);
-      weigh_scores<plain, S, N, V>(rules, place, weights, state, sums);
-      multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, 0, width, sums);
-    }
-    __syncthreads();
     if (ahead) {
       stage = 1 - stage;
     } else {
@@ -322,55 +322,30 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   }
 }
 
-// The largest plan of which two blocks fit a multiprocessor, else the largest that fits one.
 template <typename T, int S, int V>
-bool make_plan(const AttentionProblem& problem, size_t limit, ForwardPlan& plan) {
-  const int element = sizeof(T);
+int launch_forward(ForwardArguments args, const AttentionProblem& problem, Queue queue) {
+  const int element = sizeof(T), value_size = round_up(static_cast<int>(problem.value_size), 16);
+  ForwardPlan& plan = args.plan;
   plan.depth = round_up(static_cast<int>(problem.size), Mma<T>::kDepth);
-  const int value_size = round_up(static_cast<int>(problem.value_size), 16);
   plan.chunks = (value_size + V - 1) / V;
   plan.width = value_size < V ? value_size : V;
   plan.value = S * attention_tile(S) * padded<T>(plan.depth) * element;
   plan.stage = plan.value + S * attention_tile(S) * padded<T>(plan.width) * element;
-  for (const size_t share : {limit / 2, limit}) {
-    for (int warps = kMostWarps; warps > 0; warps /= 2) {
-      if (warps > 1 && problem.queries <= warps / 2 * kStrip) continue;
-      for (int stages = 2; stages > 0; --stages) {
-        plan.warps = warps;
-        plan.stages = stages;
-        plan.bytes = S * warps * kStrip * padded<T>(plan.depth) * element + stages * plan.stage;
-        if (static_cast<size_t>(plan.bytes) <= share && (warps > 1 || share == limit)) return true;
-      }
-    }
-  }
-  return false;
-}
-
-template <typename T, int S, int V, bool plain>
-int launch_forward(ForwardArguments args, const AttentionProblem& problem, Queue queue) {
-  if (!make_plan<T, S, V>(problem, shared_memory_limit(queue.device), args.plan))
+  const auto bytes = [&](int warps, int stages) {
+    plan.first_stage = S * warps * kStrip * padded<T>(plan.depth) * element;
+    plan.scratch = plan.first_stage + stages * plan.stage;
+    return plan.scratch + warps * attention_scratch(S, false);
+  };
+  if (!choose_cut(shared_memory_limit(queue.device), problem.queries, bytes, plan.cut))
     return kNoTileFits;
-  const int rows = args.plan.warps * kStrip;
+  const int rows = plan.cut.warps * kStrip;
   args.tiles = static_cast<int>((problem.queries + rows - 1) / rows);
   args.aligned = is_aligned<T>(problem.query, problem.size) &&
                  is_aligned<T>(problem.key, problem.size) &&
                  is_aligned<T>(problem.value, problem.value_size);
-  const int64_t blocks = problem.batch * problem.heads * args.tiles * args.plan.chunks;
-  return launch_with_shared(forward_kernel<T, S, V, plain>, blocks, args.plan.warps * kWarp,
-                            static_cast<size_t>(args.plan.bytes), queue, args);
-}
-
-template <typename T, int S>
-int attention_forward(const ForwardArguments& args, const AttentionProblem& problem, Queue queue) {
-  constexpr int V = kWidest<T, S>;
-  const bool plain = is_plain(args.rules);
-  if constexpr (V == 128) {
-    if (problem.value_size <= 64)
-      return plain ? launch_forward<T, S, 64, true>(args, problem, queue)
-                   : launch_forward<T, S, 64, false>(args, problem, queue);
-  }
-  return plain ? launch_forward<T, S, V, true>(args, problem, queue)
-               : launch_forward<T, S, V, false>(args, problem, queue);
+  const int64_t blocks = problem.batch * problem.heads * args.tiles * plan.chunks;
+  return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.cut.warps * kWarp,
+                            static_cast<size_t>(plan.cut.bytes), queue, args);
 }
 
 }  // namespace
@@ -389,7 +364,11 @@ int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats,
   args.value_size = static_cast<int>(problem.value_size);
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    return attention_forward<T, decltype(streams)::value>(args, problem, queue);
+    constexpr int S = decltype(streams)::value, V = kWidest<T, S>;
+    if constexpr (V == 128) {
+      if (problem.value_size <= 64) return launch_forward<T, S, 64>(args, problem, queue);
+    }
+    return launch_forward<T, S, V>(args, problem, queue);
   });
 }
 

@@ -67,6 +67,27 @@ __device__ inline Rows<T> rows_of(const JetHeads& x, int batch, int head, int co
           aligned};
 }
 
+// How many warps a block has, and tiles of other tokens in shared memory at a time.
+struct Cut {
+  int warps, stages, bytes;
+};
+
+// The largest cut of which two blocks fit a multiprocessor, else the largest that fits one; false
+// where none does. tokens: of a head, 16 a warp; bytes(warps, stages): of a block.
+template <typename F>
+bool choose_cut(size_t limit, int64_t tokens, const F& bytes, Cut& cut) {
+  for (const size_t share : {limit / 2, limit}) {
+    for (int warps = kMostWarps; warps > 0; warps /= 2) {
+      if (warps > 1 && tokens <= warps / 2 * kStrip) continue;
+      for (int stages = 2; stages > 0; --stages) {
+        cut = {warps, stages, bytes(warps, stages)};
+        if (static_cast<size_t>(cut.bytes) <= share && (warps > 1 || share == limit)) return true;
+      }
+    }
+  }
+  return false;
+}
+
 // Starts loading columns [column, column + width) of `tile.rows` rows from `first` of every stream;
 // zeros beyond what there is. Done after copy_async_commit, copy_async_wait and __syncthreads.
 template <int S, typename T>
@@ -111,28 +132,32 @@ JACHESS_HD constexpr int result_stream(int row, int column) {
   return (column & row) == row ? row ^ column : -1;
 }
 
-// sums[..][p], [..][p + 1] += every product of the streams of a with the two blocks of b.
-template <Sides sides, int S, typename M, int blocks>
-__device__ inline void multiply_streams(const typename M::A (&a)[S], const typename M::B (&b)[S][2],
-                                        int p, float (&sums)[S][blocks][4]) {
+// sums[..][p], [..][p + 1] += every product of the streams of a with two blocks of eight columns,
+// which load(stream, blocks) loads, each once.
+template <Sides sides, int S, typename M, int blocks, typename Load>
+__device__ inline void multiply_streams(const typename M::A (&a)[S], const Load& load, int p,
+                                        float (&sums)[S][blocks][4]) {
   JACHESS_UNROLL
-  for (int row = 0; row < S; ++row) {
+  for (int column = 0; column < S; ++column) {
+    typename M::B b[2];
+    load(column, b);
     JACHESS_UNROLL
-    for (int column = 0; column < S; ++column) {
+    for (int row = 0; row < S; ++row) {
       const int s = result_stream<sides, S>(row, column);
       if (s < 0) continue;
-      M::multiply_add(sums[s][p], a[row], b[column][0]);
-      M::multiply_add(sums[s][p + 1], a[row], b[column][1]);
+      M::multiply_add(sums[s][p], a[row], b[0]);
+      M::multiply_add(sums[s][p + 1], a[row], b[1]);
     }
   }
 }
 
-// Scores of a strip: sums[s][n] += Σ rows[row] · columns[column] over `depth` entries, of N tokens
-// from `first`.
+// Scores of a strip: sums[s][n] += Σ rows[row] · columns[column] over `depth` entries, of N tokens.
 template <Sides sides, int S, int N, typename T>
-__device__ inline void multiply_tokens(const Tile<T>& rows, int strip, const Tile<T>& columns,
-                                       int first, int depth, float (&sums)[S][N / 8][4]) {
+__device__ inline void multiply_tokens(Tile<T> rows, int strip, Tile<T> columns, int depth,
+                                       float (&sums)[S][N / 8][4]) {
   using M = Mma<T>;
+  recompute(rows.ld);
+  recompute(columns.ld);
 #pragma unroll 1
   for (int k = 0; k < depth; k += M::kDepth) {
     typename M::A a[S];
@@ -140,22 +165,21 @@ __device__ inline void multiply_tokens(const Tile<T>& rows, int strip, const Til
     for (int s = 0; s < S; ++s) M::load_a(rows.at(s, strip, k), rows.ld, a[s]);
     JACHESS_UNROLL
     for (int n = 0; n < N; n += 16) {
-      typename M::B b[S][2];
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s)
-        M::load_b_by_column(columns.at(s, first + n, k), columns.ld, b[s]);
-      multiply_streams<sides, S, M>(a, b, n / 8, sums);
+      const auto load = [&](int s, typename M::B(&b)[2]) {
+        M::load_b_by_column(columns.at(s, n, k), columns.ld, b);
+      };
+      multiply_streams<sides, S, M>(a, load, n / 8, sums);
     }
   }
 }
 
-// Results of a strip: sums[s][v] += Σ weights[n] tokens[n][v] over N tokens from `first`, of
-// `width` <= V columns from `column`; the weights come from registers.
+// Results of a strip: sums[s][v] += Σ weights[n] tokens[n][v] over N tokens, of `width` <= V
+// columns from `column`; the weights come from registers.
 template <Sides sides, int S, int N, int V, typename T>
-__device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], const Tile<T>& tokens,
-                                        int first, int column, int width,
-                                        float (&sums)[S][V / 8][4]) {
+__device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Tile<T> tokens,
+                                        int column, int width, float (&sums)[S][V / 8][4]) {
   using M = Mma<T>;
+  recompute(tokens.ld);
   JACHESS_UNROLL
   for (int n = 0; n < N; n += M::kDepth) {
     typename M::A a[S];
@@ -164,11 +188,10 @@ __device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], con
     JACHESS_UNROLL
     for (int v = 0; v < V; v += 16) {
       if (v >= width) continue;
-      typename M::B b[S][2];
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s)
-        M::load_b_by_row(tokens.at(s, first + n, column + v), tokens.ld, b[s]);
-      multiply_streams<sides, S, M>(a, b, v / 8, sums);
+      const auto load = [&](int s, typename M::B(&b)[2]) {
+        M::load_b_by_row(tokens.at(s, n, column + v), tokens.ld, b);
+      };
+      multiply_streams<sides, S, M>(a, load, v / 8, sums);
     }
   }
 }

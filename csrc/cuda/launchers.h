@@ -79,12 +79,13 @@ struct NormBackwardBuffers {
 
 int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
 
-// Random directions [q, tokens, d] of the streams (seed, offset); token: [tokens] int64.
+// Random directions [q, tokens, d] of the streams (*seed, *offset), numbers on the device; token:
+// [tokens] int64.
 struct DirectionShape {
   Storage storage;
   bool gaussian;  // else Rademacher
   int64_t q, tokens, d;
-  uint64_t seed, offset;
+  const int64_t *seed, *offset;
 };
 
 int sample_directions_cuda(DirectionShape shape, const void* token, void* out, Queue queue);

@@ -20,6 +20,13 @@ constexpr int kMmaColumns = 8;
 
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
 
+// Keeps what is computed from n from being computed before, and held in registers until here.
+__device__ inline void recompute(int& n) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+r"(n));
+#endif
+}
+
 // ---- asynchronous copies from global to shared memory ------------------------------------------
 
 // Starts a copy of 16 bytes, both addresses aligned to 16; of zeros where nothing is to be read.

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t block = static_cast<uint32_t>(i % blocks);
   const uint32_t direction = static_cast<uint32_t>(row / shape.tokens);
   const int64_t number = token[row % shape.tokens];
-  const PhiloxWords words = direction_words(philox_key(shape.seed), shape.offset, direction,
+  const PhiloxWords words = direction_words(philox_key(static_cast<uint64_t>(*shape.seed)),
+                                            static_cast<uint64_t>(*shape.offset), direction,
                                             static_cast<uint32_t>(number), block);
   const DirectionValues values = shape.gaussian ? direction_values<Distribution::gaussian>(words)
                                                 : direction_values<Distribution::rademacher>(words);

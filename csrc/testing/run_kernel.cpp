@@ -133,11 +133,11 @@ int main(int count, char** argument) {
   } else if (op.find("norm_jet") != std::string::npos) {
     normalise(op, norm, static_cast<Storage>(choice), element, wide);
   } else if (op == "sample_directions") {
-    uint64_t stream[2];
+    int64_t stream[2];
     std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));
     const Buffer token = read(rows * 8);
     Buffer directions = make(q * n * element);
-    sample_directions_cuda({storage, choice == 0, q, rows, channels, stream[0], stream[1]},
+    sample_directions_cuda({storage, choice == 0, q, rows, channels, &stream[0], &stream[1]},
                            token.data(), directions.data(), queue);
     write(directions);
   } else if (op == "softmax_jet") {

@@ -33,7 +33,7 @@ BOUNDS = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
-NUMBERS = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+NUMBERS = (2, 0.5, False, -1, -1, 0.0, 0.0)
 """The operator's settings behind its tensors: two directions, a scale, and nothing else."""
 
 
@@ -315,7 +315,7 @@ def test_gradient_of_one_input_alone(wanted: int) -> None:
 def test_saved_statistics() -> None:
     """The jet of log L, by finite differences; it has no gradient."""
     leaves = inputs(heads=1, queries=3, keys=140, size=4)
-    y, stats = torch.ops.jachess.attention_jet(*leaves, None, *NUMBERS)
+    y, stats = torch.ops.jachess.attention_jet(*leaves, None, None, *NUMBERS)
     assert y.requires_grad
     assert not stats.requires_grad
     query, key = (x.detach() for x in leaves[:2])
@@ -335,13 +335,13 @@ def test_opcheck(device: str) -> None:
     keywords = {"dtype": torch.float32, "device": device}
     leaves = inputs(heads=2, key_heads=1, queries=3, keys=5, value_size=8, size=8, **keywords)
     mask = torch.zeros(3, 5, device=device)
-    numbers = (2, 0.5, True, 1, -1, 2.0, 0.25, 7)
-    torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, *numbers))
+    seed, numbers = torch.tensor(7, device=device), (2, 0.5, True, 1, -1, 2.0, 0.25)
+    torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, seed, *numbers))
     with torch.no_grad():  # plain settings: the reference's second derivative is slow
-        y, stats = torch.ops.jachess.attention_jet(*leaves, mask, *NUMBERS)
+        y, stats = torch.ops.jachess.attention_jet(*leaves, mask, None, *NUMBERS)
     gy = torch.randn_like(y).requires_grad_()
     torch.library.opcheck(
-        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, y, stats, *NUMBERS)
+        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, None, y, stats, *NUMBERS)
     )
 
 
@@ -365,7 +365,7 @@ def test_queries_that_see_nothing(device: str) -> None:
     y = ops.attention_jet(*leaves, nowhere, q=2)
     assert not y.any()
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), leaves))
-    _, stats = torch.ops.jachess.attention_jet(*leaves, mask, *NUMBERS)
+    _, stats = torch.ops.jachess.attention_jet(*leaves, mask, None, *NUMBERS)
     assert (stats[0, :, :, 4] == -math.inf).all() and not stats[1:, :, :, 4].any()
     assert torch.isfinite(stats[:, :, :, others]).all()
 
@@ -436,6 +436,31 @@ def test_dropout_is_the_references_and_keeps_the_mean() -> None:
     assert abs(kept.double().mean() - 0.75) < 4 * 0.433 / 7680**0.5
     other = ops.attention_jet(query, key, value, q=2, dropout_p=0.25, dropout_seed=12)
     assert ((other[0] == 0) != (dropped[0] == 0)).double().mean() > 0.3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operator", [ops.attention_jet, ops.attention_jet_reference])
+def test_the_dropout_seed_as_a_tensor(device: str, operator: Callable[..., Tensor]) -> None:
+    leaves = inputs(queries=9, dtype=torch.float32, device=device)
+    settings = {"q": 2, "dropout_p": 0.4}
+    gy = random_jet(*leaves[0].shape, dtype=torch.float32, device=device, seed=9)
+    results = []
+    for seed in (-(2**40) - 7, torch.tensor(-(2**40) - 7, device=device)):
+        y = operator(*leaves, dropout_seed=seed, **settings)
+        results.append([y, *torch.autograd.grad(y, leaves, gy)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_dropout_asks_for_a_seed() -> None:
+    leaves = inputs(queries=3)
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.3)
+    for seed, words in (
+        (None, "dropout_p is 0.3, but there is no dropout_seed"),
+        (torch.tensor(1.0), "dropout_seed is float32.*expected one int64"),
+        (torch.tensor([1, 2]), r"dropout_seed is int64\[2\]; expected one int64"),
+    ):
+        with pytest.raises(RuntimeError, match=f"jachess::attention_jet: {words}"):
+            torch.ops.jachess.attention_jet(*leaves, None, seed, *numbers)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -542,13 +567,13 @@ def test_the_reference_gives_masks_their_gradient() -> None:
 
 def test_backward_refuses_what_does_not_fit() -> None:
     given = inputs()
-    y, stats = torch.ops.jachess.attention_jet(*given, None, *NUMBERS)
+    y, stats = torch.ops.jachess.attention_jet(*given, None, None, *NUMBERS)
     backward = torch.ops.jachess.attention_jet_backward
     for gy, given_y in ((y[..., :3], y), (y, y.float())):
         with pytest.raises(RuntimeError, match="expected what attention_jet returned, and"):
-            backward(gy, *given, None, given_y, stats, *NUMBERS)
+            backward(gy, *given, None, None, given_y, stats, *NUMBERS)
     with pytest.raises(RuntimeError, match="expected what attention_jet returned for it"):
-        backward(y, *given, None, y, stats[:1], *NUMBERS)
+        backward(y, *given, None, None, y, stats[:1], *NUMBERS)
 
 
 @pytest.mark.slow

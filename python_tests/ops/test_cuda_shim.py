@@ -219,8 +219,9 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
     """Bit for bit what the CPU operator gives."""
     token = ops.token_numbers(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]]))
     seed, offset, q = -(2**40) - 3, 2**50 + 7, 3
-    expected = torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
-    inputs = [torch.tensor([seed, offset]), token]
+    numbers = torch.tensor([seed, offset])
+    expected = torch.ops.jachess.sample_directions(token, q, d, *numbers, distribution, dtype)
+    inputs = [numbers, token]
     like = torch.empty(1 + q, 9, d, dtype=dtype)
     kind = int(distribution == "rademacher")
     (got,) = run_program(program, "sample_directions", like, q, inputs, [expected], kind)

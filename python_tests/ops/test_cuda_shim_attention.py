@@ -202,8 +202,8 @@ def _check_stats(
     """The saved statistics, hidden queries' too, are the CPU operator's."""
     if not ops.available("attention_jet", "cpu"):
         pytest.skip("the compiled operators are missing")
-    numbers = (2, tensors["query"].shape[4] ** -0.5, False, -1, -1, 0.0, 0.0, 0)
-    _, expected = torch.ops.jachess.attention_jet(*tensors.values(), mask, *numbers)
+    numbers = (2, tensors["query"].shape[4] ** -0.5, False, -1, -1, 0.0, 0.0)
+    _, expected = torch.ops.jachess.attention_jet(*tensors.values(), mask, None, *numbers)
     got = torch.frombuffer(output, dtype=expected.dtype, offset=offset).view(expected.shape)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
@@ -243,13 +243,13 @@ def test_large_heads(programs: Programs, size: int, value_size: int) -> None:
 
 
 def refuses(program: Path, tensors: dict[str, Tensor], q: int, shared_limit: int) -> None:
-    """The backward, which needs more memory than the forward, starts no kernel."""
+    """The backward, which with a soft cap needs most memory, starts no kernel."""
     y = torch.zeros(*tensors["query"].shape[:-1], tensors["value"].shape[-1])
     y = y.to(tensors["query"].dtype)
     stats = torch.zeros(y.shape[:-1])
     saved = {**tensors, "gy": y, "y": y}
     with pytest.raises(AssertionError, match="the launcher returned -1"):
-        run_attention(program, saved, None, [stats], {"q": q}, shared_limit)
+        run_attention(program, saved, None, [stats], {"q": q, "softcap": 2.0}, shared_limit)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -260,7 +260,7 @@ def test_the_least_shared_memory_is_what_the_launchers_need(
     """attention_jet_bytes decides who goes to the formulas in torch: not a byte more or less."""
     tensors = inputs(q, streams, dtype, 1, 1, 1, 17, 17, 40, 24)
     least = attention_jet_bytes(dtype.itemsize, streams, 40, 24)
-    check_case(programs("none"), tensors, None, least, q=q)
+    check_case(programs("none"), tensors, None, least, q=q, softcap=2.0)
     refuses(programs("none"), tensors, q, least - 1)
 
 
