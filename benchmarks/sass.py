@@ -6,10 +6,10 @@
 Every kernel whose readable name matches is compiled for one architecture and disassembled (nvcc;
 nvdisasm, of the wheel nvidia-cuda-nvdisasm or the toolkit). Printed are its registers, spills and
 bytes of code, and the tree of its loops. A loop's line has, for one warp going through it once with
-its inner loops as often as ``--trips`` says (once, where it does not): instructions; products on the
-tensor cores; passes over the shared memory, of 128 bytes each, for loads and for stores; accesses to
-global memory. A loop is named by the address of its first instruction. Code that a branch may skip
-counts as if it ran: kernels are counted in their plain form (no mask, cap or dropout).
+its inner loops as often as ``--trips`` says (once, where it does not): instructions; products on
+the tensor cores; passes over the shared memory, of 128 bytes each, for loads and for stores;
+accesses to global memory. A loop is named by the address of its first instruction. Code that a
+branch may skip counts as if it ran, but for addresses that ``--skip FIRST-LAST`` leaves out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 
 from jachess_build.cuda import compile_command, find_toolkit, run  # noqa: E402
 
+INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{ *)?(?:@!?U?P\d+ )?(\S+)(.*)")
 COLUMNS = ("instructions", "products", "shared loads", "shared stores", "global")
 
 
@@ -75,7 +77,7 @@ def count(counts: dict[str, int], opcode: str) -> None:
         counts["global"] += 1
 
 
-def loops_of(code: str) -> Loop:
+def loops_of(code: str, skipped: Sequence[range] = ()) -> Loop:
     """The tree of loops of one kernel's disassembly.
 
     A loop is what lies between the target of a branch backwards and that branch.
@@ -86,7 +88,9 @@ def loops_of(code: str) -> Loop:
     for line in code.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             waiting.append(label[1])
-        elif parts := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{ *)?(?:@!?U?P\d+ )?(\S+)(.*)", line):
+        elif parts := re.match(
+            r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{ *)?(?:@!?U?P\d+ )?(\S+)(.*)", line
+        ):
             address = int(parts[1], 16)
             labels.update((name, address) for name in waiting)
             waiting.clear()
@@ -106,7 +110,7 @@ def loops_of(code: str) -> Loop:
             loop = Loop(address, min(ends[address], path[-1].last))
             path[-1].inner.append(loop)
             path.append(loop)
-        if opcode != "NOP":
+        if opcode != "NOP" and not any(address in places for places in skipped):
             count(path[-1].counts, opcode)
     return whole
 
@@ -141,12 +145,15 @@ def main() -> None:
     parser.add_argument("--kernel", default="", help="a regular expression for the readable name")
     parser.add_argument("--arch", default="9.0a")
     parser.add_argument("--trips", nargs="*", default=[], metavar="ADDRESS=TIMES")
+    parser.add_argument("--skip", nargs="*", default=[], metavar="FIRST-LAST")
     parser.add_argument("--define", action="append", default=[], help="a macro for nvcc")
     args = parser.parse_args()
     toolkit = find_toolkit()
     if toolkit is None:
         raise SystemExit("sass: no nvcc was found: install a CUDA toolkit or set CUDA_HOME.")
     trips = {int(place, 16): int(times) for place, times in (t.split("=") for t in args.trips)}
+    ends = [[int(end, 16) for end in places.split("-")] for places in args.skip]
+    skipped = [range(first, last + 1) for first, last in ends]
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         command = compile_command(toolkit, args.source, cubin, [args.arch], to="-cubin")
@@ -154,7 +161,9 @@ def main() -> None:
         if done.returncode != 0:
             raise SystemExit(f"sass: nvcc could not compile {args.source}:\n{done.stdout}")
         text = run([disassembler(), "-c", str(cubin)]).stdout
-    resources = dict(re.findall(r"Compiling entry function '(\w+)'.*\n(?:.*\n)?(.*\n.*)", done.stdout))
+    resources = dict(
+        re.findall(r"Compiling entry function '(\w+)'.*\n(?:.*\n)?(.*\n.*)", done.stdout)
+    )
     for section in re.split(r"^\t\.section\t\.text\.", text, flags=re.MULTILINE)[1:]:
         symbol = section.partition(",")[0]
         name = subprocess.run(
@@ -166,7 +175,7 @@ def main() -> None:
         said = resources.get(symbol, "")
         registers = re.search(r"Used (\d+) registers", said)
         spilled = re.search(r"(\d+) bytes spill stores", said)
-        tree = loops_of(section)
+        tree = loops_of(section, skipped)
         print(
             f"\n{short}: {registers[1] if registers else '?'} registers, "
             f"{spilled[1] if spilled else '?'} bytes spilled, {tree.last + 16} bytes of code"
