@@ -67,8 +67,8 @@ from jachess_ext import ops
 from jachess_ext.jet.layout import composed_rules, make_layout
 from jachess_ext.jet.tensor import JetTensor
 from jachess_ext.scaling import fit
-from jachess_ext.scaling.fitting import huber
 from jachess_ext.scaling.laws import LAWS, Law, Points
+from jachess_ext.scaling.least_squares import huber
 
 # Operators ----------------------------------------------------------------------------------------
 

@@ -39,7 +39,6 @@ from jachess_ext.scaling import (
     Search,
     coverage,
     fit,
-    live,
     log_rmse,
     pear_corr,
     read_selection,
@@ -47,7 +46,10 @@ from jachess_ext.scaling import (
     select_live,
 )
 from jachess_ext.scaling.baselines import FEATURE_SCORES
+from jachess_ext.scaling.live import RUNS
+from jachess_ext.scaling.plan import make_plan
 from jachess_ext.scaling.selection import DEFAULT, METHODS
+from jachess_ext.scaling.trial import run
 
 from .common import RESULTS, stamped, write_frame
 
@@ -83,10 +85,10 @@ class Runs:
 def make_runs(arguments: dict[str, Any], out: Path) -> Runs:
     """Make the live selection, then every model at the target; finished runs are read."""
     select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
-    selection, plan = read_selection(out), live.make_plan(**arguments)
+    selection, plan = read_selection(out), make_plan(**arguments)
     target, seed = plan.search.target, plan.search.seed
     jobs = [plan.job(Ask(model, target, seed), out) for model in plan.search.models]
-    truth = [record for _, record in run_all(jobs, live.run, out / live.RUNS)]
+    truth = [record for _, record in run_all(jobs, run, out / RUNS)]
     rows = [
         {
             "data": Path(arguments["task"].partition(":")[0]).parent.name,

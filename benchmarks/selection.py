@@ -4,6 +4,7 @@
     python -m benchmarks.selection budgets --table flan.csv
     python -m benchmarks.selection halves --table flan.csv --halves 10
     python -m benchmarks.selection laws --table flan.csv
+    python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
     python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
 
@@ -28,20 +29,28 @@ judged on the three larger sizes, which it did not see; and the same of `power`.
 a measured F is `rectified`.  The published figures are those of the README of the paper's
 repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
 
-families (selection_families.csv, .md): forecast, choice and probabilities on tables of several
+default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
+from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it; every
+curve fitted alone (default), and one law for all curves of a table.  The tables of half A or B, as
+of families (of FLAN every other row), and 40 synthetic curves each of a power law with a floor and
+of the rectified law, with 1 % of noise.
+
+families (selection_families_A.csv, .md; B): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
 
-- ``flan``: 30 language models, budgets of 1/8 to 1/512; ``flan, few``: three to six of them.
-- ``lcdb log-loss``, ``accuracy``, ``AUC``: scikit-learn learners on OpenML data sets with even
-  numbers (PyPI's lcdb 0.1.0, unpacked), means over its splits, budgets of 1/8 and 1/32.  The target
-  is the largest size that eight learners or more were trained up to, 1,024 rows at least.
+- ``flan``: 15 language models, budgets of 1/8 to 1/512; ``flan, few``: three to six of them.
+- ``lcdb log-loss``, ``accuracy``, ``AUC``: scikit-learn learners on OpenML data sets (PyPI's lcdb
+  0.1.0, unpacked), means over its splits, budgets of 1/8 and 1/32.  The target is the largest size
+  that eight learners or more were trained up to, 1,024 rows at least.
 - ``llm``: accuracies of three 7 to 8B models on 15 tasks, from 500 and 1,000 rows.
 
 Scores count as losses 1 − score, 0.001 at least.  Settings of "blend" were chosen on half A: the
-even rows of FLAN for the few and FLAN as a whole, LCDB numbers that 4 divides, every other task of
-llm; half B judges.  Per family and half: means over tables and budgets of PearCorr and RMSE of ln
-loss of the predicted losses, coverage of 50 and 90 % intervals, RelAcc of the choice; for five bins
-of P(best) what was said and how often it was true; and where "blend" is behind what is asked of it.
+even rows of FLAN and data sets of LCDB, every other task of llm; half B (``--half B``)
+judges.  By family: what the choice of "blend" is better than that of the others, in points of
+RelAcc, and by how much its error of forecasts is smaller, both with 95 % intervals by bootstrap
+over tables; how often its first has the largest P(best); coverage of 50 and 90 % intervals; for
+five bins of P(best) what was said and how often it was true; the means of all figures; and what one
+run more, the one that is advised, made of P(best) and of the choice.
 
 judging (selection_judging.csv): what fewer dev rows, and a smaller largest subset, cost the choice
 of a short live selection.  LCDB's accuracies (half A) at 16 to 128 rows stand for the true ones;
@@ -279,65 +288,140 @@ def laws(options: argparse.Namespace) -> pd.DataFrame:
     return frame
 
 
+# The law that fit chooses -----------------------------------------------------------------------
+
+FRACTIONS = (8, 32)
+NAMED = ("ats", "power", "rectified")
+
+
+def synthetic_curves() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name, sizes and losses of curves that follow a law up to their noise."""
+    draw, sizes = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(14)
+    beta, floor = draw.uniform(0.2, 0.8, (40, 1)), draw.uniform(0.05, 1, (40, 1))
+    noise = np.exp(0.01 * draw.standard_normal((40, 14)))
+    yield "power law", sizes, (draw.uniform(2, 30, (40, 1)) * sizes**-beta + floor) * noise
+    transition = np.exp(draw.uniform(np.log(1e3), np.log(3e4), (40, 1)))
+    flat = draw.uniform(1, 5, (40, 1)) / (1 + (sizes / transition) ** beta)
+    yield "rectified law", sizes, (flat + floor) * noise
+
+
+def law_tables(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield family, sizes and losses of every table of the half."""
+    yield from synthetic_curves()
+    cases: list[Case] = []
+    if options.flan is not None:
+        table = read_table(options.flan)
+        yield "flan", table.sizes, table.losses[options.half == "B" :: 2]
+    if options.llm is not None:
+        cases += llm_cases(options.llm, options.half)
+    if options.lcdb is not None:
+        cases += lcdb_cases(options.lcdb, options.half, options.most, MEASURES[:2])
+    for case in cases:
+        yield case.family, case.table.sizes, case.table.losses
+
+
+def forecast_errors(law: str, sizes: np.ndarray, losses: np.ndarray, budget: float) -> pd.DataFrame:
+    """Return |ln error| at the last size and the law fitted of every curve, [n] rows."""
+    known = (sizes <= budget) & ((sizes > 0) | (law != "power"))
+    x, y = sizes[known], losses[:, known]
+    if law == "default":
+        fits = [fit(x, row) for row in y]
+    else:
+        fits = [fit(x, y, None if law == "default, one for all" else law)] * len(y)
+    at = [np.ravel(each.predict(sizes[-1])) for each in fits]
+    forecast = np.concatenate(at) if law == "default" else at[0]
+    return pd.DataFrame(
+        {"error": np.abs(np.log(forecast / losses[:, -1])), "fitted": [each.law for each in fits]}
+    )
+
+
+def default_law(options: argparse.Namespace) -> pd.DataFrame:
+    """Judge the law that fit chooses."""
+    found = []
+    for family, sizes, losses in law_tables(options):
+        for fraction in FRACTIONS:
+            budget = sizes[-1] / fraction
+            if ((sizes > 0) & (sizes <= budget)).sum() < 4:
+                continue  # power and rectified have four parameters
+            for law in (*NAMED, "default", "default, one for all"):
+                each = forecast_errors(law, sizes, losses, budget)
+                found.append(each.assign(family=family, fraction=fraction, law=law))
+    rows = []
+    for (family, fraction, law), group in pd.concat(found).groupby(
+        ["family", "fraction", "law"], sort=False
+    ):
+        row = {"family": family, "half": options.half, "fraction": fraction, "law": law}
+        row |= {"curves": len(group), "rms": np.sqrt((group.error**2).mean())}
+        row |= {"median": group.error.median()}
+        rows.append(row | {f"took {name}": int((group.fitted == name).sum()) for name in NAMED})
+    frame = pd.DataFrame(rows).assign(commit=commit())
+    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
+    write_frame(frame, options.results / "default_law.csv", digits=4)
+    return frame
+
+
 # Families of tables -----------------------------------------------------------------------------
 
 LOWEST = 1e-3  # a score of 1 has no logarithm of its loss
 BINS = np.linspace(0, 1, 6)
-BEHIND, OFF = 0.3, 0.1
-COVERED = ((42.0, 58.0), (85.0, 95.0))
-"""Asked of "blend": points of RelAcc behind the best of the others and distance of P(best) from its
-frequency in a bin, at most; per cent of the truths in its 50 and in its 90 % intervals."""
+DRAWS = 2000  # of the bootstrap
 FEW_TABLES = 24
 MEASURES = ("logloss", "accuracy", "auc")
-FAMILY_METHODS = ("blend", "ats", "ats tau=1", "rectified", "subtuning")
+SO_FAR = "best so far"
+FAMILY_METHODS = ("blend", "subtuning", SO_FAR, "ats", "rectified")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One table and its budgets; the target is its largest size."""
+    """One table and its budgets; the target is its largest size.
+
+    Tables of one `source` (a data set) are drawn together in the bootstrap.
+    """
 
     family: str
-    half: str
+    source: str
     table: LossTable
     budgets: tuple[float, ...]
 
 
-def flan_cases(path: Path) -> Iterator[Case]:
-    """Yield the whole table, and random few of its even (A) and odd (B) rows."""
-    table = read_table(path)
-    target = float(table.sizes[-1])
-    yield Case("flan", "A", table, tuple(target / 2**k for k in range(3, 10)))
+def flan_cases(path: Path, half: str) -> Iterator[Case]:
+    """Yield the table of the even (A) or odd (B) rows, and of random few of them."""
+    whole = read_table(path)
+    rows = np.arange("AB".index(half), len(whole.names), 2)
+    target = float(whole.sizes[-1])
+    yield Case("flan", "flan", whole.rows(rows), tuple(target / 2**k for k in range(3, 10)))
     generator = np.random.default_rng(0)
-    for half, first in (("A", 0), ("B", 1)):
-        rows = np.arange(first, len(table.names), 2)
-        for number in range(FEW_TABLES):
-            chosen = np.sort(generator.permutation(rows)[: 3 + number % 4])
-            sizes = tuple(target / fraction for fraction in (8, 32, 128, 512))
-            yield Case("flan, few", half, table.rows(chosen), sizes)
+    draws: dict[str, list[np.ndarray]] = {"A": [], "B": []}
+    for first, drawn in enumerate(draws.values()):
+        of_half = np.arange(first, len(whole.names), 2)
+        drawn += [generator.permutation(of_half)[: 3 + n % 4] for n in range(FEW_TABLES)]
+    for number, chosen in enumerate(map(np.sort, draws[half])):
+        sizes = tuple(target / fraction for fraction in (8, 32, 128, 512))
+        yield Case("flan, few", str(number), whole.rows(chosen), sizes)
 
 
 def lcdb_cases(
-    folder: Path, most: int | None, measures: Sequence[str] = MEASURES
+    folder: Path, half: str, most: int | None, measures: Sequence[str] = MEASURES
 ) -> Iterator[Case]:
-    """Yield every even data set that has eight learners up to 1,024 rows or more.
+    """Yield every even (A) or odd (B) data set with eight learners up to 1,024 rows or more.
 
     Args:
-        most: data sets a measure and half; None: all.
+        half: A or B.
+        most: data sets a measure; None: all.
     """
     columns = ["openmlid", "learner", "size_train", "score_test"]
     for measure in measures:
         frame = pd.read_csv(folder / f"database-{measure}.csv", usecols=columns)
-        frame = frame[frame.openmlid % 2 == 0]
+        frame = frame[frame.openmlid % 2 == "AB".index(half)]
         means = frame.groupby(["openmlid", "learner", "size_train"]).score_test.mean().reset_index()
-        count = {"A": 0, "B": 0}
+        count = 0
         for number, rows in means.groupby("openmlid"):
-            half = "A" if number % 4 == 0 else "B"
             table = _lcdb_table(rows, measure)
-            if table is None or (most is not None and count[half] >= most):
+            if table is None or (most is not None and count >= most):
                 continue
-            count[half] += 1
+            count += 1
             target = float(table.sizes[-1])
-            yield Case(f"lcdb {measure}", half, table, (target / 8, target / 32))
+            yield Case(f"lcdb {measure}", str(number), table, (target / 8, target / 32))
 
 
 def _lcdb_table(rows: pd.DataFrame, measure: str) -> LossTable | None:
@@ -356,16 +440,18 @@ def _lcdb_table(rows: pd.DataFrame, measure: str) -> LossTable | None:
     return LossTable(tuple(whole.index), sizes, np.maximum(losses, LOWEST), None)
 
 
-def llm_cases(path: Path) -> Iterator[Case]:
-    """Yield a table a task, of the sizes that all three models were trained on."""
+def llm_cases(path: Path, half: str) -> Iterator[Case]:
+    """Yield a table a task (every other one), of the sizes that all three models have."""
     frame = pd.read_csv(path)
     numbers = [name for name in frame.columns if name.isdigit()]
-    for place, (_, rows) in enumerate(frame.groupby("task")):
+    for place, (task, rows) in enumerate(frame.groupby("task")):
+        if place % 2 != "AB".index(half):
+            continue
         known = rows[numbers].dropna(axis=1)
         losses = np.maximum(1 - known.to_numpy(float), LOWEST)
         sizes = np.array(known.columns, dtype=float)
         table = LossTable(tuple(rows.model), sizes, losses, None)
-        yield Case("llm", "AB"[place % 2], table, (500.0, 1000.0))
+        yield Case("llm", task, table, (500.0, 1000.0))
 
 
 def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
@@ -377,129 +463,155 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
     truth = case.table.losses_at(target)
     best = truth == truth.min()
     for budget in case.budgets:
+        row = {"family": case.family, "source": case.source, "budget": budget, "method": method}
+        if method == SO_FAR:
+            lowest = case.table.up_to(budget).trained_losses.min(1)
+            yield row | {"RelAcc": rel_acc(lowest, truth), "RMSE ln L": log_rmse(lowest, truth)}
+            continue
         try:
             selection = select(case.table, budget, target, **METHODS[method])
         except ValueError:
             continue  # fewer sizes than parameters
-        intervals = selection.has_intervals
-        yield {
-            "family": case.family,
-            "half": case.half,
-            "method": method,
+        row |= {
             "PearCorr": pear_corr(selection.forecasts, truth),  # NaN: all alike
             "RelAcc": rel_acc(selection.scores, truth),
             "RMSE ln L": log_rmse(selection.predicted_losses, truth),
-            "50 %": _coverage(selection, truth, 0.5),
-            "90 %": _coverage(selection, truth, 0.9),
-            "said": selection.best_probabilities.tolist() if intervals else [],
-            "true": (best / best.sum()).tolist() if intervals else [],
         }
+        if selection.has_intervals:
+            chances = selection.best_probabilities
+            row |= {
+                "50 %": _coverage(selection, truth, 0.5),
+                "90 %": _coverage(selection, truth, 0.9),
+                "first": 100.0 * (chances[selection.scores.argmin()] == chances.max()),
+                "said": chances.tolist(),
+                "true": (best / best.sum()).tolist(),
+            }
+        yield row | (_after_one_run(selection, case.table, best) if method == "blend" else {})
+
+
+def _after_one_run(selection: Selection, table: LossTable, best: np.ndarray) -> dict[str, float]:
+    """Return P(the choice is right) before and after the run that is advised, said and found.
+
+    The run is done where the table has its size, in per cent; nothing where it has not.
+    """
+    run = selection.next_run
+    assert run is not None
+    place = np.flatnonzero(np.isclose(table.sizes, run.rows, rtol=0.02))
+    if not len(place) or run.rows >= selection.target:
+        return {}
+    kept = (table.sizes <= selection.budget) | (table.sizes == table.sizes[place[0]])
+    known = table.columns(kept)
+    known.losses[np.array(table.names) != run.model, -1] = np.nan
+    again = select(known, target=selection.target, method=selection.method)
+    return {
+        "run: P before": 100 * run.now,
+        "run: P after": 100 * run.after,
+        "run: P found": 100 * again.best_probabilities.max(),
+        "run: right before": 100.0 * best[selection.scores.argmin()],
+        "run: right after": 100.0 * best[again.scores.argmin()],
+    }
 
 
 def family_means(judged: pd.DataFrame) -> pd.DataFrame:
-    """Return means of the figures of every family, half and method, as text."""
-    digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "50 %": 0, "90 %": 0}
+    """Return means of the figures of every family and method, as text."""
+    digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "50 %": 0, "90 %": 0, "first": 0}
+    digits |= {name: 0 for name in judged.columns if name.startswith("run: ")}
     rows = []
-    for (family, half, method), group in judged.groupby(_GROUP, sort=False):
-        row = {"family": family, "half": half, "method": method, "cases": str(len(group))}
-        means = group[list(digits)].astype(float).mean()
+    for (family, method), group in judged.groupby(["family", "method"], sort=False):
+        row = {"family": family, "method": method, "cases": str(len(group))}
+        means = group.reindex(columns=list(digits)).astype(float).mean()
         rows.append(row | {n: _number(means[n], places) for n, places in digits.items()})
     return pd.DataFrame(rows)
-
-
-_GROUP = ["family", "half", "method"]
 
 
 def _number(value: float, digits: int) -> str:
     return "" if np.isnan(value) else f"{value:.{digits}f}"
 
 
-def verdicts(judged: pd.DataFrame) -> pd.DataFrame:
-    """Return what "blend" is asked for, by family and half, what it misses in bold.
+def _kind(family: str) -> str:
+    return "lcdb" if family.startswith("lcdb") else family
 
-    The best of the other methods is taken after the fact.  PearCorr: cases in which it is above
-    that of "ats".
+
+def compared(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return what "blend" has more of than each other method, by family and over the families.
+
+    Points of RelAcc of the choice (more is better), and RMSE of ln loss (less is better), with 95 %
+    intervals by bootstrap over tables, the three measures of an LCDB data set drawn together.  Over
+    all, families count alike.
     """
     rows = []
-    for (family, half), group in judged.groupby(["family", "half"], sort=False):
-        accuracy = group.groupby("method", sort=False).RelAcc.mean()
-        ours, others = group[group.method == "blend"], accuracy.drop("blend", errors="ignore")
-        if ours.empty or others.empty:
-            continue
-        less = round(accuracy["blend"] - others.max(), 1)
-        ats = group[group.method == "ats"].PearCorr
-        above = sum(a > b for a, b in zip(ours.PearCorr, ats, strict=False))
-        row = {
-            "family": family,
-            "half": half,
-            "RelAcc less the best": _bold(f"{less:+.1f} ({others.idxmax()})", less < -BEHIND),
-            "PearCorr above ats": f"{above} of {min(len(ours), len(ats))}",
-        }
-        for name, (low, high) in zip(("50 %", "90 %"), COVERED, strict=True):
-            mean = round(float(ours[name].mean()), 1)
-            row[name] = _bold(f"{mean:.1f}", not low <= mean <= high)
-        rows.append(row)
+    for figure, digits in (("RelAcc", 1), ("RMSE ln L", 3)):
+        wide = judged.assign(kind=judged.family.map(_kind)).pivot(
+            index=["kind", "family", "source", "budget"], columns="method", values=figure
+        )
+        for method in wide.columns.drop("blend"):
+            less = (wide["blend"] - wide[method]).dropna()
+            row, everything = {"figure": figure, "less that of": method}, []
+            for kind in dict.fromkeys(map(_kind, judged.family)):
+                sums = less[less.index.get_level_values("kind") == kind]
+                sums = sums.groupby("source").agg(["sum", "count"]).to_numpy()
+                generator = np.random.default_rng(0)
+                drawn = sums[generator.integers(len(sums), size=(DRAWS, len(sums)))].sum(1)
+                means = np.append(sums[:, 0].sum() / sums[:, 1].sum(), drawn[:, 0] / drawn[:, 1])
+                row[kind] = _with_interval(means, digits, tables=len(sums))
+                everything.append(means)
+            row["all"] = _with_interval(np.mean(everything, 0), digits, tables=2)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _bold(text: str, missed: bool) -> str:
-    return f"**{text}**" if missed else text
+def _with_interval(means: np.ndarray, digits: int, tables: int) -> str:
+    """Return the first of the means, and where 95 % of the others lie unless it is one table's."""
+    text = f"{means[0]:+.{digits}f}"
+    if tables == 1:
+        return text
+    low, high = np.quantile(means[1:], [0.025, 0.975])
+    return f"{text} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 def best_bins(judged: pd.DataFrame) -> pd.DataFrame:
     """Return P(best) said and true in five bins, per family and of all."""
-    each = judged[[*_GROUP, "said", "true"]].explode(["said", "true"]).dropna()
+    each = judged[["family", "method", "said", "true"]].explode(["said", "true"]).dropna()
     each = each.astype({"said": float, "true": float})
     groups = pd.concat([each.assign(family="all"), each])
     place = np.clip(np.digitize(groups.said, BINS) - 1, 0, 4)
     rows = []
-    for (method, half, family), group in groups.assign(bin=place).groupby(
-        ["method", "half", "family"]
-    ):
-        row = {"method": method, "half": half, "family": family}
+    for (method, family), group in groups.assign(bin=place).groupby(["method", "family"]):
+        row = {"method": method, "family": family}
         for number, (low, high) in enumerate(pairwise(BINS)):
             inside, text = group[group.bin == number], ""
             if len(inside):
-                said, true = inside.said.mean(), inside.true.mean()
-                text = f"{said:.2f} {true:.2f} ({len(inside)})"
-                text = _bold(text, method == "blend" and family == "all" and abs(said - true) > OFF)
+                text = f"{inside.said.mean():.2f} {inside.true.mean():.2f} ({len(inside)})"
             row[f"{low:.1f} to {high:.1f}"] = text
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def families(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge all cases, print, write the tables as Markdown and the means as csv."""
+    """Judge all cases of a half, print, write the tables as Markdown and the means as csv."""
     cases: list[Case] = []
     if options.flan is not None:
-        cases += flan_cases(options.flan)
+        cases += flan_cases(options.flan, options.half)
     if options.llm is not None:
-        cases += llm_cases(options.llm)
+        cases += llm_cases(options.llm, options.half)
     if options.lcdb is not None:
-        cases += lcdb_cases(options.lcdb, options.most)
-    order = dict.fromkeys((case.family, case.half) for case in cases)
+        cases += lcdb_cases(options.lcdb, options.half, options.most)
     judged = pd.DataFrame(
-        [
-            row
-            for group in order
-            for name in options.methods
-            for case in cases
-            if (case.family, case.half) == group
-            for row in judge_case(case, name)
-        ]
+        [row for name in options.methods for case in cases for row in judge_case(case, name)]
     )
     means = family_means(judged)
-    most = "all" if options.most is None else f"at most {options.most} a measure and half"
+    most = "all" if options.most is None else f"at most {options.most} a measure"
     text = (
-        f"Commit {commit()}; LCDB data sets: {most}.\n\n"
-        f"blend, what it is asked for; missed in bold:\n\n{markdown(verdicts(judged))}\n"
+        f"Half {options.half}, commit {commit()}; LCDB data sets: {most}.\n\n"
+        f"blend less the others:\n\n{markdown(compared(judged))}\n"
         f"All figures:\n\n{markdown(means)}\n"
         "P(best) said, how often true, and of how many, by bin of what was said:\n\n"
         f"{markdown(best_bins(judged))}"
     )
     print(text)
-    write_text(options.results / "selection_families.md", text)
-    write_frame(means, options.results / "selection_families.csv")
+    name = f"selection_families_{options.half}"
+    write_text(options.results / f"{name}.md", text)
+    write_frame(means.assign(half=options.half), options.results / f"{name}.csv")
     return judged
 
 
@@ -545,9 +657,8 @@ def judging(options: argparse.Namespace) -> pd.DataFrame:
     """Judge all designs; `error` is the standard error of `lost`."""
     cases = [
         case
-        for case in lcdb_cases(options.lcdb, options.most, ("accuracy",))
-        if case.half == "A"
-        and {TARGET, *chain(*LADDERS)} <= set(case.table.sizes)
+        for case in lcdb_cases(options.lcdb, "A", options.most, ("accuracy",))
+        if {TARGET, *chain(*LADDERS)} <= set(case.table.sizes)
         and np.ptp(case.table.losses_at(TARGET)) > 0
     ]
     draws = range(options.draws)
@@ -605,17 +716,20 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
             options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if function is halves:
             options.add_argument("--halves", type=int, default=20)
-    for function in (families, judging):
+    for function in (families, judging, default_law):
         options = part(function)
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
-        options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
-        if function is families:
+        options.add_argument("--most", type=int, help="LCDB data sets a measure")
+        if function is not judging:
+            options.add_argument("--half", choices=("A", "B"), default="A")
+        if function is not judging:
             options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
             options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
+        if function is families:
             options.add_argument(
                 "--methods", nargs="+", choices=FAMILY_METHODS, default=FAMILY_METHODS
             )
-        else:
+        if function is judging:
             options.add_argument("--draws", type=int, default=4)
     given = parser.parse_args(argv)
     if given.run is families and not (given.flan or given.llm or given.lcdb):

@@ -55,8 +55,11 @@ from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
-from jachess_ext.scaling import Ask, LossTable, coverage, live, select, select_live
+from jachess_ext.scaling import Ask, LossTable, coverage, select, select_live, trial
 from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
+from jachess_ext.scaling.live import RUNS
+from jachess_ext.scaling.plan import Plan, make_plan
+from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
 from .selection import BINS
@@ -87,7 +90,7 @@ def planned(models: Sequence[Path], data: Path, rows: int | None, recipe: Recipe
         rows: the target; None: all of the data.
     """
     arguments = arguments_of(models, data, 0, recipe)
-    plan = live.make_plan(**arguments | {"sizes": None, "dev_size": None, "target": rows})
+    plan = make_plan(**arguments | {"sizes": None, "dev_size": None, "target": rows})
     search, count = plan.search, len(plan.task.dev)
     full = sum(
         candidate.training_flops(search.target, recipe) + candidate.judging_flops(count)
@@ -148,19 +151,19 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
     selection = select_live(out=out, progress=print, **arguments)
     share = selection.flops["spent"] / selection.flops["full_tuning"]
     print(f"{out.name}: chosen {Path(selection.best).name}, cost {share:.3f}", flush=True)
-    plan = live.make_plan(**arguments)
-    scored = live.make_plan(**arguments | {"screen": 0.999})  # features are scored, and all go on
+    plan = make_plan(**arguments)
+    scored = make_plan(**arguments | {"screen": 0.999})  # features are scored, and all go on
     seed = arguments["seed"]
     dev = load_task(arguments["task"]).dev.part(0, TRUE_ROWS)
     asks = [Ask(c.model, size, seed) for size in (0, *SIZES) for c in plan.candidates]
     jobs = [(plan if ask.rows else scored).job(ask, out) for ask in asks]
     full = [plan.job(Ask(c.model, ROWS, seed), out) for c in plan.candidates]
     with locked(out):
-        records = {job.name: r for job, r in run_all(jobs, live.run, out / live.RUNS)}
+        records = {job.name: r for job, r in run_all(jobs, trial.run, out / RUNS)}
         truth = {
             job.name: record["rows"]
             for job, record in run_all(
-                full, lambda job: {"rows": full_run(job, dev)}, out / "full" / live.RUNS
+                full, lambda job: {"rows": full_run(job, dev)}, out / "full" / RUNS
             )
         }
     rows = [_row_of(records[job.name]) for job in jobs]
@@ -204,15 +207,15 @@ def _row_of(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def full_run(job: live.Job, more_dev: Examples) -> list[dict[str, Any]]:
+def full_run(job: trial.Job, more_dev: Examples) -> list[dict[str, Any]]:
     """Fine-tune on the job's rows; return a row for each of `PARTS` of the steps."""
     tokenizer = load_tokenizer(job.model)
-    model = live.new_model(job, tokenizer)
+    model = trial.new_model(job, tokenizer)
     train, dev, whole = (
         encode(part, tokenizer, job.recipe.max_length)
         for part in (job.task.train, job.task.dev, more_dev)
     )
-    parameters, _ = live.count_parameters(model)
+    parameters, _ = trial.count_parameters(model)
     flops = 6.0 * parameters * sum(len(row["input_ids"]) for row in train.rows) * job.recipe.epochs
     judging = 2.0 * parameters * sum(len(row["input_ids"]) for row in dev.rows)
     rows: list[dict[str, Any]] = []
@@ -256,7 +259,7 @@ def _judged(model: Any, dev: Encoded) -> tuple[float, float]:
     return float(-np.log(of_label).mean()), float((outputs.argmax(1) == labels).mean())
 
 
-def ranker_scores(plan: live.Plan, out: Path) -> dict[str, dict[str, float]]:
+def ranker_scores(plan: Plan, out: Path) -> dict[str, dict[str, float]]:
     """Return, by model, TransformerRanker's scores with its default, the mean over layers.
 
     They are of the rows that ours are scored on.
@@ -318,7 +321,7 @@ class Replay:
         run: Any = self.run[name, rows, part]
         if self.rank_by == "loss":
             return run.dev_loss
-        return live.to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
+        return to_forecast("accuracy", run.accuracy, JUDGED_ROWS)
 
     def cost(self, rows: int, names: Sequence[str] | None = None) -> float:
         """Return the FLOPs of runs on a subset, of all candidates or of these."""

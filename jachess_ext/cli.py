@@ -52,7 +52,7 @@ _COMMANDS = {
         (ValueError,),
     ),
     "select-live": _Command(
-        "commands.select:select_live",
+        "commands.select_live:select_live",
         "which model to fine-tune, by fine-tuning the candidates on small subsets",
         (ValueError,),
     ),

@@ -1,53 +1,73 @@
-"""`jachess select` and `jachess select-live`."""
+"""`jachess select`."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any
 
 import tyro
 
-from .._io import DataError, MissingExtra, require, write_json, write_text
-from ..compare.settings import Columns, Recipe
-from . import check_ending, print_frame, use_device
+from .._io import DataError, write_json, write_text
+from . import check_ending
 
-if TYPE_CHECKING:
-    from ..scaling import LiveSelection
 
-REPORT = "report.html"
+def _size(words: list[str]) -> float:
+    from ..scaling.cells import parse_size
+
+    return parse_size(words[0])
+
+
+Rows = Annotated[
+    float,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="ROWS",
+        instance_from_str=_size,
+        is_instance=lambda value: isinstance(value, float),
+        str_from_instance=lambda value: [f"{value:g}"],
+    ),
+]
+"""A number of rows as people write it: 10000, 10k, 10,000."""
 
 
 def select(
     table: tyro.conf.Positional[Path],
-    target: float,
+    target: Rows,
+    metric: str | None = None,
     method: str = "blend",
-    budget: float | None = None,
+    budget: Rows | None = None,
     confidence: float | None = None,
     reference: tuple[str, ...] = (),
+    read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
     tokens: float = 1.0,
     epochs: float = 1.0,
-    gamma: int = 3,
-    tau: float = 5.0,
+    gpu_flops: float | None = None,
+    gpu_price: float | None = None,
     level: float = 0.9,
     out: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Rank models by the loss they will have in full, from a table of losses on small subsets.
+    """Rank models by the loss or score they will have in full, from runs on small subsets.
 
     Args:
-        table: csv: a row a model, columns named by sizes, `size` for numbers of parameters.
-        target: Size of the full data.
+        table: csv: a row a model and columns named by sizes, or a row a run; or a folder of runs
+            (transformers, MLflow, TensorBoard).
+        target: Size of the full data, such as 10000 or 10k.
+        metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
         method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
         budget: Largest size used; None: the largest below the target.
         confidence: Use the smallest budget at which one model is best with this probability.
         reference: Models whose loss at the target is in the table: intervals are calibrated on
             them.
+        read: How to read it, in pairs: model, size and seed with the columns of a table (of a
+            folder's runs, a parameter or a regular expression), test_rows with the examples a score
+            was measured on, ignore with columns or runs that do not count, separated by commas.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
-        gamma: ats: points accepted unseen.
-        tau: ats: deviations that stop it.
+        gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
+        gpu_price: Price of a GPU hour, for costs in money.
         level: Probability of the intervals.
         out: File for the ranking, .csv or .json.
         report: File for one page of curves, predictions, ranking and cost, .html.
@@ -57,15 +77,15 @@ def select(
         MissingExtra: An optional library is needed and missing.
     """
     from .. import scaling
-    from ..compare.selection import share, view_of_table, write_selection
+    from ..compare.selection import view_of_table, write_selection
 
     if budget is not None and confidence is not None:
         raise DataError("give either --budget or --confidence")
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
-    losses, selection = scaling.read_table(table), None
-    settings: dict[str, Any] = {"gamma": gamma, "tau": tau, "tokens": tokens, "epochs": epochs}
-    settings["references"] = reference
+    losses, selection = scaling.read_runs(table, metric, **_reading(read)), None
+    settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
+    settings |= {"gpu_flops": gpu_flops, "gpu_price": gpu_price}
     if confidence is not None:
         selection = scaling.sufficient_budget(losses, target, confidence, method, **settings)
         if selection is None:
@@ -75,11 +95,7 @@ def select(
                 file=sys.stderr,
             )
     if selection is None:
-        below = losses.trained[losses.trained < target]
-        if not len(below):
-            raise DataError(f"{table} has no size below the target {target:g}")
-        largest = float(below[-1]) if budget is None else budget
-        selection = scaling.select(losses, largest, target, method, **settings)
+        selection = scaling.select(losses, budget, target, method, **settings)
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
@@ -94,176 +110,27 @@ def select(
         write_text(out, rows.to_csv(index=False))
     elif out is not None:
         facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        facts["metric"] = losses.metric
+        facts["advice"] = selection.advice
         write_json(out, {**facts, "level": level, **costs, "rows": rows.to_dict("records")})
-    print(
-        f"{selection.method}, losses up to {selection.budget:g} ({100 * selection.share:.3g} % of "
-        f"the target {selection.target:g})"
-    )
-    if "prob_best" in rows:
-        rows["prob_best"] = rows["prob_best"].map(share)
-    print_frame(rows)
+    print(selection.text(level))
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops
-        print(f"cost {selection.flops:.3g} FLOPs, {of_all:.3g} % of training all models in full")
+        spent = selection.cost_text(selection.flops)
+        print(f"This cost {spent}, {of_all:.3g} % of training all models in full.")
     for path in filter(None, (out, report)):
         print(f"written to {path}")
 
 
-class LiveOptions(TypedDict, total=False):
-    """Settings that are `select_live`'s own where they are not given.
-
-    Attributes:
-        target: Rows to predict for; default all training rows.
-        rank_by: loss (default), accuracy, f1, matthews, brier; regressions: mae, pearson, spearman.
-        method: As for jachess select, or logme, hscore, knn; default blend.
-        budget: Largest subset as a share of the target, at most; default 1/8.
-        flops: Limit of all runs' FLOPs together; default none.
-        sizes: Subsets' rows; default quarters of the largest.
-        strategy: growing (default): all models on small subsets first; algorithm1: from the largest
-            down, with gamma and tau.
-        gamma: ats and algorithm1: points accepted unseen; default 3.
-        tau: ats and algorithm1: deviations that stop it; default 5.
-        confidence: End when a model is best with this probability.
-        drop: Give up models that are best with less than this probability.
-        screen: Fine-tune only this share of the models, the best by their frozen features.
-        screen_by: logme (default), hscore or knn.
-        screen_rows: Rows for that; default 512.
-        seeds: Runs of a model and size, at most, of models the ranking is open among; default 1.
-        probe: Rows that Θ is measured on; default 0, with lensllm 32.
-        dev_size: Dev rows judged on; default few, see the docs.
-        seed: Of head, order and dropout; default 0.
-        data_seed: Of which rows a subset has; default 0.
-    """
-
-    target: int
-    rank_by: str
-    method: str
-    budget: float
-    flops: float
-    sizes: tuple[int, ...]
-    strategy: Literal["growing", "algorithm1"]
-    gamma: int
-    tau: float
-    confidence: float
-    drop: float
-    screen: float
-    screen_by: Literal["logme", "hscore", "knn"]
-    screen_rows: int
-    seeds: int
-    probe: int
-    dev_size: int
-    seed: int
-    data_seed: int
-
-
-def select_live(
-    models: tuple[str, ...],
-    task: str,
-    settings: Annotated[LiveOptions, tyro.conf.arg(name="")],
-    columns: Columns = Columns(),  # noqa: B008  frozen
-    recipe: Recipe = Recipe(),  # noqa: B008  frozen
-    processes: int = 1,
-    threads: int = 1,
-    device: str | None = None,
-    ray: str | None = None,
-    keep_winner: bool = False,
-    out: Path = Path("jachess-select"),
-    report: Path | None = None,
-) -> None:
-    """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
-
-    Args:
-        models: Two or more, paths or hub ids.
-        task: train.csv:dev.csv (or tsv, jsonl, parquet, .gz), a folder, glue/NAME, hub:NAME.
-        settings: What is run and when it stops.
-        columns: Columns of the files.
-        recipe: How every model is fine-tuned.
-        processes: Runs at a time.
-        threads: Threads of each process.
-        device: cpu, cuda or cuda:N; None: the GPU.
-        ray: Run on a Ray cluster: its address, "auto" or "local".
-        keep_winner: Fine-tune the best on the target's rows, and save it.
-        out: Folder of runs and result; the same command goes on from it.
-        report: File of the page, .html; None: in the folder.
-
-    Raises:
-        DataError: What was given cannot be used; nothing has been trained.
-        MissingExtra: An optional library is needed and missing.
-    """
-    check_ending(report, ".html", ".htm")
-    for name, value in (("processes", processes), ("threads", threads)):
-        if value < 1:
-            raise DataError(f"--{name} is {value}; expected at least 1")
-    if device is not None:
-        use_device(device)
-    require("transformers", extra="hf")
-    from ..compare.runs import connect_ray
-    from ..compare.selection import view_of_live, write_selection
-    from ..scaling import live
-
-    if ray is not None:
-        connect_ray(ray)
-    selection = live.select_live(
-        models,
-        task,
-        out,
-        columns=columns,
-        recipe=recipe,
-        keep_winner=keep_winner,
-        processes=processes,
-        threads=threads,
-        backend="loky" if ray is None else "ray",
-        progress=lambda text: print(text, file=sys.stderr),
-        **settings,
-    )
-    _print(selection)
-    print(f"Result: {out / live.RESULT}; the runs: {out / live.RECORDS}")
-    if selection.winner is not None and selection.winner["error"] is None:
-        print(f"Model: {out / live.WINNER}")
-    try:
-        write_selection(report or out / REPORT, view_of_live(selection))
-        print(f"Report: {report or out / REPORT}")
-    except MissingExtra as error:
-        print(f"no report: {error}; then give the same command again", file=sys.stderr)
-
-
-def _print(live: LiveSelection) -> None:
-    from ..scaling.live import from_forecast, ranked_loss
-
-    search, rank_by = live.search, live.rank_by
-    print(
-        f"{search.method}, {live.task}: predicted dev {rank_by} with {search.target} rows, "
-        f"from {100 * live.share:.3g} % of them"
-    )
-    runs = live.to_frame()
-    trained = runs[(runs["size"] > 0) & runs["loss"].notna()].groupby("candidate")["size"].nunique()
-    frame = search.selection().to_frame().rename(columns={"name": "model"})
-    frame.insert(2, "sizes", frame["model"].map(trained).fillna(0).astype(int))
-    columns = ["rank", "model", "sizes", "score"]
-    if frame["predicted"].notna().any():
-        columns[3:] = ["predicted"]
-        if frame["prob_best"].notna().all():
-            columns += ["low", "high", "prob_best"]
-        ends: Any = from_forecast(rank_by, frame[["low", "high"]])
-        frame["low"], frame["high"] = ends.min(axis=1), ends.max(axis=1)
-        frame["predicted"] = from_forecast(rank_by, frame["predicted"])
-    print_frame(frame[columns])
-    for model, reason in live.stops.items():
-        if reason != search.stop:
-            print(f"{model}: {reason}")
-    print(f"stopped: {search.stop}")
-    flops = live.flops
-    parts = {name: flops[name] for name in ("training", "judging", "probe", "features")}
-    shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
-    print(
-        f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "
-        f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
-    )
-    winner = live.winner
-    if winner is not None and winner["error"] is not None:
-        print(f"{winner['model']} could not be trained on all rows: {winner['error']}")
-    elif winner is not None:
-        loss = ranked_loss(winner, rank_by)
-        assert loss is not None, "the run did not fail"
-        measured = from_forecast(rank_by, loss)
-        print(f"{winner['model']} trained on {winner['size']} rows: dev {rank_by} {measured:.4g}")
+def _reading(read: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments of `read_runs` that `--read` gives."""
+    known = ("model", "size", "seed", "ignore", "test_rows")
+    for name in read:
+        if name not in known:
+            raise DataError(f"--read knows {', '.join(known)}, not {name!r}")
+    given: dict[str, Any] = dict(read)
+    if "ignore" in read:
+        given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
+    if "test_rows" in read:
+        given["test_rows"] = int(_size([read["test_rows"]]))
+    return given

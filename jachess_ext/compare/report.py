@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._io import require, write_json, write_text
+from ..scaling.advice import DASH
 from . import tables
 from .metrics import Reliability
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table
@@ -510,7 +511,7 @@ def judged_section(figures: Record) -> Section:
     rows = []
     for name, of in judged.items():
         values = [of.get(column) for column in ("score", "brier", "ece")]
-        rows.append([name, *(tables.DASH if v is None else f"{v:.3f}" for v in values)])
+        rows.append([name, *(DASH if v is None else f"{v:.3f}" for v in values)])
     text = f"{figures['metric'].capitalize()} {figures['score']:.3f} on {figures['rows']} rows"
     if figures["brier"] is not None:
         text += f", Brier score {figures['brier']:.3f}, calibration error {figures['ece']:.3f}"

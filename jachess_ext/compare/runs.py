@@ -306,7 +306,7 @@ def connect_ray(address: str = "auto") -> None:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start --head`, "
-            "or use --ray local"
+            "or give 'local', which starts one here"
         ) from error
 
 

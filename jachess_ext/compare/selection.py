@@ -24,17 +24,18 @@ from ..scaling import (
     rel_acc,
     select,
 )
+from ..scaling.advice import number, scientific, share
 from ..scaling.predictive import Array
+from ..scaling.runs import forecast_label, higher_is_better
 from ..scaling.selection import METHODS
 from .report import Picture, Section, filled, panels, styles_of, write_html
-from .tables import DASH, Table
+from .tables import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ..scaling.live import LiveSelection
 
-_CLEAR = 0.5  # probability of being the best
 _FORECAST, _TRUTH = "#0072b2", "#d55e00"
 
 
@@ -46,12 +47,14 @@ class SelectionView:
         title: Title of the page.
         data: Sentences on the losses.
         level: Probability that an interval holds the loss.
-        loss: What is predicted, such as "dev loss", with its `unit`, which may be "".
+        loss: What is predicted, such as "dev loss" or "accuracy", with its `unit`, which may be "".
         candidates: By name, best first: parameters, score (lower is better), predicted, low, high
-            and prob_best at the target, truth (the loss measured there, which the selection did not
+            and prob_best at the target, truth (what was measured there, which the selection did not
             read), and stop (why no further size was run); NaN where unknown.
         losses: Columns name, size (0: before fine-tuning), loss, and read (whether the selection
             read it).
+        advice: What is tied, and the run that would decide.
+        judgement: A sentence on the selection against the measured losses; "" if not all are known.
         costs: Columns what, flops and remark; the last row is FullTuning.
         history: How well a method ranked from sizes up to a budget (0: it reads none): pear_corr
             and rel_acc, per cent, against the truth if all of it is known, else against the last
@@ -69,7 +72,10 @@ class SelectionView:
     losses: DataFrame
     costs: DataFrame
     history: DataFrame
+    advice: str
+    judgement: str
     unit: str = ""
+    higher: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,7 +96,7 @@ class SelectionView:
     def largest(self) -> DataFrame:
         """The largest size read and its loss, by name, best candidate first."""
         read = self.losses[self.losses["read"]].sort_values("size").groupby("name").last()
-        return read.loc[self.candidates.index]
+        return read.reindex(self.candidates.index)
 
 
 # --- the view of a selection
@@ -137,9 +143,12 @@ def view_of_table(
         again,
         truth,
         title="Which model to fine-tune",
-        data=[f"Losses of {len(table.names)} models in {source}, read up to {budget}."],
+        data=[
+            f"Losses of {len(table.names)} models in {source}, read up to {budget}.",
+            *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
+        ],
         level=level,
-        loss="loss",
+        loss=table.label,
         costs=costs,
         settings={"table": source, **{name: getattr(selection, name) for name in names}}
         | {"references": list(references), **settings},
@@ -158,6 +167,7 @@ def view_of_live(
     """
     search, flops = result.search, result.flops
     selection = search.selection()
+    table = selection.table
 
     def again(method: str, budget: float) -> Selection:
         return search.selection(method, rows=budget)
@@ -175,10 +185,9 @@ def view_of_live(
     failed = [f"{ask.model} on {ask.rows:,}: {error}" for ask, error in errors.items()]
     failed += [f"{model}: {reason}" for model, reason in result.unloadable.items()]
     regression = any("mae" in (record["scores"] or {}) for record in result.records)
-    higher = result.rank_by not in ("loss", "brier", "mae")  # of which 1 − score is extrapolated
     return _view(
         selection,
-        selection.table,
+        table,
         again,
         truth,
         title=f"Which model to fine-tune: {result.task}",
@@ -189,7 +198,7 @@ def view_of_live(
             *([f"Failed: {'; '.join(failed)}."] if failed else []),
         ],
         level=level,
-        loss=f"{'1 − ' * higher}dev {result.rank_by}",
+        loss=forecast_label(f"dev {result.rank_by}") if table.metric is None else table.label,
         unit="nats" if result.rank_by == "loss" and not regression else "",
         costs=[row for row in costs if row[1]],
         stops=result.stops,
@@ -208,22 +217,24 @@ def _view(
     stops: Mapping[str, str | None] | None = None,
     **facts: Any,
 ) -> SelectionView:
-    """Return the view of a selection.
+    """Return the view of a selection, numbers in the table's own terms (`LossTable.shown`).
 
     Args:
         table: All known losses.
         again: Selects by a method from sizes up to a budget.
+        truth: Losses at the target.
     """
     pandas = require("pandas")
     names = list(selection.names)
     parameters = np.nan if table.parameters is None else table.parameters
-    candidates = selection.to_frame(level).set_index("name")
+    candidates = selection.to_frame(level).set_index("name").loc[selection.ranking]
     candidates["parameters"] = pandas.Series(parameters, list(table.names), dtype=float)
-    candidates["truth"] = pandas.Series(truth or {}, names, dtype=float)
+    measured = pandas.Series(truth or {}, names, dtype=float)
+    candidates["truth"] = table.shown(measured)
     candidates["stop"] = pandas.Series(stops or {}, names, dtype=object)
-    losses = pandas.DataFrame(table.losses, list(table.names), table.sizes)
+    losses = pandas.DataFrame(table.shown(table.losses), list(table.names), table.sizes)
     losses = losses.rename_axis("name").rename_axis("size", axis=1).stack().rename("loss")
-    losses = losses[losses > 0].reset_index()
+    losses = losses.dropna().reset_index()
     losses = losses[losses["name"].isin(names)]
     if truth:
         at_target = candidates["truth"].dropna().rename("loss").reset_index()
@@ -232,7 +243,7 @@ def _view(
     known = truth is not None and set(names) <= set(truth)
     end = selection.target if known else np.nextafter(selection.budget, np.inf)
     budgets = [float(size) for size in table.trained if size < min(end, selection.target)]
-    reference = candidates["truth"].to_numpy() if known else None
+    reference = measured[candidates.index].to_numpy() if known else None
     return SelectionView(
         method=selection.method,
         target=selection.target,
@@ -241,6 +252,9 @@ def _view(
         losses=losses.assign(read=losses["size"] <= selection.budget),
         costs=pandas.DataFrame(costs, columns=["what", "flops", "remark"]),
         history=_history(again, budgets, list(candidates.index), reference, selection.method),
+        advice=selection.advice,
+        judgement=judgement(selection, measured.to_numpy(), level) if known else "",
+        higher=table.metric is not None and higher_is_better(table.metric),
         **facts,
     )
 
@@ -340,7 +354,7 @@ def selection_sections(view: SelectionView) -> list[Section]:
             ),
             Section(
                 "Ranking quality and cost" if view.known else "How early the ranking settled",
-                judgement(view),
+                [view.judgement] if view.judgement else [],
                 pictures=[history] if len(view.history) else [],
             ),
             Section("Cost", tables=_cost_tables(view)),
@@ -369,7 +383,7 @@ def answer(view: SelectionView) -> str:
         text += f" It is the best of the {len(rows)} with probability {share(best['prob_best'])}"
         text += f"; also in question: {named}." if named else "."
     if known["truth"]:
-        lowest = rows["truth"].astype(float).idxmin()
+        lowest = _leader(rows["truth"].astype(float), view)
         text += (
             " Measured in full, it is the best."
             if lowest == best.name
@@ -385,19 +399,14 @@ def advice(view: SelectionView) -> list[str]:
     reached = largest[largest["size"] == largest["size"].max()]
     sentences = []
     if best.notna()["predicted"] and best.name in reached.index and reached["size"].max() > 0:
-        ahead = reached["loss"].idxmin()
+        ahead = _leader(reached["loss"], view)
         sentences.append(
-            f"It has the lowest {view.loss} on the largest subset, too: the choice does not hang "
-            "on the forecasts."
+            "It is ahead on the largest subset, too: the choice does not hang on the forecasts."
             if ahead == best.name
             else f"On the largest subset {view.labels[ahead]} is ahead: the choice hangs on the "
             "forecasts."
         )
-    if best["prob_best"] < _CLEAR:  # not of NaN
-        sentences.append(
-            "No model is clearly the best: of those in question take the one that suits you in "
-            "other ways, or fine-tune two of them in full."
-        )
+    sentences.append(view.advice)
     if best.notna()["stop"] and best.notna()["low"]:
         sentences.append(
             "The interval is a rough guide: from three or four small subsets, 90 % intervals held "
@@ -407,7 +416,12 @@ def advice(view: SelectionView) -> list[str]:
     if len(spent):
         part = 100 * spent.iloc[0] / view.costs["flops"].iloc[-1]
         sentences.append(f"This cost {part:.3g} % of fine-tuning every model in full.")
-    return [" ".join(sentences)] if sentences else []
+    return [" ".join(sentences)]
+
+
+def _leader(values: Any, view: SelectionView) -> str:
+    """Return the name with the best of some values, a Series."""
+    return values.idxmax() if view.higher else values.idxmin()
 
 
 def ranking_table(view: SelectionView) -> Table:
@@ -418,7 +432,7 @@ def ranking_table(view: SelectionView) -> Table:
     if known["parameters"].any():
         columns["parameters"] = [size_text(size) for size in rows["parameters"]]
     columns["largest subset"] = [f"{size:,.0f}" for size in largest["size"]]
-    columns["loss there"] = [number(loss) for loss in largest["loss"]]
+    columns[f"{view.loss} there"] = [number(loss) for loss in largest["loss"]]
     predicts = known["predicted"].iloc[0]
     title, column = (f"at {view.target:,.0f}", "predicted") if predicts else ("score", "score")
     columns[title] = [number(value) for value in rows[column]]
@@ -431,34 +445,31 @@ def ranking_table(view: SelectionView) -> Table:
         columns["measured"] = [number(loss) for loss in rows["truth"]]
     caption = (
         f"Ranking by {view.method}; {view.loss} predicted at {view.target:,.0f} examples. "
-        "P(best): probability of the lowest loss of all."
+        "P(best): probability of being the best of all."
     )
-    if not rows["predicted"].dropna().is_monotonic_increasing:
-        caption += (
-            " The ranking and P(best) trust a predicted catch-up less than the predictions do, so "
-            "that a lower prediction can rank behind a higher one."
-        )
     return Table(caption, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
 
-def judgement(view: SelectionView) -> list[str]:
-    """Return a sentence on the selection against the measured losses, if all are known."""
-    of = view.candidates[["score", "predicted", "low", "high", "truth"]].astype(float)
-    score, predicted, low, high, truth = of.to_numpy().T
-    if not view.known or np.ptp(truth) == 0:
-        return []
-    predicts = not np.isnan(predicted).any()
+def judgement(selection: Selection, truth: Array, level: float) -> str:
+    """Return a sentence on a selection against the losses measured at its target, [n].
+
+    Args:
+        level: Probability of the intervals.
+    """
+    if np.ptp(truth) == 0:
+        return ""
     text = (
-        f"{view.method} against the measured losses: PearCorr "
-        f"{pear_corr(predicted if predicts else score, truth):.1f} %, "
-        f"RelAcc {rel_acc(score, truth):.1f} %"
+        f"{selection.method} against the measured losses: PearCorr "
+        f"{pear_corr(selection.forecasts, truth):.1f} %, "
+        f"RelAcc {rel_acc(selection.scores, truth):.1f} %"
     )
-    if predicts:
-        text += f", root mean square error of ln loss {log_rmse(predicted, truth):.3f}"
-    if not np.isnan([low, high]).any():
-        inside = coverage(low, high, truth)
-        text += f", {inside:.0f} % inside their {100 * view.level:g} % intervals"
-    return [text.replace("-", "−") + "."]
+    if selection.forecast.predicted is not None:
+        error = log_rmse(selection.predicted_losses, truth)
+        text += f", root mean square error of ln loss {error:.3f}"
+    if selection.has_intervals:
+        inside = coverage(*selection.interval_ends(level), truth)
+        text += f", {inside:.0f} % inside their {100 * level:g} % intervals"
+    return text.replace("-", "−") + "."
 
 
 def _cost_tables(view: SelectionView) -> list[Table]:
@@ -603,30 +614,3 @@ def size_text(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g}{letter}"
     return f"{size:.3g}"
-
-
-def number(value: float | None) -> str:
-    """Return 0.2500, 1,500, 20,000; a dash where there is no number."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
-
-
-def share(probability: float) -> str:
-    """Return 0.314 as 31 %."""
-    if math.isnan(probability):
-        return DASH
-    if 0 < probability < 0.001:
-        return "< 0.1 %"
-    return f"{100 * probability:.{0 if 0.01 <= probability <= 0.99 else 1}f} %"
-
-
-def scientific(value: float) -> str:
-    """Return 1.23 × 10¹⁵."""
-    if not (math.isfinite(value) and value > 0):
-        return f"{value:g}"
-    mantissa, power = f"{value:.2e}".split("e")
-    return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
-
-
-_RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._io import require
+from ..scaling.advice import DASH
 from ..training import METHODS
 from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "none"
 SIGNIFICANT = 0.05
-MARK, DASH = "†", "–"
+MARK = "†"
 Record = Mapping[str, Any]
 
 SCORE_NOTE = (

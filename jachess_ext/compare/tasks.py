@@ -415,7 +415,7 @@ def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str]
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
                     f"{', '.join(map(repr, filter(None, record))) or 'none'} "
-                    "(choose with --columns.text, --columns.pair, --columns.label)"
+                    "(say with --columns which are text, pair and label)"
                 )
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")

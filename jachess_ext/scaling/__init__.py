@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from .._io import require
 
 if TYPE_CHECKING:
+    from .advice import Run
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
     from .live import LiveSelection, read_selection, select_live
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
-    from .runs import LossTable, TableError, read_table
+    from .readers import read_runs
+    from .runs import LossTable, TableError
     from .search import Ask, Search
     from .selection import Selection, select, sufficient_budget
+    from .tables import read_table
 
 __all__ = [
     "Ask",
@@ -23,6 +26,7 @@ __all__ = [
     "FittedLaw",
     "LiveSelection",
     "LossTable",
+    "Run",
     "Search",
     "Selection",
     "TableError",
@@ -32,6 +36,7 @@ __all__ = [
     "log_rmse",
     "pac_bayes",
     "pear_corr",
+    "read_runs",
     "read_selection",
     "read_table",
     "rel_acc",
@@ -46,6 +51,7 @@ _MODULES = {
     "FittedLaw": "fitting",
     "LiveSelection": "live",
     "LossTable": "runs",
+    "Run": "advice",
     "Search": "search",
     "Selection": "selection",
     "TableError": "runs",
@@ -55,7 +61,8 @@ _MODULES = {
     "log_rmse": "metrics",
     "pac_bayes": "bound",
     "pear_corr": "metrics",
-    "read_table": "runs",
+    "read_table": "tables",
+    "read_runs": "readers",
     "read_selection": "live",
     "rel_acc": "metrics",
     "select": "selection",

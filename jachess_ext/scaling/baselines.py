@@ -50,6 +50,10 @@ class Line:
         return np.sqrt(self.variance[:, None] * (1 + 1 / self.count[:, None] + away))
 
 
+_ROUNDING = 1e-12
+"""In ln L: points of an exact line deviate by as much, and none is refused for it."""
+
+
 def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Line:
     """Walk from the largest size down, and fit the points accepted.
 
@@ -85,7 +89,8 @@ def accept_then_stop(x: Array, y: Array, gamma: int = 3, tau: float = 5.0) -> Li
         line, residual = _least_squares(x[:, -size:], y[:, -size:], 1.0, size)
         place = points - size - 1
         deviation = np.abs(y[:, place] - line[0] - line[1] * x[:, place])
-        refused = ~stopped & (deviation > tau * residual.std(-1))
+        allowed = np.maximum(tau * residual.std(-1), _ROUNDING)
+        refused = ~stopped & (deviation > allowed)
         count = np.where(refused, size, count)
         stopped |= refused
     kept = np.arange(points) >= points - count[:, None]

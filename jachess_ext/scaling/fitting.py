@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from ..ntk import Spectrum
 from .baselines import Line, accept_then_stop
-from .laws import LAWS, FreeLens, Law, MeasuredKernel, MeasuredLens, Points
+from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points
+from .least_squares import Residuals, Solution, huber, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
 
@@ -22,7 +24,7 @@ Values = Array | float
 def fit(
     sizes: npt.ArrayLike,
     losses: npt.ArrayLike,
-    law: str = "lensllm",
+    law: str | None = None,
     *,
     parameters: npt.ArrayLike | None = None,
     fixed: Mapping[str, float] | None = None,
@@ -49,26 +51,30 @@ def fit(
         losses: positive, [m] or [n, m].
         law: "lensllm" (Eq. 10; F free, or measured when `theta` is given), "rectified", "power"
             (Eq. 2), "ats" (the last points on a line; `gamma`, `tau`) or "kaplan" (Kaplan
-            et al. 2020; one law for all rows of `losses`, with `parameters`).
+            et al. 2020; one law for all rows of `losses`, with `parameters`).  None: of ats,
+            power, rectified and, with a kernel, lensllm the one that would have forecast these
+            losses best, the same for all rows; `FittedLaw.backtest` has the errors.
         parameters: N of each row's model, [n]; for "kaplan".
-        fixed: values of parameters that are not to be fitted.
-        bounds: (low, high) instead of a law's own.
-        weights: [m] or [n, m], not negative; 0 leaves a loss out.
+        fixed: values of parameters that are not to be fitted, in the units of `sizes` and `losses`.
+        bounds: (low, high) instead of a law's own, in the same units.
+        weights: [m] or [n, m], not negative; 0 leaves a loss out.  Only their ratios count.
         huber_delta: threshold in ln L; infinity gives least squares.  None: 1.345 robust standard
             deviations of the residuals after a first fit, per curve, and 0.001 at least.
         starts: how many of the law's grid of starting points, best first, are followed.
         gamma, tau: AtS's stop rule.
-        residual_square: ‖r‖², upper bound of a free F.
+        residual_square: ‖r‖², upper bound of a free F.  Like a measured F it is added to D^β, so
+            sizes have to be in training examples; without them no result depends on units.
         theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
             computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
             times, the second stretches them by one common factor, the parameter "t".
 
     Returns:
-        A FittedLaw: .params, .predict(D), .interval(D, level), .transition.
+        A FittedLaw: .law, .params, .predict(D), .interval(D, level), .transition.
 
     Raises:
         ValueError: a loss that is not positive or NaN, sizes that do not increase, fewer sizes than
-            free parameters, an unknown law, parameter or starting point outside its bounds.
+            free parameters, an unknown law, parameter or starting point outside its bounds, what
+            belongs to one law given without a law.
 
     Example:
         >>> import jachess_ext as jx
@@ -78,28 +84,88 @@ def fit(
         0.7
     """
     curves = _check_curves(sizes, losses, weights)
+    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    if law is None:
+        own = {"parameters": parameters, "fixed": fixed, "bounds": bounds}
+        for name, value in (own | {"residual_square": residual_square}).items():
+            if value is not None:
+                raise ValueError(f"{name} is for one law; name it, such as law='rectified'")
+        options = {"huber_delta": huber_delta, "starts": starts, "gamma": gamma, "tau": tau}
+        return _fit_best(curves, kernel, options)
     if law == "ats":
-        if (curves.weights != 1).any():
+        if (curves.weights != curves.weights[:, :1]).any():
             raise ValueError("the ats law takes no weights; give it the sizes that count")
         trained = curves.sizes > 0
         x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
         line = accept_then_stop(x, y, gamma, tau)
-        return FittedLine(line, curves.sizes[trained], curves.single)
+        return FittedLine(line, curves.single)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
-    kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
-    definition = _definition(law, curves, kernel, residual_square)
-    points, curves = _points(definition, curves, parameters)
-    free, low, high = _box(definition, curves, fixed or {}, bounds or {})
+    definition = _definition(law, curves, kernel)
+    bounds = _square_bound(definition, residual_square) | dict(bounds or {})
+    curves, models = _joined(definition, curves, parameters)
+    ends = _ends(definition, fixed or {}, bounds)
+    free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
+    scale, low, high = _box(definition, curves, models, ends)
+    problem = _problem(definition, curves, models, scale)
     counted = int((curves.weights > 0).sum(-1).min())
     if counted < free.sum():
         raise ValueError(
             f"the {definition.name} law has {int(free.sum())} free parameters and there are "
             f"{counted} losses; give more sizes, or fix parameters with fixed={{...}}"
         )
-    problem = _Problem(definition, points, np.log(curves.losses), curves.weights)
     delta, solution = _solve(problem, low, high, free, huber_delta, starts)
-    return _summary(problem, curves, solution, delta, free, low, high)
+    return _summary(problem, curves, scale, solution, delta, free, low, high)
+
+
+# The law that forecasts best --------------------------------------------------------------------
+
+_SIMPLEST_FIRST = ("ats", "power", "rectified", "lensllm")
+_FEWEST_TO_JUDGE = 5  # sizes above 0: one more than a law has parameters
+_EQUAL = 9  # digits after the point; smaller errors are rounding's
+
+
+def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) -> FittedLaw:
+    """Fit the law that would have forecast the larger sizes best from the smaller ones.
+
+    Every law is fitted to the first k sizes, for every k of at least five sizes above 0 and half of
+    all, and judged on the others.  The lowest median of |ln error| over all k, sizes held back and
+    curves decides: the mean would be that of a few wild forecasts.  Of equals, and where there are
+    too few sizes to hold any back, the law with the fewest parameters that takes the input is
+    fitted.
+    """
+    laws = list(_SIMPLEST_FIRST)
+    if all(value is None for value in kernel.values()):
+        laws.remove("lensllm")  # with F free it is the rectified law
+    if (curves.weights != curves.weights[:, :1]).any():
+        laws.remove("ats")
+    above = (curves.weights > 0) & (curves.sizes > 0)
+    known, half = above.cumsum(-1).min(0), (len(curves.sizes) + 1) // 2
+    cuts = [k for k in range(half, len(curves.sizes)) if known[k - 1] >= _FEWEST_TO_JUDGE]
+
+    def fit_first(k: int, law: str) -> FittedLaw:
+        kept = np.arange(len(curves.sizes)) < k
+        if law == "power":
+            kept &= curves.sizes > 0
+        losses = curves.losses[:, kept]
+        weights = None if law == "ats" else curves.weights[:, kept]
+        parts: dict[str, Any] = {}
+        if law == "lensllm":
+            parts = {n: v[:k] if isinstance(v, Sequence) else v for n, v in kernel.items()}
+            parts["t"] = None if kernel["t"] is None else np.asarray(kernel["t"])[:k]
+        return fit(curves.sizes[kept], losses, law, weights=weights, **options, **parts)
+
+    def errors(k: int, law: str) -> Array:
+        forecast = fit_first(k, law).predict(curves.sizes[k:])
+        return np.abs(np.log(forecast / curves.losses[:, k:]))[curves.weights[:, k:] > 0]
+
+    backtest = {
+        law: float(np.median(np.concatenate([errors(k, law) for k in cuts])))
+        for law in (laws if cuts else ())
+    }
+    best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
+    chosen: Any = fit_first(len(curves.sizes), best)
+    return replace(chosen, backtest=backtest, _single=curves.single)
 
 
 # Arguments --------------------------------------------------------------------------------------
@@ -111,8 +177,8 @@ class _Curves:
 
     Attributes:
         sizes: strictly increasing, [m]; the first may be 0.
-        losses: positive, [n, m].
-        weights: not negative, [n, m].
+        losses: positive, [n, m]; a curve's lowest stands for those that do not count.
+        weights: not negative, [n, m]; the mean of those above 0 is 1.
         single: whether the caller gave one curve as [m].
     """
 
@@ -145,8 +211,11 @@ def _check_curves(
         w = np.broadcast_to(w, rows.shape)
         if not (w > 0).any(-1).all():
             raise ValueError("all weights of a curve are 0; every curve needs losses that count")
+        w = w / w.max(-1, keepdims=True)
+        w = w * (w > 0).sum(-1, keepdims=True) / w.sum(-1, keepdims=True)
     check_losses(rows, d, w > 0)
-    return _Curves(d, np.where(w > 0, rows, 1.0), w, y.ndim == 1)
+    lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
+    return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> Array:
@@ -158,15 +227,9 @@ def _numbers(name: str, values: npt.ArrayLike) -> Array:
         ) from None
 
 
-def _definition(
-    law: str, curves: _Curves, kernel: Mapping[str, object], square: float | None
-) -> Law:
+def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
     missing = [name for name, value in kernel.items() if value is None]
     if len(missing) == len(kernel):
-        if law == "lensllm" and square is not None:
-            if not 0 < square < np.inf:
-                raise ValueError(f"residual_square is {square}; expected ‖r‖², a positive number")
-            return FreeLens(square)
         return LAWS[law]()
     if law != "lensllm":
         given = next(name for name in kernel if name not in missing)
@@ -180,58 +243,123 @@ def _definition(
     return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
 
 
-def _points(law: Law, curves: _Curves, parameters: npt.ArrayLike | None) -> tuple[Points, _Curves]:
-    """Return what the law is to be fitted at; Kaplan's law takes all rows as one curve."""
+def _square_bound(law: Law, square: float | None) -> dict[str, tuple[float, float]]:
+    """Return the bounds that ‖r‖² sets to a free F."""
+    if square is None or "F" not in (parameter.name for parameter in law.parameters):
+        return {}
+    if not 0 < square < np.inf:
+        raise ValueError(f"residual_square is {square}; expected ‖r‖², a positive number")
+    return {"F": (min(1e-13, square), square)}
+
+
+def _joined(
+    law: Law, curves: _Curves, parameters: npt.ArrayLike | None
+) -> tuple[_Curves, Array | None]:
+    """Return the curves and Kaplan's N of every loss; his law takes all rows as one curve."""
     if not law.reads_zero and curves.sizes[0] == 0:
         raise ValueError(f"the {law.name} law has no value at size 0; leave that size out")
-    grid = np.broadcast_to(curves.sizes, curves.losses.shape)
     if law.name != "kaplan":
         if parameters is not None:
             raise ValueError(f"parameters is for Kaplan's law; the {law.name} law has one curve")
-        return Points(grid), curves
+        return curves, None
     models = np.asarray([] if parameters is None else parameters, dtype=np.float64)
     if models.shape != (len(curves.losses),) or not (np.isfinite(models) & (models > 0)).all():
         raise ValueError(
             f"Kaplan's law needs parameters=, a positive number for each of the "
             f"{len(curves.losses)} rows of losses"
         )
-    rows = np.repeat(models, len(curves.sizes))[None]
     joined = _Curves(
         sizes=np.tile(curves.sizes, len(models)),
         losses=curves.losses.reshape(1, -1),
         weights=curves.weights.reshape(1, -1),
         single=True,
     )
-    return Points(grid.reshape(1, -1), rows), joined
+    return joined, np.repeat(models, len(curves.sizes))[None]
+
+
+def _ends(
+    law: Law, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return the bounds that were given, in the units of the losses and sizes that were given."""
+    known = {parameter.name: parameter for parameter in law.parameters}
+    ends = dict(bounds) | {name: (value, value) for name, value in fixed.items()}
+    for name, (low, high) in ends.items():
+        if name not in known:
+            raise ValueError(f"the {law.name} law has no parameter {name!r}; it has {[*known]}")
+        pair: Any = [known[name].coordinate(end) for end in (low, high)]
+        if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or low < 0:
+            raise ValueError(
+                f"{name} is to lie in [{low}, {high}]; expected two finite "
+                f"{'positive ' if known[name].log else ''}numbers, the lower first"
+            )
+    return ends
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Units of each curve's own, which a fit counts in: [n] each.
+
+    Attributes:
+        loss: its lowest loss.
+        size: its largest size.
+        model: the largest N.
+    """
+
+    loss: Array
+    size: Array
+    model: Array
+
+    def of(self, unit: Exponents) -> Array:
+        """Return the unit of a parameter, [n]; an unknown exponent is none of a unit of 1."""
+        total = np.zeros(len(self.loss))
+        for power, own in zip(unit, (self.loss, self.size, self.model), strict=True):
+            total += np.where(own == 1, 0.0, power * np.log(own))
+        with np.errstate(over="ignore"):  # Kaplan's N_c may lie beyond the largest double
+            return np.exp(total)
+
+
+_NO_UNIT = (0.0, 0.0, 0.0)
 
 
 def _box(
-    law: Law,
-    curves: _Curves,
-    fixed: Mapping[str, float],
-    bounds: Mapping[str, tuple[float, float]],
-) -> tuple[Mask, Array, Array]:
-    """Return which coordinates are free, [p], and the bounds of all, [n, p]."""
-    names = [parameter.name for parameter in law.parameters]
-    for name in (*fixed, *bounds):
-        if name not in names:
-            raise ValueError(f"the {law.name} law has no parameter {name!r}; it has {names}")
-    low, high = [], []
-    for parameter in law.parameters:
-        ends = bounds.get(parameter.name, (parameter.low, parameter.high))
-        if parameter.name in fixed:
-            ends = (fixed[parameter.name],) * 2
-        pair = [parameter.coordinate(end) for end in ends]
-        if not (np.isfinite(pair).all() and pair[0] <= pair[1]) or ends[0] < 0:
-            raise ValueError(
-                f"{parameter.name} is to lie in [{ends[0]}, {ends[1]}]; expected two finite "
-                f"{'positive ' if parameter.log else ''}numbers, the lower first"
-            )
-        low.append(pair[0])
-        high.append(pair[1])
-    free = np.array([name not in fixed for name in names])
-    shape = (len(curves.losses), len(names))
-    return free, np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+    law: Law, curves: _Curves, models: Array | None, ends: Mapping[str, tuple[float, float]]
+) -> tuple[Scale, Array, Array]:
+    """Return the units to fit in, and the bounds of the coordinates in these units, [n, p].
+
+    Where a bound was given for a parameter whose unit is a power of losses or sizes that is itself
+    fitted (B of loss · size^β), that unit stays 1: the bound has no other form.
+    """
+    known = {name: low if low == high else np.nan for name, (low, high) in ends.items()}
+    units = law.units({each.name: known.get(each.name, np.nan) for each in law.parameters})
+    given: Any = [units.get(name, _NO_UNIT) for name, pair in ends.items() if any(pair)]
+    loss, size, model = (
+        not np.isnan(powers).any() for powers in zip(*given, _NO_UNIT, strict=True)
+    )
+    counted, ones = curves.weights > 0, np.ones(len(curves.losses))
+    largest = np.where(counted, curves.sizes, 0.0).max(-1)
+    scale = Scale(
+        loss=np.where(counted, curves.losses, np.inf).min(-1) if loss else ones,
+        size=np.where(largest > 0, largest, 1.0) if size and not law.only_in_rows else ones,
+        model=models.max(-1) if models is not None and model else ones,
+    )
+    low, high = np.empty((2, len(ones), len(law.parameters)))
+    for place, each in enumerate(law.parameters):
+        unit: Values = scale.of(units.get(each.name, _NO_UNIT)) if each.name in ends else 1.0
+        pair = ends.get(each.name, (each.low, each.high))
+        low[:, place], high[:, place] = (each.coordinate(end and end / unit) for end in pair)
+    return scale, low, high
+
+
+def _problem(law: Law, curves: _Curves, models: Array | None, scale: Scale) -> _Problem:
+    return _Problem(
+        law=law,
+        points=Points(
+            curves.sizes / scale.size[:, None],
+            None if models is None else models / scale.model[:, None],
+        ),
+        log_losses=np.log(curves.losses / scale.loss[:, None]),
+        weights=curves.weights,
+    )
 
 
 # The fit ----------------------------------------------------------------------------------------
@@ -327,7 +455,9 @@ def _solve(
         for factor in _ANNEALING:
             wide = factor * delta
             u = problem.minimise(u, owner, low, high, wide, iterations=20, tolerance=1e-4).u
-    return delta, _best_of(problem.minimise(u, owner, low, high, delta), owner, curves)
+    best = _best_of(problem.minimise(u, owner, low, high, delta), owner, curves)
+    first = np.unique(owner, return_index=True)[1]
+    return delta, replace(best, u=problem.law.settle(best.u, low[first], high[first]))
 
 
 def _best_candidates(
@@ -367,6 +497,7 @@ def _robust_delta(problem: _Problem, u: Array, free: Mask) -> Array:
 def _summary(
     problem: _Problem,
     curves: _Curves,
+    scale: Scale,
     solution: Solution,
     delta: Array,
     free: Mask,
@@ -375,6 +506,7 @@ def _summary(
 ) -> FittedCurve:
     value, jacobian = problem.at(solution.u)
     weights = problem.weights
+    above = (weights > 0) & (curves.sizes > 0)
     dof = (weights > 0).sum(-1) - float(free.sum())
     inside = np.abs(value) <= delta[:, None]
     clipped = np.clip(value, -delta[:, None], delta[:, None])
@@ -392,6 +524,14 @@ def _summary(
         objective=solution.objective,
         delta=delta,
         converged=solution.converged,
+        measured=np.stack(
+            [
+                np.where(above, curves.sizes, np.inf).min(-1),
+                np.where(above, curves.sizes, 0).max(-1),
+            ],
+            -1,
+        ),
+        scale=scale,
         model_sizes=None,
         _single=curves.single,
     )
@@ -416,23 +556,27 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
 
 @dataclass(frozen=True)
 class Transition:
-    """The size D* where the pre-power phase ends, with an interval; [n], or numbers of one curve.
+    """The size D* where the pre-power phase of a curve ends, with an interval.
 
     Attributes:
-        size: the estimate; NaN where there is none.
+        size: the estimate.
         low, high: the interval.
 
     Example:
         >>> import jachess_ext as jx
         >>> sizes = [10, 30, 100, 300, 1000, 3000, 10_000]
         >>> losses = [2.0, 1.98, 1.92, 1.7, 1.2, 0.8, 0.5]
-        >>> 10 < jx.scaling.fit(sizes, losses, law="lensllm").transition.size < 10_000
+        >>> 10 < jx.scaling.fit(sizes, losses, law="rectified").transition.size < 10_000
         True
     """
 
-    size: Values
-    low: Values
-    high: Values
+    size: float
+    low: float
+    high: float
+
+
+Transitions = Transition | None | list[Transition | None]
+"""Of a single curve, or a list with one a curve; None where none is seen."""
 
 
 class FittedLaw(ABC):
@@ -440,6 +584,8 @@ class FittedLaw(ABC):
 
     Attributes:
         law: name of the law.
+        backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
+            it forecast the larger sizes from the smaller ones; empty otherwise.
 
     Example:
         >>> import jachess_ext as jx
@@ -450,6 +596,7 @@ class FittedLaw(ABC):
     """
 
     law: str
+    backtest: Mapping[str, float]
     _single: bool
 
     @property
@@ -475,12 +622,25 @@ class FittedLaw(ABC):
         """Return ln L at sizes [k]: [n, k]."""
 
     @abstractmethod
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        """Return the transition with an interval of this level; None where the law has none."""
+    def _transitions(self, level: float) -> list[Transition | None]:
+        """Return the transition of every curve."""
+
+    def transition_at(self, level: float = 0.9) -> Transitions:
+        """Return the transition with an interval of this level.
+
+        None where no transition is seen: the law has none, or it cannot be placed within the
+        sizes above 0 that were measured (its 90 % interval, whatever the level, leaves them).
+
+        Raises:
+            ValueError: a level outside (0, 1).
+        """
+        check_level(level)
+        each = self._transitions(level)
+        return each[0] if self._single else each
 
     @property
-    def transition(self) -> Transition | None:
-        """The transition with its 90 % interval; None where the law has none."""
+    def transition(self) -> Transitions:
+        """`transition_at` the level 0.9."""
         return self.transition_at(0.9)
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
@@ -547,13 +707,15 @@ class FittedCurve(FittedLaw):
     which a parameter that the data say nothing about would have an infinite variance.
 
     Attributes:
-        coordinates: [n, p]; logarithms where the parameter says so.
+        coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
         covariance: of the coordinates, [n, p, p]; zero for fixed ones.
         noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
         dof: sizes minus free parameters, [n].
-        objective: the minimised Σ w h_δ(r), [n].
+        objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
         delta: Huber's threshold, [n].
         converged: [n].
+        measured: smallest and largest size above 0 that counted, [n, 2].
+        scale: the units that the fit counted in.
         model_sizes: N that Kaplan's law predicts for, [1]; None before `for_model`.
     """
 
@@ -565,8 +727,11 @@ class FittedCurve(FittedLaw):
     objective: Array
     delta: Array
     converged: Mask
+    measured: Array
+    scale: Scale
     model_sizes: Array | None
     _single: bool
+    backtest: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def law(self) -> str:  # type: ignore[override]
@@ -575,7 +740,12 @@ class FittedCurve(FittedLaw):
     @property
     def params(self) -> dict[str, Values]:
         columns = zip(self.definition.parameters, self.coordinates.T, strict=True)
-        return {p.name: self._row(p.value(column)) for p, column in columns}
+        values = {p.name: p.value(column) for p, column in columns}
+        units = self.definition.units(values)
+        return {
+            name: self._row(value * self.scale.of(units.get(name, _NO_UNIT)))
+            for name, value in values.items()
+        }
 
     def for_model(self, parameters: float) -> FittedCurve:
         """Return Kaplan's law for a model of N parameters: what `predict` is then about."""
@@ -593,32 +763,36 @@ class FittedCurve(FittedLaw):
             )
         value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
         carried = np.einsum("np,npq,nq->n", gradient[:, 0], self.covariance, gradient[:, 0])
-        return Student(value[:, 0], np.sqrt(self.noise**2 + carried), self.dof)
+        location = value[:, 0] + np.log(self.scale.loss)
+        return Student(location, np.sqrt(self.noise**2 + carried), self.dof)
 
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        check_level(level)
+    def _transitions(self, level: float) -> list[Transition | None]:
         transition = self.definition.log_transition(self.coordinates)
-        if transition is None:
-            return None
+        if transition is None or not self.has_width:
+            return [None] * len(self.coordinates)
         value, gradient = transition
         error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
-        spread = Student(value, error, np.where(self.dof < 1, np.nan, self.dof))
-        with np.errstate(over="ignore"):
-            low, high = (np.exp(end) for end in spread.interval(level))
-        return Transition(self._row(np.exp(value)), self._row(low), self._row(high))
+        spread = Student(value + np.log(self.scale.size), error, self.dof)
+        (low, high), (first, last) = spread.interval(0.9), np.log(self.measured.T)
+        seen = (first < low) & (high < last)
+        ends = np.stack([spread.location, *spread.interval(level)], -1)
+        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+            rows = zip(np.exp(ends).tolist(), seen, strict=True)
+        return [Transition(*row) if is_seen else None for row, is_seen in rows]
 
     def _log_predict(self, sizes: Array) -> Array:
         if not self.definition.reads_zero and (sizes == 0).any():
             raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
-        return self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)[0]
+        value, _ = self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)
+        return value + np.log(self.scale.loss)[:, None]
 
     def _points(self, sizes: Array) -> Points:
         shape = (len(self.coordinates), len(sizes))
         models = self.model_sizes
         if models is None and self.law == "kaplan":
             raise ValueError("Kaplan's law predicts for a model: fitted.for_model(N).predict(D)")
-        n = None if models is None else np.broadcast_to(models[:, None], shape)
-        return Points(np.broadcast_to(sizes, shape), n)
+        n = None if models is None else np.broadcast_to((models / self.scale.model)[:, None], shape)
+        return Points(sizes / self.scale.size[:, None], n)
 
 
 @dataclass(frozen=True)
@@ -626,13 +800,13 @@ class FittedLine(FittedLaw):
     """The last accepted points on a line in ln L over ln D (AtS).
 
     Intervals are the exact ones of a straight line (Student's t, count − 2 degrees of freedom),
-    given the points that were accepted.  The transition lies between the point refused and the
-    smallest point accepted; its estimate is their geometric mean, whatever the level asked.
+    given the points that were accepted.  A line has no transition: the walk ends where a curve
+    bends towards its floor, or before it has left its pre-power phase, as often as at D*.
     """
 
     line: Line
-    sizes: Array  # [m]
     _single: bool
+    backtest: Mapping[str, float] = field(default_factory=dict)
     law = "ats"
 
     @property
@@ -658,206 +832,10 @@ class FittedLine(FittedLaw):
         scale = np.maximum(self.line.standard_error(x)[:, 0], 1e-12)
         return Student(self.line.predict(x)[:, 0], scale, self.line.count - 2.0)
 
-    def transition_at(self, level: float = 0.9) -> Transition | None:
-        check_level(level)
-        first = len(self.sizes) - self.line.count
-        stopped = self.line.stopped
-        low = np.where(stopped, self.sizes[np.maximum(first - 1, 0)], np.nan)
-        high = np.where(stopped, self.sizes[first], np.nan)
-        middle = np.sqrt(low * high)
-        return Transition(self._row(middle), self._row(low), self._row(high))
+    def _transitions(self, level: float) -> list[Transition | None]:
+        return [None] * len(self.line.count)
 
     def _log_predict(self, sizes: Array) -> Array:
         if (sizes == 0).any():
             raise ValueError("a line over ln D has no value at size 0; ask for sizes above 0")
         return self.line.predict(np.log(sizes))
-
-
-# Batched Levenberg–Marquardt with Huber's loss and bounds: thousands of small fits at once --------
-
-Residuals = Callable[[Array, Index, bool], tuple[Array, Array]]
-"""(coordinates [n, p], rows [n], gradient?) -> residuals [n, m] and their Jacobian [n, m, p]."""
-
-_COMPACT_BELOW = 0.75  # rows that are done leave the arrays once a quarter of them is
-_STALLED = 1e12
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Coordinates [P, p], objective [P], and which rows met the tolerance, [P]."""
-
-    u: Array
-    objective: Array
-    converged: Mask
-
-
-@dataclass
-class _State:
-    """The rows still at work."""
-
-    rows: Index
-    u: Array
-    objective: Array
-    gradient: Array
-    curvature: Array
-    damping: Array
-    growth: Array
-    active: Mask
-
-    def keep(self, mask: Mask) -> None:
-        for name in vars(self):
-            setattr(self, name, getattr(self, name)[mask])
-
-
-def huber(residuals: Array, weights: Array, delta: Array) -> Array:
-    """Return Σ_j w_j h_δ(r_j) over the last axis; `delta` has one number a row."""
-    size, delta = np.abs(residuals), delta[..., None]
-    inside = np.minimum(size, delta)
-    return (weights * inside * (size - inside / 2)).sum(-1)
-
-
-def huber_weights(residuals: Array, weights: Array, delta: Array) -> Array:
-    """Return w_j min(1, δ/|r_j|)."""
-    size, delta = np.abs(residuals), delta[..., None]
-    outside = size > delta  # δ may be infinite
-    return weights * np.where(outside, delta, 1.0) / np.where(outside, size, 1.0)
-
-
-def minimise(
-    residuals: Residuals,
-    start: Array,
-    low: Array,
-    high: Array,
-    weights: Array,
-    delta: Array,
-    *,
-    iterations: int = 200,
-    tolerance: float = 1e-10,
-) -> Solution:
-    """Minimise Σ_j w_j h_δ(r_j) over a box, for every row.
-
-    h_δ(r) = r²/2 for |r| ≤ δ and δ (|r| − δ/2) beyond.  A step solves (A + λ diag A) s = −g with
-    g = Jᵀ W r and A = Jᵀ W J, where W = w · min(1, δ/|r|) (iteratively reweighted least squares: g
-    is the exact gradient).  Coordinates at a bound that the gradient pushes outward are held.  λ
-    follows the gain ratio (Nielsen 1999).
-
-    Args:
-        residuals: called with the coordinates of some rows, their numbers, and whether the Jacobian
-            is wanted.
-        start: [P, p]; put inside the box first.
-        low, high: [P, p]; a coordinate with low = high is fixed there.
-        weights: [P, m], 0 leaves a residual out.
-        delta: Huber's threshold, [P]; infinite for least squares.
-        iterations: at most.
-        tolerance: a row is done when an accepted step lowers its objective by less than this
-            share, or when no step lowers it.
-    """
-    u = np.clip(start, low, high)
-    count = len(u)
-    result = Solution(u.copy(), np.full(count, np.inf), np.zeros(count, dtype=bool))
-    rows = np.arange(count)
-    value, jacobian = residuals(u, rows, True)
-    objective = huber(value, weights, delta)
-    gradient, curvature = _normal_equations(value, jacobian, weights, delta)
-    state = _State(
-        rows=rows,
-        u=u,
-        objective=np.where(np.isfinite(objective), objective, np.inf),
-        gradient=gradient,
-        curvature=curvature,
-        damping=np.full(count, 1e-2),
-        growth=np.full(count, 2.0),
-        active=np.ones(count, dtype=bool),
-    )
-    for _ in range(iterations):
-        _step(residuals, state, low, high, weights, delta, tolerance)
-        if state.active.mean() <= _COMPACT_BELOW:
-            _store(result, state)
-            state.keep(state.active)
-            if not len(state.rows):
-                return result
-    _store(result, state)
-    return result
-
-
-def _store(result: Solution, state: _State) -> None:
-    result.u[state.rows] = state.u
-    result.objective[state.rows] = state.objective
-    result.converged[state.rows] = ~state.active
-
-
-def _normal_equations(
-    value: Array, jacobian: Array, weights: Array, delta: Array
-) -> tuple[Array, Array]:
-    weighted = huber_weights(value, weights, delta)[..., None] * jacobian
-    transposed = weighted.swapaxes(-1, -2)
-    return (transposed @ value[..., None])[..., 0], transposed @ jacobian
-
-
-def _step(
-    residuals: Residuals,
-    state: _State,
-    low: Array,
-    high: Array,
-    weights: Array,
-    delta: Array,
-    tolerance: float,
-) -> None:
-    """Take a damped step in every row; rows that are done stay where they are."""
-    rows = state.rows
-    lower, upper = low[rows], high[rows]
-    step = _bounded_step(state, lower, upper)
-    trial = np.where(state.active[:, None], np.clip(state.u + step, lower, upper), state.u)
-    moved = trial - state.u
-    with np.errstate(all="ignore"):  # a wild trial may overflow; it is then refused
-        value, jacobian = residuals(trial, rows, True)
-        objective = huber(value, weights[rows], delta[rows])
-    better = state.active & (objective < state.objective)
-    predicted = -(state.gradient * moved).sum(-1) - 0.5 * np.einsum(
-        "ni,nij,nj->n", moved, state.curvature, moved
-    )
-    fall = np.where(better, state.objective - objective, 0.0)
-    _damp(state, better, fall, predicted)
-    small = better & (fall <= tolerance * state.objective)
-    state.active &= ~small & (state.damping < _STALLED) & (moved != 0).any(-1)
-    gradient, curvature = _normal_equations(
-        value[better], jacobian[better], weights[rows[better]], delta[rows[better]]
-    )
-    state.u[better], state.objective[better] = trial[better], objective[better]
-    state.gradient[better], state.curvature[better] = gradient, curvature
-
-
-def _bounded_step(state: _State, lower: Array, upper: Array) -> Array:
-    """Return −(A + λ diag A)⁻¹ g over the coordinates that are free to move, within the box.
-
-    Where that step leaves the box, the coordinates that would are put on their bounds and the
-    others are solved for again, given those.
-    """
-    g = state.gradient
-    held = ((state.u <= lower) & (g >= 0)) | ((state.u >= upper) & (g <= 0))
-    matrix = state.curvature.copy()
-    diagonal = np.einsum("nii->ni", matrix)  # a view: writing to it writes to the matrix
-    floor = 1e-14 * diagonal.max(-1, keepdims=True) + 1e-300
-    diagonal += state.damping[:, None] * diagonal + floor
-    step = _solve_free(matrix, g, ~held, np.zeros_like(g))
-    room = np.clip(step, lower - state.u, upper - state.u)
-    out = (room != step).any(-1)
-    if out.any():
-        stopped = held[out] | (room[out] != step[out])
-        step[out] = _solve_free(matrix[out], g[out], ~stopped, np.where(stopped, room[out], 0.0))
-    return step
-
-
-def _solve_free(matrix: Array, g: Array, free: Mask, given: Array) -> Array:
-    """Return M s = −g in the free coordinates, with the others at `given`."""
-    right = np.where(free, -g - (matrix @ given[..., None])[..., 0], given)
-    reduced = np.where(free[:, :, None] & free[:, None, :], matrix, np.eye(g.shape[1]))
-    return np.linalg.solve(reduced, right[..., None])[..., 0]
-
-
-def _damp(state: _State, better: Mask, fall: Array, predicted: Array) -> None:
-    gain = np.minimum(fall / np.maximum(predicted, 1e-300), 2.0)
-    shrink = np.clip(1 - (2 * gain - 1) ** 3, 1 / 5, 2.0)
-    damping = state.damping * np.where(better, shrink, state.growth)
-    state.damping = np.clip(damping, 1e-12, 10 * _STALLED)
-    state.growth = np.where(better, 2.0, np.minimum(state.growth * 2, 64.0))

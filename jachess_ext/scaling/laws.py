@@ -1,12 +1,13 @@
 """Scaling laws L(D): bounded parameters, ln L with its gradient, points to start a fit from.
 
-Curves are rows; everything is computed in double precision.
+Curves are rows; everything is computed in double precision.  `fit` gives a law losses, sizes and
+models' parameters in units of each curve's own (`Law.units`), so bounds are relative to the curve.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from ..ntk import Spectrum
 from .predictive import Array, Index
+
+Exponents = tuple[Array | float, Array | float, Array | float]
+"""Of the units of losses, sizes and models' parameters."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,10 @@ class Parameter:
     high: float
     log: bool = True
 
-    def coordinate(self, value: float) -> float:
-        """Return the coordinate of a value; −inf for ln 0."""
-        if not self.log:
-            return float(value)
-        return float(np.log(value)) if value > 0 else -np.inf
+    def coordinate(self, value: Array | float) -> Array | float:
+        """Return the coordinate of a value; −inf for ln 0, NaN for the logarithm of less."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(value) if self.log else value
 
     def value(self, coordinate: Array) -> Array:
         """Return the value at a coordinate."""
@@ -83,6 +86,8 @@ class Law(ABC):
     """Parameters held at their starting value in each stage of the fit, one stage after another."""
     reads_zero = False
     """Whether D = 0 (the loss before fine-tuning) is a point of the law."""
+    only_in_rows = False
+    """Whether the law holds for sizes in training examples only, and in no other unit of theirs."""
 
     @abstractmethod
     def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
@@ -103,6 +108,18 @@ class Law(ABC):
             log_losses: [n, m].
             weights: 0 where a loss does not count, [n, m].
         """
+
+    @abstractmethod
+    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
+        """Return the unit of each parameter that has one.
+
+        Args:
+            values: of the parameters, by name; NaN where unknown, and then in what depends on it.
+        """
+
+    def settle(self, u: Array, low: Array, high: Array) -> Array:
+        """Return coordinates of the same curve, the same ones wherever along a ridge u is."""
+        return u
 
     def log_transition(self, u: Array) -> tuple[Array, Array] | None:
         """Return ln D* ([n]) with its gradient ([n, p]); None where the law has no transition."""
@@ -167,6 +184,14 @@ class Rectified(Law):
         shift = np.exp(u[:, 1])[:, None]
         return shift, shift
 
+    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
+        beta = values["beta"]
+        return {
+            "B": (1.0, beta, 0.0),
+            self.parameters[1].name: (0.0, beta, 0.0),
+            "E": (1.0, 0.0, 0.0),
+        }
+
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         beta, place, share = grid(
             (0.1, 0.2, 0.35, 0.6, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0), _FLOORS
@@ -200,16 +225,15 @@ def _scale_for(u: Array, points: Points, log_losses: Array, weights: Array) -> A
 
 
 class FreeLens(Rectified):
-    """LensLLM's law L = B / (F(Θ, t) + D^β) + E (Eq. 10) with F a free number in [0, ‖r‖²].
+    """LensLLM's law L = B / (F(Θ, t) + D^β) + E (Eq. 10) with F a free number.
 
-    For curves without a measured kernel: the rectified law, with F for D_l and an upper bound.
+    For curves without a measured kernel: the rectified law, with F for D_l.
     """
 
     name = "lensllm"
 
-    def __init__(self, residual_square: float = 1e16) -> None:
-        """`residual_square`: ‖r‖², the upper bound of F."""
-        super().__init__(Parameter("F", min(1e-13, residual_square), residual_square))
+    def __init__(self) -> None:
+        super().__init__(replace(Rectified().parameters[1], name="F"))
 
 
 class MeasuredKernel:
@@ -292,9 +316,11 @@ class MeasuredLens(Rectified):
 
     Coordinates: ln B, ln t, ln β, E, where t multiplies the recorded training times; it is held at
     1 in the first stage.  ∂ln L/∂ln t = −s (∂F/∂ln t) / (F + D^β), the others as in `Rectified`.
+    F has no unit of its own, and D^β is added to it, so that D has to be in training examples.
     """
 
     name = "lensllm"
+    only_in_rows = True
     stages = (("t",), ())
 
     def __init__(self, kernel: MeasuredKernel) -> None:
@@ -305,6 +331,9 @@ class MeasuredLens(Rectified):
         """Return F and ∂F/∂ln t, [n, m]; every row of the sizes is the same curve."""
         pairs = [self.kernel.loss(float(size), u[:, 1]) for size in points.sizes[0]]
         return np.stack([f for f, _ in pairs], -1), np.stack([s for _, s in pairs], -1)
+
+    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
+        return {"B": (1.0, 0.0, 0.0), "E": (1.0, 0.0, 0.0)}
 
     def log_transition(self, u: Array) -> tuple[Array, Array]:
         """Return where F(Θ, t) = D^β: F falls with D and D^β grows, so that they meet once."""
@@ -363,6 +392,21 @@ class Power(Law):
         share = alpha * part / base
         return value, np.stack((share, -share * beta * logs, alpha / base, value), -1)
 
+    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
+        root = 1 / values["alpha"]
+        return {"B": (root, values["beta"], 0.0), "E": (root, 0.0, 0.0)}
+
+    def settle(self, u: Array, low: Array, high: Array) -> Array:
+        """Without E only B^α and αβ count: α is put at 1, or as near as the bounds let it come."""
+        step = u[:, 3].copy()  # of ln β; ln α goes the other way, ln B with α
+        step = np.clip(step, u[:, 3] - high[:, 3], u[:, 3] - low[:, 3])
+        step = np.clip(step, low[:, 1] - u[:, 1], high[:, 1] - u[:, 1])
+        step = np.where(u[:, 2] == 0, step, 0.0)
+        moved = u + np.stack([np.zeros_like(step), step, np.zeros_like(step), -step], -1)
+        moved[:, 0] *= np.exp(step)
+        inside = (moved[:, 0] >= low[:, 0]) & (moved[:, 0] <= high[:, 0])
+        return np.where(inside[:, None], moved, u)
+
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         # α β is the slope in ln L: grids of both, so that every α meets every slope.
         slope, share, alpha = grid((0.05, 0.1, 0.2, 0.4, 0.8), _FLOORS, (0.12, 0.35, 1.0, 3.0)).T
@@ -389,8 +433,8 @@ class Kaplan(Law):
 
     name = "kaplan"
     parameters = (
-        Parameter("N_c", 1e-12, 1e40),
-        Parameter("D_c", 1e-12, 1e40),
+        Parameter("N_c", 1e-26, 1e26),
+        Parameter("D_c", 1e-26, 1e26),
         Parameter("alpha_N", 1e-3, 3.0),
         Parameter("alpha_D", 1e-3, 3.0),
     )
@@ -408,6 +452,12 @@ class Kaplan(Law):
         by_alpha_n = alpha_d * model_term * share
         columns = (alpha_n * share, alpha_d * (1 - share), by_alpha_n, value - by_alpha_n)
         return value, np.stack(columns, -1)
+
+    def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
+        return {
+            "N_c": (1 / values["alpha_N"], 0.0, 1.0),
+            "D_c": (1 / values["alpha_D"], 1.0, 0.0),
+        }
 
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         alphas = (0.03, 0.08, 0.2, 0.5)

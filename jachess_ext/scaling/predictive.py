@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,12 @@ _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
 """Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
 tails: the lowest of many lies in the lower tail of each."""
-_MOST_EDGES = 12_000  # of all together; more candidates share them
+_MOST_EDGES, _FEW_EDGES = 12_000, 1_500  # of all together; more candidates share them
+_EXACT = 0.1  # of its scale: an observation's noise that is taken as none
+
+_OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
+"""Of what candidates' errors do not share: the part of the median width and of the spread of the
+falls that it measures, and Student's degrees of freedom.  From the development halves, too."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Student:
     def rows(self, index: Index) -> Student:
         """Return the quantities `index`."""
         return Student(self.location[index], self.scale[index], self.dof[index])
+
+    def widened(self, noise: Array) -> Student:
+        """Return them with further noise of these standard errors, [n]."""
+        return replace(self, scale=np.hypot(self.scale, noise))
 
     def cdf(self, values: Array) -> Array:
         """Return P(quantity ≤ value): [n, k] (or [k] for all) -> [n, k]."""
@@ -59,14 +68,68 @@ class Student:
         The cells lie between quantiles of all the distributions, so that none has a large share of
         any, however different their widths and tails.
         """
+        _, mass, logs = self._cells(_MOST_EDGES)
+        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
+        return share / share.sum()
+
+    def chance_after(self, place: int, noise: float) -> float:
+        """Return how probable the most probable to be the lowest is, once one has been observed.
+
+        The quantity `place` is seen with an error of scale `noise` (Student's t of its dof); the
+        mean over what may be seen.  It lies between the largest of `prob_lowest`, which an
+        observation that tells nothing leaves, and what knowing the quantity would give (noise 0).
+        """
+        values, mass, logs = self._cells(_FEW_EDGES)
+        weights, others = mass[place], logs.sum(0) - logs[place]
+        # given that `place` is in a cell: another is the lowest in one of the cells below
+        share = mass * np.exp(others - logs)
+        chances = np.cumsum(share, -1) - share / 2
+        chances[place] = np.exp(others)
+        chances /= chances.sum(0)
+        if noise < _EXACT * self.scale[place]:
+            return float(weights @ chances.max(0) / weights.sum())
+        t, dof = require("scipy.stats").t, self.dof[place]
+        width = float(np.hypot(self.scale[place], noise))
+        levels = np.union1d(_LEVELS, np.linspace(0.001, 0.999, 999))
+        seen = self.location[place] + width * t.ppf(levels, dof)
+        joint = weights * t.pdf((seen[:, None] - values) / noise, dof)
+        density = joint.sum(-1)
+        best = (joint @ chances.T / density[:, None]).max(-1)
+        width = np.gradient(seen)
+        return float((width * density) @ best / (width @ density))
+
+    def _cells(self, most: int) -> tuple[Array, Array, Array]:
+        """Return cells of the line: middles [k], each quantity's mass and ln P(above), [n, k].
+
+        Args:
+            most: edges, about.
+        """
         edges = np.unique(self.quantile(_LEVELS))
-        edges = edges[:: 1 + len(edges) // _MOST_EDGES]
+        edges = edges[:: 1 + len(edges) // most]
         cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
         mass = np.diff(cumulative, axis=-1)
         survival = np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300)
-        logs = np.log(survival)
-        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
-        return share / share.sum()
+        ends = np.concatenate([edges[:1], edges, edges[-1:]])
+        return (ends[1:] + ends[:-1]) / 2, mass, np.log(survival)
+
+
+def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
+    """Return the distribution of the quantities but for what all their errors have in common.
+
+    Curves of one recipe, on one data set, err together: that widens every interval and decides
+    nothing between them.  What is left has one scale for all that are as far off: how well a single
+    candidate is foreseen is not known well enough to prefer a doubtful one for its doubt, so the
+    first of the ranking is the most probable to be the best.
+
+    Args:
+        predictive: of every quantity alone, n.
+        fall: how far each is forecast to fall from where it is seen now, [n].
+        doublings: how far off each is, [n]: of one that was seen further the error is less, as of a
+            random walk.
+    """
+    scale = np.hypot(_OWN_WIDTH * np.median(predictive.scale), _OWN_FALL * np.std(fall))
+    each = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
+    return Student(predictive.location, each, np.full(len(fall), _OWN_DOF))
 
 
 def check_level(level: float) -> None:

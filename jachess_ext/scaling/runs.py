@@ -1,28 +1,131 @@
-"""Tables of losses over sizes, read from a csv file or a DataFrame and checked."""
+"""Tables of losses over sizes, and metrics: which direction is better, and what is forecast."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
-from reprlib import repr as shown
+from dataclasses import dataclass, replace
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
 
 from .predictive import Array, Index, Mask
 
-NAME_COLUMNS = ("name", "model", "config name")
-SIZE_COLUMN = "size"
 _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
+
+
+_SHORT = Repr()
+_SHORT.maxstring = 100
+shown = _SHORT.repr
+"""Quotes what a user wrote, of long text the ends alone: damaged files have names of any length."""
 
 
 class TableError(ValueError):
     """A table that cannot be used: what is wrong, and what was expected."""
+
+
+# Metrics ----------------------------------------------------------------------------------------
+
+_WORST = {
+    **dict.fromkeys(("matthews", "mcc", "pearson", "pearsonr", "spearman", "spearmanr"), -1.0),
+    **dict.fromkeys(("correlation", "kappa"), -1.0),
+    **dict.fromkeys(("accuracy", "acc", "f1", "precision", "recall", "match", "em"), 0.0),
+    **dict.fromkeys(("auc", "auroc", "map", "mrr", "ndcg", "iou", "dice"), 0.0),
+    **dict.fromkeys(("bleu", "sacrebleu", "rouge", "rougel", "rougelsum", "meteor", "chrf"), 0.0),
+    **dict.fromkeys(("r2", "higher"), -math.inf),
+}
+"""The worst value by word of a metric's name, of those whose best is 1."""
+_LOGARITHMS = ("perplexity", "ppl")
+_LOWER = (
+    *("loss", "logloss", "nll", "entropy", "brier", "error", "err", "wer", "cer"),
+    *("mae", "mse", "rmse", "bpb", "bpc", "lower"),
+    *_LOGARITHMS,
+)
+"""Words of metrics of which lower is better."""
+
+
+def metric_word(name: str) -> str | None:
+    """Return the word of a metric's name that tells its direction, None where none does.
+
+    The last known word decides: "eval_exact_match" and "macro F1" are known by "match" and "f1".
+    "NAME:lower" and "NAME:higher" (with 1 as the best) say it of any other metric.
+    """
+    for word in reversed(re.split(r"[^a-z0-9]+", name.lower())):
+        for form in (word, word.rstrip("0123456789")):
+            if form in _WORST or form in _LOWER:
+                return form
+    return None
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric is the share of test examples that are right, or that are wrong."""
+    return metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
+
+
+def _known_word(name: str) -> str:
+    word = metric_word(name)
+    if word is None:
+        raise TableError(
+            f"the metric {shown(name)} is not known here; say whether lower or higher is better: "
+            f"metric='{name}:lower', or metric='{name}:higher' if its best is 1 (or 100 %)"
+        )
+    return word
+
+
+def higher_is_better(name: str) -> bool:
+    """Return whether a metric's best is 1; if not, lower is better.
+
+    Raises:
+        TableError: its name does not tell.
+    """
+    return _known_word(name) in _WORST
+
+
+def worst_value(name: str) -> float:
+    """Return the lowest value of a metric whose best is 1, the lowest possible of others."""
+    word = _known_word(name)
+    return _WORST.get(word, 1.0 if word in _LOGARITHMS else 0.0)
+
+
+def to_forecast(name: str, value: Any, rows: float = math.inf) -> Any:
+    """Convert scores to the numbers that methods extrapolate: lower is better and above 0.
+
+    A loss is itself, a perplexity its logarithm.  Of a score whose best is 1 it is what is missing,
+    1 − value; where nothing is missing in so many rows, half a row's worth.
+
+    Raises:
+        TableError: the metric's name does not tell which direction is better.
+    """
+    if higher_is_better(name):
+        return np.maximum(1.0 - value, 0.5 / rows)
+    return np.log(value) if metric_word(name) in _LOGARITHMS else value
+
+
+def from_forecast(name: str, value: Any) -> Any:
+    """Return forecasts in the metric's own terms, a score no lower than its worst.
+
+    Raises:
+        TableError: as `to_forecast`.
+    """
+    if higher_is_better(name):
+        return np.maximum(1.0 - value, worst_value(name))
+    return np.exp(value) if metric_word(name) in _LOGARITHMS else value
+
+
+def forecast_label(name: str) -> str:
+    """Return what is forecast of a metric, in words.
+
+    Raises:
+        TableError: as `to_forecast`.
+    """
+    if higher_is_better(name):
+        return f"1 − {name}"
+    return f"ln {name}" if metric_word(name) in _LOGARITHMS else name
+
+
+# Tables -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,6 +137,11 @@ class LossTable:
         sizes: training examples, increasing, [m]; the first may be 0.
         losses: [n, m]; NaN where the table has no number.
         parameters: N of every model, [n]; NaN where unknown, None without the column.
+        metric: what the numbers were before they became losses (see `shown`); None: losses, as far
+            as is known.
+        scale: 100 where its scores were in per cent.
+        noise: standard errors of the losses, [n, m], NaN where unknown: over seeds, and of an
+            accuracy from the number of its test rows; None where there are none.
 
     Example:
         >>> import numpy as np
@@ -48,13 +156,25 @@ class LossTable:
     sizes: Array
     losses: Array
     parameters: Array | None
+    metric: str | None = None
+    scale: float = 1.0
+    noise: Array | None = None
+
+    def shown(self, losses: Any) -> Any:
+        """Return losses in the terms that the table was in: accuracies, per cent, ..."""
+        return losses if self.metric is None else self.scale * from_forecast(self.metric, losses)
+
+    @property
+    def label(self) -> str:
+        """What `shown` returns, in words."""
+        return f"{self.metric or 'loss'}{' (per cent)' if self.scale == 100 else ''}"
 
     def up_to(self, budget: float) -> LossTable:
-        """Return the columns of sizes up to the budget, every loss checked.
+        """Return the columns of sizes up to the budget that have a loss, every loss checked.
 
         Raises:
             TableError: a budget below the first size or above the last, or a loss up to it that is
-                missing or not positive.
+                not positive.
         """
         kept = self.sizes <= budget
         if not (kept & (self.sizes > 0)).any():
@@ -66,14 +186,23 @@ class LossTable:
                 f"the budget {budget:g} is above the data: the largest size of the table is "
                 f"{self.sizes[-1]:g}"
             )
-        self._check(kept)
-        return LossTable(self.names, self.sizes[kept], self.losses[:, kept], self.parameters)
+        self._check(kept, counted=~np.isnan(self.losses[:, kept]))
+        return self.columns(kept & ~np.isnan(self.losses).all(0))
+
+    def columns(self, kept: Mask) -> LossTable:
+        """Return the sizes where `kept` holds."""
+        noise = None if self.noise is None else self.noise[:, kept]
+        return replace(self, sizes=self.sizes[kept], losses=self.losses[:, kept], noise=noise)
 
     def rows(self, places: Index) -> LossTable:
         """Return the models at these rows."""
-        names = tuple(self.names[place] for place in places)
-        parameters = None if self.parameters is None else self.parameters[places]
-        return LossTable(names, self.sizes, self.losses[places], parameters)
+        return replace(
+            self,
+            names=tuple(self.names[place] for place in places),
+            losses=self.losses[places],
+            parameters=None if self.parameters is None else self.parameters[places],
+            noise=None if self.noise is None else self.noise[places],
+        )
 
     def losses_at(self, size: float) -> Array:
         """Return the losses at a size, [n].
@@ -98,6 +227,15 @@ class LossTable:
         """Losses at the sizes above 0, [n, number of them]."""
         return self.losses[:, self.sizes > 0]
 
+    @property
+    def last_noise(self) -> Array:
+        """The standard error of each model's ln L at its largest size, [n]; 0 where unknown."""
+        if self.noise is None:
+            return np.zeros(len(self.names))
+        places = [np.flatnonzero(np.isfinite(row))[-1] for row in self.losses]
+        rows = np.arange(len(places))
+        return np.nan_to_num(self.noise[rows, places] / self.losses[rows, places])
+
     def known_parameters(self) -> Array:
         """Return N of every model, [n].
 
@@ -106,20 +244,30 @@ class LossTable:
         """
         if self.parameters is None:
             raise TableError(
-                f"the table has no column '{SIZE_COLUMN}' with the models' numbers of parameters, "
-                "which this needs"
+                "the table has no column 'size' with the models' numbers of parameters, which "
+                "this needs"
             )
         bad = np.flatnonzero(~(np.isfinite(self.parameters) & (self.parameters > 0)))
         if len(bad):
             raise TableError(
-                f"the number of parameters of {self.names[bad[0]]!r} is "
+                f"the number of parameters of {shown(self.names[bad[0]])} is "
                 f"{self.parameters[bad[0]]:g}; expected a positive number"
             )
         return self.parameters
 
-    def _check(self, kept: Mask) -> None:
+    def _check(self, kept: Mask, counted: Mask | None = None) -> None:
+        losses, sizes = self.losses[:, kept], self.sizes[kept]
+        perfect = np.argwhere(losses == 0)
+        if len(perfect) and self.metric is not None and higher_is_better(self.metric):
+            row, column = perfect[0]
+            raise TableError(
+                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is "
+                "the best "
+                "there is; give test_rows=, the number of examples it was measured on, and half an "
+                "example counts as missing"
+            )
         try:
-            check_losses(self.losses[:, kept], self.sizes[kept], names=self.names)
+            check_losses(losses, sizes, counted, self.names)
         except ValueError as error:
             raise TableError(str(error)) from None
 
@@ -153,113 +301,8 @@ def check_losses(
     places = np.argwhere(bad)
     if len(places):
         row, column = places[0]
-        who = f"curve {row}" if names is None else f"{names[row]!r}"
+        who = f"curve {row}" if names is None else f"{shown(names[row])}"
         raise ValueError(
             f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
             f"positive number{_ZERO if losses[row, column] == 0 else ''}"
         )
-
-
-def read_table(source: Any, fewest: int = 2) -> LossTable:
-    """Read a table from a csv file or a DataFrame; a LossTable is returned as it is.
-
-    Columns whose name is a whole number are sizes; `size` holds numbers of parameters; others are
-    ignored.  Models are named by the index of a DataFrame or by the first column of a csv file
-    (a column called name, model or "config name" goes before both).
-
-    Args:
-        source: path, pandas DataFrame, or LossTable.
-        fewest: models there must be.
-
-    Raises:
-        TableError: not readable, no size column, sizes that do not increase, too few models, a
-            model named twice, a cell that is no number, or a line cut short.
-
-    Example:
-        >>> import pandas as pd
-        >>> import jachess_ext as jx
-        >>> frame = pd.DataFrame({100: [2.0, 2.1], 200: [1.5, 1.7]}, index=["a", "b"])
-        >>> jx.scaling.read_table(frame).losses_at(200)
-        array([1.5, 1.7])
-    """
-    if isinstance(source, LossTable):
-        return source
-    if isinstance(source, (str, PathLike)):
-        return _from_csv(Path(source), fewest)
-    if hasattr(source, "columns") and hasattr(source, "index"):
-        header = [str(column).strip() for column in source.columns]
-        columns = [tuple(source.iloc[:, place]) for place in range(len(header))]
-        return _build("the table", header, columns, source.index, fewest)
-    raise TableError(
-        f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
-    )
-
-
-def _from_csv(path: Path, fewest: int) -> LossTable:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path} cannot be read ({error}); expected a csv file in UTF-8") from None
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise TableError(f"{path} is not well-formed: {error}") from None
-    if not rows or not any(rows[0]):
-        raise TableError(f"{path} is empty; expected a header and one line a model")
-    header, lines = [cell.strip() for cell in rows[0]], rows[1:]
-    for number, line in enumerate(lines, start=2):
-        if line and len(line) != len(header):
-            raise TableError(
-                f"line {number} of {path} has {len(line)} cells where the header has "
-                f"{len(header)}; the file may be half written"
-            )
-    if text[-1] not in "\r\n":
-        raise TableError(
-            f"{path} ends without a newline, so its last number may be cut short; end the file "
-            "with a newline if it is whole"
-        )
-    columns = list(zip(*[line for line in lines if line], strict=True)) or [()] * len(header)
-    return _build(str(path), header, columns, columns[0], fewest)
-
-
-def _build(what: str, header: list[str], columns: list[Any], names: Any, fewest: int) -> LossTable:
-    """`names`: those of the models where no column holds them."""
-    named = (
-        column for name, column in zip(header, columns, strict=True) if name.lower() in NAME_COLUMNS
-    )
-    names = tuple(str(name).strip() for name in next(named, names))
-    if len(names) < fewest:
-        raise TableError(f"{what} has {len(names)} models; expected {fewest} or more")
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
-        raise TableError(f"{what} has the model {shown(twice[0])} twice; expected one row a model")
-    places = [place for place, name in enumerate(header) if name.isdecimal()]
-    if not places:
-        raise TableError(
-            f"{what} has no column named by a number of training examples; it has "
-            f"{', '.join(map(shown, header[:10]))}"
-        )
-    sizes = np.array([float(header[place]) for place in places])
-    try:
-        check_sizes(sizes)
-    except ValueError as error:
-        raise TableError(f"in the header of {what}, {error}") from None
-    losses = np.stack([_numbers(columns[place], header[place], names) for place in places], -1)
-    parameters = None
-    if SIZE_COLUMN in header:
-        parameters = _numbers(columns[header.index(SIZE_COLUMN)], SIZE_COLUMN, names)
-    return LossTable(names, sizes, losses, parameters)
-
-
-def _numbers(cells: Any, column: str, names: tuple[str, ...]) -> Array:
-    """Return cells as numbers; empty ones as NaN."""
-    values = []
-    for cell, name in zip(cells, names, strict=True):
-        text = cell.strip() if isinstance(cell, str) else cell
-        try:
-            values.append(math.nan if text is None or text == "" else float(text))
-        except (TypeError, ValueError):
-            raise TableError(
-                f"{shown(cell)} in column {column!r} of {shown(name)} is no number"
-            ) from None
-    return np.array(values)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import FEATURE_SCORES, accept_then_stop
-from .runs import LossTable, check_sizes
+from .readers import read_runs
+from .runs import (
+    LossTable,
+    check_sizes,
+    forecast_label,
+    higher_is_better,
+    to_forecast,
+    worst_value,
+)
 from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
+from .tables import plain_name
 
 STRATEGIES = ("growing", "algorithm1")
 _DECIDED = 0.9  # probability of being the best that leaves nothing open
@@ -41,27 +51,41 @@ class Ask:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run, see `Search.tell`."""
+    """The result of a run, see `Search.tell`.
+
+    Attributes:
+        loss: what is extrapolated of the metric; None: the run failed, with `error`.
+        added: whether it was there already, see `Search.add`.
+    """
 
     loss: float | None = None
     cost: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     features: Mapping[str, float] = field(default_factory=dict)
     features_cost: float = 0.0
     kernel_cost: float = 0.0
     error: str | None = None
+    added: bool = False
+
+
+Results = dict[Ask, Result]
 
 
 @dataclass
 class Search:
     """Which runs a choice needs next, and what those told say of the candidates.
 
-    The state is the settings and the results told (`state`, `from_state`); the order in which the
-    runs of a round are told does not matter.
+    Results one already has are added (`add`, `add_table`) and not asked for again.  The state is
+    the settings and the results (`state`, `from_state`): the rounds follow from them, and the order
+    in which the runs of a round are told does not matter.
 
     Attributes:
         models: the candidates, two or more.
         sizes: subsets, increasing.
         target: training examples to predict for, above the sizes.
+        metric: what is told, such as "accuracy" or "loss"; None: losses.  Of a score whose best is
+            1 the methods extrapolate what is missing, and `selection` shows it as it was.
+        test_rows: examples a score is measured on: where nothing is missing, half of one is.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
@@ -77,11 +101,13 @@ class Search:
         screen_by: a score of frozen features, told at size 0.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun.
+        minutes: the same limit of time, by the seconds told: a run is expected to take as long a
+            row as the model's last one did (and those of the first round, nothing).
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
-        results: run -> what it gave, in the order told.
+        results: run -> what it gave, in the order told or added.
         kernels: run -> theta, residual, t and lr, for the method lensllm (without, its F is free);
             no part of the state.
         stops: model -> why no further size is run of it.
@@ -90,6 +116,7 @@ class Search:
 
     Raises:
         DataError: a setting that cannot be used.
+        TableError: a metric whose name does not tell which direction is better.
 
     Example:
         >>> import jachess_ext as jx
@@ -103,6 +130,8 @@ class Search:
     models: Sequence[str]
     sizes: Sequence[int]
     target: int
+    metric: str | None = None
+    test_rows: int | None = None
     method: str = DEFAULT
     strategy: str = "growing"
     zero: bool | None = None
@@ -113,24 +142,27 @@ class Search:
     screen: float | None = None
     screen_by: str = "logme"
     budget: float | None = None
+    minutes: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0
-    results: dict[Ask, Result] = field(default_factory=dict, init=False)
+    results: Results = field(default_factory=dict, init=False)
     kernels: dict[Ask, Mapping[str, Any]] = field(default_factory=dict, init=False, compare=False)
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
     stop: str | None = field(default=None, init=False)
-    _place: int = field(default=-1, init=False)
-    _round: list[Ask] = field(default_factory=list, init=False)
+    _place: int = field(default=-1, init=False, repr=False, compare=False)
+    _round: list[Ask] = field(default_factory=list, init=False, repr=False, compare=False)
+    _seeds: int = field(default=1, init=False, repr=False, compare=False)  # of the round
+    _asked: set[Ask] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.models, self.sizes = tuple(map(str, self.models)), tuple(map(int, self.sizes))
         if self.costs is not None:
             self.costs = {m: (float(once), float(row)) for m, (once, row) in self.costs.items()}
         self._check()
-        self._next_round()
+        self._replay()
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -157,6 +189,7 @@ class Search:
         loss: float | None = None,
         *,
         cost: float = 0.0,
+        seconds: float = 0.0,
         features: Mapping[str, float] | None = None,
         features_cost: float = 0.0,
         kernel_cost: float = 0.0,
@@ -166,29 +199,150 @@ class Search:
 
         Args:
             ask: a run that is open.
-            loss: positive, lower is better, such as a mean negative log-likelihood or an error.
+            loss: positive, lower is better, such as a mean negative log-likelihood or an error; the
+                metric's value where the search has a `metric`.
             cost: of training and judging, in any unit (FLOPs, GPU seconds, money).
+            seconds: that it took, for `minutes`; where runs are done side by side, its share.
             features: scores of the model's frozen features by name, at size 0.
             features_cost, kernel_cost: of measuring these, and the run's kernel.
             error: why the run has no loss; its model is given up.
 
         Raises:
-            DataError: the run is not open.
+            DataError: the run is not open, or a score is out of the metric's range.
         """
         if ask not in self.open_runs():
             raise DataError(f"{ask} is not an open run; tell results of what `ask` returned")
-        if error is None and not (loss is not None and 0 < loss < math.inf):
-            error = f"the loss is {loss}; expected a positive number"
+        told = self._extrapolated(loss) if error is None else None
+        if error is None and told is None:
+            error = self._no_loss(loss)
         self.results[ask] = Result(
-            loss=None if error or loss is None else float(loss),
+            loss=told,
             cost=cost,
+            seconds=seconds,
             features=dict(features or {}),
             features_cost=features_cost,
             kernel_cost=kernel_cost,
             error=error,
         )
-        while self.stop is None and not self.open_runs():
-            self._end_round()
+        self._advance()
+
+    def add(
+        self,
+        model: str,
+        rows: int,
+        loss: float,
+        *,
+        seed: int = 0,
+        cost: float = 0.0,
+        features: Mapping[str, float] | None = None,
+    ) -> None:
+        """Take a result that one already has, of any size below the target.
+
+        This model and size are not asked for again, whatever the seed; with `seeds` further runs of
+        them count on.  What the search has decided so far is decided anew.
+
+        Args:
+            model: a candidate.
+            rows: training examples.
+            loss, features: as for `tell`.
+            seed: of the run.
+            cost: of the run; counted as that of any other.
+
+        Raises:
+            DataError: no such candidate, a size that is not below the target, a loss that is not
+                positive, or a run whose result is known.
+
+        Example:
+            >>> import jachess_ext as jx
+            >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
+            >>> search.add("a", 100, loss=0.8)
+            >>> search.ask()
+            Ask(model='b', rows=100, seed=0)
+        """
+        self._add({Ask(model, rows, seed): (loss, cost, features)})
+
+    def add_table(self, source: Any, metric: str | None = None) -> None:
+        """Take the results of a table, see `add`: whatever `read_runs` reads.
+
+        Args:
+            source: a LossTable of `read_table` or `read_runs`, or what these read; the mean counts
+                of several seeds.
+            metric: of what is to be read; None: the search's.
+
+        Raises:
+            DataError: as `add`, and a table of another metric; nothing was added.
+            TableError: it cannot be read.
+
+        Example:
+            >>> import pandas as pd
+            >>> import jachess_ext as jx
+            >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
+            >>> search.add_table(pd.DataFrame({"100": [0.8, 0.7], "200": [0.6, 0.5]}, ["a", "b"]))
+            >>> search.ask()
+            Ask(model='a', rows=400, seed=0)
+        """
+        table = source
+        if not isinstance(source, LossTable):
+            table = read_runs(source, metric or self.metric, fewest=1, test_rows=self.test_rows)
+        if not _comparable(table.metric, self.metric):
+            raise DataError(
+                f"the table holds {table.metric or 'losses'}, and this search is told "
+                f"{self.metric or 'losses'}; give Search the metric of the table"
+            )
+        found = {}
+        for model, losses in zip(table.names, table.losses, strict=True):
+            for size, loss in zip(table.sizes, losses, strict=True):
+                if not math.isnan(loss):
+                    found[Ask(model, size, self.seed)] = (float(loss), 0.0, None)
+        self._add(found, extrapolated=True)
+
+    def _add(self, found: Mapping[Ask, tuple[Any, ...]], extrapolated: bool = False) -> None:
+        """Take results, all or none."""
+        results = {}
+        for ask, (value, cost, features) in found.items():
+            if ask.model not in self.models:
+                raise DataError(
+                    f"{ask.model!r} is none of the candidates, {', '.join(self.models)}; leave it "
+                    "out, or make it one"
+                )
+            if not 0 <= ask.rows < self.target or ask.rows != int(ask.rows):
+                raise DataError(
+                    f"{ask.model!r} has a result at {ask.rows:g} rows; expected a whole number "
+                    f"below the target's {self.target}, where the loss is predicted: leave it out "
+                    "(of a table by `ignore` of `read_table`), or give a larger target"
+                )
+            ask = replace(ask, rows=int(ask.rows))
+            if ask in self.results:
+                raise DataError(f"the result of {ask} is known already")
+            loss = value if extrapolated else self._extrapolated(value)
+            if loss is None or not 0 < loss < math.inf:
+                raise DataError(f"{ask}: {self._no_loss(value)}")
+            results[ask] = Result(
+                loss=float(loss), cost=cost, features=dict(features or {}), added=True
+            )
+        self.results |= results
+        self._replay()
+
+    def _no_loss(self, value: float | None) -> str:
+        return f"the {self.metric or 'loss'} is {value}; expected a positive number"
+
+    def _extrapolated(self, value: float | None) -> float | None:
+        """Return the number to extrapolate of a value told; None: there is none."""
+        name, loss = self.metric, value
+        if name is not None and value is not None and math.isfinite(value):
+            worst, score = worst_value(name), higher_is_better(name)
+            if value < worst or (score and value > 1):
+                raise DataError(
+                    f"the {name} is {value:g}; expected {worst:g} or more"
+                    + (" and at most 1, no per cent" if score else "")
+                )
+            loss = float(to_forecast(name, value, self.test_rows or math.inf))
+            if score and loss == 0:
+                raise DataError(
+                    f"the {name} is {value:g}, the best there is; give Search test_rows=, the "
+                    "number of examples it is measured on, and half an example counts as missing"
+                )
+        return float(loss) if loss is not None and 0 < loss < math.inf else None
 
     def state(self) -> dict[str, Any]:
         """Return settings and results as JSON values."""
@@ -210,8 +364,13 @@ class Search:
             for told in results:
                 given = dict(told)
                 ask = {f.name: given.pop(f.name) for f in fields(Ask)}
-                result = from_json(given, Result, "a result")
-                search.tell(from_json(ask, Ask, "a run"), **vars(result))
+                run, result = from_json(ask, Ask, "a run"), from_json(given, Result, "a result")
+                known = range(search.target) if result.added else (0, *search.sizes)
+                usable = (result.loss is None) != (result.error is None)
+                if run.model not in search.models or run.rows not in known or not usable:
+                    raise ValueError(f"a result is {told}")
+                search.results[run] = result
+            search._replay()
         except DataError:
             raise
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -237,10 +396,13 @@ class Search:
         Raises:
             ValueError: no model, or a model with fewer sizes than the method needs.
         """
-        name = method or self.method
+        results = {ask: result for ask, result in self.results.items() if ask.rows <= rows}
+        return self._selected(results, method or self.method, float(target or self.target))
+
+    def _selected(self, results: Results, name: str, target: float) -> Selection:
         curves = {}
         for model in self.models:
-            curve = self.curve(model, rows)
+            curve = _curve(results, model)
             read = curve if METHODS[name].trains == "none" else [size for size in curve if size]
             if read and model not in self.failed:
                 curves[model] = curve
@@ -253,42 +415,42 @@ class Search:
             sizes=np.array(sizes, dtype=np.float64),
             losses=np.array([[c.get(size, np.nan) for size in sizes] for c in curves.values()]),
             parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
+            metric=self.metric,
         )
         known = Known(
             gamma=self.gamma,
             tau=self.tau,
-            features={ask.model: r.features for ask, r in self.results.items() if r.features},
+            features={ask.model: r.features for ask, r in results.items() if r.features},
             kernels={
                 model: kernel
-                for model in curves
-                if (kernel := self.measured_kernel(model, rows)) is not None
+                for model, curve in curves.items()
+                if (kernel := self._kernel_of(model, curve)) is not None
             },
         )
-        at = float(target or self.target)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
-            target=at,
+            target=target,
             table=table,
-            forecast=forecast_each(table, at, name, known),
-            costs=np.array([self.paid(model, name, rows) for model in curves]),
-            full_costs=np.array([self._expected(model, at) for model in curves]),
+            forecast=forecast_each(table, target, name, known),
+            costs=np.array([_paid(results, model, name) for model in curves]),
+            full_costs=np.array([self._expected(results, m, target) for m in curves]),
         )
 
     def curve(self, model: str, rows: float = math.inf) -> dict[int, float]:
         """Return a model's size -> mean loss over the seeds, sizes ascending, up to `rows`."""
-        told: dict[int, list[float]] = {}
-        for ask, result in self.results.items():
-            if ask.model == model and ask.rows <= rows and result.loss is not None:
-                told.setdefault(ask.rows, []).append(result.loss)
-        return {size: float(np.mean(told[size])) for size in sorted(told)}
+        curve = _curve(self.results, model)
+        return {size: loss for size, loss in curve.items() if size <= rows}
 
     def measured_kernel(self, model: str, rows: float = math.inf) -> dict[str, Any] | None:
         """Return theta, residual, t and lr of a model's curve, as `fit` takes them.
 
         Times are in steps at the learning rate of the largest size.  None: a size has no kernel.
         """
-        each = [self.kernels.get(Ask(model, size, self.seed)) for size in self.curve(model, rows)]
+        return self._kernel_of(model, self.curve(model, rows))
+
+    def _kernel_of(self, model: str, curve: Mapping[int, float]) -> dict[str, Any] | None:
+        each = [self.kernels.get(Ask(model, size, self.seed)) for size in curve]
         whole = [kernel for kernel in each if kernel is not None]
         if not whole or len(whole) < len(each):
             return None
@@ -306,27 +468,54 @@ class Search:
         Losses before fine-tuning are charged to the methods that read them, kernels to lensllm
         alone; ats is taken to visit every size.
         """
-        reads = METHODS[method]
-        told = [(a, r) for a, r in self.results.items() if a.model == model and a.rows <= rows]
-        if reads.needs == "features":
-            return sum(result.features_cost for _, result in told)
-        largest = max((ask.rows for ask, _ in told), default=0)
-        spent = 0.0
-        for ask, result in told:
-            trained = reads.trains in ("all", "walk") or (
-                reads.trains == "last" and ask.rows == largest
-            )
-            if trained if ask.rows else reads.reads_zero:
-                spent += result.cost + (result.kernel_cost if method == "lensllm" else 0.0)
-        return spent
+        results = {ask: result for ask, result in self.results.items() if ask.rows <= rows}
+        return _paid(results, model, method)
 
     # Rounds
+
+    def _replay(self) -> None:
+        """Decide everything anew from the results."""
+        self.stops, self.failed, self.stop = {}, set(), None
+        self._place, self._asked = -1, set()
+        self._next_round()
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.stop is None and not self.open_runs():
+            self._end_round()
+
+    @property
+    def _seen(self) -> Results:
+        """The results that the rounds so far asked for, and those added."""
+        return {a: r for a, r in self.results.items() if r.added or a in self._asked}
 
     def _active(self) -> list[str]:
         return [model for model in self.models if model not in self.stops]
 
+    def _to_run(self, models: Sequence[str], size: int, count: int) -> list[Ask]:
+        """Return the runs of a size that the models lack of `count` each, those added being had."""
+        asks = []
+        for model in models:
+            had = {
+                ask.seed: result
+                for ask, result in self.results.items()
+                if (ask.model, ask.rows) == (model, size) and result.added
+            }
+            useful = sum(
+                bool(size or result.features or not self._reads_features) for result in had.values()
+            )
+            free = (seed for seed in itertools.count(self.seed) if seed not in had)
+            seeds = itertools.islice(free, max(0, count - useful))
+            asks += [Ask(model, size, seed) for seed in seeds]
+        return [ask for ask in asks if ask not in self._asked]
+
+    @property
+    def _reads_features(self) -> bool:
+        return self.screen is not None or METHODS[self.method].needs == "features"
+
     def _next_round(self) -> None:
         self._place += 1
+        self._seeds = 1
         self._round = []
         if self._place == len(self.rounds):
             self.stop = "every planned size was run"
@@ -334,11 +523,15 @@ class Search:
             self.stop = "every model was stopped"
         else:
             size = self.rounds[self._place]
-            asks = [Ask(model, size, self.seed) for model in self._active()]
-            if self._above_budget(asks):
-                self.stop = f"the budget {self.budget:g} does not pay for the next size, {size}"
+            asks = self._to_run(self._active(), size, 1)
+            if limit := self._exceeded(asks):
+                self.stop = f"{limit} for the next size, {size}"
             else:
-                self._round = asks
+                self._begin(asks)
+
+    def _begin(self, asks: Sequence[Ask]) -> None:
+        self._round += asks
+        self._asked.update(asks)
 
     def _end_round(self) -> None:
         """Stop models after a finished round, and begin the next round."""
@@ -350,10 +543,10 @@ class Search:
         if size == 0:
             self._screen_out()
         elif more := self._more_seeds(size):
-            self._round += more
+            self._begin(more)
             return
         elif self.strategy == "algorithm1":
-            self._stop_off_line()
+            self._stop_off_line(size)
         if size and (self.confidence is not None or self.drop is not None):
             self.stop = self._decide()
         if self.stop is None:
@@ -364,7 +557,7 @@ class Search:
     def _chances(self) -> dict[str, float]:
         """Return each model's probability of being the best; empty as long as there is none."""
         try:
-            selection = self.selection()
+            selection = self._selected(self._seen, self.method, float(self.target))
         except ValueError:
             return {}  # too few sizes yet
         if not selection.has_intervals:
@@ -373,48 +566,67 @@ class Search:
 
     def _more_seeds(self, size: int) -> list[Ask]:
         """Return runs of another seed for the models among which the ranking is open."""
-        seed = 1 + max(ask.seed for ask in self._round)
-        chances = self._chances() if seed < self.seed + self.seeds else {}
+        chances = self._chances() if self._seeds < self.seeds else {}
         if not chances or max(chances.values()) >= _DECIDED:
             return []
         rivals = [model for model in self._active() if chances.get(model, 0.0) >= _RIVAL]
-        asks = [Ask(model, size, seed) for model in rivals]
-        return [] if self._above_budget(asks) else asks
+        asks: list[Ask] = []
+        while self._seeds < self.seeds and not asks:
+            self._seeds += 1
+            asks = self._to_run(rivals, size, self._seeds)
+        return [] if self._exceeded(asks) else asks
 
-    def _above_budget(self, asks: Sequence[Ask]) -> bool:
-        """Whether these runs are expected to take more than is left."""
-        if self.budget is None or not any(ask.rows for ask in asks):
-            return False
-        spent = sum(r.cost + r.features_cost + r.kernel_cost for r in self.results.values())
-        kernels = {ask.model: r.kernel_cost for ask, r in self.results.items()}
-        expected = (
-            self._expected(ask.model, ask.rows) + kernels.get(ask.model, 0.0) for ask in asks
-        )
-        return spent + sum(expected) > self.budget
+    def _exceeded(self, asks: Sequence[Ask]) -> str | None:
+        """Return which limit does not suffice for these runs, by what they are expected to take."""
+        seen, before = self._seen, self.rounds[: self._place]
+        spent = [r for a, r in self.results.items() if a in seen or a.rows in before]
+        trained = [ask for ask in asks if ask.rows]
+        if self.budget is not None and trained:
+            costs = sum(r.cost + r.features_cost + r.kernel_cost for r in spent)
+            kernels = {ask.model: result.kernel_cost for ask, result in seen.items()}
+            costs += sum(
+                self._expected(seen, ask.model, ask.rows) + kernels.get(ask.model, 0.0)
+                for ask in trained
+            )
+            if costs > self.budget:
+                return f"the budget {self.budget:g} does not pay"
+        if self.minutes is not None and trained:
+            seconds = sum(result.seconds for result in spent)
+            for ask in trained:
+                told = [(a.rows, r.seconds) for a, r in seen.items() if a.model == ask.model]
+                seconds += _in_proportion(told, ask.rows)
+            if seconds > 60 * self.minutes:
+                return f"the {self.minutes:g} minutes do not suffice"
+        return None
 
-    def _expected(self, model: str, rows: float) -> float:
+    def _expected(self, results: Results, model: str, rows: float) -> float:
         """Return the expected cost of a run, 0 where nothing tells it; without a kernel's."""
         if self.costs is not None:
             once, a_row = self.costs[model]
             return once + a_row * rows
-        told = [(a, r) for a, r in self.results.items() if a.model == model and a.rows]
-        return told[-1][1].cost / told[-1][0].rows * rows if told else 0.0
+        told = [(a.rows, r.cost) for a, r in results.items() if a.model == model]
+        return _in_proportion(told, rows)
 
     def _screen_out(self) -> None:
         """Keep the models whose frozen features score best."""
         if self.screen is None:
             return
-        ranking = self.selection(self.screen_by).ranking
+        ranking = self._selected(self._seen, self.screen_by, float(self.target)).ranking
         kept = max(2, math.ceil(self.screen * len(ranking) - 1e-9))
         for rank, model in enumerate(ranking[kept:], start=kept + 1):
             self.stops[model] = (
                 f"screened out: {rank} of {len(ranking)} by {self.screen_by}, untrained"
             )
 
-    def _stop_off_line(self) -> None:
-        """Stop a model at the first loss that leaves the line of the larger sizes (Algorithm 1)."""
+    def _stop_off_line(self, smallest: int) -> None:
+        """Stop a model at the first loss that leaves the line of the larger sizes (Algorithm 1).
+
+        Args:
+            smallest: the size just run; smaller ones, which may have been added, play no part.
+        """
         for model in self._active():
-            curve = {size: loss for size, loss in self.curve(model).items() if size}
+            whole = _curve(self._seen, model)
+            curve = {size: loss for size, loss in whole.items() if size >= smallest}
             if len(curve) <= self.gamma:
                 continue
             x, y = np.log(list(curve)), np.log([list(curve.values())])
@@ -460,6 +672,11 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+        if METHODS[self.method].needs == "weights":
+            raise DataError(
+                f"{self.method} reads the models' weights, which a search is not told; give them "
+                "to `select`, or take another method"
+            )
         for name in ("confidence", "drop", "screen"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
@@ -471,11 +688,15 @@ class Search:
                 f"{decides} needs probabilities of being the best, and {self.method} gives none; "
                 f"{DEFAULT} does"
             )
-        if self.seeds < 1:
-            raise DataError(f"seeds is {self.seeds}; expected 1 or more")
+        if self.metric is not None:
+            higher_is_better(self.metric)  # raises where its name does not tell
+        for name in ("seeds", "test_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DataError(f"{name} is {value}; expected 1 or more")
         if self.gamma < 3:
             raise DataError(f"gamma is {self.gamma}; expected 3 or more points for a line")
-        for name in ("tau", "budget"):
+        for name in ("tau", "budget", "minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise DataError(f"{name} is {value}; expected a positive number")
@@ -498,3 +719,45 @@ class Search:
                 f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)} "
                 f"({', '.join(map(str, self.sizes))}); give more sizes or a larger budget"
             )
+
+
+def _curve(results: Results, model: str) -> dict[int, float]:
+    """Return a model's size -> mean loss over the seeds, sizes ascending."""
+    told: dict[int, list[float]] = {}
+    for ask, result in results.items():
+        if ask.model == model and result.loss is not None:
+            told.setdefault(ask.rows, []).append(result.loss)
+    return {size: float(np.mean(told[size])) for size in sorted(told)}
+
+
+def _in_proportion(told: Sequence[tuple[int, float]], rows: float) -> float:
+    """Return what so many rows take by the last of (rows, what these took), 0 where none tells."""
+    each = [taken / size for size, taken in told if size and taken]
+    return each[-1] * rows if each else 0.0
+
+
+def _paid(results: Results, model: str, method: str) -> float:
+    """Return what choosing by a method costs of a model's runs, see `Search.paid`."""
+    reads = METHODS[method]
+    told = [(ask, result) for ask, result in results.items() if ask.model == model]
+    if reads.needs == "features":
+        return sum(result.features_cost for _, result in told)
+    largest = max((ask.rows for ask, _ in told), default=0)
+    spent = 0.0
+    for ask, result in told:
+        trained = reads.trains in ("all", "walk") or (
+            reads.trains == "last" and ask.rows == largest
+        )
+        if trained if ask.rows else reads.reads_zero:
+            spent += result.cost + (result.kernel_cost if method == "lensllm" else 0.0)
+    return spent
+
+
+def _comparable(metric: str | None, other: str | None) -> bool:
+    """Whether the same is extrapolated of two metrics; None: losses."""
+    if metric is not None and other is not None and plain_name(metric) != plain_name(other):
+        return False
+    kinds = {
+        "" if name is None else forecast_label(name).removesuffix(name) for name in (metric, other)
+    }
+    return len(kinds) == 1

@@ -5,18 +5,21 @@ Importing this imports no torch: the command line's choices come from `METHODS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from .._io import require
+from .advice import DASH, Run, advise, next_run, number, scientific, table_text
 from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
-from .blend import FEWEST_SIZES, cautious
-from .blend import forecast as blend_forecast
-from .predictive import Array, Index, Student, check_level
-from .runs import LossTable, TableError, read_table
+from .blend import FEWEST_SIZES, forecast_ahead, forecasts
+from .predictive import Array, Index, Student, apart, check_level
+from .runs import LossTable, TableError, higher_is_better
+from .tables import read_table
 
 DEFAULT = "blend"
 """The method where none is named."""
@@ -50,23 +53,22 @@ class Forecast:
 
     Attributes:
         score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
-            any, but for blend, which chooses more cautiously than it predicts.
+            any.
         predicted: the loss at the target, [n], or None.
         predictive: its distribution in ln L, or None.
         trained: examples every model was trained on for this, over all its runs, [n].
-        cautious: the distribution in ln L that `score` is of, where it is not `predictive`.
+        fall: how far ln L falls to the target by each model's own curve, [n]; None without a
+            distribution.
+        apart: the distribution without the errors that all models share, which P(best) is of; set
+            once all models are known.
     """
 
     score: Array
     predicted: Array | None
     predictive: Student | None
     trained: Array
-    cautious: Student | None = None
-
-    @property
-    def choosing(self) -> Student | None:
-        """The distribution that P(best) is of."""
-        return self.predictive if self.cautious is None else self.cautious
+    fall: Array | None = None
+    apart: Student | None = None
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
@@ -75,7 +77,8 @@ class Forecast:
             predicted=None if self.predicted is None else self.predicted[places],
             predictive=self.predictive and self.predictive.rows(places),
             trained=self.trained[places],
-            cautious=self.cautious and self.cautious.rows(places),
+            fall=None if self.fall is None else self.fall[places],
+            apart=self.apart and self.apart.rows(places),
         )
 
 
@@ -127,10 +130,9 @@ class Method:
 
 
 def _blend(table: LossTable, target: float, known: Known) -> Forecast:
-    predictive = blend_forecast(table.trained, table.trained_losses, target)
-    choosing = cautious(predictive, table.trained_losses)
-    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
-    return Forecast(score, predicted, predictive, _all_sizes(table), choosing)
+    ((predictive, fall),) = forecasts(table.trained, table.trained_losses, [target])
+    predicted = np.exp(predictive.location)
+    return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
 
 
 def _rectified(table: LossTable, target: float, known: Known) -> Forecast:
@@ -168,7 +170,7 @@ def _of_law(
     fitted = fit(sizes, losses, law, **kernel)
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
-    return Forecast(predicted, predicted, predictive, _all_sizes(table))
+    return Forecast(predicted, predicted, predictive, _all_sizes(table), _fall(table, predicted))
 
 
 def _ats(table: LossTable, target: float, known: Known) -> Forecast:
@@ -183,7 +185,8 @@ def _ats(table: LossTable, target: float, known: Known) -> Forecast:
         scale = np.maximum(line.standard_error(x)[:, 0], 1e-12)
         predictive = Student(np.log(predicted), scale, line.count - 2.0)
     last = np.arange(len(table.trained)) >= len(table.trained) - line.visited[:, None]
-    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1))
+    fall = _fall(table, predicted)
+    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1), fall)
 
 
 def _subtuning(table: LossTable, target: float, known: Known) -> Forecast:
@@ -226,6 +229,10 @@ def _by_features(name: str) -> Method:
     return Method(forecast, "features", "none")
 
 
+def _fall(table: LossTable, predicted: Array) -> Array:
+    return np.log(table.trained_losses[:, -1] / predicted)
+
+
 def _all_sizes(table: LossTable) -> Array:
     return np.full(len(table.names), table.trained.sum())
 
@@ -244,6 +251,21 @@ METHODS: dict[str, Method] = {
 }
 
 
+def too_few(table: LossTable, method: str) -> dict[str, str]:
+    """Return the models that have fewer sizes than a method needs, each with a sentence."""
+    present = np.isfinite(table.losses)
+    trained = present[:, table.sizes > 0].sum(1)
+    zero = present[:, table.sizes == 0].sum(1) > 0
+    reasons = {}
+    for name, count, known in zip(table.names, trained, zero, strict=True):
+        needed = METHODS[method].fewest_sizes(zero=bool(known))
+        if count < needed:
+            reasons[name] = f"{method} needs {needed} sizes above 0 or more, and {name} has {count}"
+        elif METHODS[method].needs == "zero" and zero.any() and not known:
+            reasons[name] = f"{method} needs the loss before fine-tuning, and {name} has none"
+    return reasons
+
+
 def forecast_each(table: LossTable, target: float, method: str, known: Known) -> Forecast:
     """Forecast every model from its own sizes, where losses of some are missing (NaN).
 
@@ -254,14 +276,8 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         ValueError: a model has fewer sizes than the method needs.
     """
     present = np.isfinite(table.losses)
-    needed = METHODS[method].fewest_sizes(zero=bool((table.sizes[present.all(0)] == 0).any()))
-    trained = present[:, table.sizes > 0].sum(1)
-    if (trained < needed).any():
-        row = int(trained.argmin())
-        raise ValueError(
-            f"{method} needs {needed} sizes above 0 or more, and {table.names[row]} has "
-            f"{trained[row]}"
-        )
+    for reason in too_few(table, method).values():
+        raise ValueError(reason)
     parts, places = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))
@@ -269,10 +285,48 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         group = rows if method == "lensllm" else np.flatnonzero(present[:, pattern].all(1))
         chosen = table.rows(group)
         shared = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
-        forecast = METHODS[method].forecast(shared, target, known)
+        ahead = None
+        if method == "blend" and len(group) == 1:
+            ahead = _blend_ahead(table, int(rows[0]), target)
+        forecast = ahead or METHODS[method].forecast(shared, target, known)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
-    return joined(parts).rows(np.argsort(np.concatenate(places)))
+    forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
+    if forecast.predictive is None or forecast.fall is None:
+        return forecast
+    predictive = forecast.predictive.widened(table.last_noise)
+    last = np.where(present, table.sizes, 0.0).max(1)
+    doublings = np.log2(target / last) if last.all() else np.ones(len(last))
+    return replace(
+        forecast, predictive=predictive, apart=apart(predictive, forecast.fall, doublings)
+    )
+
+
+def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
+    """Forecast a model that was run on larger sizes than all others; None: it was not.
+
+    Only the largest of them is read: those below the smallest number of sizes that must be left
+    out for another model to have the rest.
+    """
+    present = np.isfinite(table.losses) & (table.sizes > 0)
+    own = np.flatnonzero(present[row])
+    for kept in range(len(own) - 1, FEWEST_SIZES - 1, -1):
+        group = np.flatnonzero(present[:, own[:kept]].all(1))
+        if len(group) > 1:
+            break
+    else:
+        return None
+    size, loss = table.sizes[own[-1]], table.losses[row, own[-1]]
+    predictive, fall = forecast_ahead(
+        table.sizes[own[:kept]],
+        table.losses[np.ix_(group, own[:kept])],
+        int(np.searchsorted(group, row)),
+        (size, loss),
+        target,
+    )
+    predicted = np.exp(predictive.location)
+    trained = np.array([table.sizes[own].sum()])
+    return Forecast(predicted, predicted, predictive, trained, fall)
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:
@@ -282,19 +336,14 @@ def joined(each: Sequence[Forecast]) -> Forecast:
         parts = [getattr(part, name) for part in each]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
-    def student(name: str) -> Student | None:
-        parts = [getattr(part, name) for part in each]
-        if any(part is None for part in parts):
-            return None
-        fields = zip(*((part.location, part.scale, part.dof) for part in parts), strict=True)
-        return Student(*map(np.concatenate, fields))
-
+    students = [part.predictive for part in each if part.predictive is not None]
+    fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
         score=column("score"),
         predicted=column("predicted"),
-        predictive=student("predictive"),
+        predictive=Student(*map(np.concatenate, fields)) if len(students) == len(each) else None,
         trained=column("trained"),
-        cautious=student("cautious"),
+        fall=column("fall"),
     )
 
 
@@ -303,10 +352,11 @@ def joined(each: Sequence[Forecast]) -> Forecast:
 
 def select(
     table: Any,
-    budget: float,
-    target: float,
+    budget: float | None = None,
+    target: float | None = None,
     method: str = DEFAULT,
     *,
+    metric: str | None = None,
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -314,17 +364,23 @@ def select(
     features: Mapping[str, Mapping[str, float]] | None = None,
     tokens: float = 1.0,
     epochs: float = 1.0,
+    gpu_flops: float | None = None,
+    gpu_price: float | None = None,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
-    Only losses at sizes up to the budget are read, and those of the references at the target.
+    Only losses at sizes up to the budget are read, and those of the references at the target.  A
+    model is forecast from its own sizes; one that has too few for the method is not ranked but
+    listed in `unranked`.
 
     Args:
-        table: csv path, pandas DataFrame or `LossTable`, one row a model; see `read_table`.
-        budget: training examples a model may be trained on; up to the table's largest size.
+        table: csv path, pandas DataFrame or `LossTable` of losses or scores; see `read_table`.
+        budget: training examples a model may be trained on, up to the table's largest size; None:
+            the largest size below the target.
         target: training examples to predict for, above the budget.
         method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
             zeroshot needs it; modelsize needs the column `size`.
+        metric: what the table's numbers are, such as "accuracy"; see `read_table`.
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
@@ -332,10 +388,13 @@ def select(
         weights: for nlpmetrics, {name: state dict or weight matrices}.
         features: for logme, hscore and knn, {name: {score: value}}.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
+        gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
+        gpu_price: of a GPU hour; costs are in money then.
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
-        ValueError: an unknown method, a target not above the budget, or too few sizes.
+        ValueError: an unknown method, a target not above the budget, or too few sizes of every
+            model.
 
     Example:
         >>> import pandas as pd
@@ -348,20 +407,35 @@ def select(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    if target is None:
+        raise ValueError("target is missing; expected the training examples to predict for")
     for name, value in (("budget", budget), ("target", target)):
-        if not 0 < value < float("inf"):
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number of training examples")
-    if target <= budget:
+    if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    for name, value in (("tokens", tokens), ("epochs", epochs)):
-        if not 0 < value < float("inf"):
+    rates = {"tokens": tokens, "epochs": epochs, "gpu_flops": gpu_flops, "gpu_price": gpu_price}
+    for name, value in rates.items():
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
-    whole = read_table(table)
-    read = whole.up_to(budget)
+    if gpu_flops is not None and tokens == 1:
+        raise ValueError("GPU hours need the tokens of an example; give tokens=")
+    if gpu_price is not None and gpu_flops is None:
+        raise ValueError("gpu_price is of an hour; give gpu_flops too, operations a second")
+    whole = read_table(table, metric=metric)
+    read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
+    unranked = too_few(read, method)
+    if len(unranked) == len(read.names):
+        raise ValueError(next(iter(unranked.values())))
+    ranked = np.flatnonzero([name not in unranked for name in read.names])
+    read = read.rows(ranked)
     known = Known(gamma, tau, weights or {}, features or {})
-    forecast = METHODS[method].forecast(read, float(target), known)
+    forecast = forecast_each(read, float(target), method, known)
+    for name in references:
+        if name in unranked:
+            raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
     if references:
-        forecast = _calibrated(forecast, whole, float(target), references, method)
+        forecast = _calibrated(forecast, whole.rows(ranked), float(target), references, method)
     n = np.full(len(read.names), np.nan) if read.parameters is None else read.parameters
     example = OPERATIONS * np.where(n > 0, n, np.nan)
     return Selection(
@@ -372,13 +446,28 @@ def select(
         forecast=forecast,
         costs=example * forecast.trained * tokens * epochs,
         full_costs=example * target * tokens * epochs,
+        unranked=unranked,
+        gpu_flops=gpu_flops,
+        gpu_price=gpu_price,
     )
+
+
+def _sizes_below(table: LossTable, target: float) -> list[float]:
+    """Return the sizes below the target, ascending.
+
+    Raises:
+        TableError: there is none.
+    """
+    sizes = [float(size) for size in table.trained if size < target]
+    if not sizes:
+        raise TableError(f"the table has no size below the target {target:g}")
+    return sizes
 
 
 def _calibrated(
     forecast: Forecast, losses: LossTable, target: float, references: Sequence[str], method: str
 ) -> Forecast:
-    if forecast.predictive is None or forecast.choosing is None:
+    if forecast.predictive is None or forecast.apart is None:
         raise ValueError(f"{method} gives no distribution here that references could calibrate")
     unknown = [name for name in references if name not in losses.names]
     if unknown:
@@ -391,9 +480,11 @@ def _calibrated(
             f"{_REFERENCES} or more"
         )
     predictive = _moved(forecast.predictive, rows, truth)
-    choosing = _moved(forecast.choosing, rows, truth)
-    score, predicted = np.exp(choosing.location), np.exp(predictive.location)
-    return Forecast(score, predicted, predictive, forecast.trained, choosing)
+    differing = replace(_moved(forecast.apart, rows, truth), location=predictive.location)
+    predicted = np.exp(predictive.location)
+    return replace(
+        forecast, score=predicted, predicted=predicted, predictive=predictive, apart=differing
+    )
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -414,12 +505,20 @@ def _moved(predictive: Student, references: Index, truth: Array) -> Student:
 
 
 def sufficient_budget(
-    table: Any, target: float, confidence: float, method: str = DEFAULT, **settings: Any
+    table: Any,
+    target: float,
+    confidence: float,
+    method: str = DEFAULT,
+    *,
+    metric: str | None = None,
+    **settings: Any,
 ) -> Selection | None:
     """Return the selection at the smallest budget whose best model is best with a probability.
 
+    A budget counts at which all models are ranked that are at the largest.
+
     Args:
-        table, target, method, settings: as for `select`.
+        table, target, method, metric, settings: as for `select`.
         confidence: the probability, in (0, 1).
 
     Returns:
@@ -438,10 +537,8 @@ def sufficient_budget(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
-    losses = read_table(table)
-    budgets = [float(size) for size in losses.trained if size < target]
-    if not budgets:
-        raise TableError(f"the table has no size below the target {target:g}")
+    losses = read_table(table, metric=metric)
+    budgets = _sizes_below(losses, target)
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
     largest.best_probabilities  # noqa: B018 - raises where the method has none
     for budget in budgets:
@@ -451,12 +548,14 @@ def sufficient_budget(
             raise
         except ValueError:
             continue  # too few sizes yet: the largest budget was fine
-        if selection.has_intervals and selection.best_probabilities.max() >= confidence:
+        if not selection.has_intervals or selection.names != largest.names:
+            continue
+        if selection.best_probabilities.max() >= confidence:
             return selection
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     """Candidates as a method sees them from losses up to a budget.
 
@@ -469,6 +568,10 @@ class Selection:
         costs: operations spent on each candidate for this (6 N D an epoch), [n]; NaN where the
             number of parameters is not known.
         full_costs: operations of training each on the target's data once (FullTuning), [n].
+        unranked: the models that have too few sizes for the method, each with a sentence.
+        gpu_flops: operations a second, for costs in GPU hours; None: costs are in FLOPs.
+        gpu_price: of a GPU hour, for costs in money.
+        unit: what `costs` are told in; "" where that is not known.
 
     Example:
         >>> import pandas as pd
@@ -476,8 +579,14 @@ class Selection:
         >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.7, 1.55, 1.45]}
         >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
         >>> selection = jx.scaling.select(frame, budget=800, target=12_800)
+        >>> selection
+        blend: 2 models, sizes up to 800, 6.25 % of the target
+           model  loss at 12,800   90 % interval  P(best)
+        1  a              0.6928  0.4367 … 1.099     91 %
+        2  b               1.030  0.7150 … 1.483      9 %
+        a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
-        (('a', 'b'), [0.67, 1.06])
+        (('a', 'b'), [0.69, 1.03])
     """
 
     method: str
@@ -487,6 +596,48 @@ class Selection:
     forecast: Forecast
     costs: Array
     full_costs: Array
+    unranked: Mapping[str, str] = field(default_factory=dict)
+    gpu_flops: float | None = None
+    gpu_price: float | None = None
+    unit: str = "FLOPs"
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, level: float = 0.9) -> str:
+        """Return the ranking as a table with intervals of a level, the advice, who is unranked."""
+        return "\n".join([table_text(self, level), self.advice, *self.unranked.values()])
+
+    @property
+    def advice(self) -> str:
+        """Which models are tied, and the one run more that would decide best, with its cost."""
+        return advise(self)
+
+    @cached_property
+    def next_run(self) -> Run | None:
+        """The run more that would decide best; None where the method gives no probabilities."""
+        return next_run(self)
+
+    @property
+    def cost_unit(self) -> str:
+        """What costs are shown in: `unit`, GPU hours where their speed is known, or money."""
+        if self.gpu_flops is None:
+            return self.unit
+        return "GPU h" if self.gpu_price is None else "money"
+
+    def in_unit(self, flops: Any) -> Any:
+        """Return costs in `cost_unit`."""
+        hours = flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
+        return hours if self.gpu_price is None else hours * self.gpu_price
+
+    def cost_text(self, flops: float) -> str:
+        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h, or a sum of money."""
+        cost = self.in_unit(flops)
+        if not math.isfinite(cost):
+            return DASH
+        if self.gpu_flops is None:
+            return f"{scientific(cost)} {self.unit}".rstrip()
+        return f"{number(cost)} GPU h" if self.gpu_price is None else f"{cost:,.2f}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -497,8 +648,8 @@ class Selection:
     def scores(self) -> Array:
         """What the method ranks by, lower is better, [n] in the table's order.
 
-        The predicted losses where it predicts any, but for blend: its choice is more cautious than
-        its forecast, so that the first of its ranking need not have the lowest predicted loss.
+        The predicted losses where it predicts any: of errors in ln L that are alike for all models
+        the lowest median has the lowest expected loss.
         """
         return self.forecast.score
 
@@ -544,19 +695,20 @@ class Selection:
         """Whether the method gives a distribution here; if not, the two below raise."""
         return self.forecast.predictive is not None
 
-    @property
+    @cached_property
     def best_probabilities(self) -> Array:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
-        It belongs to the ranking: for blend it is of the cautious distribution that ranks.
-
-        Errors are taken as independent; what shifts all models alike changes nothing in truth but
-        widens this, so the probabilities err on the side of doubt.
+        Of the differences between the forecasts: the errors that all models share count in
+        `interval_ends` alone, and what is left has one width for all (`predictive.apart`), so that
+        the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
         """
-        return self._distribution(self.forecast.choosing).prob_lowest()
+        chances = self._distribution(self.forecast.apart).prob_lowest()
+        chances.setflags(write=False)
+        return chances
 
     @property
     def flops(self) -> float:
@@ -590,36 +742,40 @@ class Selection:
         """Return a pandas DataFrame with a row for each candidate, best first.
 
         Columns: rank, name, score, predicted, low, high (of the interval with probability `level`),
-        prob_best, cost, full_cost; NaN where the method has no such figure.
+        prob_best, cost, full_cost (in `cost_unit`); NaN where there is none.  predicted, low and
+        high are in the metric's own terms where the table has one.  Models that are not ranked come
+        last, and a column `reason` says why.
 
         Raises:
             MissingExtra: pandas is not installed.
         """
         missing = np.full(len(self.names), np.nan)
-        low, high = self.interval_ends(level) if self.has_intervals else (missing, missing)
-        frame = (
-            require("pandas")
-            .DataFrame(
-                {
-                    "name": self.names,
-                    "score": self.scores,
-                    "predicted": missing
-                    if self.forecast.predicted is None
-                    else self.predicted_losses,
-                    "low": low,
-                    "high": high,
-                    "prob_best": self.best_probabilities if self.has_intervals else missing,
-                    "cost": self.costs,
-                    "full_cost": self.full_costs,
-                }
-            )
-            .iloc[np.argsort(self.scores, kind="stable")]
-        )
+        predicted = self.forecast.predicted
+        ends = self.interval_ends(level) if self.has_intervals else (missing, missing)
+        shown = [self.table.shown(end) for end in ends]
+        pandas = require("pandas")
+        frame = pandas.DataFrame(
+            {
+                "name": self.names,
+                "score": self.scores,
+                "predicted": missing if predicted is None else self.table.shown(predicted),
+                "low": np.minimum(*shown),
+                "high": np.maximum(*shown),
+                "prob_best": self.best_probabilities if self.has_intervals else missing,
+                "cost": self.in_unit(self.costs),
+                "full_cost": self.in_unit(self.full_costs),
+            }
+        ).iloc[np.argsort(self.scores, kind="stable")]
         frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+        if self.unranked:
+            rest = {"name": list(self.unranked), "reason": list(self.unranked.values())}
+            frame = pandas.concat([frame, pandas.DataFrame(rest)]).astype({"rank": "Int64"})
         return frame.reset_index(drop=True)
 
     def plot(self, ax: Any = None, level: float = 0.9) -> Any:
         """Draw every candidate's losses over sizes, and its predicted loss with its interval.
+
+        A score, whose best is 1, is drawn as such.
 
         Args:
             ax: matplotlib axes to draw on; None: new axes.
@@ -634,17 +790,19 @@ class Selection:
         """
         if ax is None:
             ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
-        losses = dict(zip(self.names, self.table.trained_losses, strict=True))
+        table = self.table
+        losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
         self.predicted_losses  # noqa: B018 - raises where the method has none
-        for row in self.to_frame(level).itertuples():
-            (line,) = ax.plot(self.table.trained, losses[row.name], "o-", label=row.name)
+        for row in self.to_frame(level).head(len(self.names)).itertuples():
+            (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
             ends = [[row.predicted - row.low], [row.high - row.predicted]]
             drawn = ends if np.isfinite(ends).all() else None
             ax.errorbar(self.target, row.predicted, drawn, fmt="D", color=line.get_color())
         ax.set_xscale("log")
-        ax.set_yscale("log")
+        if table.metric is None or not higher_is_better(table.metric):
+            ax.set_yscale("log")
         ax.set_xlabel("training examples")
-        ax.set_ylabel("loss")
+        ax.set_ylabel(table.label)
         ax.legend(title=f"{self.method}, best first")
         return ax
 

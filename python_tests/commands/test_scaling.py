@@ -90,7 +90,7 @@ def test_select_until_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*given, "--confidence", "0.9999999"]) == 0
     captured = capsys.readouterr()
     assert "the largest is used" in captured.err
-    assert "losses up to 3200" in captured.out
+    assert "sizes up to 3,200" in captured.out
 
 
 PAIR = (("a", 1.0), ("b", 1.03))
@@ -102,8 +102,10 @@ BAD = [
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
-    (["select", "{}", "--target", "3276800", "--method", "ats", "--gamma", "2"], "gamma is 2"),
-    (["select", "{}", "--target", "-1"], "no size below the target"),
+    (["select", "{}", "--target", "3276800", "--gpu-price", "2"], "give gpu_flops too"),
+    (["select", "{}", "--target", "0"], "target is 0"),
+    (["select", "{}", "--target", "9", "--read", "colour", "x"], "--read knows model, size"),
+    (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),
     (["select", "{}", "--target", "3276800", "--confidence", "2"], "confidence is 2.0"),
     (["select", "{}", "--target", "9", "--budget", "9", "--confidence", ".9"], "give either"),
     (["select", "{}", "--target", "3276800", "--method", "logme"], "logme"),
@@ -129,6 +131,7 @@ def test_bad_input_is_one_sentence_and_no_file(
         ["select"],
         ["select", "t.csv"],
         ["select", "t.csv", "--target", "much"],
+        ["select", "t.csv", "--target", "-1"],
         ["select", "t.csv", "--target", "9", "--budget", "1/8"],
         ["select", "t.csv", "--target", "9", "--nonsense"],
     ],
@@ -138,3 +141,51 @@ def test_bad_options_exit_with_two(arguments: list[str], capfd: pytest.CaptureFi
         main(arguments)
     assert caught.value.code == 2
     assert "Traceback" not in capfd.readouterr().err
+
+
+ACCURACIES = """model,100,1k,"10,000",100k
+a,61,70,79,
+b,55,68,80,
+c,58,,,
+d,70,72,74,
+"""
+
+
+def test_select_from_accuracies(tmp_path: Path, capfd: Capture) -> None:
+    path, out, page = (tmp_path / name for name in ("acc.csv", "out.json", "page.html"))
+    path.write_text(ACCURACIES)
+    given = ["select", str(path), "--target", "100k", "--out", str(out), "--report", str(page)]
+    assert main(given) == 2 and not out.exists() and not page.exists()
+    assert "rise with size" in capfd.readouterr().err
+    assert main([*given, "--metric", "accuracy", "--budget", "10k"]) == 0
+    printed = capfd.readouterr().out
+    assert "blend: 3 models, sizes up to 10,000, 10 % of the target" in printed
+    assert "accuracy (per cent) at 100,000" in printed
+    assert "\nblend needs 3 sizes above 0 or more, and c has 1" in printed
+    found = json.loads(out.read_text())
+    assert found["metric"] == "accuracy" and found["budget"] == 10_000
+    rows = found["rows"]
+    assert [row["name"] for row in rows] == ["b", "a", "d", "c"]
+    assert 80 < rows[0]["low"] < rows[0]["predicted"] < rows[0]["high"] < 100
+    assert rows[3]["rank"] is None and "c has 1" in rows[3]["reason"]
+    text = page.read_text(encoding="utf-8")
+    assert "Not ranked: blend needs 3 sizes" in text and "accuracy (per cent) there" in text
+
+
+def test_select_reads_as_it_is_told(tmp_path: Path) -> None:
+    lines = ["learner,amount,lr,eval_f1"]
+    for name, gap in (("a", 0.5), ("b", 0.4)):
+        lines += [f"{name},{n},2e-5,{1 - gap * n**-0.2}" for n in (100, 200, 400, 800)]
+    path, out = tmp_path / "runs.csv", tmp_path / "out.csv"
+    path.write_text("\n".join(lines) + "\n")
+    given = ["select", str(path), "--target", "6,400", "--out", str(out)]
+    assert main(given) == 2
+    told = ["model", "learner", "size", "amount", "ignore", "lr", "test_rows", "500"]
+    assert main([*given, "--read", *told]) == 0
+    with out.open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["b", "a"]
+
+
+def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:
+    assert main(["select", str(tmp_path), "--target", "9"]) == 2
+    assert "holds no runs that can be read" in capfd.readouterr().err

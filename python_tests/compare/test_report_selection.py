@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from jachess_ext.compare.report import Section, to_html
@@ -19,19 +20,24 @@ from jachess_ext.compare.selection import (
     curves_figure,
     forecast_figure,
     history_figure,
-    judgement,
     letters,
-    number,
     ranking_table,
-    scientific,
     selection_sections,
-    share,
     size_text,
     view_of_live,
     view_of_table,
     write_selection,
 )
-from jachess_ext.scaling import LossTable, coverage, log_rmse, pear_corr, rel_acc, select
+from jachess_ext.scaling import (
+    LossTable,
+    coverage,
+    log_rmse,
+    pear_corr,
+    read_table,
+    rel_acc,
+    select,
+)
+from jachess_ext.scaling.advice import number, scientific, share
 from python_tests.browser import assert_shown
 from python_tests.scaling import tables
 
@@ -120,13 +126,14 @@ def test_the_advice_follows_from_what_is_known(view: SelectionView) -> None:
 
     assert "too: the choice does not hang" in text()
     assert f"{other} is ahead: the choice hangs on" in text(ahead=False)
-    assert "No model is clearly" not in text()
-    assert "No model is clearly" in text(of=changed(short, prob_best=0.49))
+    assert select(losses(), BUDGET, TARGET).advice in text()
+    upside_down = replace(short, higher=True)
+    assert "too: the choice does not hang" in text(ahead=False, of=upside_down)
     spent, full = view.costs["flops"].iloc[[0, -1]]
     assert f"This cost {100 * spent / full:.3g} % of" in text()
     assert "rough guide" not in text() and "rough guide" in text(of=changed(short, stop="done"))
     nothing = changed(short, predicted=np.nan, low=np.nan, high=np.nan, prob_best=np.nan)
-    assert advice(replace(nothing, costs=view.costs[:0])) == []
+    assert advice(replace(nothing, costs=view.costs[:0])) == [view.advice]
 
 
 def test_the_ranking_is_that_of_the_selection(view: SelectionView) -> None:
@@ -146,12 +153,31 @@ def test_the_ranking_is_that_of_the_selection(view: SelectionView) -> None:
 def test_the_selection_is_judged_by_the_metrics(view: SelectionView) -> None:
     truth, of = losses().losses_at(TARGET), select(losses(), BUDGET, TARGET)
     inside = coverage(*of.interval_ends(0.9), truth)
-    assert judgement(view) == [
+    assert view.judgement == (
         f"blend against the measured losses: PearCorr {pear_corr(of.predicted_losses, truth):.1f} "
         f"%, RelAcc {rel_acc(of.scores, truth):.1f} %, root mean square error of ln loss "
         f"{log_rmse(of.predicted_losses, truth):.3f}, {inside:.0f} % inside their 90 % intervals."
-    ]
-    assert judgement(view_of(hidden(losses()))) == []
+    )
+    assert view_of(hidden(losses())).judgement == ""
+
+
+def test_accuracies_are_shown_as_accuracies() -> None:
+    """Ten times the losses of a table as errors in per cent: all numbers are 100 − 10 × theirs."""
+    plain, table = view_of(losses()), losses()
+    scores = pd.DataFrame(100 - 10 * table.losses, list(table.names), table.sizes)
+    view = view_of(read_table(scores, metric="accuracy"))
+    assert view.higher and view.loss == "accuracy (per cent)"
+    expected = 100 - 10 * plain.candidates[["predicted", "high", "low", "truth"]]
+    found = view.candidates[["predicted", "low", "high", "truth"]].to_numpy()
+    np.testing.assert_allclose(found, expected.to_numpy(), rtol=1e-9)
+    np.testing.assert_allclose(view.losses["loss"], 100 - 10 * plain.losses["loss"], rtol=1e-12)
+    assert list(view.candidates.index) == list(plain.candidates.index)
+    assert view.judgement == plain.judgement and view.advice == plain.advice
+    lowest = plain.candidates["truth"].idxmin()
+    assert (
+        f"Measured in full, {'it' if lowest == view.candidates.index[0] else lowest} is"
+        in answer(view)
+    )
 
 
 def test_the_cost_is_that_of_the_selection(view: SelectionView) -> None:

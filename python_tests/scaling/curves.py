@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from jachess_ext.ntk import ntk_loss
 
 Array = npt.NDArray[np.float64]
 
@@ -38,3 +43,14 @@ def random_rectified(generator: np.random.Generator, count: int) -> list[tuple[f
 
 def noisy(losses: Array, generator: np.random.Generator, noise: float) -> Array:
     return losses * np.exp(noise * generator.standard_normal(losses.shape))
+
+
+def with_kernel() -> tuple[dict[str, Any], Array]:
+    """Return Θ, residual, times and rate, and losses at SIZES of Eq. 10 with times 2.5 as long."""
+    generator = torch.Generator().manual_seed(2)
+    half = torch.randn(12, 12, dtype=torch.float64, generator=generator) / 4
+    theta, residual = half @ half.T, 4 * torch.randn(12, dtype=torch.float64, generator=generator)
+    times = SIZES / 400
+    f = ntk_loss(theta, residual, torch.tensor(2.5 * times), 0.02).numpy()
+    kernel = {"theta": theta, "residual": residual, "t": times, "lr": 0.02}
+    return kernel, 40.0 / (f + SIZES**0.4) + 0.7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +18,9 @@ from jachess_ext.scaling.blend import (
     Kriging,
     Posterior,
     Shapes,
-    forecast,
+    forecasts,
     mixture,
-    posterior,
+    posteriors,
     residual_squares,
 )
 from python_tests.scaling import tables
@@ -199,48 +201,79 @@ def test_floors_are_shared_as_losses() -> None:
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(theta[None, :, :2], 3, axis=0))
 
 
-def test_the_forecast_is_the_model_and_the_choice_is_drawn_towards_today() -> None:
-    table, _ = tables.population(3, models=6)
-    d, losses = table.trained[:7], table.trained_losses[:, :7]
+def share_by_least_squares(y: np.ndarray, sizes: np.ndarray) -> float:
+    """The share of the last losses as a weighted regression, the prior as two rows more."""
+    rows = [(1.0, 0.9)] * 2  # (regressor, response)
+    for known in range(3, len(sizes)):
+        for later in range(known, len(sizes)):
+            (seen,) = posteriors(y[:, :known], sizes[:known], [sizes[later]])
+            ahead, now, truth = seen.mean, y[:, known - 1], y[:, later]
+            models = len(y)
+            middle = np.eye(models) - 1 / models
+            error, gap = middle @ (truth - ahead), middle @ (now - ahead)
+            scale = np.sqrt((error @ error + (error - gap) @ (error - gap)) / models)
+            rows += zip(gap / scale, error / scale, strict=True)
+    regressor, response = np.array(rows).T
+    return float(np.clip(np.linalg.lstsq(regressor[:, None], response, rcond=None)[0][0], 0, 1))
+
+
+@pytest.mark.parametrize("seed", [4, 6])
+def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) -> None:
+    table, _ = tables.population(seed, models=6)
+    d, y = table.trained[:7], np.log(table.trained_losses[:, :7])
     found = select(table, d[-1], 102400.0)
-    alone = posterior(np.log(losses), d, 102400.0)
-    np.testing.assert_allclose(np.log(found.predicted_losses), alone.mean, rtol=1e-12)
+    (alone,) = posteriors(y, d, [102400.0])
+    share = share_by_least_squares(y, d)
+    assert 0.02 < share < 0.98
+    forecast = np.log(found.predicted_losses)
+    assert forecast.mean() == pytest.approx(alone.mean.mean())
+    pull = (1 - share) * np.diff(alone.mean) + share * np.diff(y[:, -1])
+    np.testing.assert_allclose(np.diff(forecast), pull, rtol=1e-6)
+    np.testing.assert_array_equal(found.scores, found.predicted_losses)
     for level in (0.5, 0.9):
         width = 0.906 * student.ppf((1 + level) / 2, 3) * np.sqrt(alone.variance)
         low, high = found.interval_ends(level)
-        np.testing.assert_allclose(np.log(low), alone.mean - width, rtol=1e-12)
-        np.testing.assert_allclose(np.log(high), alone.mean + width, rtol=1e-12)
-    chosen, today = np.log(found.scores), np.log(losses[:, -1])
-    assert chosen.mean() == pytest.approx(alone.mean.mean())
-    for one in range(5):
-        ahead, now = np.diff(alone.mean)[one], np.diff(today)[one]
-        assert np.diff(chosen)[one] == pytest.approx(0.85 * ahead + 0.15 * now)
+        np.testing.assert_allclose(np.log(low), forecast - width, rtol=1e-9)
+        np.testing.assert_allclose(np.log(high), forecast + width, rtol=1e-9)
+    own = np.hypot(
+        0.33 * 0.906 * np.median(alone.variance**0.5), 0.7 * np.std(alone.mean - y[:, -1])
+    )
+    draws = forecast + own * np.random.default_rng(0).standard_t(1.5, (200_000, 6))
+    share = np.bincount(draws.argmin(1), minlength=6) / 200_000
+    np.testing.assert_allclose(found.best_probabilities, share, atol=0.005)
 
 
-def test_the_choice_can_differ_from_the_lowest_forecast() -> None:
-    """Two curves about to cross: the steep one is forecast lower, and the flat one is chosen."""
+def test_without_backtests_nine_tenths_are_the_last_losses() -> None:
+    """Two curves about to cross, seen at three sizes: the flat one is ahead, and stays so."""
     d = 200.0 * 2.0 ** np.arange(7)
     steep, flat = 2.0 * (d / d[-1]) ** -0.10, 1.96 * (d / d[-1]) ** -0.09
     table = LossTable(("steep", "flat", "far"), d, np.stack([steep, flat, 1.5 * flat]), None)
-    found = select(table, d[-1], 102400.0)
-    assert found.names[found.predicted_losses.argmin()] == "steep"
-    assert found.ranking == ["flat", "steep", "far"] == found.to_frame().name.tolist()
-    assert found.names[found.best_probabilities.argmax()] == "flat"
+    few = replace(table, sizes=d[-3:], losses=table.losses[:, -3:])
+    assert blend.share_of_last(np.log(few.losses), few.sizes) == 0.9
+    assert select(few, d[-1], 102400.0).ranking == ["flat", "steep", "far"]
+    whole = select(table, d[-1], 102400.0)
+    assert blend.share_of_last(np.log(table.losses), d) < 0.5  # straight lines have been foreseen
+    assert whole.names[whole.best_probabilities.argmax()] == whole.ranking[0]
+
+
+def test_equal_curves_leave_the_prior() -> None:
+    y = np.log(np.full((3, 5), 2.0))
+    assert blend.share_of_last(y, SIZES[:5]) == 0.9
 
 
 def test_a_smaller_subset_that_fits_moves_little() -> None:
     """Curves on the grid's own shapes: their first subset tells nothing that the others do not."""
     shapes = Shapes.at(SIZES, TARGET)
     y = shapes.measured[[200, 250, 330, 400]] + 1.0
-    whole, less = posterior(y, SIZES, TARGET), posterior(y[:, 1:], SIZES[1:], TARGET)
+    whole, less = posteriors(y, SIZES, [TARGET])[0], posteriors(y[:, 1:], SIZES[1:], [TARGET])[0]
     np.testing.assert_allclose(less.mean, whole.mean, atol=0.25 * np.sqrt(less.variance).max())
 
 
 def test_a_common_factor_changes_nothing_but_itself() -> None:
     table, _ = tables.population(0, models=8)
     losses = table.trained_losses[:, :7]
-    one = forecast(table.trained[:7], losses, 204800.0)
-    ten = forecast(table.trained[:7], 10 * losses, 204800.0)
+    ((one, _),) = forecasts(table.trained[:7], losses, [204800.0])
+    ((ten, _),) = forecasts(table.trained[:7], 10 * losses, [204800.0])
     np.testing.assert_allclose(ten.location, one.location + np.log(10), atol=1e-9)
     np.testing.assert_allclose(ten.scale, one.scale, rtol=1e-9)
 
@@ -250,7 +283,8 @@ def test_a_common_factor_changes_nothing_but_itself() -> None:
 def test_the_unit_of_sizes_does_not_matter(factor: float) -> None:
     table, _ = tables.population(0, models=4)
     d, losses = table.trained[:5], table.trained_losses[:, :5]
-    one, other = forecast(d, losses, 51200.0), forecast(factor * d, losses, factor * 51200.0)
+    ((one, _),) = forecasts(d, losses, [51200.0])
+    ((other, _),) = forecasts(factor * d, losses, [factor * 51200.0])
     np.testing.assert_allclose(other.location, one.location, atol=1e-8)
     np.testing.assert_allclose(other.scale, one.scale, rtol=1e-6)
 
@@ -259,8 +293,8 @@ def test_the_order_of_models_does_not_matter() -> None:
     table, _ = tables.population(1, models=7)
     order = np.random.default_rng(0).permutation(7)
     losses = table.trained_losses[:, :6]
-    one = posterior(np.log(losses), table.trained[:6], 51200.0)
-    other = posterior(np.log(losses[order]), table.trained[:6], 51200.0)
+    one = posteriors(np.log(losses), table.trained[:6], [51200.0])[0]
+    other = posteriors(np.log(losses[order]), table.trained[:6], [51200.0])[0]
     np.testing.assert_allclose(other.mean, one.mean[order], rtol=1e-9)
 
 
@@ -290,7 +324,7 @@ def from_the_model() -> tuple[Posterior, np.ndarray]:
         full = covariance(*PATTERNS[int(generator.integers(len(PATTERNS)))])
         y[row] = own[row] * generator.multivariate_normal(np.zeros(7), full)
     y += np.append(shapes.measured, shapes.target[:, None], -1)[shape] + 1.0
-    return posterior(y[:, :-1], SIZES, TARGET), y[:, -1]
+    return posteriors(y[:, :-1], SIZES, [TARGET])[0], y[:, -1]
 
 
 @pytest.mark.parametrize("level", [0.8, 0.9])
@@ -335,4 +369,4 @@ def test_calibrated_intervals_cover_held_out_models(
 )
 def test_bad_input(sizes: list[float], target: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        forecast(np.array(sizes), np.ones((2, len(sizes))), target)
+        forecasts(np.array(sizes), np.ones((2, len(sizes))), [target])

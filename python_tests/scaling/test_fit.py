@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
 from jachess_ext import ntk_loss
-from jachess_ext.scaling import fit
+from jachess_ext.scaling import Transition, fit
 from python_tests.scaling import curves
 
 
@@ -28,6 +30,12 @@ def test_rectified_parameters_come_back(law: str, seed: int) -> None:
     noisy = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.002), law)
     error = np.log(np.asarray(noisy.params["beta"]) / truth[:, 2])
     assert np.sqrt(np.median(error**2)) < 0.05
+
+
+def test_rounding_refuses_no_point_of_an_exact_line() -> None:
+    for unit in (1.0, 1e-3, 0.37, 7.3):
+        line = fit(curves.SIZES * unit, 30 * curves.SIZES**-0.2, "ats", tau=1e-3)
+        assert line.params["count"] == 13  # all but the smallest, as published
 
 
 def test_power_parameters_come_back() -> None:
@@ -57,7 +65,7 @@ def test_kaplan_parameters_come_back() -> None:
         found.predict(1e11)
 
 
-def test_line_comes_back_and_tells_its_break() -> None:
+def test_line_comes_back_from_after_its_break() -> None:
     x = np.log(curves.SIZES)
     generator = np.random.default_rng(1)
     y = 2.0 - 0.15 * x + 0.0005 * generator.standard_normal(len(x))
@@ -65,7 +73,7 @@ def test_line_comes_back_and_tells_its_break() -> None:
     found = fit(curves.SIZES, np.exp(y), "ats")
     assert found.params["slope"] == pytest.approx(-0.15, abs=2e-3)
     assert found.params["count"] == 9
-    assert found.transition.low == pytest.approx(3200) and found.transition.high == 6400
+    assert found.transition is None
     assert found.predict(3e6) == pytest.approx(np.exp(2.0 - 0.15 * np.log(3e6)), rel=5e-3)
 
 
@@ -88,7 +96,8 @@ def test_transition_interval_covers() -> None:
     clean = np.stack([curves.rectified(curves.WITH_ZERO, *row) for row in truth])
     found = fit(curves.WITH_ZERO, curves.noisy(clean, generator, 0.005), "rectified").transition
     true = np.array([shift ** (1 / beta) for _, shift, beta, _ in truth])
-    assert np.mean((found.low <= true) & (true <= found.high)) == pytest.approx(0.9, abs=0.04)
+    inside = [t is not None and t.low <= d <= t.high for t, d in zip(found, true, strict=True)]
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
 
 
 @pytest.mark.parametrize("law", ["rectified", "power"])
@@ -154,22 +163,31 @@ def test_measured_kernel_end_to_end() -> None:
 
 def test_free_f_stays_below_the_residual() -> None:
     losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
-    assert fit(curves.WITH_ZERO, losses, residual_square=12.0).params["F"] == pytest.approx(12.0)
-    assert fit(curves.WITH_ZERO, losses).params["F"] == pytest.approx(30.0, rel=1e-2)
+    assert fit(curves.WITH_ZERO, losses, "lensllm", residual_square=12.0).params[
+        "F"
+    ] == pytest.approx(12.0)
+    assert fit(curves.WITH_ZERO, losses, "lensllm").params["F"] == pytest.approx(30.0, rel=1e-2)
 
 
 def test_fixed_bounded_and_weighted() -> None:
     losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
-    assert fit(curves.WITH_ZERO, losses, fixed={"E": 0.5}).params["beta"] == pytest.approx(0.4)
-    assert fit(curves.WITH_ZERO, losses, bounds={"beta": (0.45, 1)}).params["beta"] == 0.45
+    assert fit(curves.WITH_ZERO, losses, "rectified", fixed={"E": 0.5}).params[
+        "beta"
+    ] == pytest.approx(0.4)
+    assert (
+        fit(curves.WITH_ZERO, losses, "rectified", bounds={"beta": (0.45, 1)}).params["beta"]
+        == 0.45
+    )
     spoiled = losses.copy()
     spoiled[3] = 77.0
     weights = np.ones(15)
     weights[3] = 0.0
-    kept = fit(curves.WITH_ZERO, spoiled, weights=weights)
+    kept = fit(curves.WITH_ZERO, spoiled, "rectified", weights=weights)
     assert kept.params["beta"] == pytest.approx(0.4, rel=1e-3)
     spoiled[3] = np.nan
-    assert fit(curves.WITH_ZERO, spoiled, weights=weights).params == kept.params
+    with warnings.catch_warnings(action="error"):  # a starting point that is no number
+        fit(curves.WITH_ZERO, 10 * losses, "rectified", weights=weights)
+    assert fit(curves.WITH_ZERO, spoiled, "rectified", weights=weights).params == kept.params
 
 
 def test_an_outlier_costs_little() -> None:
@@ -177,10 +195,107 @@ def test_an_outlier_costs_little() -> None:
     losses = curves.rectified(curves.WITH_ZERO, 90.0, 30.0, 0.4, 0.5)
     losses = curves.noisy(losses, generator, 0.002)
     losses[7] *= 1.3
-    robust = fit(curves.WITH_ZERO, losses).predict(1e7)
-    squares = fit(curves.WITH_ZERO, losses, huber_delta=np.inf).predict(1e7)
+    robust = fit(curves.WITH_ZERO, losses, "rectified").predict(1e7)
+    squares = fit(curves.WITH_ZERO, losses, "rectified", huber_delta=np.inf).predict(1e7)
     truth = float(curves.rectified(np.array(1e7), 90.0, 30.0, 0.4, 0.5))
     assert abs(np.log(robust / truth)) < 0.3 * abs(np.log(squares / truth))
+
+
+def falling(generator: np.random.Generator, count: int, sizes: np.ndarray) -> np.ndarray:
+    """Power laws from the first size on, down to a floor."""
+    scale, beta, floor = generator.uniform([0.5, 0.15, 0.0], [4.0, 0.7, 0.8], (count, 3)).T
+    return scale[:, None] * (sizes / sizes[0]) ** -beta[:, None] + floor[:, None]
+
+
+def test_no_transition_is_named_where_none_is_seen() -> None:
+    """Seen in 97 % of the curves that have one well inside the sizes, in 2 % of those without."""
+    generator, sizes = np.random.default_rng(9), curves.SIZES[:10]
+    without = fit(sizes, curves.noisy(falling(generator, 100, sizes), generator, 0.01), "rectified")
+    assert np.mean([each is not None for each in without.transition]) <= 0.05
+    truth = curves.random_rectified(generator, 100)
+    clean = np.stack([curves.rectified(curves.SIZES, *row) for row in truth])
+    found = fit(curves.SIZES, curves.noisy(clean, generator, 0.01), "rectified").transition
+    seen = [each for each in found if each is not None]
+    assert len(seen) >= 95
+    assert all(200 < each.low < each.size < each.high < curves.SIZES[-1] for each in seen)
+
+
+def test_a_transition_is_placed_within_the_sizes_or_not_at_all() -> None:
+    losses = curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5)  # D* is 4930
+    losses = curves.noisy(losses, np.random.default_rng(0), 0.002)
+    whole = fit(curves.SIZES, losses, "rectified")
+    narrow, wide = whole.transition_at(0.5), whole.transition_at(0.99)
+    assert wide.low < narrow.low < whole.transition.size < narrow.high < wide.high
+    assert fit(curves.SIZES[6:], losses[6:], "rectified").transition is None
+    assert fit(curves.SIZES[:4], losses[:4], "rectified").transition is None, "without a width"
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        whole.transition_at(1.0)
+
+
+def test_whether_a_transition_is_seen_does_not_depend_on_the_level() -> None:
+    losses = curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5)
+    losses = curves.noisy(losses, np.random.default_rng(3), 0.01)
+    few, more = (fit(curves.SIZES[:m], losses[:m], "rectified") for m in (8, 9))
+    assert few.transition_at(0.9) is None and few.transition_at(0.05) is None
+    assert more.transition_at(0.999).low < curves.SIZES[0] < more.transition_at(0.9).low
+
+
+def by_hand(sizes: np.ndarray, losses: np.ndarray, law: str, cuts: range) -> float:
+    """Return the median |ln error| of forecasts from the first k sizes."""
+    errors = []
+    for k in cuts:
+        forecast = np.asarray(fit(sizes[:k], losses[..., :k], law).predict(sizes[k:]))
+        errors.append(np.abs(np.log(forecast) - np.log(losses[..., k:])).ravel())
+    return float(np.median(np.concatenate(errors)))
+
+
+def test_without_a_law_the_one_that_forecasts_best() -> None:
+    generator, sizes = np.random.default_rng(4), curves.SIZES[:12]
+    rows = curves.random_rectified(generator, 4)
+    bent = curves.noisy(np.stack([curves.rectified(sizes, *r) for r in rows]), generator, 0.003)
+    straight = 30 * sizes**-0.2
+    line, law = fit(sizes, straight), fit(sizes, bent)
+    assert (line.law, law.law) == ("ats", "rectified")
+    assert isinstance(line.predict(1e6), float) and np.shape(law.predict(1e6)) == (4,)
+    for found, losses in ((line, straight), (law, bent)):
+        assert set(found.backtest) == {"ats", "power", "rectified"}
+        assert found.backtest[found.law] <= min(found.backtest.values()) + 1e-9
+        for name, error in found.backtest.items():
+            assert error == pytest.approx(by_hand(sizes, losses, name, range(6, 12)), abs=1e-6)
+        named = fit(sizes, losses, found.law)
+        np.testing.assert_allclose(found.predict(1e6), named.predict(1e6))
+        assert named.backtest == {}
+
+
+def test_with_few_sizes_a_line() -> None:
+    sizes, losses = [100, 200, 400, 800, 1600], [3.0, 2.5, 2.1, 1.8, 1.6]
+    for count in (2, 5):
+        found = fit(sizes[:count], losses[:count])
+        assert found.law == "ats" and found.backtest == {}
+    assert fit([0, *sizes], [9.0, *losses]).predict(3200) == fit(sizes, losses).predict(3200)
+    assert set(fit([*sizes, 3200], [*losses, 1.5]).backtest) == {"ats", "power", "rectified"}
+
+
+def test_without_a_law_zero_and_weights_are_for_those_that_read_them() -> None:
+    generator = np.random.default_rng(0)
+    losses = curves.noisy(curves.rectified(curves.WITH_ZERO, 90, 30, 0.4, 0.5), generator, 0.002)
+    found = fit(curves.WITH_ZERO, losses)
+    assert found.law == "rectified" and "power" in found.backtest
+    zero = fit(curves.WITH_ZERO, losses, "rectified")
+    assert found.predict(1e7) == pytest.approx(zero.predict(1e7))
+    spoiled, weights = losses.copy(), np.ones(15)
+    spoiled[[3, 13]], weights[[3, 13]] = np.nan, 0.0
+    kept = fit(curves.WITH_ZERO, spoiled, weights=weights)
+    assert set(kept.backtest) == {"power", "rectified"}
+    assert kept.predict(1e7) == pytest.approx(found.predict(1e7), rel=0.02)
+
+
+def test_without_a_law_a_measured_kernel_is_judged_too() -> None:
+    kernel, losses = curves.with_kernel()
+    for theta in (kernel["theta"], [kernel["theta"]] * 14):
+        found = fit(curves.SIZES, losses, **kernel | {"theta": theta})
+        assert found.law == "lensllm" and "t" in found.params
+        assert found.backtest["lensllm"] < 1e-5 < found.backtest["rectified"]
 
 
 def test_shapes() -> None:
@@ -189,13 +304,15 @@ def test_shapes() -> None:
         np.random.default_rng(0),
         0.01,
     )
-    one, three = fit(curves.SIZES, many[0]), fit(curves.SIZES, many)
+    one, three = (fit(curves.SIZES, losses, "rectified") for losses in (many[0], many))
     assert isinstance(one.predict(1e6), float) and isinstance(one.interval(1e6)[0], float)
     assert np.shape(one.predict([1e6, 2e6])) == (2,) == np.shape(one.interval([1e6, 2e6])[1])
     assert np.shape(three.predict(1e6)) == (3,) and np.shape(three.predict([1e6, 2e6])) == (3, 2)
     np.testing.assert_allclose(three.predict(1e6)[0], one.predict(1e6), rtol=1e-6)
-    assert isinstance(one.transition.size, float) and np.shape(three.transition.size) == (3,)
+    assert isinstance(one.transition.size, float)
+    assert [type(each) for each in three.transition] == [Transition] * 3
     assert fit(curves.SIZES, many[0], "power").transition is None
+    assert fit(curves.SIZES, many, "power").transition == [None] * 3
 
 
 BAD = [
@@ -221,6 +338,11 @@ BAD = [
     ({"law": "ats", "gamma": 2}, "gamma is 2"),
     ({"law": "ats", "tau": 0.0}, "tau is 0.0"),
     ({"losses": ["a", 1, 1, 1, 1]}, "no number"),
+    ({"law": None, "fixed": {"E": 0.5}}, "fixed is for one law; name it"),
+    ({"law": None, "bounds": {"E": (0, 1)}}, "bounds is for one law"),
+    ({"law": None, "parameters": [1.0]}, "parameters is for one law"),
+    ({"law": None, "residual_square": 4.0}, "residual_square is for one law"),
+    ({"law": "ats", "weights": [1, 1, 1, 1, 2]}, "the ats law takes no weights"),
 ]
 
 
@@ -228,7 +350,7 @@ BAD = [
 def test_bad_input_is_one_sentence(change: dict, words: str) -> None:
     given_ = {"sizes": [100, 200, 400, 800, 1600], "losses": [3.0, 2.5, 2.0, 1.5, 1.2]} | change
     with pytest.raises(ValueError, match=words):
-        fit(**given_)
+        fit(**({"law": "lensllm"} | given_))
 
 
 @pytest.mark.parametrize(
@@ -241,4 +363,4 @@ def test_bad_input_is_one_sentence(change: dict, words: str) -> None:
 )
 def test_bad_questions(call, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=words):
-        call(fit([100, 200, 400, 800], [3.0, 2.5, 2.1, 1.8]))
+        call(fit([100, 200, 400, 800], [3.0, 2.5, 2.1, 1.8], "rectified"))

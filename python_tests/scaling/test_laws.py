@@ -37,7 +37,7 @@ def points(law: Law, rows: int) -> Points:
     return Points(np.tile(sizes, (rows, 1)), np.tile(MODELS, (rows, 1)))
 
 
-LAWS = [Rectified(), FreeLens(50.0), Power(), Kaplan(), measured()]
+LAWS = [Rectified(), FreeLens(), Power(), Kaplan(), measured()]
 CENTRES = {
     "rectified": [4.0, 2.0, -1.0, 0.5],
     "lensllm": [4.0, 1.0, -1.0, 0.5],
@@ -66,7 +66,7 @@ def test_gradient_against_central_differences(law: Law, seed: int) -> None:
         np.testing.assert_allclose(gradient[..., k], difference / (2 * step), rtol=2e-6, atol=2e-9)
 
 
-@pytest.mark.parametrize("law", [Rectified(), FreeLens(50.0)], ids=["rectified", "lensllm"])
+@pytest.mark.parametrize("law", [Rectified(), FreeLens()], ids=["rectified", "lensllm"])
 def test_rectified_value_with_zero(law: Law) -> None:
     u = np.array([[np.log(30.0), np.log(7.0), np.log(0.4), 0.6]])
     value, _ = law.log_loss(u, Points(curves.WITH_ZERO[None]))
@@ -97,6 +97,28 @@ def test_measured_value_against_ntk_loss() -> None:
     value, _ = law.log_loss(u, Points(sizes[None]))
     f = ntk_loss(theta, residual, torch.tensor(1.7 * times), 0.01).numpy()
     np.testing.assert_allclose(np.exp(value[0]), 8.0 / (f + sizes**0.5) + 0.3, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("beta", "alpha", "expected"), [(0.5, 0.3, 1.0), (0.5, 4.0, 1.0), (2.5, 5.0, 12.5 / 3)]
+)
+def test_power_without_a_floor_has_one_alpha(beta: float, alpha: float, expected: float) -> None:
+    """L is B^α / D^(αβ) there: the curve stays, β within its bound of 3."""
+    law = Power()
+    low, high = (
+        np.array([[p.coordinate(getattr(p, end)) for p in law.parameters]])
+        for end in ("low", "high")
+    )
+    u = np.array([[np.log(5.0), np.log(beta), 0.0, np.log(alpha)]])
+    moved = law.settle(u, low, high)
+    assert np.exp(moved[0, 3]) == pytest.approx(expected)
+    where = Points(curves.SIZES[None])
+    np.testing.assert_allclose(law.log_loss(moved, where)[0], law.log_loss(u, where)[0])
+    low[0, 3] = high[0, 3] = u[0, 3]
+    np.testing.assert_array_equal(law.settle(u, low, high), u)
+    u[0, 2] = 0.1
+    low[0, 3], high[0, 3] = -1e3, 1e3
+    np.testing.assert_array_equal(law.settle(u, low, high), u)
 
 
 def test_recorded_times_are_met_and_continued() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
-from jachess_ext.scaling.fitting import huber, huber_weights, minimise
+from jachess_ext.scaling.least_squares import huber, huber_weights, minimise
 
 WIDE = 50.0
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
+import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,19 +22,22 @@ from jachess_ext.cli import main
 from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
-from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live
-from jachess_ext.scaling.live import (
+from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
+from jachess_ext.scaling.plan import (
     Candidate,
+    default_sizes,
     judged_rows,
     make_plan,
-    read_kernel,
     size_ladder,
     smallest_rows,
     stratified,
 )
+from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.scaling.selection import METHODS
+from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
-from .live import save_model, write_rows
+from .live import killed, save_model, write_rows
 
 Record = dict[str, Any]
 SIZES = (4, 8, 16)
@@ -56,6 +58,31 @@ def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
+
+
+@pytest.mark.parametrize("target", [179, 200, 543, 544, 2000, 12_000])
+def test_sizes_of_small_files(target: int) -> None:
+    """Three subsets: of an eighth where they fit, else 1, 2, 4 times what eight steps take."""
+    sizes = default_sizes(target, target, Recipe())
+    if target < 544:
+        assert sizes == (17, 34, 68) and sum(sizes) <= 2 / 3 * target
+    else:
+        assert len(sizes) >= 3 and sizes[0] >= 17 and sizes[-1] <= target / 8
+    with pytest.raises(ValueError, match="60 rows are too few to forecast from subsets of 17 rows"):
+        default_sizes(60, target, Recipe())
+
+
+def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_path: Path) -> None:
+    given = settings(train=write_rows(tmp_path / "few.csv", 167, 3), budget=None)
+    assert smallest_rows(given["recipe"]) * 7 > 167 * 2 / 3
+    with pytest.raises(ValueError, match="167 rows are too few to forecast from") as caught:
+        make_plan(**given)
+    method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
+    plan = make_plan(**given, method=method, sizes=[int(sizes)])
+    assert plan.search.rounds == (166,)
+    assert make_plan(**given, method="logme").search.rounds == (0,), "nothing is trained"
+    more = settings(train=write_rows(tmp_path / "more.csv", 168, 3), budget=None)
+    assert make_plan(**more).search.rounds == (16, 32, 64)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +174,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": 1 / 100}, "a subset needs 16 rows or more"),
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
+    ({"method": "nlpmetrics"}, "nlpmetrics reads the models' weights, which a search is not told"),
     ({"probe": 1000}, "probe is 1000, and there are 256 training rows"),
     ({"probe": -1}, "probe is -1; expected 0 or more"),
     ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
+    ({"metric": "accuracy"}, "metric is a setting of Search alone; say by rank_by"),
     ({"target": 0}, "target is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     (
@@ -215,15 +244,15 @@ class Runs:
     """Runs done, and what each is said to give."""
 
     def __init__(self) -> None:
-        self.jobs: list[live.Job] = []
+        self.jobs: list[Job] = []
 
-    def loss(self, job: live.Job) -> float:
+    def loss(self, job: Job) -> float:
         return (0.3 if job.model.endswith("wide") else 0.4) + 1 / (job.size + 1)
 
-    def run(self, job: live.Job) -> Record:
+    def run(self, job: Job) -> Record:
         self.jobs.append(job)
         loss = self.loss(job)
-        return live._head(job) | {
+        return trial._head(job) | {
             "parameters": 100,
             "steps": job.size,
             "time": float(job.size),
@@ -263,7 +292,7 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     said, missing = selection.selections()
     assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
     assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "--probe" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
+    assert "--method lensllm" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
     assert flops["spent"] == flops["training"] + 60 and flops["probe"] == flops["features"] == 0
@@ -311,12 +340,26 @@ def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Setting
     assert go().share == 1 / 16 and runs.done == ALL[2:]
 
 
+def test_minutes_are_not_exceeded(go: Go, runs: Runs) -> None:
+    """Every run takes 3 seconds; of twice the rows it is expected to take twice as long."""
+    selection = go(minutes=17.9 / 60, method="subtuning")
+    assert runs.done == ALL[:2] and "minutes do not suffice for the next size, 8" in str(
+        selection.search.stop
+    )
+    runs.jobs.clear()
+    selection = go(minutes=23.9 / 60, method="subtuning")  # 12 are spent, the last two take 6 each
+    assert runs.done == ALL[2:4] and "do not suffice for the next size, 16" in str(
+        selection.search.stop
+    )
+    assert go(minutes=24.1 / 60).search.stop == "every planned size was run"
+
+
 def test_a_model_that_diverges_is_left_out(
     go: Go, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = runs.run
 
-    def run(job: live.Job) -> Record:
+    def run(job: Job) -> Record:
         bad = job.model.endswith("wide") and job.size == 8
         return original(job) | ({"dev_loss": None, "error": "not finite"} if bad else {})
 
@@ -387,10 +430,10 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     torch.nn.init.constant_(weights.embeddings.word_embeddings.weight, torch.nan)
     weights.save_pretrained(spoiled)
     hungry = str(save_model(tmp_path / "hungry", 8, 4))
-    new_model, train = live.new_model, live.fine_tune
+    new_model, train = trial.new_model, trial.fine_tune
     current: list[str] = []
 
-    def watched(job: live.Job, tokenizer: Any) -> Any:
+    def watched(job: Job, tokenizer: Any) -> Any:
         current[:] = [job.model]
         return new_model(job, tokenizer)
 
@@ -399,8 +442,8 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
             torch.empty(1 << 60)  # what torch raises when memory ends
         return train(*given, **named)
 
-    monkeypatch.setattr(live, "new_model", watched)
-    monkeypatch.setattr(live, "fine_tune", fine_tune)
+    monkeypatch.setattr(trial, "new_model", watched)
+    monkeypatch.setattr(trial, "fine_tune", fine_tune)
     named = (str(spoiled), models[0], "/nowhere", hungry, models[1])
     given = settings(models=named, sizes=(8, 16, 32))
     selection = select_live(out=tmp_path / "out", **given)
@@ -423,8 +466,8 @@ Whole = tuple[Path, LiveSelection]
 @pytest.fixture(scope="module")
 def command(models: tuple[str, str], files: tuple[Path, Path]) -> Command:
     """The command line of a small selection; arguments are added."""
-    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25 --probe 4"
-    how = "--recipe.epochs 2 --recipe.lr 5e-3 --recipe.batch-size 8 --recipe.max-length 16"
+    words = f"select-live --task {files[0]}:{files[1]} --sizes 8 16 32 64 --budget 0.25"
+    how = "--method lensllm --recipe epochs 2 lr 5e-3 batch-size 8 max-length 16"
     return lambda *more: [*words.split(), "--models", *models, *how.split(), *more]
 
 
@@ -434,6 +477,14 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     out = tmp_path_factory.mktemp("whole") / "out"
     assert main(command("--out", str(out))) == 0
     return out, read_selection(out)
+
+
+@pytest.fixture(scope="module")
+def plain(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one without kernels."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    assert main(command("--method", "rectified", "--out", str(out))) == 0
+    return out
 
 
 def kernels_of(folder: Path) -> dict[str, bytes]:
@@ -462,7 +513,8 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     said, missing = selection.selections()
     assert set(missing) == {"nlpmetrics", "logme", "hscore", "knn"} and len(said) == 8
     assert selection.search.selection().has_intervals
-    assert 0 < selection.flops["spent"] < selection.flops["full_tuning"]
+    flops = selection.flops
+    assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"] and flops["probe"] > 0
     assert all(r["time"] == pytest.approx(r["steps"] / 2, abs=1) for r in records)
     last = {record["model"]: record["dev_loss"] for record in records if record["size"] == 64}
     for row in said["subtuning"].to_frame().itertuples():
@@ -486,6 +538,39 @@ def test_a_finished_selection_is_read_not_repeated(
     assert "stopped: every planned size was run" in printed and "% of training all" in printed
 
 
+LIVE_METHODS = [name for name, method in METHODS.items() if method.needs != "weights"]
+
+
+@pytest.mark.parametrize("method", LIVE_METHODS)
+def test_every_method_runs_to_its_page(
+    command: Command,
+    whole: Whole,
+    plain: Path,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    if METHODS[method].needs != "features":  # of the same runs
+        runs = whole[0] if method == "lensllm" else plain
+        shutil.copytree(runs, out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
+    arguments = command("--method", method, "--out", str(out))
+    assert main(arguments) == 0
+    selection, page = read_selection(out), out / "report.html"
+    ranking = selection.search.selection().ranking
+    assert selection.search.method == method and sorted(ranking) == sorted(selection.search.models)
+    assert f"by the method {method}" in page.read_text(encoding="utf-8")
+    json.loads((out / "selection.json").read_text(), parse_constant=pytest.fail)
+    printed = capsys.readouterr().out
+    assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
+    assert "nan" not in printed.lower()
+    page.unlink()
+    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    assert main(arguments) == 0 and read_selection(out) == selection and page.exists()
+    assert capsys.readouterr().out == printed
+
+
 def test_without_matplotlib_the_result_stays(
     command: Command,
     whole: Whole,
@@ -494,35 +579,22 @@ def test_without_matplotlib_the_result_stays(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    shutil.copytree(whole[0], tmp_path / "out")
-    page = tmp_path / "r.html"
-    assert main(command("--out", str(tmp_path / "out"), "--report", str(page))) == 0
+    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("*.html"))
+    page = tmp_path / "out" / "report.html"
+    assert main(command("--out", str(tmp_path / "out"))) == 0
     shown = capsys.readouterr()
     assert "no report: matplotlib is needed" in shown.err and "Result:" in shown.out
     assert not page.exists()
 
 
-def _select_quietly(arguments: list[str]) -> None:
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    main(arguments)
-
-
 def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path) -> None:
     """Kills with -9 at random moments; no finished run is repeated, and the end is the same."""
     out = tmp_path / "killed"
-    context = multiprocessing.get_context("fork")
     draws, kills = random.Random(0), 0
     ended: dict[str, float] = {}
     for further in range(4):  # runs, and not seconds: those hang on what else the machine does
-        process = context.Process(target=_select_quietly, args=(command("--out", str(out)),))
-        process.start()
-        while process.is_alive() and len(list(out.glob("runs/*.json"))) < len(ended) + further:
-            time.sleep(0.01)
-        process.join(timeout=draws.uniform(0, 0.3))
-        kills += process.is_alive()
-        process.kill()
-        process.join()
+        runs, wait = len(ended) + further, draws.uniform(0, 0.3)
+        kills += killed(command("--out", str(out)), out, runs, wait)
         now = {path.name: path.stat().st_mtime for path in out.glob("runs/*.json")}
         assert ended.items() <= now.items(), "a finished run was repeated"
         ended = now
@@ -555,7 +627,7 @@ def test_a_ray_cluster_does_not_change_the_result(
 ) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'jachess-ext[ray]'")
     try:
-        assert main(command("--out", str(tmp_path), "--ray", "local", "--device", "cpu")) == 0
+        assert main(command("--out", str(tmp_path), "--processes", "local")) == 0
     finally:
         ray.shutdown()
     assert same(tmp_path, whole)
@@ -566,9 +638,9 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
 ) -> None:
     out = tmp_path / "out"
     words = f"--task {files[0]}:{files[1]} --sizes 16 32 --target 64 --budget 0.5"
-    how = "--method subtuning --recipe.lora --recipe.gradient-accumulation 2"
-    how += " --recipe.gradient-checkpointing --recipe.epochs 1 --recipe.batch-size 4"
-    more = f"--recipe.max-length 16 --recipe.lr 2e-2 --keep-winner --out {out}"
+    how = "--method subtuning --recipe lora true gradient_accumulation 2"
+    how += " gradient_checkpointing true epochs 1 batch_size 4"
+    more = f"max_length 16 lr 2e-2 --keep-winner --out {out}"
     arguments = ["select-live", "--models", *models, *f"{words} {how} {more}".split()]
     assert main(arguments) == 0
     selection = read_selection(out)
@@ -598,7 +670,13 @@ BAD_COMMANDS = [
     (["--sizes", "8", "16", "999"], "is above the data"),
     (["--target", "0"], "target is 0; expected 1 or more"),
     (["--processes", "0"], "--processes is 0; expected at least 1"),
-    (["--columns.text", "words"], "has no column 'words'"),
+    (["--columns", "text", "words"], "has no column 'words'"),
+    (["--columns", "words", "text"], "--columns knows text, pair, label, regression, not 'words'"),
+    (["--columns", "regression", "maybe"], "--columns's regression is 'maybe'; expected true or"),
+    (["--recipe", "epoch", "3"], "--recipe knows epochs, batch_size, lr, "),
+    (["--recipe", "epochs", "many"], "--recipe's epochs is 'many'; expected a finite number"),
+    (["--recipe", "lr", "-1"], "lr is -1"),
+    (["--minutes", "0"], "minutes is 0.0; expected a positive number"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -617,11 +695,22 @@ def test_bad_input_is_one_sentence_and_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["select-live", "--help"])
+    shown = capsys.readouterr().out
+    options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", shown))
+    assert all(re.search(rf"\b{name}\b", shown) for name in LIVE_METHODS)
+    assert all(name in shown for name in Recipe.__dataclass_fields__)
+    assert {"--models", "--task", "--minutes", "--keep-winner"} < options
+    assert len(options) <= 15 and "--no-keep-winner" not in options
+
+
 BAD_OPTIONS = [
     (["--budget", "much"], "--budget"),
-    (["--target", "100.5"], "--target"),
-    (["--recipe.lr", "-1"], "lr is -1.0"),
-    (["--strategy", "none"], "growing"),
+    (["--target", "many"], "--target"),
+    (["--recipe", "lr"], "--recipe"),
+    (["--strategy", "none"], "--strategy"),
 ]
 
 
@@ -640,7 +729,7 @@ def test_missing_libraries_are_sentences_before_any_training(
 ) -> None:
     monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(command("--ray", "local")) == 2
+    assert main(command("--processes", "local")) == 2
     error = capfd.readouterr().err
     assert "ray is needed" in error and "pip install 'jachess-ext[ray]'" in error
     monkeypatch.setitem(sys.modules, "scipy.stats", None)

@@ -14,8 +14,10 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jachess_ext.compare.settings import Columns
-from jachess_ext.scaling import Ask, live
-from jachess_ext.scaling.live import Job, make_plan, read_kernel, run
+from jachess_ext.scaling import Ask, trial
+from jachess_ext.scaling.plan import make_plan
+from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.scaling.trial import Job, run
 
 from .conftest import Settings
 
@@ -71,7 +73,7 @@ def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.Mon
             callbacks[0].on_pre_optimizer_step(None, None, None, optimizer=optimiser)
         seen["model"] = model
 
-    monkeypatch.setattr(live, "fine_tune", change)
+    monkeypatch.setattr(trial, "fine_tune", change)
     record = run(job)
     kernel = read_kernel(tmp_path, record)
     model, probe = seen["model"], batch_of(job, "probe")
@@ -202,13 +204,13 @@ def test_memory_savers_change_no_result(
     job: Job, lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointed = []
-    train = live.fine_tune
+    train = trial.fine_tune
 
     def watched(model: Any, *given: Any, **more: Any) -> None:
         train(model, *given, **more)
         checkpointed.append(any(getattr(m, "gradient_checkpointing", 0) for m in model.modules()))
 
-    monkeypatch.setattr(live, "fine_tune", watched)
+    monkeypatch.setattr(trial, "fine_tune", watched)
     job = without_probe(job, lora=lora, batch_size=4)
     losses = []
     for how in (
@@ -237,6 +239,16 @@ def test_lora_costs_what_is_trained(job: Job) -> None:
     assert record["parameters"] >= base
 
 
+def test_scores_that_are_not_finite_are_an_error(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(**settings(method="logme"))
+    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
+    monkeypatch.setitem(trial.FEATURE_SCORES, "knn", lambda *given: float("nan"))
+    record = run(job)
+    assert "frozen features are not finite" in record["error"] and record["features"] is None
+
+
 def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
     def write(name: str, shift: int) -> Path:
         lines = ["text,label"]
@@ -248,12 +260,14 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
 
     files = {"train": write("train.csv", 0), "dev": write("dev.csv", 1)}
     columns = Columns(regression=True)
+    with pytest.raises(ValueError, match="hscore compares classes, and the labels are numbers"):
+        make_plan(**settings(**files, columns=columns, method="hscore"))
     plan = make_plan(**settings(**files, columns=columns, sizes=(4, 8, 12), probe=4))
     job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
     record = run(job)
     assert record["error"] is None
     tokenizer = AutoTokenizer.from_pretrained(job.model)
-    model = live.new_model(job, tokenizer)
+    model = trial.new_model(job, tokenizer)
     with torch.no_grad():
         batch = tokenizer(job.task.dev.texts, padding=True, return_tensors="pt")
         said = model(**batch).logits[:, 0].double()

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.linalg
 import torch
 
-from jachess_ext.scaling import Ask, LossTable, Search, select
+from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
 from jachess_ext.scaling.fitting import fit
 from jachess_ext.scaling.selection import METHODS, Known, forecast_each
 
@@ -221,8 +222,180 @@ def test_a_budget_ends_before_it_is_exceeded() -> None:
         search = finished(cost=cost, costs=costs, budget=limit)
         assert spent(search) <= limit and search.curve("wide").keys() == set(SIZES[:rounds])
         assert rounds == 5 or "does not pay for the next size, 64" in str(search.stop)
+    slow = Search(("narrow", "wide"), SIZES, 256, minutes=(2 * (4 + 8 + 16) + 1) / 60)
+    while ask := slow.ask():
+        slow.tell(ask, crossing(ask), cost=1e9, seconds=float(ask.rows))
+    assert max(slow.curve("wide")) == 16 and "minutes do not suffice for the next" in str(slow.stop)
     proportional = finished(cost=lambda a: float(a.rows), budget=2 * (4 + 8 + 16) + 1)
     assert max(proportional.curve("wide")) == 16, "32 rows are expected to cost twice as much as 16"
+
+
+# Results one already has ------------------------------------------------------------------------
+
+
+def same(search: Search, other: Search) -> bool:
+    return search == other and search.open_runs() == other.open_runs()
+
+
+def test_what_is_added_is_not_asked_again() -> None:
+    search = Search(("narrow", "wide"), SIZES, 256)
+    search.add("narrow", 4, crossing(Ask("narrow", 4)), seed=7)
+    search.add("wide", 2, 0.9)
+    assert search.open_runs() == [Ask("wide", 4)]
+    while ask := search.ask():
+        search.tell(ask, crossing(ask))
+    assert [a for a in search.results if a.model == "narrow"] == [
+        Ask("narrow", 4, seed=7),
+        *(Ask("narrow", size) for size in SIZES[1:]),
+    ]
+    assert search.curve("wide") == {2: 0.9} | finished().curve("wide")
+    assert same(search, Search.from_state(json.loads(json.dumps(search.state()))))
+
+
+def test_a_table_is_added_whole_or_not_at_all() -> None:
+    sizes = [4, 8, 16]
+    losses = [[crossing(Ask(m, s)) for s in sizes] for m in ("narrow", "wide")]
+    frame = pd.DataFrame(losses, ["narrow", "wide"], [str(size) for size in sizes])
+    frame.loc["wide", "16"] = np.nan
+    search = Search(("narrow", "wide"), SIZES, 256)
+    search.add_table(read_table(frame))
+    assert search.open_runs() == [Ask("wide", 16)], "a cell that is missing"
+    while ask := search.ask():
+        search.tell(ask, crossing(ask))
+    expected, found = (s.selection().to_frame() for s in (finished(), search))
+    assert found.drop(columns="cost").equals(expected.drop(columns="cost"))
+    for change, words in (
+        ({"narrow": "third"}, "'third' is none of the candidates, narrow, wide"),
+        (
+            {"16": "256"},
+            "'narrow' has a result at 256 rows; expected a whole number below the target's 256",
+        ),
+        ({"16": "16.5"}, "'narrow' has a result at 16.5 rows; expected a whole number"),
+    ):
+        fresh = Search(("narrow", "wide"), SIZES, 256)
+        with pytest.raises(ValueError, match=words):
+            fresh.add_table(frame.rename(index=change, columns=change))
+        assert not fresh.results
+    with pytest.raises(ValueError, match=r"the result of Ask\(model='narrow', rows=4.* is known"):
+        search.add_table(frame)
+
+
+def test_rounds_are_replayed_after_an_addition() -> None:
+    """Told first and added after, or added first: the same state."""
+    late, early = (Search(("narrow", "wide"), SIZES, 256, drop=0.45) for _ in range(2))
+    for _ in range(3):
+        ask = late.ask()
+        assert ask is not None
+        late.tell(ask, crossing(ask))
+    for search in (late, early):
+        for size in (16, 32, 64):
+            search.add("wide", size, crossing(Ask("wide", size)))
+        while ask := search.ask():
+            search.tell(ask, crossing(ask))
+    assert late.stop == early.stop and late.stops == early.stops
+    assert set(late.results) == set(early.results)
+    assert same(late, Search.from_state(late.state()))
+
+
+def test_algorithm_1_reads_no_smaller_size_that_was_added() -> None:
+    """Losses at 3 and 4 rows, off the line, stop the walk down no earlier than without them."""
+    given = {"sizes": (8, 16, 32, 64), "strategy": "algorithm1", "method": "ats"}
+    search = Search(("narrow", "wide"), target=256, **given)
+    search.add("narrow", 3, kinked(Ask("narrow", 3)))
+    search.add("narrow", 4, kinked(Ask("narrow", 4)))
+    while ask := search.ask():
+        search.tell(ask, kinked(ask))
+    assert search.stops == finished(kinked, **given).stops
+    assert [a.rows for a in search.results if a.model == "narrow"] == [3, 4, 64, 32, 16, 8]
+
+
+def test_added_runs_count_among_the_seeds() -> None:
+    def close(ask: Ask) -> float:
+        return 0.5 + 1 / ask.rows + 0.001 * (ask.model == "wide")
+
+    search = Search(("narrow", "wide"), (4, 8, 16), 256, seeds=3)
+    search.add("narrow", 16, 0.56, seed=0)
+    search.add("narrow", 16, 0.57, seed=2)
+    while ask := search.ask():
+        search.tell(ask, close(ask))
+    runs = [(ask.model, ask.seed) for ask in search.results if ask.rows == 16]
+    assert sorted(runs) == [(m, seed) for m in ("narrow", "wide") for seed in (0, 1, 2)]
+    assert [ask.seed for ask, r in search.results.items() if r.added] == [0, 2]
+
+
+def test_features_are_asked_for_where_an_added_result_has_none() -> None:
+    search = Search(list(FOUR), (4, 8, 16), 256, screen=0.5)
+    search.add("a", 0, 1.0)
+    search.add("b", 0, 1.0, seed=3, features={"logme": 1.0})
+    assert [(ask.model, ask.rows) for ask in search.open_runs()] == [("a", 0), ("c", 0), ("d", 0)]
+    assert search.ask() != Ask("a", 0), "that run is known"
+
+
+def test_costs_above_those_expected_change_no_replay() -> None:
+    """A budget of the expected costs, runs twice as dear: the state goes on from any moment."""
+    costs = {"narrow": (0.0, 1.0), "wide": (0.0, 1.0)}
+    budget = 2.0 * 2 * (4 + 8 + 16) + 1
+    whole = finished(cost=lambda a: 2.0 * a.rows, costs=costs, budget=budget)
+    search = Search(("narrow", "wide"), SIZES, 256, costs=costs, budget=budget)
+    while ask := search.ask():
+        search = Search.from_state(search.state())
+        search.tell(ask, crossing(ask), cost=2.0 * ask.rows)
+    assert same(search, whole) and "does not pay for the next size, 32" in str(search.stop)
+    again = Search.from_state(search.state())
+    assert same(again, whole)
+
+
+def test_scores_are_told_and_shown_as_they_are() -> None:
+    search = Search(("narrow", "wide"), SIZES, 256, metric="accuracy", test_rows=50)
+    while ask := search.ask():
+        search.tell(ask, 1 - crossing(ask) if ask.rows < 64 else 1.0)
+    frame, plain = (
+        search.selection().to_frame(),
+        finished(lambda ask: crossing(ask) if ask.rows < 64 else 0.01),
+    )
+    expected = plain.selection().to_frame()
+    assert frame.name.tolist() == expected.name.tolist()
+    assert frame.predicted.tolist() == pytest.approx((1 - expected.predicted).tolist())
+    accuracies = pd.DataFrame({"4": [0.5, 0.7]}, ["narrow", "wide"])
+    table = read_table(accuracies, metric="accuracy")
+    again = Search(("narrow", "wide"), SIZES, 256, metric="eval_accuracy")
+    again.add_table(table)
+    assert again.curve("wide") == {4: pytest.approx(0.3)}
+    with pytest.raises(
+        ValueError, match="the table holds accuracy, and this search is told losses"
+    ):
+        Search(("narrow", "wide"), SIZES, 256).add_table(table)
+    with pytest.raises(ValueError, match="the table holds accuracy, and this search is told f1"):
+        Search(("narrow", "wide"), SIZES, 256, metric="f1").add_table(table)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "words"),
+    [
+        ("accuracy", 93.0, "the accuracy is 93; expected 0 or more and at most 1, no per cent"),
+        ("accuracy", 1.0, "the accuracy is 1, the best there is; give Search test_rows="),
+        ("matthews", -1.5, "the matthews is -1.5; expected -1 or more"),
+        ("perplexity", 0.5, "the perplexity is 0.5; expected 1 or more"),
+    ],
+)
+def test_scores_out_of_range_are_refused(metric: str, value: float, words: str) -> None:
+    search = Search(("a", "b"), SIZES, 256, metric=metric)
+    before = search.state()
+    for take in (
+        lambda: search.tell(Ask("a", 4), value),
+        lambda: search.add("a", 4, value),
+    ):
+        with pytest.raises(ValueError, match=words):
+            take()
+    assert search.state() == before
+
+
+@pytest.mark.parametrize("loss", [math.nan, -1.0, 0.0, math.inf])
+def test_no_loss_can_be_added(loss: float) -> None:
+    search = Search(("a", "b"), SIZES, 256)
+    with pytest.raises(ValueError, match="expected a positive number"):
+        search.add("a", 4, loss)
+    assert not search.results
 
 
 # Eq. 10 with a measured F, by its formula -------------------------------------------------------
@@ -300,7 +473,7 @@ def test_a_measured_law_ranks() -> None:
     for row in frame.itertuples():
         assert row.predicted == pytest.approx(truth[row.name], rel=1e-3) == row.score
         assert row.low <= row.predicted <= row.high
-    assert frame.prob_best.sum() == pytest.approx(1.0) and frame.prob_best[0] > 0.99
+    assert frame.prob_best.sum() == pytest.approx(1.0) and frame.prob_best.argmax() == 0
 
 
 def test_some_kernels_are_not_enough() -> None:
@@ -397,6 +570,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"screen": 1.5}, "screen is 1.5; expected a share"),
     ({"screen_by": "luck"}, "screen_by is 'luck'; expected one of logme, hscore, knn"),
     ({"seeds": 0}, "seeds is 0"),
+    ({"test_rows": 0}, "test_rows is 0"),
+    (
+        {"metric": "goodness"},
+        "the metric 'goodness' is not known here; say whether lower or higher",
+    ),
     ({"models": ("a",)}, "1 model to choose from"),
     ({"models": ("a", "b", "a")}, "the model 'a' is given twice"),
 ]

@@ -343,7 +343,9 @@ def language_model(model: nn.Module) -> Any:
     return language
 
 
-def with_lora(model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0) -> Any:
+def with_lora(
+    model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0, task_type: str = "SEQ_CLS"
+) -> Any:
     """Add low-rank adapters by peft; only these and the new head are trained.
 
     The head is what peft takes for it (``classifier``, ``score``) and what `load_model` had to
@@ -359,6 +361,7 @@ def with_lora(model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0) -> A
         rank: r of the adapters, as in the paper.
         alpha: α of the adapters, as in the paper.
         seed: of the adapters' first values.
+        task_type: peft's name of the kind of model, "CAUSAL_LM" for a language model.
 
     Raises:
         MissingExtra: peft is not installed.
@@ -366,7 +369,7 @@ def with_lora(model: Any, rank: int = 8, alpha: int = 16, *, seed: int = 0) -> A
     peft = require("peft")
     known = require("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     config = peft.LoraConfig(
-        task_type="SEQ_CLS",
+        task_type=task_type,
         r=rank,
         lora_alpha=alpha,
         target_modules=None if model.config.model_type in known else "all-linear",

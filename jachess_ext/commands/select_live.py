@@ -1,0 +1,188 @@
+"""`jachess select-live`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from .._io import DataError, MissingExtra, from_json, require
+from ..compare.settings import Columns, Recipe
+from . import print_frame
+from .select import Rows
+
+if TYPE_CHECKING:
+    from ..scaling import LiveSelection
+
+REPORT = "report.html"
+Settings = TypeVar("Settings")
+
+
+def _shown(metavar: str, default: str = "") -> Any:
+    """Return how the help shows an option."""
+    hint = f"(default: {default})" if default else ""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+
+
+Pairs = Annotated[dict[str, str], _shown("NAME VALUE …")]
+
+
+def select_live(
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL …")],
+    task: Annotated[str, tyro.conf.arg(metavar="DATA")],
+    columns: Pairs = {},  # noqa: B006  tyro's default, not changed
+    recipe: Pairs = {},  # noqa: B006
+    target: Annotated[Rows | None, _shown("ROWS", "all training rows")] = None,
+    rank_by: Annotated[str | None, _shown("SCORE", "loss, of text bpb")] = None,
+    method: Annotated[str, _shown("NAME", "blend")] = "blend",
+    budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
+    sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
+    minutes: Annotated[float | None, _shown("MINUTES")] = None,
+    screen: Annotated[float | None, _shown("SHARE")] = None,
+    dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
+    keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
+    processes: Annotated[str, _shown("N", "1")] = "1",
+    out: Annotated[Path, _shown("FOLDER", "jachess-select")] = Path("jachess-select"),
+) -> None:
+    """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
+
+    Killed, the same command goes on.  jachess_ext.scaling.select_live has more settings.
+
+    Args:
+        models: Two or more to choose from: paths or hub ids.
+        task: train.csv:dev.csv (tsv, jsonl, parquet, .gz), a folder, glue/NAME or hub:NAME;
+            for language models train.txt:dev.txt, a piece of text a line.
+        columns: Columns by other names: text, pair, label; "regression true": labels are numbers.
+        recipe: How every model is fine-tuned, such as "epochs 3 lr 1e-4 lora true"; known are
+            epochs, batch_size, lr, max_length, weight_decay, warmup, scheduler, lora, bf16,
+            gradient_accumulation, gradient_checkpointing, torch_compile.
+        target: Rows to predict for, such as 10000 or 10k.
+        rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
+        method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
+            logme, hscore, knn, zeroshot, modelsize: nothing is trained.
+        budget: Largest subset as a share of the target.
+        sizes: Rows of the subsets, instead.
+        minutes: Limit of time: a size that is expected to exceed it is not begun.
+        screen: Fine-tune only this share of the models, the best by their frozen features.
+        dev_size: Dev rows judged on.
+        keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
+        processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
+        out: Folder of runs, result and report.
+
+    Raises:
+        DataError: What was given cannot be used; nothing has been trained.
+        MissingExtra: An optional library is needed and missing.
+    """
+    settings: dict[str, Any] = {
+        "columns": _parsed(Columns(), columns, "--columns"),
+        "recipe": _parsed(Recipe(), recipe, "--recipe"),
+        "target": target if target is None else int(target),
+    }
+    with suppress(ValueError):  # else a Ray cluster
+        settings["processes"] = int(processes)
+    if settings.get("processes", 1) < 1:
+        raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
+    require("transformers", extra="hf")
+    from ..compare.runs import connect_ray
+    from ..compare.selection import view_of_live, write_selection
+    from ..scaling import live
+
+    if "processes" not in settings:
+        connect_ray(processes)
+        settings["backend"] = "ray"
+    selection = live.select_live(
+        models,
+        task,
+        out,
+        rank_by=rank_by,
+        method=method,
+        budget=budget,
+        sizes=sizes,
+        minutes=minutes,
+        screen=screen,
+        dev_size=dev_size,
+        keep_winner=keep_winner,
+        progress=lambda text: print(text, file=sys.stderr),
+        **settings,
+    )
+    _print(selection)
+    print(f"Result: {out / live.RESULT}; the runs: {out / live.RECORDS}")
+    if selection.winner is not None and selection.winner["error"] is None:
+        print(f"Model: {out / live.WINNER}")
+    try:
+        write_selection(out / REPORT, view_of_live(selection))
+        print(f"Report: {out / REPORT}")
+    except MissingExtra as error:
+        print(f"no report: {error}; then give the same command again", file=sys.stderr)
+
+
+def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settings:
+    """Return settings with what an option gives in pairs.
+
+    Raises:
+        DataError: an unknown name, or a value of another kind.
+    """
+    known: dict[str, Any] = asdict(defaults)  # type: ignore[call-overload]
+    given: dict[str, Any] = {}
+    for name, word in pairs.items():
+        name = name.replace("-", "_")
+        if name not in known:
+            raise DataError(f"{option} knows {', '.join(known)}, not {name!r}")
+        given[name] = word
+        if not isinstance(known[name], str) and name != "pair":
+            with suppress(ValueError):  # from_json says what was expected
+                given[name] = json.loads(word.lower())
+    return from_json(known | given, type(defaults), option)  # type: ignore[no-any-return]
+
+
+def _print(live: LiveSelection) -> None:
+    from ..scaling.runs import from_forecast
+    from ..scaling.trial import ranked_loss
+
+    search, rank_by = live.search, live.rank_by
+    print(
+        f"{search.method}, {live.task}: predicted dev {rank_by} with {search.target} rows, "
+        f"from {100 * live.share:.3g} % of them"
+    )
+    runs = live.to_frame()
+    trained = runs[(runs["size"] > 0) & runs["loss"].notna()].groupby("candidate")["size"].nunique()
+    frame = search.selection().to_frame().rename(columns={"name": "model"})
+    frame.insert(2, "sizes", frame["model"].map(trained).fillna(0).astype(int))
+    columns = ["rank", "model", "sizes", "score"]
+    if frame["predicted"].notna().any():
+        columns[3:] = ["predicted"]
+        if frame["prob_best"].notna().all():
+            columns += ["low", "high", "prob_best"]
+        ends: Any = from_forecast(rank_by, frame[["low", "high"]])
+        frame["low"], frame["high"] = ends.min(axis=1), ends.max(axis=1)
+        frame["predicted"] = from_forecast(rank_by, frame["predicted"])
+    if any("perplexity" in (record["scores"] or {}) for record in live.records):
+        last = runs[runs["loss"].notna()].groupby("candidate")["dev_score"].last()
+        columns.append("perplexity")  # a token, measured after the last run
+        frame["perplexity"] = frame["model"].map(last)
+    print_frame(frame[columns])
+    for model, reason in live.stops.items():
+        if reason != search.stop:
+            print(f"{model}: {reason}")
+    print(f"stopped: {search.stop}")
+    flops = live.flops
+    parts = {name: flops[name] for name in ("training", "judging", "probe", "features")}
+    shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
+    print(
+        f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "
+        f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
+    )
+    winner = live.winner
+    if winner is not None and winner["error"] is not None:
+        print(f"{winner['model']} could not be trained on all rows: {winner['error']}")
+    elif winner is not None:
+        loss = ranked_loss(winner, rank_by)
+        assert loss is not None, "the run did not fail"
+        measured = from_forecast(rank_by, loss)
+        print(f"{winner['model']} trained on {winner['size']} rows: dev {rank_by} {measured:.4g}")

@@ -1,0 +1,191 @@
+"""No unit changes a fit: sizes, losses, weights and models' sizes in others give the same law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jachess_ext.scaling import LossTable, fit, select
+from python_tests.scaling import curves
+
+LAWS = ["rectified", "lensllm", "power", "ats", "kaplan"]
+MODELS = np.array([1e7, 1e8, 1e9])
+AHEAD = 32 * curves.SIZES[-1]
+
+# Factors of sizes, losses, weights and N.
+OTHERS = {
+    "thousands of rows": (1e-3, 1.0, 1.0, 1.0),
+    "bits": (1.0, 1 / np.log(2), 1.0, 1.0),
+    "per cent": (1.0, 100.0, 1.0, 1.0),
+    "thousandths": (1.0, 1e-3, 1.0, 1.0),
+    "weights of 100": (1.0, 1.0, 100.0, 1.0),
+    "all": (1e3, 1e3, 1e-3, 1e-6),
+}
+DOUBLINGS = (2.0**-10, 2.0**5, 2.0**6, 2.0**-20)
+
+Units = Callable[[dict[str, Any], float, float, float], dict[str, Any]]
+UNITS: dict[str, Units] = {
+    "rectified": lambda p, d, y, n: {
+        "B": y * d ** p["beta"], "D_l": d ** p["beta"], "beta": 1.0, "E": y,
+    },
+    "lensllm": lambda p, d, y, n: {
+        "B": y * d ** p["beta"], "F": d ** p["beta"], "beta": 1.0, "E": y,
+    },
+    "power": lambda p, d, y, n: {
+        "B": y ** (1 / p["alpha"]) * d ** p["beta"],
+        "beta": 1.0,
+        "E": y ** (1 / p["alpha"]),
+        "alpha": 1.0,
+    },
+    "kaplan": lambda p, d, y, n: {
+        "N_c": n * y ** (1 / p["alpha_N"]),
+        "D_c": d * y ** (1 / p["alpha_D"]),
+        "alpha_N": 1.0,
+        "alpha_D": 1.0,
+    },
+}  # fmt: skip
+"""By what each parameter is multiplied where sizes are by d, losses by y and N by n."""
+
+
+def noisy_losses(law: str) -> np.ndarray:
+    if law == "kaplan":
+        rows = [curves.kaplan(n, curves.SIZES, 1e13, 5e8, 0.076, 0.095) for n in MODELS]
+    else:
+        rows = [
+            curves.rectified(curves.SIZES, 90.0, 30.0, 0.4, 0.5),
+            curves.rectified(curves.SIZES, 40.0, 10.0, 0.3, 0.8),
+            curves.power(curves.SIZES, 6.0, 0.3, 0.9, 1.0),
+        ]
+    return curves.noisy(np.stack(rows), np.random.default_rng(0), 0.01)
+
+
+def fitted(law: str, factors: tuple[float, ...], **given: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the parameters, and in the first units: prediction, ends at 90 % and 50 %, D*."""
+    d, y, w, n = factors
+    if law == "kaplan":
+        given["parameters"] = MODELS * n
+    found: Any = fit(curves.SIZES * d, noisy_losses(law) * y, law, weights=np.full(14, w), **given)
+    params, at = found.params, AHEAD * d
+    if law == "kaplan":
+        found = found.for_model(1e10 * n)
+    values = [found.predict(at), *found.interval(at), *found.interval(at, 0.5)]
+    return params, np.array(values) / y
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("law", LAWS)
+def test_units_change_nothing(law: str, other: str) -> None:
+    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0))
+    params, values = fitted(law, OTHERS[other])
+    np.testing.assert_allclose(values, expected, rtol=2e-6)
+    width, old = (np.log(v[2] / v[1]) for v in (values, expected))
+    np.testing.assert_allclose(width, old, rtol=1e-5)
+    d, y, _, n = OTHERS[other]
+    if law == "ats":
+        np.testing.assert_allclose(params["slope"], first["slope"])
+        moved = first["intercept"] + np.log(y) - first["slope"] * np.log(d)
+        np.testing.assert_allclose(params["intercept"], moved)
+        return
+    units = UNITS[law](first, d, y, n)
+    assert set(units) == set(params)
+    for name, unit in units.items():
+        np.testing.assert_allclose(params[name], first[name] * unit, rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("law", ["rectified", "lensllm", "power", "kaplan"])
+def test_doubled_units_give_the_same_bits(law: str) -> None:
+    """Of what has no unit: exponents; what is multiplied with a logarithm is rounded."""
+    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0))
+    params, values = fitted(law, DOUBLINGS)
+    for name in ("beta", "alpha", "alpha_N", "alpha_D"):
+        np.testing.assert_array_equal(params.get(name), first.get(name))
+    np.testing.assert_allclose(values, expected, rtol=1e-13)
+
+
+def test_the_transition_has_the_unit_of_sizes() -> None:
+    losses = noisy_losses("rectified")[0]
+    rows, thousands = (fit(curves.SIZES * d, losses, "rectified").transition for d in (1, 1e-3))
+    for name in ("size", "low", "high"):
+        assert getattr(thousands, name) == pytest.approx(getattr(rows, name) / 1000)
+
+
+def test_unequal_weights_count_as_shares() -> None:
+    weights, losses = np.linspace(1, 3, 14), noisy_losses("rectified")
+    one, other = (fit(curves.SIZES, losses, "power", weights=w * weights) for w in (1, 64))
+    np.testing.assert_array_equal(one.predict(AHEAD), other.predict(AHEAD))
+    np.testing.assert_array_equal(one.interval(AHEAD), other.interval(AHEAD))
+
+
+@pytest.mark.parametrize(
+    ("law", "given", "other"),
+    [
+        ("rectified", {"fixed": {"E": 0.4}}, {"fixed": {"E": 40.0}}),
+        ("rectified", {"bounds": {"E": (0.55, 0.6)}}, {"bounds": {"E": (55.0, 60.0)}}),
+        ("rectified", {"fixed": {"B": 80.0}}, {"fixed": {"B": 8000.0}}),
+        (
+            "power",
+            {"fixed": {"alpha": 0.5}, "bounds": {"E": (0.3, 0.4)}},
+            {"fixed": {"alpha": 0.5}, "bounds": {"E": (3e3, 4e3)}},
+        ),
+    ],
+)
+def test_bounds_are_in_the_units_given(law: str, given: dict, other: dict) -> None:
+    first, expected = fitted(law, (1.0, 1.0, 1.0, 1.0), **given)
+    params, values = fitted(law, (1.0, 100.0, 1.0, 1.0), **other)
+    np.testing.assert_allclose(values, expected, rtol=2e-6)
+    for name, (low, high) in given.get("bounds", {}).items():
+        assert ((first[name] > low * (1 - 1e-9)) & (first[name] < high * (1 + 1e-9))).all()
+    for name, value in given.get("fixed", {}).items():
+        np.testing.assert_allclose(first[name], value)
+    for name, value in other.get("fixed", {}).items():
+        np.testing.assert_allclose(params[name], value)
+
+
+@pytest.mark.parametrize(
+    ("law", "fixed"),
+    [
+        ("rectified", {"beta": 0.5, "B": 120.0}),
+        ("rectified", {"D_l": 20.0}),
+        ("power", {"E": 0.0}),
+        ("power", {"B": 5.0, "E": 0.6}),
+    ],
+)
+def test_fixed_values_come_back(law: str, fixed: dict) -> None:
+    """Whether or not the unit of a parameter depends on one that is fitted."""
+    found = fit(curves.SIZES, noisy_losses("rectified"), law, fixed=fixed)
+    for name, value in fixed.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-12)
+
+
+def test_a_measured_kernel_reads_its_times_at_rows() -> None:
+    """Losses and weights may be in any unit, sizes only in rows: F is added to D^β."""
+    kernel, exact = curves.with_kernel()
+    losses = curves.noisy(exact, np.random.default_rng(0), 0.002)
+    one = fit(curves.SIZES, losses, "lensllm", **kernel)
+    other = fit(curves.SIZES, losses * 100, "lensllm", weights=np.full(14, 100.0), **kernel)
+    assert other.predict(AHEAD) == pytest.approx(100 * one.predict(AHEAD), rel=1e-6)
+    assert other.interval(AHEAD)[0] == pytest.approx(100 * one.interval(AHEAD)[0], rel=1e-5)
+    assert one.params["t"] == pytest.approx(2.5, rel=0.1)
+    for name, unit in (("B", 100), ("t", 1), ("beta", 1), ("E", 100)):
+        assert other.params[name] == pytest.approx(unit * one.params[name], rel=1e-4)
+
+
+@pytest.mark.parametrize("other", ["thousands of rows", "bits", "per cent"])
+@pytest.mark.parametrize("method", ["blend", "rectified", "lensllm", "power", "ats"])
+def test_a_selection_does_not_depend_on_units(method: str, other: str) -> None:
+    d, y, _, _ = OTHERS[other]
+    losses = noisy_losses("rectified")
+    found = []
+    for size_unit, loss_unit in ((1.0, 1.0), (d, y)):
+        sizes = curves.SIZES * size_unit
+        known = LossTable(("a", "b", "c"), sizes, losses * loss_unit, None)
+        chosen = select(known, float(sizes[-1]), 32 * float(sizes[-1]), method)
+        table = chosen.to_frame(0.9).set_index("name").loc[list(known.names)]
+        ratio = np.log(table.high / table.low)
+        found.append((chosen.ranking, ratio, table.predicted / loss_unit, table.prob_best))
+    assert found[0][0] == found[1][0]
+    for first, second in zip(found[0][1:], found[1][1:], strict=True):
+        np.testing.assert_allclose(second, first, rtol=2e-5, atol=1e-9)
