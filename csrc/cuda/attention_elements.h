@@ -100,29 +100,7 @@ __device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace
   return __syncthreads_or(any) != 0;
 }
 
-// Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
-template <typename F>
-int dispatch_attention(const AttentionProblem& problem, const F& f) {
-  if (problem.q > 2) return kNoTileFits;
-  const auto with = [&](auto* typed) {
-    const int streams = 1 + problem.q + problem.pairs;
-    if (streams == 2) return f(typed, Int<2>{});
-    return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
-  };
-  switch (problem.storage) {
-    case Storage::f32:
-      return with(static_cast<float*>(nullptr));
-    case Storage::bf16:
-      return with(static_cast<BFloat16*>(nullptr));
-    case Storage::f16:
-      return with(static_cast<Half*>(nullptr));
-    default:
-      return kNoTileFits;
-  }
-}
-
-// ---- a warp's tile of scores
-// ----------------------------------------------------------------------
+// ---- a warp's tile of scores --------------------------------------------------------------------
 
 __device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
   const uint32_t low = which & 1 ? words.y : words.x, high = which & 1 ? words.w : words.z;
@@ -228,14 +206,16 @@ __device__ inline void exp_jet(const float* s, float* e) {
   pointwise_jet<kDirections<S>, kPairs<S>>(e[0], e[0], s, e);
 }
 
-// The jet of n / d.
+// The jet of n / d, in place of n; zeros where d is, whatever n.
 template <int S>
-__device__ inline void quotient_jet(const float* n, const float* d, float* y) {
+__device__ inline void quotient_jet(const float* d, float* n) {
   const float inverse = 1.0f / d[0];
-  y[0] = n[0] * inverse;
+  n[0] *= inverse;
   JACHESS_UNROLL
-  for (int i = 1; i < 3 && i < S; ++i) y[i] = (n[i] - y[0] * d[i]) * inverse;
-  if constexpr (S == 4) y[3] = (n[3] - y[1] * d[2] - y[2] * d[1] - y[0] * d[3]) * inverse;
+  for (int i = 1; i < 3 && i < S; ++i) n[i] = (n[i] - n[0] * d[i]) * inverse;
+  if constexpr (S == 4) n[3] = (n[3] - n[1] * d[2] - n[2] * d[1] - n[0] * d[3]) * inverse;
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) n[s] = d[0] == 0 ? 0 : n[s];
 }
 
 }  // namespace jachess

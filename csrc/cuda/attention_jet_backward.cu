@@ -18,31 +18,12 @@
 // Own tokens lie in shared memory throughout, others in one stage of N = 16 or 32 or, where they
 // fit, in two, so that the next tile is loaded behind the products of this one. V is 32 to 128, and
 // wider results are shared out over blocks.
-#include "attention_elements.h"
+#include "attention_launch.h"
 
 namespace jachess {
 namespace {
 
 enum class Role { query, key, value };
-
-// How a launch cuts its work, and where everything lies in shared memory (bytes).
-struct BackwardPlan {
-  Cut cut;
-  int depth, second_depth;   // entries of the first and second operands' tokens, rounded up
-  int chunks;                // blocks that share own tokens, V columns of the result each
-  int own_second, own_jets;  // places of the second own operand and of the own queries' jets
-  int stage, second, jets;   // bytes of a tile of others; places in it
-  int first_stage, scratch;  // places
-};
-
-struct BackwardArguments {
-  ScoreRules rules;
-  BackwardPlan plan;
-  JetHeads own, own_second, other, other_second, out;
-  const float *stats, *shares;
-  int batch, group, size, value_size, tiles;
-  bool aligned;
-};
 
 // Columns of the result of a warp, by what fits its registers.
 template <typename T>
@@ -113,25 +94,17 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<S,
 
 template <typename T, int S, int V, Role role>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
-    tiles_kernel(const __grid_constant__ BackwardArguments args) {
+    tiles_kernel(const __grid_constant__ AttentionArguments args) {
   constexpr int N = attention_tile(S);
   constexpr bool of_keys = role != Role::query;
-  const BackwardPlan& plan = args.plan;
+  const AttentionPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
-  const int rows = plan.cut.warps * kStrip;
-  const int owners = of_keys ? rules.heads / args.group : rules.heads;
+  const int rows = plan.warps * kStrip;
   const int own_count = of_keys ? rules.keys : rules.queries;
   const int other_count = of_keys ? rules.queries : rules.keys;
-
-  int block = static_cast<int>(blockIdx.x);
-  const int chunk = block % plan.chunks;
-  block /= plan.chunks;
-  const int first = block % args.tiles * rows;
-  block /= args.tiles;
-  const int owner = block % owners, batch = block / owners;
-  const int first_column = chunk * V;
-  const int width = (role == Role::value ? args.value_size : args.size) - first_column;
+  const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V);
+  const int width = (role == Role::value ? args.value_size : args.size) - block.column;
 
   char* memory = dynamic_shared_memory();
   const auto tile_at = [&](int offset, int tile_rows, int depth) {
@@ -145,81 +118,63 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     return tile_at(stage_at(stage) + plan.second, N, plan.second_depth);
   };
   // Jets of l and R of some queries, [2][S][count]: of a tile's, or of the block's own.
-  const auto jets_of = [&](int stage) {
-    return reinterpret_cast<float*>(memory + stage_at(stage) + plan.jets);
-  };
-  float* own_jets = reinterpret_cast<float*>(memory + plan.own_jets);
+  const auto jets_at = [&](int offset) { return reinterpret_cast<float*>(memory + offset); };
   ScoreTile<S, of_keys> tile(memory + plan.scratch +
                              warp * attention_scratch(S, rules.softcap != 0));
   const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
   const auto load_jets = [&](float* to, int count, int head, int query) {
     for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {
       const int64_t row =
-          n / count % S * all_heads + static_cast<int64_t>(batch) * rules.heads + head;
+          n / count % S * all_heads + static_cast<int64_t>(block.batch) * rules.heads + head;
       if (query + n % count < rules.queries)
         copy_async_4(to + n, (n < S * count ? args.stats : args.shares) + row * rules.queries +
                                  query + n % count);
     }
   };
+  const auto load_rows = [&](const JetHeads& x, int head, int count, int size, int from,
+                             const Tile<T>& to, int depth) {
+    load_tile<S>(to, rows_of<T>(x, block.batch, head, count, size, args.aligned), from, 0, depth);
+  };
 
   // A step is a tile of other tokens of one of the heads that the block goes over.
-  const int heads = of_keys ? args.group : 1;
-  const int per_head = (other_count + N - 1) / N, steps = heads * per_head;
+  const int per_head = (other_count + N - 1) / N, steps = (of_keys ? args.group : 1) * per_head;
   const auto head_of = [&](int step) {
-    return of_keys ? owner * args.group + step / per_head : owner;
+    return of_keys ? block.owner * args.group + step / per_head : block.owner;
   };
-  const auto place_of = [&](int step, int own_token) {
-    const int other = step % per_head * N;
-    return ScorePlace{batch, head_of(step), of_keys ? other : own_token,
+  const auto place_of = [&](int step, int below) {
+    const int other = step % per_head * N, own_token = block.first + below;
+    return ScorePlace{block.batch, head_of(step), of_keys ? other : own_token,
                       of_keys ? own_token : other};
   };
-  const auto next_step = [&](int step) {
-    while (step < steps &&
-           !tile_takes_part(rules, place_of(step, first), of_keys ? N : rows, of_keys ? rows : N))
-      ++step;
-    return step;
-  };
-  const auto load = [&](int step, int stage) {
-    if (step < steps) {
-      const int head = head_of(step), token = step % per_head * N;
-      const int other_head = of_keys ? head : head / args.group;
-      load_tile<S>(other_of(stage),
-                   rows_of<T>(args.other, batch, other_head, other_count, args.size, args.aligned),
-                   token, 0, plan.depth);
-      load_tile<S>(other_second_of(stage),
-                   rows_of<T>(args.other_second, batch, other_head, other_count, args.value_size,
-                              args.aligned),
-                   token, 0, plan.second_depth);
-      if constexpr (of_keys) load_jets(jets_of(stage), N, head, token);
-    }
-    copy_async_commit();
-  };
 
-  load_tile<S>(own, rows_of<T>(args.own, batch, owner, own_count, args.size, args.aligned), first,
-               0, plan.depth);
+  load_rows(args.own, block.owner, own_count, args.size, block.first, own, plan.depth);
   if constexpr (role != Role::value)
-    load_tile<S>(
-        own_second,
-        rows_of<T>(args.own_second, batch, owner, own_count, args.value_size, args.aligned), first,
-        0, plan.second_depth);
-  if constexpr (!of_keys) load_jets(own_jets, rows, owner, first);
-
+    load_rows(args.own_second, block.owner, own_count, args.value_size, block.first, own_second,
+              plan.second_depth);
+  if constexpr (!of_keys) load_jets(jets_at(plan.own_jets), rows, block.owner, block.first);
   float sums[S][V / 8][4] = {};
-  const bool ahead = plan.cut.stages == 2;
-  int step = -1, stage = 0;  // before the first tile there is nothing to multiply
-  while (step < steps) {
-    const int next = next_step(step + 1);
-    if (ahead) load(next, 1 - stage);
-    if (step >= 0) {
-      if (ahead) {
-        copy_async_wait<1>();
-      } else {
-        copy_async_wait<0>();
-      }
-      __syncthreads();
-      const ScorePlace place = place_of(step, first + strip);
-      if (tile_in_band(rules, place, of_keys ? N : kStrip, of_keys ? kStrip : N)) {
-        const float* jets = of_keys ? jets_of(stage) : own_jets + strip;
+  go_over(
+      steps, plan.stages == 2,
+      [&](int step) {
+        while (step < steps &&
+               !tile_takes_part(rules, place_of(step, 0), of_keys ? N : rows, of_keys ? rows : N))
+          ++step;
+        return step;
+      },
+      [&](int step, int stage) {
+        const int head = head_of(step), token = step % per_head * N;
+        const int other_head = of_keys ? head : head / args.group;
+        load_rows(args.other, other_head, other_count, args.size, token, other_of(stage),
+                  plan.depth);
+        load_rows(args.other_second, other_head, other_count, args.value_size, token,
+                  other_second_of(stage), plan.second_depth);
+        if constexpr (of_keys) load_jets(jets_at(stage_at(stage) + plan.jets), N, head, token);
+      },
+      [&](int step, int stage) {
+        const ScorePlace place = place_of(step, strip);
+        if (!tile_in_band(rules, place, of_keys ? N : kStrip, of_keys ? kStrip : N)) return;
+        const float* jets =
+            of_keys ? jets_at(stage_at(stage) + plan.jets) : jets_at(plan.own_jets) + strip;
         const auto jet = [&](int which, int s, int n, int e) {
           return jets[(which * S + s) * (of_keys ? N : rows) + tile.query_of(n, e)];
         };
@@ -238,48 +193,25 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
             }
           }
           multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage),
-                                                             first_column, width, sums);
+                                                             block.column, width, sums);
         } else {
           float grads[S][N / 8][4] = {};
           multiply_tokens<of_keys ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
               own_second, strip, other_second_of(stage), plan.second_depth, grads);
           differentiate<S, of_keys, N>(
               rules, tile, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, grads);
-          multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), first_column,
+          multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), block.column,
                                                           width, sums);
         }
-      }
-      __syncthreads();
-    }
-    if (ahead) {
-      stage = 1 - stage;
-    } else {
-      load(next, stage);
-    }
-    step = next;
-  }
-  copy_async_wait<0>();
-
-  const int g = lane_index() / 4, t = lane_index() % 4;
-  T* out = static_cast<T*>(args.out.data) + batch * args.out.batch + owner * args.out.head +
-           first_column;
-  JACHESS_UNROLL
-  for (int v = 0; v < V / 8; ++v) {
-    JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      const int token = first + strip + g + e / 2 * 8, column = 8 * v + 2 * t + e % 2;
-      if (token >= own_count || column >= width) continue;
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s)
-        convert(sums[s][v][e], out[s * args.out.stream + token * args.out.token + column]);
-    }
-  }
+      });
+  write_strip<T, S, V>(sums, args.out, block, strip, own_count, block.column + width,
+                       [](int, float*) {});
 }
 
 // R = Σ_d ȳ ⊗ᵀ y, a warp per query.
 template <typename T, int S>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
-    shares_kernel(const __grid_constant__ BackwardArguments args, JetHeads gy, JetHeads y,
+    shares_kernel(const __grid_constant__ AttentionArguments args, JetHeads gy, JetHeads y,
                   Elements elements, float* __restrict__ shares) {
   const int heads = args.rules.heads, queries = args.rules.queries;
   const int64_t all = static_cast<int64_t>(args.batch) * heads * queries;
@@ -312,40 +244,26 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
 }
 
 template <typename T, int S, Role role>
-int launch_tiles(BackwardArguments args, const AttentionProblem& problem, const JetHeads& gy,
+int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const JetHeads& gy,
                  const JetHeads& out, Queue queue) {
   constexpr bool of_keys = role != Role::query;
-  constexpr int N = attention_tile(S), V = kWidest<T>;
-  BackwardPlan& plan = args.plan;
-  plan.depth = round_up(static_cast<int>(problem.size), 16);
-  plan.second_depth = round_up(static_cast<int>(problem.value_size), 16);
+  constexpr int V = kWidest<T>;
+  AttentionPlan& plan = args.plan;
+  plan.depth = round_up(args.size, 16);
+  plan.second_depth = round_up(args.value_size, 16);
   plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
-  const int row = S * padded<T>(plan.depth) * static_cast<int>(sizeof(T));
-  const int second_row = S * padded<T>(plan.second_depth) * static_cast<int>(sizeof(T));
-  plan.second = N * row;
-  plan.jets = plan.second + N * second_row;
-  const int jet_bytes = sizeof(float);
-  plan.stage = plan.jets + (of_keys ? 2 * S * N * jet_bytes : 0);
-  const auto bytes = [&](int warps, int stages) {
-    plan.own_second = warps * kStrip * row;
-    plan.own_jets = plan.own_second + (role == Role::value ? 0 : warps * kStrip * second_row);
-    plan.first_stage = plan.own_jets + (of_keys ? 0 : 2 * S * warps * kStrip * jet_bytes);
-    plan.scratch = plan.first_stage + stages * plan.stage;
-    return plan.scratch + warps * attention_scratch(S, problem.softcap != 0);
-  };
-  const int64_t own = of_keys ? problem.keys : problem.queries;
-  if (!choose_cut(shared_memory_limit(queue.device), own, bytes, plan.cut)) return kNoTileFits;
+  if (!make_plan<T, S>(of_keys ? problem.keys : problem.queries, role == Role::value ? 1 : 2,
+                       of_keys ? Jets::other : Jets::own, problem.softcap != 0,
+                       shared_memory_limit(queue.device), plan))
+    return kNoTileFits;
   args.own = of_keys ? problem.key : problem.query;
   args.own_second = of_keys ? problem.value : gy;
   args.other = of_keys ? problem.query : problem.key;
   args.other_second = of_keys ? gy : problem.value;
   args.out = out;
-  const int rows = plan.cut.warps * kStrip;
   const int64_t owners = problem.batch * (of_keys ? problem.key_heads : problem.heads);
-  args.tiles = static_cast<int>((own + rows - 1) / rows);
-  return launch_with_shared(tiles_kernel<T, S, V, role>, owners * args.tiles * plan.chunks,
-                            plan.cut.warps * kWarp, static_cast<size_t>(plan.cut.bytes), queue,
-                            args);
+  return launch_with_shared(tiles_kernel<T, S, V, role>, owners * plan.tiles * plan.chunks,
+                            plan.warps * kWarp, static_cast<size_t>(plan.bytes), queue, args);
 }
 
 }  // namespace
@@ -353,14 +271,8 @@ int launch_tiles(BackwardArguments args, const AttentionProblem& problem, const 
 int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, JetHeads y,
                                 const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
                                 JetHeads gvalue, Queue queue) {
-  BackwardArguments args = {};
-  args.rules = score_rules(problem);
-  args.stats = static_cast<const float*>(stats);
+  AttentionArguments args = attention_arguments(problem, const_cast<void*>(stats));
   args.shares = static_cast<const float*>(shares);
-  args.batch = static_cast<int>(problem.batch);
-  args.group = static_cast<int>(problem.heads / problem.key_heads);
-  args.size = static_cast<int>(problem.size);
-  args.value_size = static_cast<int>(problem.value_size);
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value;

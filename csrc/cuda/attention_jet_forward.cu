@@ -14,29 +14,10 @@
 //
 // N is 16 or 32; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
 // and values is loaded behind the products of this one where two fit.
-#include "attention_elements.h"
+#include "attention_launch.h"
 
 namespace jachess {
 namespace {
-
-// How a launch cuts its work, and where everything lies in shared memory (bytes).
-struct ForwardPlan {
-  Cut cut;
-  int depth;                 // entries of a query or key: its size, rounded up
-  int width;                 // value columns in shared memory
-  int chunks;                // blocks that share a tile of queries, V value columns each
-  int stage, value;          // bytes of keys and values of a tile; the values' place in it
-  int first_stage, scratch;  // places
-};
-
-struct ForwardArguments {
-  ScoreRules rules;
-  ForwardPlan plan;
-  JetHeads query, key, value, y;
-  float* stats;
-  int batch, group, size, value_size, tiles;
-  bool aligned;
-};
 
 // Value columns of a warp, by what fits its registers.
 template <typename T, int S>
@@ -102,8 +83,7 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) total[s] += seen[s];
     });
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) total[s] = sum_of_row(total[s]);
+    warp_sum<S, 4>(total);
     const float inverse = 1.0f / total[0];
     float shift[S];
     pointwise_jet<q, P>(inverse, -inverse * inverse, total, shift);
@@ -163,7 +143,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, 
   bool rises[2];
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
-    top[row] = largest_of_row(top[row]);
+    top[row] = warp_max<4>(top[row]);
     rises[row] = top[row] > state.centre[row][0] + kHeadroom;
   }
   if (__any_sync(0xFFFFFFFFu, rises[0] || rises[1]))
@@ -190,7 +170,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, 
 // The jet of log Σ e^score: that of log L, and c. A query that saw no key has −∞ and zeros, as on
 // the CPU.
 template <int S>
-__device__ inline void write_stats(const ForwardArguments& args, const ScorePlace& place,
+__device__ inline void write_stats(const AttentionArguments& args, const ScorePlace& place,
                                    const RowState<S>& state) {
   const int64_t heads = static_cast<int64_t>(args.batch) * args.rules.heads;
   const int64_t head = static_cast<int64_t>(place.batch) * args.rules.heads + place.head;
@@ -215,153 +195,96 @@ __device__ inline void write_stats(const ForwardArguments& args, const ScorePlac
 
 template <typename T, int S, int V>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
-    forward_kernel(const __grid_constant__ ForwardArguments args) {
+    forward_kernel(const __grid_constant__ AttentionArguments args) {
   constexpr int N = attention_tile(S);
-  const ForwardPlan& plan = args.plan;
+  const AttentionPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
-  const int rows = plan.cut.warps * kStrip;
-
-  int block = static_cast<int>(blockIdx.x);
-  const int chunk = block % plan.chunks;
-  block /= plan.chunks;
-  const int first_query = block % args.tiles * rows;
-  block /= args.tiles;
-  const int head = block % rules.heads, batch = block / rules.heads;
-  const int first_column = chunk * V, width = args.value_size - first_column;
+  const int rows = plan.warps * kStrip;
+  const BlockPlace block(plan, rules.heads, V);
+  const int key_head = block.owner / args.group;
+  const ScorePlace first = {block.batch, block.owner, block.first, 0};
+  const auto place_of = [&](int step, int below) {
+    return ScorePlace{first.batch, first.head, first.query + below, step * N};
+  };
 
   char* memory = dynamic_shared_memory();
   const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, padded<T>(plan.depth)};
-  char* stages = memory + plan.first_stage;
   ScoreTile<S, false> tile(memory + plan.scratch + warp * attention_scratch(S, false));
-  const auto keys_of = [&](int stage) {
-    return Tile<T>{reinterpret_cast<T*>(stages + stage * plan.stage), N, queries.ld};
+  const auto tile_at = [&](int stage, int offset, int depth) {
+    char* start = memory + plan.first_stage + stage * plan.stage + offset;
+    return Tile<T>{reinterpret_cast<T*>(start), N, padded<T>(depth)};
   };
-  const auto values_of = [&](int stage) {
-    return Tile<T>{reinterpret_cast<T*>(stages + stage * plan.stage + plan.value), N,
-                   padded<T>(plan.width)};
-  };
-  const Rows<T> all_queries =
-      rows_of<T>(args.query, batch, head, rules.queries, args.size, args.aligned);
-  // The first key of the next tile that takes part, or the number of keys.
-  const auto next_tile = [&](int key) {
-    while (key < rules.keys && !tile_takes_part(rules, {batch, head, first_query, key}, rows, N))
-      key += N;
-    return key;
-  };
-  const auto load = [&](int key, int stage) {
-    if (key < rules.keys) {
-      const int key_head = head / args.group;
-      load_tile<S>(keys_of(stage),
-                   rows_of<T>(args.key, batch, key_head, rules.keys, args.size, args.aligned), key,
-                   0, plan.depth);
-      load_tile<S>(
-          values_of(stage),
-          rows_of<T>(args.value, batch, key_head, rules.keys, args.value_size, args.aligned), key,
-          first_column, plan.width);
-    }
-    copy_async_commit();
-  };
+  const auto keys_of = [&](int stage) { return tile_at(stage, 0, plan.depth); };
+  const auto values_of = [&](int stage) { return tile_at(stage, plan.second, plan.second_depth); };
 
   float sums[S][V / 8][4] = {};
   RowState<S> state;
-  load_tile<S>(queries, all_queries, first_query, 0, plan.depth);
-  const bool ahead = plan.cut.stages == 2;
-  int key = -N, stage = 0;  // before the first tile there is nothing to multiply
-  while (key < rules.keys) {
-    const int next = next_tile(key + N);
-    if (ahead) load(next, 1 - stage);
-    if (key >= 0) {
-      if (ahead) {
-        copy_async_wait<1>();
-      } else {
-        copy_async_wait<0>();
-      }
-      __syncthreads();
-      const ScorePlace place = {batch, head, first_query + strip, key};
-      if (tile_in_band(rules, place, kStrip, N)) {
+  load_tile<S>(
+      queries,
+      rows_of<T>(args.own, block.batch, block.owner, rules.queries, args.size, args.aligned),
+      block.first, 0, plan.depth);
+  const int steps = (rules.keys + N - 1) / N;
+  go_over(
+      steps, plan.stages == 2,
+      [&](int step) {
+        while (step < steps && !tile_takes_part(rules, place_of(step, 0), rows, N)) ++step;
+        return step;
+      },
+      [&](int step, int stage) {
+        load_tile<S>(
+            keys_of(stage),
+            rows_of<T>(args.other, block.batch, key_head, rules.keys, args.size, args.aligned),
+            step * N, 0, plan.depth);
+        load_tile<S>(values_of(stage),
+                     rows_of<T>(args.other_second, block.batch, key_head, rules.keys,
+                                args.value_size, args.aligned),
+                     step * N, block.column, plan.second_depth);
+      },
+      [&](int step, int stage) {
+        const ScorePlace place = place_of(step, strip);
+        if (!tile_in_band(rules, place, kStrip, N)) return;
         float weights[S][N / 8][4] = {};
         tile.fill(rules, place);
         multiply_tokens<Sides::factors, S, N>(queries, strip, keys_of(stage), plan.depth, weights);
         weigh_scores<S, N, V>(rules, tile, weights, state, sums);
-        multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0, width, sums);
-      }
-      __syncthreads();
-    }
-    if (ahead) {
-      stage = 1 - stage;
-    } else {
-      load(next, stage);
-    }
-    key = next;
-  }
-  copy_async_wait<0>();
+        multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0,
+                                                  args.value_size - block.column, sums);
+      });
 
   JACHESS_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) state.sum[row][s] = sum_of_row(state.sum[row][s]);
-  }
-  if (chunk == 0) write_stats<S>(args, {batch, head, first_query + strip, 0}, state);
-  const int g = lane_index() / 4, t = lane_index() % 4;
-  T* y = static_cast<T*>(args.y.data) + batch * args.y.batch + head * args.y.head + first_column;
-  JACHESS_UNROLL
-  for (int v = 0; v < V / 8; ++v) {
-    JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      const int query = first_query + strip + g + e / 2 * 8, column = 8 * v + 2 * t + e % 2;
-      if (query >= rules.queries || column >= width) continue;
-      float top[S], out[S] = {};
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) top[s] = sums[s][v][e];
-      if (state.sum[e / 2][0] != 0) quotient_jet<S>(top, state.sum[e / 2], out);
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s)
-        convert(out[s], y[s * args.y.stream + query * args.y.token + column]);
-    }
-  }
+  for (int row = 0; row < 2; ++row) warp_sum<S, 4>(state.sum[row]);
+  if (block.column == 0) write_stats<S>(args, place_of(0, strip), state);
+  write_strip<T, S, V>(sums, args.out, block, strip, rules.queries, args.value_size,
+                       [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
 }
 
 template <typename T, int S, int V>
-int launch_forward(ForwardArguments args, const AttentionProblem& problem, Queue queue) {
-  const int element = sizeof(T), value_size = round_up(static_cast<int>(problem.value_size), 16);
-  ForwardPlan& plan = args.plan;
-  plan.depth = round_up(static_cast<int>(problem.size), Mma<T>::kDepth);
+int launch_forward(AttentionArguments args, const AttentionProblem& problem, Queue queue) {
+  const int value_size = round_up(args.value_size, 16);
+  AttentionPlan& plan = args.plan;
+  plan.depth = round_up(args.size, 16);
+  plan.second_depth = value_size < V ? value_size : V;
   plan.chunks = (value_size + V - 1) / V;
-  plan.width = value_size < V ? value_size : V;
-  plan.value = S * attention_tile(S) * padded<T>(plan.depth) * element;
-  plan.stage = plan.value + S * attention_tile(S) * padded<T>(plan.width) * element;
-  const auto bytes = [&](int warps, int stages) {
-    plan.first_stage = S * warps * kStrip * padded<T>(plan.depth) * element;
-    plan.scratch = plan.first_stage + stages * plan.stage;
-    return plan.scratch + warps * attention_scratch(S, false);
-  };
-  if (!choose_cut(shared_memory_limit(queue.device), problem.queries, bytes, plan.cut))
+  if (!make_plan<T, S>(problem.queries, 1, Jets::none, false, shared_memory_limit(queue.device),
+                       plan))
     return kNoTileFits;
-  const int rows = plan.cut.warps * kStrip;
-  args.tiles = static_cast<int>((problem.queries + rows - 1) / rows);
   args.aligned = is_aligned<T>(problem.query, problem.size) &&
                  is_aligned<T>(problem.key, problem.size) &&
                  is_aligned<T>(problem.value, problem.value_size);
-  const int64_t blocks = problem.batch * problem.heads * args.tiles * plan.chunks;
-  return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.cut.warps * kWarp,
-                            static_cast<size_t>(plan.cut.bytes), queue, args);
+  const int64_t blocks = problem.batch * problem.heads * plan.tiles * plan.chunks;
+  return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.warps * kWarp,
+                            static_cast<size_t>(plan.bytes), queue, args);
 }
 
 }  // namespace
 
 int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats, Queue queue) {
-  ForwardArguments args = {};
-  args.rules = score_rules(problem);
-  args.query = problem.query;
-  args.key = problem.key;
-  args.value = problem.value;
-  args.y = y;
-  args.stats = static_cast<float*>(stats);
-  args.batch = static_cast<int>(problem.batch);
-  args.group = static_cast<int>(problem.heads / problem.key_heads);
-  args.size = static_cast<int>(problem.size);
-  args.value_size = static_cast<int>(problem.value_size);
+  AttentionArguments args = attention_arguments(problem, stats);
+  args.own = problem.query;
+  args.other = problem.key;
+  args.other_second = problem.value;
+  args.out = y;
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value, V = kWidest<T, S>;

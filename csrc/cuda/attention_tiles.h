@@ -16,7 +16,6 @@
 
 namespace jachess {
 
-constexpr int kMostWarps = 4;
 constexpr int kStrip = kAttentionStrip;
 
 JACHESS_HD constexpr int round_up(int n, int multiple) {
@@ -65,27 +64,6 @@ __device__ inline Rows<T> rows_of(const JetHeads& x, int batch, int head, int co
           count,
           size,
           aligned};
-}
-
-// How many warps a block has, and tiles of other tokens in shared memory at a time.
-struct Cut {
-  int warps, stages, bytes;
-};
-
-// The largest cut of which two blocks fit a multiprocessor, else the largest that fits one; false
-// where none does. tokens: of a head, 16 a warp; bytes(warps, stages): of a block.
-template <typename F>
-bool choose_cut(size_t limit, int64_t tokens, const F& bytes, Cut& cut) {
-  for (const size_t share : {limit / 2, limit}) {
-    for (int warps = kMostWarps; warps > 0; warps /= 2) {
-      if (warps > 1 && tokens <= warps / 2 * kStrip) continue;
-      for (int stages = 2; stages > 0; --stages) {
-        cut = {warps, stages, bytes(warps, stages)};
-        if (static_cast<size_t>(cut.bytes) <= share && (warps > 1 || share == limit)) return true;
-      }
-    }
-  }
-  return false;
 }
 
 // Starts loading columns [column, column + width) of `tile.rows` rows from `first` of every stream;
@@ -194,20 +172,6 @@ __device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Til
       multiply_streams<sides, S, M>(a, load, v / 8, sums);
     }
   }
-}
-
-// Sum, or maximum without NaN, over the four lanes that share a row of a strip.
-__device__ inline float sum_of_row(float value) {
-  value += __shfl_xor_sync(0xFFFFFFFFu, value, 1);
-  return value + __shfl_xor_sync(0xFFFFFFFFu, value, 2);
-}
-__device__ inline float largest_of_row(float value) {
-  JACHESS_UNROLL
-  for (int offset = 1; offset <= 2; offset *= 2) {
-    const float other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-    value = other > value ? other : value;
-  }
-  return value;
 }
 
 }  // namespace jachess

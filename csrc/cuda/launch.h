@@ -52,22 +52,23 @@ int launch(Kernel kernel, int64_t blocks, int threads, Queue queue, Arguments...
 }
 #endif
 
-// Sums each of `count` values over the warp; every lane gets the sums.
-template <int count, typename T>
+// Sums each of `count` values over groups of `lanes` neighbouring lanes; each gets its group's
+// sums.
+template <int count, int lanes = kWarp, typename T>
 __device__ inline void warp_sum(T* values) {
   JACHESS_UNROLL
   for (int c = 0; c < count; ++c) {
     JACHESS_UNROLL
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
       values[c] += __shfl_xor_sync(0xFFFFFFFFu, values[c], offset);
   }
 }
 
-// The largest value of the warp, NaN left out.
-template <typename T>
+// The largest value of such a group, NaN left out.
+template <int lanes = kWarp, typename T>
 __device__ inline T warp_max(T value) {
   JACHESS_UNROLL
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
     const T other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
     value = other > value ? other : value;
   }
