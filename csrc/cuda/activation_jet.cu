@@ -93,14 +93,10 @@ int start(Arguments args, Queue queue) {
 
 }  // namespace
 
-int activation_jet_cuda(ActivationShape shape, Activation kind, const void* g, const void* u,
-                        void* y, Queue queue) {
-  return start<false>({shape, kind, {}, nullptr, g, u, y, nullptr}, queue);
-}
-
-int activation_jet_backward_cuda(ActivationShape shape, Activation kind, const void* gy,
-                                 const void* g, const void* u, void* gg, void* gu, Queue queue) {
-  return start<true>({shape, kind, {}, gy, g, u, gg, gu}, queue);
+int activation_jet_cuda(ActivationShape shape, Activation kind, const void* gy, const void* g,
+                        const void* u, void* out, void* gu, Queue queue) {
+  const Arguments args = {shape, kind, {}, gy, g, u, out, gu};
+  return gy == nullptr ? start<false>(args, queue) : start<true>(args, queue);
 }
 
 }  // namespace jachess

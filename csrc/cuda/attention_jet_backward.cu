@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
     }
     product_jet_backward_add<kDirections<S>, kPairs<S>>(v, g, sums);
   }
-  warp_sum<S>(sums);
+  warp_reduce<Add, S>(sums);
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) {
     if (threadIdx.x % kWarp == 0) shares[s * all + index] = sums[s];
@@ -276,9 +276,10 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int S = decltype(streams)::value;
-    args.aligned =
-        is_aligned<T>(problem.query, problem.size) && is_aligned<T>(problem.key, problem.size) &&
-        is_aligned<T>(problem.value, problem.value_size) && is_aligned<T>(gy, problem.value_size);
+    args.aligned = heads_aligned<T>(problem.query, problem.size) &&
+                   heads_aligned<T>(problem.key, problem.size) &&
+                   heads_aligned<T>(problem.value, problem.value_size) &&
+                   heads_aligned<T>(gy, problem.value_size);
     const int64_t queries = problem.batch * problem.heads * problem.queries;
     using Stored = std::conditional_t<sizeof(T) == 2, Bits16, T>;
     int error = launch(

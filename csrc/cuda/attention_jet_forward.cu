@@ -83,7 +83,7 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) total[s] += seen[s];
     });
-    warp_sum<S, 4>(total);
+    warp_reduce<Add, S, 4>(total);
     const float inverse = 1.0f / total[0];
     float shift[S];
     pointwise_jet<q, P>(inverse, -inverse * inverse, total, shift);
@@ -143,7 +143,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, 
   bool rises[2];
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
-    top[row] = warp_max<4>(top[row]);
+    warp_reduce<Larger, 1, 4>(&top[row]);
     rises[row] = top[row] > state.centre[row][0] + kHeadroom;
   }
   if (__any_sync(0xFFFFFFFFu, rises[0] || rises[1]))
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
       });
 
   JACHESS_UNROLL
-  for (int row = 0; row < 2; ++row) warp_sum<S, 4>(state.sum[row]);
+  for (int row = 0; row < 2; ++row) warp_reduce<Add, S, 4>(state.sum[row]);
   if (block.column == 0) write_stats<S>(args, place_of(0, strip), state);
   write_strip<T, S, V>(sums, args.out, block, strip, rules.queries, args.value_size,
                        [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
@@ -269,9 +269,9 @@ int launch_forward(AttentionArguments args, const AttentionProblem& problem, Que
   if (!make_plan<T, S>(problem.queries, 1, Jets::none, false, shared_memory_limit(queue.device),
                        plan))
     return kNoTileFits;
-  args.aligned = is_aligned<T>(problem.query, problem.size) &&
-                 is_aligned<T>(problem.key, problem.size) &&
-                 is_aligned<T>(problem.value, problem.value_size);
+  args.aligned = heads_aligned<T>(problem.query, problem.size) &&
+                 heads_aligned<T>(problem.key, problem.size) &&
+                 heads_aligned<T>(problem.value, problem.value_size);
   const int64_t blocks = problem.batch * problem.heads * plan.tiles * plan.chunks;
   return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.warps * kWarp,
                             static_cast<size_t>(plan.bytes), queue, args);

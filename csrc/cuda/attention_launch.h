@@ -81,6 +81,12 @@ bool make_plan(int64_t own, int kept, Jets jets, bool scores, size_t limit, Atte
   return false;
 }
 
+// Whether all rows of a tensor of heads of `size` are aligned.
+template <typename T>
+bool heads_aligned(const JetHeads& x, int64_t size) {
+  return is_aligned<T>(x.data, x.stream, x.batch, x.head, x.token, size);
+}
+
 // Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {

@@ -48,14 +48,6 @@ struct Rows {
 };
 
 template <typename T>
-inline bool is_aligned(const JetHeads& x, int64_t size) {
-  const int64_t bytes = static_cast<int64_t>(sizeof(T));
-  return ((reinterpret_cast<intptr_t>(x.data) | x.stream * bytes | x.batch * bytes |
-           x.head * bytes | x.token * bytes | size * bytes) &
-          15) == 0;
-}
-
-template <typename T>
 __device__ inline Rows<T> rows_of(const JetHeads& x, int batch, int head, int count, int size,
                                   bool aligned) {
   return {static_cast<const T*>(x.data) + batch * x.batch + head * x.head,

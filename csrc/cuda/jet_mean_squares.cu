@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int w = 0; w < W; ++w) sum += values[w][0] * values[w][0];
     }
   }
-  warp_sum<1>(&sum);
+  warp_reduce<Add, 1>(&sum);
   if (lane == 0) static_cast<A*>(args.first)[token] = sum * static_cast<A>(args.of_directions);
   for (int64_t k = lane; k < shape.chosen; k += kWarp) {
     const int64_t j = args.index == nullptr ? k : args.index[k];

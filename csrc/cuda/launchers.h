@@ -36,11 +36,10 @@ struct ActivationShape {
   JetStrides g, u;
 };
 
-// y = f(g), or f(g) u where u is not null; gu is null where u is.
-int activation_jet_cuda(ActivationShape shape, Activation kind, const void* g, const void* u,
-                        void* y, Queue queue);
-int activation_jet_backward_cuda(ActivationShape shape, Activation kind, const void* gy,
-                                 const void* g, const void* u, void* gg, void* gu, Queue queue);
+// y = f(g), or f(g) u where u is not null, into out; with gy, the gradients of g into out and of u
+// into gu.
+int activation_jet_cuda(ActivationShape shape, Activation kind, const void* gy, const void* g,
+                        const void* u, void* out, void* gu, Queue queue);
 
 // n = rows * channels; centred: layer norm, else RMS norm.
 struct NormShape {
@@ -97,9 +96,8 @@ struct SoftmaxShape {
   bool masked;
 };
 
-int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue);
-int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
-                              Queue queue);
+// y into out or, with gy, gx.
+int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* out, Queue queue);
 
 // A jet as rows: one of `channels` elements per token and stream. chosen: how many dimensions the
 // mean squares of the pairs are wanted of.

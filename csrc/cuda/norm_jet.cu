@@ -9,7 +9,7 @@
 //     partial [blocks, weight and bias, channels]  ->  gweight, gbias    (second kernel, in order)
 //
 // A row is read again from the caches for each sweep; sums over a row go through shared memory
-// (block_sum). The result is the same run to run: no two blocks add to one number.
+// (block_reduce). The result is the same run to run: no two blocks add to one number.
 #include "pack.h"
 
 namespace jachess {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     added = true;
-    block_sum<S>(mean);
+    block_reduce<Add, S>(mean);
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) mean[s] /= static_cast<A>(n);
   }
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int w = 0; w < W; ++w) square_jet_add<q, P>(c[w], sums);
   }
   added = true;
-  block_sum<S>(sums);
+  block_reduce<Add, S>(sums);
   square_jet_finish<q, P>(sums, static_cast<A>(n), v);
   rsqrt_jet<q, P>(v, static_cast<A>(args.eps), rstd);
 
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kMaxThreads)
         for (int s = 0; s < S; ++s) sums[S + s] += scaled[w][s];
       }
     }
-    block_sum<2 * S>(sums);
+    block_reduce<Add, 2 * S>(sums);
     rsqrt_jet_backward<q, P>(rstd, sums, square);
     product_jet_backward_add<q, P>(rstd, sums + S, centring);
     JACHESS_UNROLL

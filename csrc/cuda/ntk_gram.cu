@@ -348,14 +348,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---- host -----------------------------------------------------------------------------------
 
-int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 template <typename T>
-bool is_aligned(const GramRows& rows) {
-  const int64_t bytes = static_cast<int64_t>(sizeof(T));
-  return ((reinterpret_cast<intptr_t>(rows.data) | rows.output * bytes | rows.sample * bytes |
-           rows.position * bytes | rows.size * bytes) &
-          15) == 0;
+bool rows_aligned(const GramRows& rows) {
+  return is_aligned<T>(rows.data, rows.output, rows.sample, rows.position, rows.size);
 }
 
 template <typename T>
@@ -366,8 +361,8 @@ DeviceSide device_side(const GramSide& side, int64_t layers, int tile) {
   device.rows = side.samples * side.positions;
   device.segments = most < side.samples ? most : side.samples;
   device.inputs = side.inputs;
-  device.aligned = is_aligned<T>(side.inputs);
-  for (int64_t l = 0; l < layers; ++l) device.aligned &= is_aligned<T>(side.cotangents[l]);
+  device.aligned = rows_aligned<T>(side.inputs);
+  for (int64_t l = 0; l < layers; ++l) device.aligned &= rows_aligned<T>(side.cotangents[l]);
   return device;
 }
 

@@ -97,8 +97,6 @@ Elements elements_of(Storage storage, int64_t n, Pointers... pointers) {
   return {aligned, storage == Storage::f16};
 }
 
-inline int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 // Calls f with a null pointer of double, float or Bits16 and returns what it does.
 template <typename F>
 int dispatch_bytes(Storage storage, const F& f) {

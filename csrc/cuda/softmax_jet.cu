@@ -35,15 +35,12 @@ struct Row {
   bool whole_block;
   Elements elements;
 
-  template <int count>
-  __device__ inline void sum(A* values) const {
+  template <typename How, int count = 1>
+  __device__ inline void reduce(A* values) const {
     if (whole_block)
-      block_sum<count>(values);
+      block_reduce<How, count>(values);
     else
-      warp_sum<count>(values);
-  }
-  __device__ inline A max(A value) const {
-    return whole_block ? block_max(value) : warp_max(value);
+      warp_reduce<How, count>(values);
   }
   // Calls f(first score of this thread's next pack, how many scores there are from it on).
   template <typename F>
@@ -96,7 +93,7 @@ struct Normaliser {
   __device__ inline Normaliser(const Row<T>& row, const void* x, bool masked) {
     top = -std::numeric_limits<A>::infinity();
     row.template for_each_jet<1>(x, [&](const A* s) { top = s[0] > top ? s[0] : top; });
-    top = row.max(top);
+    row.template reduce<Larger>(&top);
     // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
     if (top == -std::numeric_limits<A>::infinity()) top = A(0);
     row.template for_each_jet<S>(x, [&](const A* s) {
@@ -105,7 +102,7 @@ struct Normaliser {
       JACHESS_UNROLL
       for (int k = 1; k < S; ++k) mean[k] += e * s[k];
     });
-    row.template sum<S>(mean);
+    row.template reduce<Add, S>(mean);
     inverse = masked && mean[0] == A(0) ? A(0) : reciprocal(mean[0]);
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) mean[k] *= inverse;
@@ -117,7 +114,7 @@ struct Normaliser {
           products[ij - 1 - q] += p * (s[1 + i] - mean[1 + i]) * (s[1 + j] - mean[1 + j]);
         });
       });
-      row.template sum<P>(products);
+      row.template reduce<Add, P>(products);
       JACHESS_UNROLL
       for (int k = 0; k < P; ++k) mean[1 + q + k] += products[k];
     }
@@ -159,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 3) kernel(const __grid_constant__ Ar
         product_jet_backward_add<q, P>(p, g[w], share);
       }
     });
-    row.template sum<S>(share);
+    row.template reduce<Add, S>(share);
   }
   row.for_each_pack([&](int64_t i, int64_t) {
     A x[W][S], g[W][S], p[S], out[W][S] = {};
@@ -192,13 +189,9 @@ int start(Arguments args, Queue queue) {
 
 }  // namespace
 
-int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue) {
-  return start<false>({shape, {}, nullptr, x, y}, queue);
-}
-
-int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
-                              Queue queue) {
-  return start<true>({shape, {}, gy, x, gx}, queue);
+int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* out, Queue queue) {
+  const Arguments args = {shape, {}, gy, x, out};
+  return gy == nullptr ? start<false>(args, queue) : start<true>(args, queue);
 }
 
 }  // namespace jachess

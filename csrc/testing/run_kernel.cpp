@@ -57,12 +57,8 @@ void activate(const std::string& op, ActivationShape shape, Activation kind, int
     shape.length = n;
   }
   Buffer y = make(all), gu = make(backward && gated ? all : 0);
-  if (backward) {
-    activation_jet_backward_cuda(shape, kind, gy.data(), g.data(), u, y.data(),
-                                 gated ? gu.data() : nullptr, queue);
-  } else {
-    activation_jet_cuda(shape, kind, g.data(), u, y.data(), queue);
-  }
+  activation_jet_cuda(shape, kind, backward ? gy.data() : nullptr, g.data(), u, y.data(),
+                      gu.empty() ? nullptr : gu.data(), queue);
   write(y);
   write(gu);
 }
@@ -140,13 +136,10 @@ int main(int count, char** argument) {
     sample_directions_cuda({storage, choice == 0, q, rows, channels, &stream[0], &stream[1]},
                            token.data(), directions.data(), queue);
     write(directions);
-  } else if (op == "softmax_jet") {
+  } else if (op == "softmax_jet" || op == "softmax_jet_backward") {
+    const Buffer gy = read(ends_with(op, "_backward") ? streams * n * element : 0);
     const Buffer x = read(streams * n * element);
-    softmax_jet_cuda(softmax, x.data(), result.data(), queue);
-    write(result);
-  } else if (op == "softmax_jet_backward") {
-    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
-    softmax_jet_backward_cuda(softmax, gy.data(), x.data(), result.data(), queue);
+    softmax_jet_cuda(softmax, gy.empty() ? nullptr : gy.data(), x.data(), result.data(), queue);
     write(result);
   } else if (op.rfind("jet_", 0) == 0) {
     const TokenInput given = read_tokens(choice, rows, channels);
