@@ -1,4 +1,4 @@
-# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | clean
+# make build | test | test-all | demo | examples | check | wheel | docs | sanitize | gpu-bundle | clean
 #
 # PYTHON=python3; ARGS="..." goes to the tests or the demo.
 # PYTHON's torch is used where it has one; otherwise .venv is made, with the CPU build of torch
@@ -12,7 +12,7 @@ SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp csrc/cuda/
 	csrc/cuda/*.cpp csrc/cuda/*.cu csrc/testing/*.h csrc/testing/*.cpp)
 LINTED := setup.py noxfile.py build_backend jachess_ext python_tests examples benchmarks
 
-.PHONY: build test test-all demo examples check wheel docs sanitize clean
+.PHONY: build test test-all demo examples check wheel docs sanitize gpu-bundle clean
 
 build:
 	@$(PREPARE) build
@@ -65,6 +65,12 @@ docs:
 sanitize:
 	@$(PREPARE) test
 	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
+
+# What travels to a rented GPU, into build/gpu-bundle; ARGS="--model WHEEL" and more:
+# see benchmarks/gpu_bundle.py.
+gpu-bundle:
+	@$(PREPARE) test
+	@$(RUN) -m benchmarks.gpu_bundle $(ARGS)
 
 # .venv stays: it is made anew only where it is broken.
 clean:

@@ -1,27 +1,34 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: build with CUDA, test, check memory accesses, measure; in one command of
-# ten minutes.
+# On a machine with a GPU, in two commands of at most ten minutes each, without a network:
 #
-#   benchmarks/gpu_run.sh            # results in $OUT, or benchmarks/results/gpu
-#   QUICK=1 benchmarks/gpu_run.sh    # small shapes, to see that everything runs: about half of it
+#   benchmarks/gpu_run.sh tests      # does the library load; operators right; races, memory accesses
+#   benchmarks/gpu_run.sh figures    # how fast
+#   DRY_RUN=1 …                      # goes on without a GPU: tests are collected and skipped
+#   QUICK=1 …                        # small shapes, to see that everything runs: about half of it
 #
-# Needs python3 with torch (CUDA), pybind11, ninja, pytest, pytest-benchmark and transformers, and
-# nvcc; no network.
-# The whole stays below BUDGET seconds: each step has a limit, and what is left of the budget is the
-# limit of all. Correctness comes first: the operators, then what is made of them, then memory
-# accesses, then times. Steps go on when one fails. summary.txt says of each step "ok", "FAILED", "cut"
+# Results are in $OUT, or benchmarks/results/gpu. Needs python3 with torch (CUDA), numpy, pytest,
+# pytest-benchmark, hypothesis and transformers. `make gpu-bundle` makes a folder with all else: a
+# library built beforehand, and a model. Only where no library loads is one built (pybind11, ninja,
+# nvcc, some minutes).
+# Each command stays below BUDGET seconds: each step has a limit, and what is left of the budget is
+# the limit of all. Steps go on when one fails. summary.txt says of each step "ok", "FAILED", "cut"
 # (its time was over; what ran until then was right, as far as it can be told) or "not run"; the exit
 # status is 1 where a step failed, 3 where none failed but a test was cut or not run, else 0. After
-# every step the results lie in $OUT as summary.txt and results.tar.gz: few files, there even where
-# the machine stops the command.
+# every step the results lie in $OUT as summary-COMMAND.txt and results-COMMAND.tar.gz: few files,
+# there even where the machine stops the command.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
+COMMAND=${1:-}
+if [ "$COMMAND" != tests ] && [ "$COMMAND" != figures ]; then
+  echo "gpu_run: the argument is '$COMMAND'; expected tests or figures" >&2
+  exit 2
+fi
 PYTHON=${PYTHON:-python3}
 RESULTS=${OUT:-benchmarks/results/gpu}
 DTYPE=${DTYPE:-bfloat16}
 BUDGET=${BUDGET:-570}
-WORK=build/gpu_run
+WORK=build/gpu_run/$COMMAND
 rm -rf "$WORK"
 mkdir -p "$RESULTS" "$WORK"
 SUMMARY="$WORK/summary.txt"
@@ -31,8 +38,9 @@ UNFINISHED=0
 export PYTHONUNBUFFERED=1
 
 keep() {
-  cp "$SUMMARY" "$RESULTS/summary.txt"
-  tar -czf "$RESULTS/results.tar.gz.part" -C "$WORK" . && mv "$RESULTS/results.tar.gz.part" "$RESULTS/results.tar.gz"
+  local packed="$RESULTS/results-$COMMAND.tar.gz"
+  cp "$SUMMARY" "$RESULTS/summary-$COMMAND.txt"
+  tar -czf "$packed.part" -C "$WORK" . && mv "$packed.part" "$packed"
 }
 
 # What pytest and compute-sanitizer print as soon as a test or an access is wrong.
@@ -80,31 +88,60 @@ CAPABILITY=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 
 [ "$CAPABILITY" = 9.0 ] && CAPABILITY=9.0a
 export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$CAPABILITY}
 
-step build 200 env JACHESS_FORCE_CUDA=1 "$PYTHON" setup.py build_ext --inplace
-if [ "$?" -ne 0 ]; then
-  echo "Without a build there is nothing to run: see build.txt." | tee -a "$SUMMARY"
-  keep
+# A library that loads makes a build, and its minutes, unnecessary.
+if ! step doctor 60 "$PYTHON" -c 'from jachess_ext.ops import library as l
+assert l.STATE.problem is None, l.STATE.problem
+assert ("attention_jet", "cuda") in l.STATE.kernels, "the library has no CUDA kernels"'; then
+  FAILED=0
+  if ! step build 200 env JACHESS_FORCE_CUDA=1 "$PYTHON" setup.py build_ext --inplace; then
+    echo "Without a library there is nothing to run: see build.txt." | tee -a "$SUMMARY"
+    keep
+    exit 1
+  fi
+fi
+
+# Without a GPU every test would be skipped, and all be "ok".
+if [ -z "${DRY_RUN:-}" ] && ! step gpu 60 "$PYTHON" -c \
+  'import torch; assert torch.cuda.is_available(), "torch sees no GPU"'; then
   exit 1
 fi
-# Only folders with tests that run on a GPU; a package that is missing fails its own file alone.
-# A failure is printed when it happens, so that a step that is cut tells of it.
-PYTEST=("$PYTHON" -m pytest -m "cuda and not slow" -v -p no:cacheprovider --tb=short
-  --continue-on-collection-errors)
-step first 40 "${PYTEST[@]}" python_tests/ops -k "same_run or hidden_nan"
-step operators_right 120 "${PYTEST[@]}" --durations=5 python_tests/ops
-step engine_right 80 "${PYTEST[@]}" --durations=5 python_tests/jet python_tests/models \
-  python_tests/smoothness python_tests/training
-step doctor 30 "$PYTHON" -m jachess_ext doctor
 
-# Each tensor an allocation of its own, so that an access beyond its end is seen.
-if command -v compute-sanitizer >/dev/null; then
-  # A call takes some ten times as long: a few of each operator, in float32.
-  step memcheck 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-    compute-sanitizer --tool memcheck --error-exitcode 3 "${PYTEST[@]}" -x python_tests/ops \
-    -k "${SANITIZED:-strides or same_run}"
-else
-  echo "memcheck: not run, compute-sanitizer was not found" | tee -a "$SUMMARY"
-  UNFINISHED=1
+finish() {
+  cat "$SUMMARY"
+  [ "$FAILED" -eq 0 ] || exit 1
+  [ "$UNFINISHED" -eq 0 ] || exit 3
+  exit 0
+}
+
+# A failure is printed when it happens, so that a step that is cut tells of it.
+PYTEST=("$PYTHON" -m pytest -m "cuda and not slow" -v -p no:cacheprovider --tb=short)
+
+# Runs each file's tests in a process of its own, eight at a time; a file without any is right.
+in_processes() {
+  printf '%s\n' "$@" | xargs -P 8 -I FILE sh -c '"$@" FILE; s=$?; [ "$s" -eq 5 ] || exit "$s"' \
+    sh "${PYTEST[@]}"
+}
+export -f in_processes
+
+if [ "$COMMAND" = tests ]; then
+  step first 60 "${PYTEST[@]}" python_tests/ops/test_attention.py -k "hidden_nan"
+  # By name: to collect whole folders takes longer than to run the tests.
+  step operators 240 bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash \
+    python_tests/ops/test_{activation,attention,directions,jet_mean_squares,norm,ntk,softmax}.py \
+    python_tests/ops/test_{transforms,large_offsets}.py \
+    python_tests/{jet,models,smoothness}/test_devices.py
+  # Each tensor an allocation of its own, so that an access beyond its end is seen.
+  for tool in racecheck memcheck; do
+    if command -v compute-sanitizer >/dev/null; then
+      step "$tool" 100 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+        compute-sanitizer --tool "$tool" --error-exitcode 3 "${PYTEST[@]}" -x \
+        python_tests/ops/test_attention.py -k "${SANITIZED:-hidden_nan}"
+    else
+      echo "$tool: not run, compute-sanitizer was not found" | tee -a "$SUMMARY"
+      UNFINISHED=1
+    fi
+  done
+  finish
 fi
 
 # Each script by itself, the most telling first: what the budget cuts off is at the end.
@@ -115,6 +152,8 @@ MICRO=("$PYTHON" -m pytest benchmarks -q -p no:cacheprovider --device cuda --dty
 DERIVATIVES=("$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --parts)
 micro() { step "$1" 60 "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
 step step_vs_plain 60 "${DERIVATIVES[@]}" step_vs_plain
+step attention 90 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
+  ${QUICK:+--tokens 128}
 micro operators test_operator
 micro jvp "attention or meanflow"
 micro ntk "gram or large_product"
@@ -127,6 +166,4 @@ step equal_spread 60 "$PYTHON" -m benchmarks.estimators --parts spread "${COMMON
 step profile 40 "${DERIVATIVES[@]}" profile --shapes encoder12-T128 --repeats 3
 step published24 90 "${DERIVATIVES[@]}" step_vs_published --shapes encoder24-T128 --repeats 3
 
-cat "$SUMMARY"
-[ "$FAILED" -eq 0 ] || exit 1
-[ "$UNFINISHED" -eq 0 ] || exit 3
+finish

@@ -23,7 +23,6 @@ struct AttentionSettings {
   bool causal;
   int64_t window_left, window_right;
   double softcap, dropout_p;
-  int64_t dropout_seed;
 };
 
 // The kernels read any strides but the last: rows of head size must be dense.
@@ -110,6 +109,7 @@ inline void check_attention_settings(const char* op, const AttentionSettings& s)
 // For query, key and value that passed check_attention_tensors and then with_dense_rows.
 inline AttentionProblem attention_problem(const char* op, const Tensor& query, const Tensor& key,
                                           const Tensor& value, const std::optional<Tensor>& mask,
+                                          const std::optional<Tensor>& dropout_seed,
                                           const AttentionSettings& s) {
   check_attention_settings(op, s);
   // No limit beyond the last key differs from none, and sums of indices must not overflow.
@@ -135,7 +135,11 @@ inline AttentionProblem attention_problem(const char* op, const Tensor& query, c
   p.left = std::min(s.window_left, widest);
   p.right = s.causal ? 0 : window_right;
   p.dropout_p = s.dropout_p;
-  p.dropout_seed = static_cast<uint64_t>(s.dropout_seed);
+  if (s.dropout_p > 0) {
+    check(dropout_seed.has_value(), op, "dropout_p is ", s.dropout_p,
+          ", but there is no dropout_seed: give one int64.");
+    p.dropout_seed = number_on_device(op, "dropout_seed", *dropout_seed, query);
+  }
   return p;
 }
 
@@ -147,10 +151,11 @@ struct AttentionInputs {
 
 inline AttentionInputs prepare_attention(const char* op, const Tensor& query, const Tensor& key,
                                          const Tensor& value, const std::optional<Tensor>& mask,
+                                         const std::optional<Tensor>& dropout_seed,
                                          const AttentionSettings& settings) {
   check_attention_tensors(op, query, key, value, settings.q);
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
-  return {q, k, v, attention_problem(op, q, k, v, mask, settings)};
+  return {q, k, v, attention_problem(op, q, k, v, mask, dropout_seed, settings)};
 }
 
 // gy, y and stats of the backward: as the forward returned them.
@@ -200,14 +205,15 @@ template <typename Device>
 struct AttentionOperators {
   static std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
                                                   const Tensor& value,
-                                                  const std::optional<Tensor>& mask, int64_t q,
-                                                  double scale, bool causal, int64_t window_left,
-                                                  int64_t window_right, double softcap,
-                                                  double dropout_p, int64_t dropout_seed) {
+                                                  const std::optional<Tensor>& mask,
+                                                  const std::optional<Tensor>& dropout_seed,
+                                                  int64_t q, double scale, bool causal,
+                                                  int64_t window_left, int64_t window_right,
+                                                  double softcap, double dropout_p) {
     const char* op = "attention_jet";
-    const AttentionInputs inputs = prepare_attention(
-        op, query, key, value, mask,
-        {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+    const AttentionInputs inputs =
+        prepare_attention(op, query, key, value, mask, dropout_seed,
+                          {q, scale, causal, window_left, window_right, softcap, dropout_p});
     const typename Device::Guard guard(query.get_device());
     const AttentionProblem& p = inputs.problem;
     const Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
@@ -218,13 +224,13 @@ struct AttentionOperators {
 
   static std::tuple<Tensor, Tensor, Tensor> attention_jet_backward(
       const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
-      const std::optional<Tensor>& mask, const Tensor& y, const Tensor& stats, int64_t q,
-      double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
-      double dropout_p, int64_t dropout_seed) {
+      const std::optional<Tensor>& mask, const std::optional<Tensor>& dropout_seed, const Tensor& y,
+      const Tensor& stats, int64_t q, double scale, bool causal, int64_t window_left,
+      int64_t window_right, double softcap, double dropout_p) {
     const char* op = "attention_jet_backward";
-    const AttentionInputs inputs = prepare_attention(
-        op, query, key, value, mask,
-        {q, scale, causal, window_left, window_right, softcap, dropout_p, dropout_seed});
+    const AttentionInputs inputs =
+        prepare_attention(op, query, key, value, mask, dropout_seed,
+                          {q, scale, causal, window_left, window_right, softcap, dropout_p});
     const typename Device::Guard guard(query.get_device());
     const AttentionProblem& p = inputs.problem;
     check_backward_tensors(op, p, query, gy, y, stats);

@@ -35,7 +35,7 @@ struct AttentionProblem {
   int64_t left, right;    // query i sees keys i - left <= j <= i + right, -1: no limit; causal is
                           // right = 0
   double dropout_p;
-  uint64_t dropout_seed;
+  const int64_t* dropout_seed;  // a number where the tensors are; null without dropout
 };
 
 // The keys that the window and causality leave to query i: [first_key, end_key).
@@ -46,6 +46,37 @@ JACHESS_HD int64_t first_key(const AttentionProblem& p, int64_t i) {
 JACHESS_HD int64_t end_key(const AttentionProblem& p, int64_t i) {
   const int64_t end = i + p.right + 1;
   return p.right < 0 || end > p.keys ? p.keys : end;
+}
+
+// ---- what the CUDA kernels take ------------------------------------------------------------
+
+constexpr int kAttentionStrip = 16;  // queries or keys of a warp
+
+// Tokens that a warp goes over at a time, by what fits its registers.
+JACHESS_HD constexpr int attention_tile(int streams) { return streams == 2 ? 32 : 16; }
+
+// Bytes of a row of one stream in shared memory: whole fragments, and 16 bytes more, so that rows
+// of a fragment lie in different banks.
+JACHESS_HD constexpr int attention_row(int element, int size) {
+  return (size + 15) / 16 * 16 * element + 16;
+}
+
+// Bytes that a warp has to itself: what mask, band and dropout do to a tile of scores (ScoreTile of
+// cuda/attention_elements.h), and, with `scores`, the scores themselves, which the backward of a
+// soft cap needs once more.
+JACHESS_HD constexpr int attention_scratch(int streams, bool scores) {
+  return attention_tile(streams) * (100 + (scores ? 64 * streams : 0));
+}
+
+// The shared memory that a block needs at least, in bytes: one warp's own tokens and a tile of
+// others, two operands each, two jets per query, as the backward has it for the keys, and the
+// scratch.
+JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int size, int value_size) {
+  const int rows = attention_row(element, size) + attention_row(element, value_size);
+  const int others = attention_tile(streams);
+  return streams *
+             ((kAttentionStrip + others) * rows + 2 * others * static_cast<int>(sizeof(float))) +
+         attention_scratch(streams, true);
 }
 
 // ---- dropout of the weights ----------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "attention_problem.h"
 #include "jet_math.h"
 #include "philox.h"
 
@@ -66,5 +67,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("activation_kinds", &activation_kinds, "Kinds that the compiled activation_jet knows.");
   m.def("philox4x32_10", &philox4x32_10, py::arg("counter"), py::arg("key"),
         "Four random words of a counter of four and a key of two 32-bit words (csrc/philox.h).");
+  m.def("attention_jet_bytes", &jachess::attention_least_bytes, py::arg("element"),
+        py::arg("streams"), py::arg("size"), py::arg("value_size"),
+        "The shared memory, in bytes, that attention_jet's CUDA kernels need at least for heads of "
+        "these sizes, elements of so many bytes and up to four streams.");
   m.attr("max_directions") = jachess::kMaxDirections;
 }

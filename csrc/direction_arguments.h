@@ -18,9 +18,14 @@ inline Distribution parse_distribution(const std::string& name) {
   return name == "gaussian" ? Distribution::gaussian : Distribution::rademacher;
 }
 
-// Checks all arguments and returns the still unwritten result, [q, *token.shape, d] of `dtype`.
-inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t offset,
-                             ScalarType dtype) {
+inline void check_offset(int64_t offset) {
+  check(offset >= 0 && offset < kOffsets, "sample_directions", "offset is ", offset,
+        "; expected 0 to 2^62 - 1: use another seed.");
+}
+
+// Checks all arguments but seed and offset, and returns the still unwritten result, [q,
+// *token.shape, d] of `dtype`.
+inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, ScalarType dtype) {
   const char* op = "sample_directions";
   check(token.scalar_type() == ScalarType::Long, op, "token has dtype ",
         dtype_name(token.scalar_type()),
@@ -31,8 +36,6 @@ inline Tensor new_directions(const Tensor& token, int64_t q, int64_t d, int64_t 
         " directions: draw more with another offset.");
   check(d >= 0 && d <= kMaxDimensions, op, "d is ", d, "; expected 0 to ", kMaxDimensions,
         " dimensions.");
-  check(offset >= 0 && offset < kOffsets, op, "offset is ", offset,
-        "; expected 0 to 2^62 - 1: use another seed.");
   check(is_supported_dtype(dtype), op, "dtype is ", dtype_name(dtype), "; expected ",
         kSupportedDtypes, ".");
   std::vector<int64_t> shape = {q};

@@ -49,11 +49,18 @@ JACHESS_HD void convert(BFloat16 from, float& to) {
   to = bits_to_float(static_cast<uint32_t>(from.bits) << 16);
 }
 JACHESS_HD void convert(float from, BFloat16& to) {  // round to nearest, ties to even; NaN stays
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(from));
+#else
   const uint32_t bits = float_to_bits(from);
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   to.bits = static_cast<uint16_t>(from != from ? 0x7FC0u : rounded);
+#endif
 }
 JACHESS_HD void convert(Half from, float& to) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.f32.f16 %0, %1;" : "=f"(to) : "h"(from.bits));
+#else
   const uint32_t half = from.bits;
   const uint32_t sign = (half & 0x8000u) << 16;
   const uint32_t rest = (half & 0x7FFFu) << 13;
@@ -61,8 +68,12 @@ JACHESS_HD void convert(Half from, float& to) {
   const uint32_t finite = float_to_bits(bits_to_float(rest) * bits_to_float(0x77800000u));
   const uint32_t special = rest | 0x7F800000u;
   to = bits_to_float(sign | ((half & 0x7C00u) == 0x7C00u ? special : finite));
+#endif
 }
 JACHESS_HD void convert(float from, Half& to) {  // round to nearest, ties to even
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(from));
+#else
   const uint32_t bits = float_to_bits(from), sign = (bits >> 16) & 0x8000u;
   const uint32_t a = bits & 0x7FFFFFFFu;
   const uint32_t normal = (a - 0x38000000u + 0xFFFu + ((a >> 13) & 1u)) >> 13;
@@ -72,6 +83,7 @@ JACHESS_HD void convert(float from, Half& to) {  // round to nearest, ties to ev
   out = a >= 0x477FF000u ? 0x7C00u : out;
   out = a > 0x7F800000u ? 0x7E00u : out;
   to.bits = static_cast<uint16_t>(sign | out);
+#endif
 }
 
 }  // namespace jachess

@@ -1,6 +1,7 @@
 // The arguments of jachess::jet_mean_squares, as the CPU and CUDA sides both see them.
 #pragma once
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -83,5 +84,43 @@ inline void check_gradient(const char* op, const char* name, const Tensor& gradi
         shape_of(x), "; expected ", elements, " elements of ", dtype_name(wide),
         " on x's device, as the forward operator returns.");
 }
+
+// The operators of one device:
+//     Device::Guard                                        for the time of a call, of x's device
+//     Device::forward(op, inputs, first, second)           fill the results, which may be empty
+//     Device::backward(op, inputs, gfirst, gsecond, gx)
+template <typename Device>
+struct MeanSquaresOperators {
+  static std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x,
+                                                     const std::optional<Tensor>& mask,
+                                                     const std::optional<Tensor>& index,
+                                                     int64_t q) {
+    const char* op = "jet_mean_squares";
+    const typename Device::Guard guard(x.get_device());
+    const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+    const Tensor first = new_per_token(x, {}), second = new_per_token(x, {in.count});
+    Device::forward(op, in, first, second);
+    return {first, second};
+  }
+
+  static Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond,
+                                          const Tensor& x, const std::optional<Tensor>& mask,
+                                          const std::optional<Tensor>& index, int64_t q) {
+    const char* op = "jet_mean_squares_backward";
+    const typename Device::Guard guard(x.get_device());
+    const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
+    check_gradient(op, "gfirst", gfirst, x, in.rows.tokens);
+    check_gradient(op, "gsecond", gsecond, x, in.rows.tokens * in.count);
+    const Tensor gx = torch::stable::empty_like(in.x);
+    Device::backward(op, in, torch::stable::contiguous(gfirst), torch::stable::contiguous(gsecond),
+                     gx);
+    return gx;
+  }
+
+  static void add_to(torch::stable::detail::StableLibrary& m) {
+    m.impl("jet_mean_squares", TORCH_BOX(&jet_mean_squares));
+    m.impl("jet_mean_squares_backward", TORCH_BOX(&jet_mean_squares_backward));
+  }
+};
 
 }  // namespace jachess

@@ -22,13 +22,13 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       "rms_norm_jet_backward(Tensor gy, Tensor? gsum, Tensor x, Tensor? weight, float eps, int q,"
       " Tensor rstd, bool need_weight) -> (Tensor gx, Tensor gweight)");
   m.def(
-      "attention_jet(Tensor query, Tensor key, Tensor value, Tensor? mask, int q, float scale,"
-      " bool causal, int window_left, int window_right, float softcap, float dropout_p,"
-      " int dropout_seed) -> (Tensor y, Tensor stats)");
+      "attention_jet(Tensor query, Tensor key, Tensor value, Tensor? mask,"
+      " Tensor? dropout_seed, int q, float scale, bool causal, int window_left, int window_right,"
+      " float softcap, float dropout_p) -> (Tensor y, Tensor stats)");
   m.def(
       "attention_jet_backward(Tensor gy, Tensor query, Tensor key, Tensor value, Tensor? mask,"
-      " Tensor y, Tensor stats, int q, float scale, bool causal, int window_left, int window_right,"
-      " float softcap, float dropout_p, int dropout_seed)"
+      " Tensor? dropout_seed, Tensor y, Tensor stats, int q, float scale, bool causal,"
+      " int window_left, int window_right, float softcap, float dropout_p)"
       " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
   m.def(
       "jet_mean_squares(Tensor x, Tensor? mask, Tensor? index, int q)"
@@ -40,7 +40,7 @@ STABLE_TORCH_LIBRARY(jachess, m) {
       "ntk_gram(Tensor inputs, Tensor[] cotangents, Tensor? other_inputs,"
       " Tensor[] other_cotangents) -> Tensor");
   m.def(
-      "sample_directions(Tensor token, int q, int d, int seed, int offset, str distribution,"
+      "sample_directions(Tensor token, int q, int d, Tensor seed, Tensor offset, str distribution,"
       " ScalarType dtype) -> Tensor");
   m.def("softmax_jet(Tensor x, int q, bool masked) -> Tensor");
   m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked) -> Tensor");

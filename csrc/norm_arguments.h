@@ -22,6 +22,12 @@ inline void check_statistics(const char* op, const char* forward, const Tensor& 
         forward, " returned for this x.");
 }
 
+// Unwritten memory for what the kernels fill, of rows of this shape; zeros where they do not run.
+inline Tensor new_statistics(const Tensor& x, const std::vector<int64_t>& sizes,
+                             const RowShape& shape) {
+  return shape.rows == 0 || shape.n == 0 ? new_wide_zeros(x, sizes) : new_wide(x, sizes);
+}
+
 // Layer norm subtracts the mean, adds a bias and saves the mean; RMS norm does none of these.
 struct NormForward {
   int pairs;
@@ -43,15 +49,15 @@ inline NormForward prepare_norm(const char* op, const Tensor& x,
   if (residual.has_value()) check_same(op, "residual", *residual, x);
   check_channels(op, "weight", weight, x, shape.n);
   check_channels(op, "bias", bias, x, shape.n);
-  const std::vector<int64_t> none = {0};
+  const std::vector<int64_t> none = {0}, rows = shape_of_rows(x);
   return {pairs,
           shape,
           torch::stable::contiguous(x),
           dense(residual),
           new_contiguous(x),
           residual.has_value() ? new_contiguous(x) : torch::stable::new_empty(x, none),
-          new_wide_zeros(x, shape_of_rows(x)),
-          centred ? std::optional(new_wide_zeros(x, shape_of_rows(x))) : std::nullopt};
+          new_statistics(x, rows, shape),
+          centred ? std::optional(new_statistics(x, rows, shape)) : std::nullopt};
 }
 
 struct NormBackward {
@@ -89,8 +95,8 @@ inline NormBackward prepare_norm_backward(const char* op, const char* forward, c
           torch::stable::contiguous(rstd),
           dense(mean),
           new_contiguous(x),
-          new_wide_zeros(x, channels),
-          mean.has_value() ? std::optional(new_wide_zeros(x, channels)) : std::nullopt};
+          new_statistics(x, channels, shape),
+          mean.has_value() ? std::optional(new_statistics(x, channels, shape)) : std::nullopt};
 }
 
 // The operators of one device, around what both norms share there:

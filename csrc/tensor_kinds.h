@@ -24,6 +24,18 @@ inline Storage storage_of(ScalarType dtype) {
                                          : Storage::f16;
 }
 
+// A number as a tensor: on a GPU it may change from one replay of a CUDA graph to the next, and the
+// host does not wait for it.
+inline const int64_t* number_on_device(const char* op, const char* name, const Tensor& number,
+                                       const Tensor& x) {
+  check(number.numel() == 1 && number.scalar_type() == ScalarType::Long &&
+            number.device() == x.device(),
+        op, name, " is ", dtype_name(number.scalar_type()), shape_of(number),
+        "; expected one int64 on the device of the other tensors: use torch.full((), ", name,
+        ", dtype=torch.int64, device=...).");
+  return static_cast<const int64_t*>(number.const_data_ptr());
+}
+
 // Unwritten memory, or zeros, in the dtype of accumulation, on x's device.
 inline Tensor new_wide(const Tensor& x, const std::vector<int64_t>& shape) {
   return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape),

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .ops import available, build_info
-from .ops.library import STATE
+from .ops import build_info
+from .ops.library import OLDEST_GPU, STATE
 from .torch_floor import TORCH_FLOOR, release
 
 # Distributions that commands need, and the extra of this package that installs them.
@@ -72,7 +72,8 @@ def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
                 "of torch (https://pytorch.org/get-started), then `make build`."
             ]
         return []
-    if not available("activation_jet", "cuda"):
+    devices = [device for device in gpu["visible"] if not _too_old(device)]
+    if devices and ("activation_jet", "cuda") not in STATE.kernels:
         return [
             "A GPU is visible but no CUDA kernels were built: install the CUDA toolkit "
             f"{gpu['torch_cuda']} (nvcc), then `make build`."
@@ -81,9 +82,13 @@ def _cuda_problems(built: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     return [
         f"{device['name']} has capability {device['capability']} but the kernels were built for "
         f"{archs}: `TORCH_CUDA_ARCH_LIST={device['capability']} make build`."
-        for device in gpu["visible"]
+        for device in devices
         if not _runs_on(archs, device["capability"])
     ]
+
+
+def _too_old(device: dict[str, Any]) -> bool:
+    return tuple(map(int, device["capability"].split("."))) < OLDEST_GPU
 
 
 def report() -> dict[str, Any]:
@@ -118,6 +123,12 @@ def report() -> dict[str, Any]:
         f"{', '.join(names)} not installed, needed by some commands: "
         f"`pip install 'jachess-ext[{extra}]'`."
         for extra, names in missing.items()
+    ]
+    notes += [
+        f"{device['name']} has capability {device['capability']} and the CUDA kernels need 8.0 or "
+        "newer: formulas in torch are used there."
+        for device in gpu["visible"]
+        if _too_old(device)
     ]
     if not gpu["visible"]:
         notes.append("No GPU is visible: everything runs on the CPU.")

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-# Ampere, Hopper with its own instructions, Blackwell; the last one also as PTX for what follows.
-DEFAULT_ARCHS = ("8.0", "9.0a", "10.0+PTX")
+# Ampere, Hopper with its own instructions, both Blackwells; the last also as PTX for what follows.
+DEFAULT_ARCHS = ("8.0", "9.0a", "10.0", "12.0+PTX")
 OLDEST = (8, 0)
 
 
@@ -205,7 +205,7 @@ def _listed() -> list[str]:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             raise SystemExit(
                 f"jachess_ext: TORCH_CUDA_ARCH_LIST holds {arch!r}; expected numbers such as "
-                "'8.0 9.0a 10.0+PTX'."
+                "'8.0 9.0a 12.0+PTX'."
             )
     return listed
 

@@ -19,7 +19,7 @@ from .cuda import Toolkit, compile_command, find_toolkit, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "spills"
-ARCHS = ("8.0", "9.0a", "10.0")
+ARCHS = ("8.0", "9.0a", "10.0", "12.0")
 # By its template arguments q, P: kernel<double, 4, 6, 1>.
 MAY_SPILL = re.compile(r"[<, ][34], [036][,>]")
 _SPILL = re.compile(r"spilled to local memory in function '(\w+)', (.*)")

@@ -124,13 +124,14 @@ JACHESS_ONCE void dropout_factors(const AttentionProblem& p, int64_t batch, int6
   constexpr int64_t quads = kPanel<T> / 4;
   const uint32_t threshold = dropout_threshold(p.dropout_p);
   const T factor = static_cast<T>(1 / (1 - p.dropout_p));
+  const uint64_t seed = static_cast<uint64_t>(*p.dropout_seed);
   for (int64_t c = 0; c < panels; ++c) {
     for (int64_t r = 0; r < rows; ++r) {
       uint32_t words[4][quads];
 #pragma omp simd
       for (int64_t l = 0; l < quads; ++l) {
-        const PhiloxWords drawn = dropout_words(p.dropout_seed, batch * p.heads + head, i + r,
-                                                (j + c * kPanel<T>) / 4 + l);
+        const PhiloxWords drawn =
+            dropout_words(seed, batch * p.heads + head, i + r, (j + c * kPanel<T>) / 4 + l);
         words[0][l] = drawn.x;
         words[1][l] = drawn.y;
         words[2][l] = drawn.z;

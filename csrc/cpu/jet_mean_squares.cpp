@@ -1,7 +1,5 @@
 // jachess::jet_mean_squares and its backward on the CPU, token by token. Memory is read once and
 // written once; every sum belongs to one row, so results do not depend on the number of threads.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -180,47 +178,37 @@ void with_kernel(const char* op, const MeanSquaresInputs& in, const F& f) {
   });
 }
 
-std::tuple<Tensor, Tensor> jet_mean_squares(const Tensor& x, const std::optional<Tensor>& mask,
-                                            const std::optional<Tensor>& index, int64_t q) {
-  const char* op = "jet_mean_squares";
-  const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
-  Tensor first = new_per_token(x, {}), second = new_per_token(x, {in.count});
-  with_kernel(op, in, [&](const auto& kernel) {
-    using A = typename std::decay_t<decltype(kernel)>::A;
-    A *to_first = data<A>(first), *to_second = data<A>(second);
-    torch::stable::parallel_for(
-        0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
-        [&](int64_t begin, int64_t end) { kernel.forward(to_first, to_second, begin, end); });
-  });
-  return {first, second};
-}
+struct Cpu {
+  using Guard = NoGuard;
 
-Tensor jet_mean_squares_backward(const Tensor& gfirst, const Tensor& gsecond, const Tensor& x,
-                                 const std::optional<Tensor>& mask,
-                                 const std::optional<Tensor>& index, int64_t q) {
-  const char* op = "jet_mean_squares_backward";
-  const MeanSquaresInputs in = prepare_mean_squares(op, x, mask, index, q);
-  check_gradient(op, "gfirst", gfirst, x, in.rows.tokens);
-  check_gradient(op, "gsecond", gsecond, x, in.rows.tokens * in.count);
-  const Tensor g_first = torch::stable::contiguous(gfirst);
-  const Tensor g_second = torch::stable::contiguous(gsecond);
-  Tensor gx = torch::stable::empty_like(in.x);
-  with_kernel(op, in, [&](const auto& kernel) {
-    using Kernel = std::decay_t<decltype(kernel)>;
-    using A = typename Kernel::A;
-    const A *g1 = input<A>(g_first), *g2 = input<A>(g_second);
-    auto* to = data<typename Kernel::Stored>(gx);
-    torch::stable::parallel_for(
-        0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
-        [&](int64_t begin, int64_t end) { kernel.backward(g1, g2, to, begin, end); });
-  });
-  return gx;
-}
+  static void forward(const char* op, const MeanSquaresInputs& in, const Tensor& first,
+                      const Tensor& second) {
+    with_kernel(op, in, [&](const auto& kernel) {
+      using A = typename std::decay_t<decltype(kernel)>::A;
+      A *to_first = data<A>(first), *to_second = data<A>(second);
+      torch::stable::parallel_for(
+          0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
+          [&](int64_t begin, int64_t end) { kernel.forward(to_first, to_second, begin, end); });
+    });
+  }
+
+  static void backward(const char* op, const MeanSquaresInputs& in, const Tensor& gfirst,
+                       const Tensor& gsecond, const Tensor& gx) {
+    with_kernel(op, in, [&](const auto& kernel) {
+      using Kernel = std::decay_t<decltype(kernel)>;
+      using A = typename Kernel::A;
+      const A *g1 = input<A>(gfirst), *g2 = input<A>(gsecond);
+      auto* to = data<typename Kernel::Stored>(gx);
+      torch::stable::parallel_for(
+          0, in.rows.tokens, grain_of(in.rows.channels * in.rows.streams),
+          [&](int64_t begin, int64_t end) { kernel.backward(g1, g2, to, begin, end); });
+    });
+  }
+};
 
 }  // namespace
 }  // namespace jachess
 
 STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
-  m.impl("jet_mean_squares", TORCH_BOX(&jachess::jet_mean_squares));
-  m.impl("jet_mean_squares_backward", TORCH_BOX(&jachess::jet_mean_squares_backward));
+  jachess::MeanSquaresOperators<jachess::Cpu>::add_to(m);
 }

@@ -114,9 +114,9 @@ void add_chunks(const std::vector<A>& partial, int64_t chunks, int64_t n, A* gwe
   const int64_t per_chunk = gbias != nullptr ? 2 * n : n;
   for (int64_t c = 0; c < chunks; ++c) {
     const A* chunk = &partial[static_cast<size_t>(c * per_chunk)];
-    for (int64_t i = 0; i < n; ++i) gweight[i] += chunk[i];
+    for (int64_t i = 0; i < n; ++i) gweight[i] = c == 0 ? chunk[i] : gweight[i] + chunk[i];
     if (gbias == nullptr) continue;
-    for (int64_t i = 0; i < n; ++i) gbias[i] += chunk[n + i];
+    for (int64_t i = 0; i < n; ++i) gbias[i] = c == 0 ? chunk[n + i] : gbias[i] + chunk[n + i];
   }
 }
 

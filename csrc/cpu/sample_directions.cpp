@@ -54,13 +54,17 @@ void fill_rows(const Draw& draw, T* out, int64_t begin, int64_t end) {
   }
 }
 
-Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
-                         const Text& distribution, ScalarType dtype) {
+Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, const Tensor& seed,
+                         const Tensor& offset, const Text& distribution, ScalarType dtype) {
   const Distribution kind = parse_distribution(distribution);
-  Tensor out = new_directions(token, q, d, offset, dtype);
+  Tensor out = new_directions(token, q, d, dtype);
+  const char* op = "sample_directions";
+  const int64_t key = *number_on_device(op, "seed", seed, token);
+  const int64_t counter = *number_on_device(op, "offset", offset, token);
+  check_offset(counter);
   if (out.numel() == 0) return out;
   const Tensor dense = torch::stable::contiguous(token);
-  const Draw draw = {philox_key(static_cast<uint64_t>(seed)), static_cast<uint64_t>(offset),
+  const Draw draw = {philox_key(static_cast<uint64_t>(key)), static_cast<uint64_t>(counter),
                      input<int64_t>(dense), token.numel(), d};
   const int64_t grain = std::max<int64_t>(1, 8192 / d);
   dispatch_dtype(dtype, [&](auto* typed) {

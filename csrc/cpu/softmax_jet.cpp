@@ -6,12 +6,10 @@
 // A row of every stream stays in L1/L2 over the few sweeps. The backward recomputes p from the
 // scores, so only the input is saved. A row whose scores are all −inf (a query that sees no key)
 // gives zeros where `masked` is set, as in torch's attention, else NaN, as in torch's softmax.
-#include <torch/csrc/stable/library.h>
-
 #include <algorithm>
 #include <limits>
 
-#include "../row_layout.h"
+#include "../softmax_arguments.h"
 #include "streams.h"
 #include "tensors.h"
 
@@ -204,54 +202,30 @@ int64_t row_grain(RowShape shape, int64_t streams) {
   return std::max<int64_t>(1, 8192 / (shape.n * streams));
 }
 
-Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {
-  const char* op = "softmax_jet";
-  const int P = check_jet(op, "x", x, q);
-  const RowShape shape = row_shape(op, x);
-  const Tensor dense = torch::stable::contiguous(x);
-  Tensor y = torch::stable::empty_like(dense);
-  if (shape.rows == 0 || shape.n == 0) return y;
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = input<T>(dense);
-    T* to = data<T>(y);
-    dispatch_streams(q, P, [&](auto q_, auto P_) {
-      const auto run = [&](int64_t begin, int64_t end) {
-        forward_rows<decltype(q_)::value, decltype(P_)::value>(from, to, shape, masked, begin, end);
-      };
-      torch::stable::parallel_for(0, shape.rows, row_grain(shape, dense.size(0)), run);
-    });
-  });
-  return y;
-}
+struct Cpu {
+  using Guard = NoGuard;
 
-Tensor softmax_jet_backward(const Tensor& gy, const Tensor& x, int64_t q, bool masked) {
-  const char* op = "softmax_jet_backward";
-  const int P = check_jet(op, "x", x, q);
-  check_same(op, "gy", gy, x);
-  const RowShape shape = row_shape(op, x);
-  const Tensor dense = torch::stable::contiguous(x), grad = torch::stable::contiguous(gy);
-  Tensor gx = torch::stable::empty_like(dense);
-  if (shape.rows == 0 || shape.n == 0) return gx;
-  dispatch_dtype(dense.scalar_type(), [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const T *from = input<T>(dense), *g = input<T>(grad);
-    T* to = data<T>(gx);
-    dispatch_streams(q, P, [&](auto q_, auto P_) {
-      const auto run = [&](int64_t begin, int64_t end) {
-        backward_rows<decltype(q_)::value, decltype(P_)::value>(g, from, to, shape, masked, begin,
-                                                                end);
-      };
-      torch::stable::parallel_for(0, shape.rows, row_grain(shape, dense.size(0)), run);
+  static void softmax(const char* /*op*/, const SoftmaxInputs& in, const Tensor& result) {
+    dispatch_dtype(in.x.scalar_type(), [&](auto* typed) {
+      using T = std::remove_pointer_t<decltype(typed)>;
+      const T *x = input<T>(in.x), *gy = in.gy.has_value() ? input<T>(*in.gy) : nullptr;
+      T* to = data<T>(result);
+      dispatch_streams(in.q, in.pairs, [&](auto q_, auto P_) {
+        constexpr int q = decltype(q_)::value, P = decltype(P_)::value;
+        const auto run = [&](int64_t begin, int64_t end) {
+          if (gy == nullptr) {
+            forward_rows<q, P>(x, to, in.rows, in.masked, begin, end);
+          } else {
+            backward_rows<q, P>(gy, x, to, in.rows, in.masked, begin, end);
+          }
+        };
+        torch::stable::parallel_for(0, in.rows.rows, row_grain(in.rows, in.x.size(0)), run);
+      });
     });
-  });
-  return gx;
-}
+  }
+};
 
 }  // namespace
 }  // namespace jachess
 
-STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) {
-  m.impl("softmax_jet", TORCH_BOX(&jachess::softmax_jet));
-  m.impl("softmax_jet_backward", TORCH_BOX(&jachess::softmax_jet_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(jachess, CPU, m) { jachess::SoftmaxOperators<jachess::Cpu>::add_to(m); }

@@ -6,33 +6,32 @@
 namespace jachess {
 namespace {
 
-ActivationShape activation_shape(const ActivationInputs& in, int64_t q) {
-  return {jet_shape(in.gate.tensor, q, in.pairs),
-          in.cut.rows,
-          in.cut.length,
-          {in.gate.stream_stride, in.gate.row_stride},
-          {in.up.stream_stride, in.up.row_stride}};
-}
-
 struct Cuda {
   using Guard = torch::stable::accelerator::DeviceGuard;
 
   template <bool gated>
   static void forward(const char* op, const ActivationInputs& in, int64_t q, const Tensor& y) {
-    check_launch(
-        op, activation_jet_cuda(activation_shape(in, q), in.kind, in.gate.tensor.const_data_ptr(),
-                                gated ? in.up.tensor.const_data_ptr() : nullptr,
-                                y.mutable_data_ptr(), queue_of(op, y)));
+    launch<gated>(op, in, q, nullptr, y, nullptr);
   }
 
   template <bool gated>
   static void backward(const char* op, const ActivationInputs& in, int64_t q, const Tensor& gy,
                        const Tensor& gg, const Tensor& gu) {
-    check_launch(
-        op, activation_jet_backward_cuda(
-                activation_shape(in, q), in.kind, gy.const_data_ptr(),
-                in.gate.tensor.const_data_ptr(), gated ? in.up.tensor.const_data_ptr() : nullptr,
-                gg.mutable_data_ptr(), gated ? gu.mutable_data_ptr() : nullptr, queue_of(op, gg)));
+    launch<gated>(op, in, q, gy.const_data_ptr(), gg, gated ? gu.mutable_data_ptr() : nullptr);
+  }
+
+ private:
+  template <bool gated>
+  static void launch(const char* op, const ActivationInputs& in, int64_t q, const void* gy,
+                     const Tensor& out, void* gu) {
+    const ActivationShape shape = {jet_shape(op, in.gate.tensor, q, in.pairs),
+                                   in.cut.rows,
+                                   in.cut.length,
+                                   {in.gate.stream_stride, in.gate.row_stride},
+                                   {in.up.stream_stride, in.up.row_stride}};
+    check_launch(op, activation_jet_cuda(shape, in.kind, gy, in.gate.tensor.const_data_ptr(),
+                                         gated ? in.up.tensor.const_data_ptr() : nullptr,
+                                         out.mutable_data_ptr(), gu, queue_of(op, out)));
   }
 };
 

@@ -1,30 +1,31 @@
-// Single scores in the attention kernels: band, mask, soft cap and dropout, and the jets of the
-// softmax's parts (docs/how_it_works.md).
+// What the attention kernels do to one score: which take part, soft cap, mask, dropout, and the
+// jets of the softmax's pieces (docs/how_it_works.md).
 #pragma once
 
 #include <limits>
 
 #include "attention_tiles.h"
+#include "pack.h"
 
 namespace jachess {
 
-// The settings of AttentionProblem that apply to single scores, in the kernel's own types.
-template <typename A>
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// From the host: what of AttentionProblem decides on single scores.
 struct ScoreRules {
-  A scale, softcap;
-  A kept_weight;       // 1 / (1 − dropout_p)
+  float scale, softcap;
+  float kept_weight;   // 1 / (1 − dropout_p)
   uint32_t keep_from;  // dropout_threshold; 0: no dropout
-  uint64_t seed;
+  const int64_t* seed;
   int heads, queries, keys, left, right;
   AttentionMask mask;
 };
 
-template <typename A>
-ScoreRules<A> score_rules(const AttentionProblem& problem) {
-  ScoreRules<A> rules;
-  rules.scale = static_cast<A>(problem.scale);
-  rules.softcap = static_cast<A>(problem.softcap);
-  rules.kept_weight = static_cast<A>(1.0 / (1.0 - problem.dropout_p));
+inline ScoreRules score_rules(const AttentionProblem& problem) {
+  ScoreRules rules;
+  rules.scale = static_cast<float>(problem.scale);
+  rules.softcap = static_cast<float>(problem.softcap);
+  rules.kept_weight = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
   rules.keep_from = dropout_threshold(problem.dropout_p);
   rules.seed = problem.dropout_seed;
   rules.heads = static_cast<int>(problem.heads);
@@ -36,146 +37,185 @@ ScoreRules<A> score_rules(const AttentionProblem& problem) {
   return rules;
 }
 
-// Where a score lies.
+// Where a score, or the first of a tile, lies.
 struct ScorePlace {
   int batch, head, query, key;
 };
 
-template <typename A>
-__device__ inline A minus_infinity() {
-  return -std::numeric_limits<A>::infinity();
-}
-
-template <typename A>
-__device__ inline bool in_band(const ScoreRules<A>& rules, int query, int key) {
+__device__ inline bool in_band(const ScoreRules& rules, int query, int key) {
   return query < rules.queries && key < rules.keys &&
          (rules.left < 0 || key >= query - rules.left) &&
          (rules.right < 0 || key <= query + rules.right);
 }
 
-// Whether a tile of scores, first row and column and counts, meets the band at all.
-template <typename A>
-__device__ inline bool tile_in_band(const ScoreRules<A>& rules, int query, int queries, int key,
+// Whether a tile of scores lies within the band as a whole.
+__device__ inline bool tile_within_band(const ScoreRules& rules, const ScorePlace& first,
+                                        int queries, int keys) {
+  const int last_query = first.query + queries - 1, last_key = first.key + keys - 1;
+  return last_query < rules.queries && last_key < rules.keys &&
+         (rules.left < 0 || first.key >= last_query - rules.left) &&
+         (rules.right < 0 || last_key <= first.query + rules.right);
+}
+
+// Whether a tile of scores meets the band at all.
+__device__ inline bool tile_in_band(const ScoreRules& rules, const ScorePlace& first, int queries,
                                     int keys) {
   const int last_query =
-      query + queries - 1 < rules.queries ? query + queries - 1 : rules.queries - 1;
-  const int last_key = key + keys - 1 < rules.keys ? key + keys - 1 : rules.keys - 1;
-  return (rules.left < 0 || last_key >= query - rules.left) &&
-         (rules.right < 0 || key <= last_query + rules.right);
+      first.query + queries < rules.queries ? first.query + queries - 1 : rules.queries - 1;
+  const int last_key = first.key + keys < rules.keys ? first.key + keys - 1 : rules.keys - 1;
+  return (rules.left < 0 || last_key >= first.query - rules.left) &&
+         (rules.right < 0 || first.key <= last_query + rules.right);
 }
 
-template <typename T, typename A>
-__device__ inline A mask_entry(const void* data, int64_t at) {
-  accumulate_t<T> value;
-  convert(static_cast<const T*>(data)[at], value);
-  return static_cast<A>(value);
-}
-
-// The mask's addend to a score; −inf where the score takes no part.
-template <typename A>
-__device__ inline A mask_value(const AttentionMask& mask, const ScorePlace& p) {
+// What the mask adds to a score; −inf where the score takes no part.
+__device__ inline float mask_value(const AttentionMask& mask, const ScorePlace& p) {
   const int64_t at =
       p.batch * mask.batch + p.head * mask.head + p.query * mask.query + p.key * mask.key;
-  switch (mask.kind) {
-    case MaskKind::none:
-      return A(0);
-    case MaskKind::boolean:
-      return static_cast<const uint8_t*>(mask.data)[at] ? A(0) : minus_infinity<A>();
-    case MaskKind::f64:
-      return mask_entry<double, A>(mask.data, at);
-    case MaskKind::f32:
-      return mask_entry<float, A>(mask.data, at);
-    case MaskKind::bf16:
-      return mask_entry<BFloat16, A>(mask.data, at);
-    default:
-      return mask_entry<Half, A>(mask.data, at);
-  }
+  if (mask.kind == MaskKind::none) return 0;
+  if (mask.kind == MaskKind::boolean)
+    return static_cast<const uint8_t*>(mask.data)[at] ? 0 : kMinusInfinity;
+  if (mask.kind == MaskKind::f64) return static_cast<const double*>(mask.data)[at];
+  if (mask.kind == MaskKind::f32) return static_cast<const float*>(mask.data)[at];
+  float value;
+  read(static_cast<const Bits16*>(mask.data)[at], {false, mask.kind == MaskKind::f16}, value);
+  return value;
 }
 
-// The addend to the score at p: the mask's, and −inf outside the band.
-template <typename A>
-__device__ inline A offset_of_score(const ScoreRules<A>& rules, const ScorePlace& p) {
-  return in_band(rules, p.query, p.key) ? mask_value<A>(rules.mask, p) : minus_infinity<A>();
+// What is added to the score at p: −inf outside the band, too.
+__device__ inline float offset_of_score(const ScoreRules& rules, const ScorePlace& p) {
+  return in_band(rules, p.query, p.key) ? mask_value(rules.mask, p) : kMinusInfinity;
 }
 
 // The whole block asks whether any score of a tile takes part.
-template <typename A>
-__device__ inline bool tile_takes_part(const ScoreRules<A>& rules, int batch, int head, int query,
-                                       int queries, int key, int keys) {
-  if (!tile_in_band(rules, query, queries, key, keys)) return false;
+__device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace& first,
+                                       int queries, int keys) {
+  if (!tile_in_band(rules, first, queries, keys)) return false;
   if (rules.mask.kind == MaskKind::none) return true;
   int any = 0;
-  for (int n = threadIdx.x; n < queries * keys && !any; n += kThreads) {
-    const ScorePlace p = {batch, head, query + n / keys, key + n % keys};
-    any = offset_of_score(rules, p) != minus_infinity<A>();
+#pragma unroll 1
+  for (int n = threadIdx.x; n < queries * keys && !any; n += blockDim.x) {
+    const ScorePlace p = {first.batch, first.head, first.query + n / keys, first.key + n % keys};
+    any = offset_of_score(rules, p) != kMinusInfinity;
   }
   return __syncthreads_or(any) != 0;
 }
 
-// Dropout's factor of the weight at p: 0 or 1 / (1 − dropout_p).
-template <typename A>
-__device__ inline A dropout_factor(const ScoreRules<A>& rules, const ScorePlace& p) {
-  if (rules.keep_from == 0) return A(1);
-  const int64_t head = static_cast<int64_t>(p.batch) * rules.heads + p.head;
-  const PhiloxWords words = dropout_words(rules.seed, head, p.query, p.key / 4);
-  const int which = p.key % 4;
-  const uint32_t word = which == 0   ? words.x
-                        : which == 1 ? words.y
-                        : which == 2 ? words.z
-                                     : words.w;
-  return (word >> 8) >= rules.keep_from ? rules.kept_weight : A(0);
+// ---- a warp's tile of scores --------------------------------------------------------------------
+
+__device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
+  const uint32_t low = which & 1 ? words.y : words.x, high = which & 1 ? words.w : words.z;
+  return which & 2 ? high : low;
 }
 
-// The jet at (row, column) of a tile [S][rows][columns], times `factor`; 0 in streams that the jet
-// lacks.
-template <int q, int P, typename A>
-__device__ inline void load_element(const Tile<A>& tile, const StreamMap& map, int row, int column,
-                                    A factor, A* jet) {
-  JACHESS_UNROLL
-  for (int s = 0; s < 1 + q + P; ++s)
-    jet[s] = map.at[s] < 0 ? A(0) : factor * *tile.at(map.at[s], row, column);
-}
+// What mask, band and dropout do to the scores of a strip, in the warp's own shared memory: lanes
+// go over it along the keys, four at a time, as memory and random words lie, and read it back as
+// the fragments of the scores have them.
+template <int S, bool of_keys>
+struct ScoreTile {
+  static constexpr int N = attention_tile(S);
+  static constexpr int kQueries = of_keys ? N : kStrip, kKeys = of_keys ? kStrip : N;
+  static constexpr int kLine = kKeys + 8;  // other banks for other queries
+  static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(S, false), "");
 
-// Writes a jet as the operand of a product.
-template <int q, int P, typename T, typename A>
-__device__ inline void store_element(const Tile<T>& tile, const StreamMap& map, int row, int column,
-                                     const A* jet) {
-  JACHESS_UNROLL
-  for (int s = 0; s < 1 + q + P; ++s) {
-    if (map.at[s] >= 0) convert(jet[s], *tile.at(map.at[s], row, column));
+  float* offset;         // [query][key]: what is added
+  uint8_t* kept;         // [query][key / 4]: a bit for each weight that dropout keeps
+  float* scores;         // a lane's own, see attention_scratch
+  bool masked, dropped;  // whether there is anything to read
+
+  __device__ inline ScoreTile(char* scratch) {
+    offset = reinterpret_cast<float*>(scratch);
+    kept = reinterpret_cast<uint8_t*>(offset + kQueries * kLine);
+    scores = reinterpret_cast<float*>(scratch + attention_scratch(S, false)) + lane_index();
   }
-}
+
+  // For the tile from `first` on; the whole warp calls it.
+  __device__ inline void fill(const ScoreRules& rules, const ScorePlace& first) {
+    masked = rules.mask.kind != MaskKind::none || !tile_within_band(rules, first, kQueries, kKeys);
+    dropped = rules.keep_from != 0;
+    if (!masked && !dropped) return;
+#pragma unroll 1
+    for (int quad = lane_index(); quad < kQueries * kKeys / 4; quad += kWarp) {
+      const int query = quad / (kKeys / 4), key = quad % (kKeys / 4) * 4;
+      PhiloxWords words = {};
+      if (dropped)
+        words = dropout_words(static_cast<uint64_t>(*rules.seed),
+                              static_cast<int64_t>(first.batch) * rules.heads + first.head,
+                              first.query + query, (first.key + key) / 4);
+      unsigned bits = 0;
+#pragma unroll 1
+      for (int k = 0; k < 4; ++k) {
+        offset[query * kLine + key + k] = offset_of_score(
+            rules, {first.batch, first.head, first.query + query, first.key + key + k});
+        if ((word_of(words, k) >> 8) >= rules.keep_from) bits |= 1u << k;
+      }
+      kept[quad] = static_cast<uint8_t>(bits);
+    }
+    __syncwarp();
+  }
+
+  // Query and key, within the tile, of element e of block n of a lane's fragments.
+  static __device__ inline int query_of(int n, int e) {
+    return of_keys ? 8 * n + lane_index() % 4 * 2 + e % 2 : lane_index() / 4 + e / 2 * 8;
+  }
+  static __device__ inline int key_of(int n, int e) {
+    return of_keys ? lane_index() / 4 + e / 2 * 8 : 8 * n + lane_index() % 4 * 2 + e % 2;
+  }
+  __device__ inline float added(int n, int e) const {
+    return offset[query_of(n, e) * kLine + key_of(n, e)];
+  }
+  // What dropout multiplies a weight by.
+  __device__ inline float factor(const ScoreRules& rules, int n, int e) const {
+    const int key = key_of(n, e);
+    const bool keep = kept[query_of(n, e) * (kKeys / 4) + key / 4] >> (key % 4) & 1;
+    return keep ? rules.kept_weight : 0.0f;
+  }
+  __device__ inline float& score(int s, int n, int e) const {
+    return scores[((s * (N / 8) + n) * 4 + e) * kWarp];
+  }
+};
+
+// ---- jets of one score --------------------------------------------------------------------------
+
+template <int S>
+constexpr int kDirections = S == 2 ? 1 : 2;
+template <int S>
+constexpr int kPairs = S == 4 ? 1 : 0;
 
 // Derivatives of c tanh(s / c).
-template <typename A>
-__device__ inline Derivatives<A> softcap_derivatives(A s, A softcap) {
-  const A inverse = A(1) / softcap;
-  const Derivatives<A> d = ActivationOf<Activation::tanh, A>::at(s * inverse);
+__device__ inline Derivatives<float> softcap_derivatives(float s, float softcap) {
+  const float inverse = 1.0f / softcap;
+  const Derivatives<float> d = ActivationOf<Activation::tanh, float>::at(s * inverse);
   return {softcap * d.f0, d.f1, inverse * d.f2, inverse * inverse * d.f3};
 }
 
 // The jet of the capped score, in place.
-template <int q, int P, typename A>
-__device__ inline void cap_score(A softcap, A* s) {
-  if (softcap == A(0)) return;
-  A capped[1 + q + P];
-  const Derivatives<A> d = softcap_derivatives(s[0], softcap);
-  pointwise_jet<q, P>(d.f1, d.f2, s, capped);
+template <int S>
+__device__ inline void cap_score(float softcap, float* s) {
+  float capped[S];
+  const Derivatives<float> d = softcap_derivatives(s[0], softcap);
+  pointwise_jet<kDirections<S>, kPairs<S>>(d.f1, d.f2, s, capped);
   s[0] = d.f0;
   JACHESS_UNROLL
-  for (int k = 1; k < 1 + q + P; ++k) s[k] = capped[k];
+  for (int k = 1; k < S; ++k) s[k] = capped[k];
 }
 
-// The jet of n / d.
-template <int q, int P, typename A>
-__device__ inline void quotient_jet(const A* n, const A* d, A* y) {
-  const A inverse = A(1) / d[0];
-  y[0] = n[0] * inverse;
+// The jet of e^s for s with primal part s[0] <= 0.
+template <int S>
+__device__ inline void exp_jet(const float* s, float* e) {
+  e[0] = exp_nonpositive(s[0]);
+  pointwise_jet<kDirections<S>, kPairs<S>>(e[0], e[0], s, e);
+}
+
+// The jet of n / d, in place of n; zeros where d is, whatever n.
+template <int S>
+__device__ inline void quotient_jet(const float* d, float* n) {
+  const float inverse = 1.0f / d[0];
+  n[0] *= inverse;
   JACHESS_UNROLL
-  for (int i = 1; i <= q; ++i) y[i] = (n[i] - y[0] * d[i]) * inverse;
-  for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
-    y[ij] = (n[ij] - y[1 + i] * d[1 + j] - y[1 + j] * d[1 + i] - y[0] * d[ij]) * inverse;
-  });
+  for (int i = 1; i < 3 && i < S; ++i) n[i] = (n[i] - n[0] * d[i]) * inverse;
+  if constexpr (S == 4) n[3] = (n[3] - n[1] * d[2] - n[2] * d[1] - n[0] * d[3]) * inverse;
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) n[s] = d[0] == 0 ? 0 : n[s];
 }
 
 }  // namespace jachess

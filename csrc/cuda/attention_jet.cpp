@@ -11,9 +11,13 @@ namespace {
 constexpr int64_t kLargestHead = 256;
 
 void check_sizes(const char* op, const AttentionProblem& p) {
-  check(p.size <= kLargestHead && p.value_size <= kLargestHead, op, "the head sizes are ", p.size,
-        " and ", p.value_size, "; the CUDA kernels serve up to ", kLargestHead,
-        ": use attention_jet_reference.");
+  check(
+      p.storage != Storage::f64 && p.q <= 2 && p.size <= kLargestHead &&
+          p.value_size <= kLargestHead,
+      op, "query is a jet of ", p.q, " directions with heads of ", p.size, " and ", p.value_size,
+      "; the CUDA kernels take one or two directions of float32, bfloat16 or float16 and heads up "
+      "to ",
+      kLargestHead, ": call jachess_ext.ops.attention_jet, which goes on without them.");
   // Blocks are counted in 32 bits: a block takes at least 16 tokens of a head, and of the results'
   // columns at least an eighth.
   const int64_t most = std::numeric_limits<int32_t>::max() / 8;

@@ -17,6 +17,17 @@ namespace jachess {
 
 constexpr int kWarp = 32;
 
+inline int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// Whether rows at `data` start, and end, at multiples of 16 bytes: strides and sizes in elements.
+template <typename T, typename... Counts>
+bool is_aligned(const void* data, Counts... counts) {
+  return (reinterpret_cast<uintptr_t>(data) |
+          ((static_cast<uintptr_t>(counts) | ...) * sizeof(T))) %
+             16 ==
+         0;
+}
+
 #if defined(__CUDACC__)
 // What a block of this device may have of shared memory, in bytes; 0 where it cannot be asked.
 inline size_t shared_memory_limit(int device) {
@@ -52,36 +63,38 @@ int launch(Kernel kernel, int64_t blocks, int threads, Queue queue, Arguments...
 }
 #endif
 
-// Sums each of `count` values over the warp; every lane gets the sums.
-template <int count, typename T>
-__device__ inline void warp_sum(T* values) {
+struct Add {
+  template <typename T>
+  __device__ inline T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {  // NaN left out
+  template <typename T>
+  __device__ inline T operator()(T a, T b) const {
+    return b > a ? b : a;
+  }
+};
+
+// Combines each of `count` values over groups of `lanes` neighbouring lanes; all get the result.
+template <typename How, int count = 1, int lanes = kWarp, typename T>
+__device__ inline void warp_reduce(T* values) {
   JACHESS_UNROLL
   for (int c = 0; c < count; ++c) {
     JACHESS_UNROLL
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
-      values[c] += __shfl_xor_sync(0xFFFFFFFFu, values[c], offset);
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+      values[c] = How()(values[c], __shfl_xor_sync(0xFFFFFFFFu, values[c], offset));
   }
 }
 
-// The largest value of the warp, NaN left out.
-template <typename T>
-__device__ inline T warp_max(T value) {
-  JACHESS_UNROLL
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const T other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-    value = other > value ? other : value;
-  }
-  return value;
-}
-
-// Sums each of `count` values over the block; every thread gets the sums, in a fixed order, so that
-// the result is the same run to run. Threads must be a multiple of 32, at most 1024.
-template <int count, typename T>
-__device__ inline void block_sum(T* values) {
+// Combines each of `count` values over the block; every thread gets the result, in a fixed order,
+// so that it is the same run to run. Threads must be a multiple of 32, at most 1024.
+template <typename How, int count = 1, typename T>
+__device__ inline void block_reduce(T* values) {
   __shared__ T partial[count * kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  warp_sum<count>(values);
-  __syncthreads();  // the previous sum's partials may still be read
+  warp_reduce<How, count>(values);
+  __syncthreads();  // the previous partials may still be read
   if (lane == 0) {
     JACHESS_UNROLL
     for (int c = 0; c < count; ++c) partial[c * kWarp + warp] = values[c];
@@ -89,24 +102,9 @@ __device__ inline void block_sum(T* values) {
   __syncthreads();
   JACHESS_UNROLL
   for (int c = 0; c < count; ++c) {
-    T sum = partial[c * kWarp];
-    for (int w = 1; w < warps; ++w) sum += partial[c * kWarp + w];
-    values[c] = sum;
+    values[c] = partial[c * kWarp];
+    for (int w = 1; w < warps; ++w) values[c] = How()(values[c], partial[c * kWarp + w]);
   }
-}
-
-// The largest value of the block, NaN left out; threads as block_sum.
-template <typename T>
-__device__ inline T block_max(T value) {
-  __shared__ T partial[kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  value = warp_max(value);
-  __syncthreads();  // the previous maximum's partials may still be read
-  if (lane == 0) partial[warp] = value;
-  __syncthreads();
-  T top = partial[0];
-  for (int w = 1; w < warps; ++w) top = partial[w] > top ? partial[w] : top;
-  return top;
 }
 
 }  // namespace jachess

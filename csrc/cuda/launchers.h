@@ -17,7 +17,7 @@ struct Queue {
   int device;
 };
 
-// A jet in memory: S = 1 + q + pairs streams of n elements each, stream after stream.
+// A jet in memory: S = 1 + q + pairs streams of n elements each, stream after stream; q is 1 or 2.
 struct JetShape {
   Storage storage;
   int q, pairs;
@@ -36,11 +36,10 @@ struct ActivationShape {
   JetStrides g, u;
 };
 
-// y = f(g), or f(g) u where u is not null; gu is null where u is.
-int activation_jet_cuda(ActivationShape shape, Activation kind, const void* g, const void* u,
-                        void* y, Queue queue);
-int activation_jet_backward_cuda(ActivationShape shape, Activation kind, const void* gy,
-                                 const void* g, const void* u, void* gg, void* gu, Queue queue);
+// y = f(g), or f(g) u where u is not null, into out; with gy, the gradients of g into out and of u
+// into gu.
+int activation_jet_cuda(ActivationShape shape, Activation kind, const void* gy, const void* g,
+                        const void* u, void* out, void* gu, Queue queue);
 
 // n = rows * channels; centred: layer norm, else RMS norm.
 struct NormShape {
@@ -49,33 +48,43 @@ struct NormShape {
   bool centred;
 };
 
-// The normalisations' tensors, contiguous. weight and bias are [channels] in the accumulation type
-// (float, or double for f64) or null; mean and rstd are [S, rows] in it. With a residual (or null),
-// x + residual is written to sum, rounded, and normalised. RMS norm has neither bias nor mean.
+// [channels] of any storage type, or null.
+struct NormParameter {
+  const void* data;
+  Storage storage;
+};
+
+// The normalisations' tensors, contiguous. mean and rstd are [S, rows] in the accumulation type
+// (float, or double for f64). With a residual (or null), x + residual is written to sum, rounded,
+// and normalised. RMS norm has neither bias nor mean.
 struct NormBuffers {
-  const void *x, *residual, *weight, *bias;
+  const void *x, *residual;
+  NormParameter weight, bias;
   void *y, *sum, *mean, *rstd;
 };
 
 int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue);
 
-// gx is the gradient through the norm, plus gsum where it is not null. partial is
-// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] zeros in the accumulation type, or null where
-// no weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
+// gx is the gradient through the norm, plus gsum where it is not null. partial is room for
+// [min(rows, kNormBlocks), 2 (RMS norm: 1), channels] in the accumulation type, or null where no
+// weight gradient is wanted; gweight (and gbias) [channels] are written only where it is given.
 constexpr int64_t kNormBlocks = 1024;
 struct NormBackwardBuffers {
-  const void *gy, *gsum, *x, *weight, *mean, *rstd;
+  const void *gy, *gsum, *x;
+  NormParameter weight;
+  const void *mean, *rstd;
   void *gx, *partial, *gweight, *gbias;
 };
 
 int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue);
 
-// Random directions [q, tokens, d] of the streams (seed, offset); token: [tokens] int64.
+// Random directions [q, tokens, d] of the streams (*seed, *offset), numbers on the device; token:
+// [tokens] int64.
 struct DirectionShape {
   Storage storage;
   bool gaussian;  // else Rademacher
   int64_t q, tokens, d;
-  uint64_t seed, offset;
+  const int64_t *seed, *offset;
 };
 
 int sample_directions_cuda(DirectionShape shape, const void* token, void* out, Queue queue);
@@ -87,9 +96,8 @@ struct SoftmaxShape {
   bool masked;
 };
 
-int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue);
-int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
-                              Queue queue);
+// y into out or, with gy, gx.
+int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* out, Queue queue);
 
 // A jet as rows: one of `channels` elements per token and stream. chosen: how many dimensions the
 // mean squares of the pairs are wanted of.

@@ -1,320 +1,297 @@
-// CUDA kernels of jachess::layer_norm_jet (centred) and jachess::rms_norm_jet: one block per row
-// (all its streams), which is read again from L1/L2 for each sweep, kPack elements at a time where
-// they are aligned. Weight gradients: each block adds its rows into its own partial, a second
-// kernel adds the partials in a fixed order, so that the result is the same run to run.
+// CUDA kernels of jachess::layer_norm_jet (centred) and jachess::rms_norm_jet, bound by memory.
+//
+//     forward, a block a row           thread t: elements 4t .. 4t + 3, + 4 x threads ..., all
+//     streams x [S, row] (+ residual)  ->  sum  ->  mean [S]  ->  sums of squares [S]  ->  rstd [S]
+//     ->  y
+//
+//     backward, a block many rows
+//     x, gy [S, row]  ->  sums of gy z [S]  ->  gx (+ gsum);   gy z summed over the block's rows
+//     partial [blocks, weight and bias, channels]  ->  gweight, gbias    (second kernel, in order)
+//
+// A row is read again from the caches for each sweep; sums over a row go through shared memory
+// (block_reduce). The result is the same run to run: no two blocks add to one number.
 #include "pack.h"
 
 namespace jachess {
 namespace {
 
-constexpr int kMaxNormThreads = 256;
+constexpr int kMaxThreads = 256;
 
-// Offsets of elements of stream 0, and the distance between streams.
-struct NormLayout {
-  int64_t rows, channels;
-  __device__ inline int64_t at(int64_t r, int64_t channel) const { return r * channels + channel; }
-  __device__ inline int64_t stride() const { return rows * channels; }
+struct ForwardArguments {
+  NormShape shape;
+  NormBuffers buffers;
+  double eps;
+  Elements elements;
 };
 
-// Not __restrict__: sum is read after it was written, by the same thread.
-template <typename T, typename A>
-struct NormForwardPointers {
-  const T *x, *residual;
-  const A *weight, *bias;
-  T *y, *sum;
-  A *mean, *rstd;
+struct BackwardArguments {
+  NormShape shape;
+  NormBackwardBuffers buffers;
+  Elements elements;
 };
 
-template <typename T, typename A>
-struct NormBackwardPointers {
-  const T *gy, *gsum, *x;
-  const A *weight, *mean, *rstd;
-  T* gx;
-  A* partial;
-};
-
-template <bool centred, int S, int width, typename A>
-__device__ inline void subtract(const A* mean, A (*values)[S]) {
-  if constexpr (centred) {
+// A parameter's entries from i on, whatever type it is stored in; `otherwise` where it is not
+// given.
+template <int W, typename A>
+__device__ inline void load_parameter(const NormParameter& parameter, int64_t i, int64_t valid,
+                                      A otherwise, A (&out)[W]) {
+  A loaded[W][1];
+  const auto load = [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const T* from = static_cast<const T*>(parameter.data) + i;
+    const bool aligned = reinterpret_cast<uintptr_t>(from) % (W * sizeof(T)) == 0;
+    load_packs<1, W>(from, 0, valid, {aligned && valid >= W, parameter.storage == Storage::f16},
+                     loaded);
+  };
+  if (parameter.data == nullptr) {
     JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) {
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) values[w][s] -= mean[s];
-    }
+    for (int w = 0; w < W; ++w) loaded[w][0] = otherwise;
+  } else if (parameter.storage == Storage::f64) {
+    load(static_cast<double*>(nullptr));
+  } else if (parameter.storage == Storage::f32) {
+    load(static_cast<float*>(nullptr));
+  } else {
+    load(static_cast<Bits16*>(nullptr));
   }
-}
-
-// x, or x + residual rounded to the storage type and written to sum.
-template <int S, int width, typename T, typename A>
-__device__ inline void load_input(const NormForwardPointers<T, A>& t, int64_t at, int64_t stride,
-                                  A (*values)[S]) {
-  load_packs<S, width>(t.x + at, stride, values);
-  if (t.residual == nullptr) return;
   JACHESS_UNROLL
-  for (int s = 0; s < S; ++s) {
-    const auto residual = *reinterpret_cast<const Pack<T, width>*>(t.residual + at + s * stride);
-    Pack<T, width> sum;
+  for (int w = 0; w < W; ++w) out[w] = loaded[w][0];
+}
+
+template <int S, int W, typename A>
+__device__ inline void subtract(const A* mean, int64_t valid, A (*values)[S]) {
+  JACHESS_UNROLL
+  for (int w = 0; w < W; ++w) {
     JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) {
-      A other;
-      convert(residual.at[w], other);
-      convert(values[w][s] + other, sum.at[w]);
-      convert(sum.at[w], values[w][s]);
-    }
-    *reinterpret_cast<Pack<T, width>*>(t.sum + at + s * stride) = sum;
+    for (int s = 0; s < S; ++s) values[w][s] = w < valid ? values[w][s] - mean[s] : A(0);
   }
 }
 
-template <typename T, typename A, int q, int P, int width, bool centred>
-__global__ void __launch_bounds__(kMaxNormThreads)
-    norm_kernel(NormForwardPointers<T, A> t, A eps, NormLayout layout) {
-  constexpr int S = 1 + q + P;
-  const int64_t row = blockIdx.x, stride = layout.stride();
-  const int64_t first = static_cast<int64_t>(threadIdx.x) * width;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * width;
-  const A n = static_cast<A>(layout.channels);
-  const T* from = t.residual == nullptr ? t.x : t.sum;
-  A mean[S] = {}, sums[S] = {}, v[S], rstd[S];
-  if constexpr (centred) {
-    for (int64_t i = first; i < layout.channels; i += step) {
-      A values[width][S];
-      load_input<S, width>(t, layout.at(row, i), stride, values);
+template <typename T, int q, int P>
+__global__ void __launch_bounds__(kMaxThreads)
+    norm_kernel(const __grid_constant__ ForwardArguments args) {
+  using A = accumulate_t<T>;
+  constexpr int S = 1 + q + P, W = kPack<T>;
+  const NormShape& shape = args.shape;
+  const NormBuffers& b = args.buffers;
+  const int64_t row = blockIdx.x, n = shape.channels, stride = shape.jet.n;
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * W;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * W;
+  const T* x = static_cast<const T*>(b.x) + row * n;
+  const T* residual = static_cast<const T*>(b.residual);
+  T* sum = static_cast<T*>(b.sum) + row * n;
+  bool added = residual == nullptr;
+  const T* from = added ? x : sum;  // not __restrict__: read after the same thread wrote it
+
+  // x, or x + residual rounded to the storage type, which the first sweep writes to sum.
+  const auto load = [&](int64_t i, A(*values)[S]) {
+    if (added) return load_packs<S, W>(from + i, stride, n - i, args.elements, values);
+    A other[W][S];
+    load_packs<S, W>(x + i, stride, n - i, args.elements, values);
+    load_packs<S, W>(residual + row * n + i, stride, n - i, args.elements, other);
+    JACHESS_UNROLL
+    for (int w = 0; w < W; ++w) {
       JACHESS_UNROLL
-      for (int w = 0; w < width; ++w) {
+      for (int s = 0; s < S; ++s) {
+        T rounded;
+        write(values[w][s] + other[w][s], args.elements, rounded);
+        read(rounded, args.elements, values[w][s]);
+      }
+    }
+    store_packs<S, W>(sum + i, stride, n - i, args.elements, values);
+  };
+
+  A mean[S] = {}, sums[S] = {}, v[S], rstd[S];
+  if (shape.centred) {
+    for (int64_t i = first; i < n; i += step) {
+      A values[W][S];
+      load(i, values);
+      JACHESS_UNROLL
+      for (int w = 0; w < W; ++w) {
         JACHESS_UNROLL
         for (int s = 0; s < S; ++s) mean[s] += values[w][s];
       }
     }
-    block_sum<S>(mean);
+    added = true;
+    block_reduce<Add, S>(mean);
     JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) mean[s] /= n;
+    for (int s = 0; s < S; ++s) mean[s] /= static_cast<A>(n);
   }
-  for (int64_t i = first; i < layout.channels; i += step) {
-    A c[width][S];
-    if constexpr (centred) {
-      load_packs<S, width>(from + layout.at(row, i), stride, c);
-    } else {
-      load_input<S, width>(t, layout.at(row, i), stride, c);
-    }
-    subtract<centred, S, width>(mean, c);
+  for (int64_t i = first; i < n; i += step) {
+    A c[W][S];
+    load(i, c);
+    subtract<S, W>(mean, n - i, c);
     JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) square_jet_add<q, P>(c[w], sums);
+    for (int w = 0; w < W; ++w) square_jet_add<q, P>(c[w], sums);
   }
-  block_sum<S>(sums);
-  square_jet_finish<q, P>(sums, n, v);
-  rsqrt_jet<q, P>(v, eps, rstd);
+  added = true;
+  block_reduce<Add, S>(sums);
+  square_jet_finish<q, P>(sums, static_cast<A>(n), v);
+  rsqrt_jet<q, P>(v, static_cast<A>(args.eps), rstd);
 
-  for (int64_t i = first; i < layout.channels; i += step) {
-    A c[width][S], z[width][S];
-    load_packs<S, width>(from + layout.at(row, i), stride, c);
-    subtract<centred, S, width>(mean, c);
+  for (int64_t i = first; i < n; i += step) {
+    A c[W][S], z[W][S], weight[W], bias[W];
+    load(i, c);
+    load_parameter<W>(b.weight, i, n - i, A(1), weight);
+    load_parameter<W>(b.bias, i, n - i, A(0), bias);
+    subtract<S, W>(mean, n - i, c);
     JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) {
+    for (int w = 0; w < W; ++w) {
       product_jet<q, P>(c[w], rstd, z[w]);
-      if (t.weight != nullptr) {
-        const A scale = t.weight[i + w];
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) z[w][s] *= scale;
-      }
-      if (centred && t.bias != nullptr) z[w][0] += t.bias[i + w];
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) z[w][s] *= weight[w];
+      z[w][0] += bias[w];
     }
-    store_packs<S, width>(t.y + layout.at(row, i), stride, z);
+    store_packs<S, W>(static_cast<T*>(b.y) + row * n + i, stride, n - i, args.elements, z);
   }
-  if (threadIdx.x == 0) {
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) {
-      if constexpr (centred) t.mean[s * layout.rows + row] = mean[s];
-      t.rstd[s * layout.rows + row] = rstd[s];
-    }
-  }
-}
-
-// Adds the weight gradients of `width` channels; c and g as the row has them, g before the weight.
-template <bool centred, int q, int P, int width, typename A>
-__device__ inline void add_weight_gradients(const A (*c)[1 + q + P], const A (*g)[1 + q + P],
-                                            const A* rstd, A* gweight, A* gbias) {
+  if (threadIdx.x != 0) return;
   JACHESS_UNROLL
-  for (int w = 0; w < width; ++w) {
-    A z[1 + q + P], sum = A(0);
-    product_jet<q, P>(c[w], rstd, z);
-    JACHESS_UNROLL
-    for (int s = 0; s < 1 + q + P; ++s) sum += g[w][s] * z[s];
-    gweight[w] += sum;
-    if constexpr (centred) gbias[w] += g[w][0];
+  for (int s = 0; s < S; ++s) {
+    if (shape.centred) static_cast<A*>(b.mean)[s * shape.rows + row] = mean[s];
+    static_cast<A*>(b.rstd)[s * shape.rows + row] = rstd[s];
   }
 }
 
-template <int S, int width, typename A>
-__device__ inline void scale_gradients(const A* weight, A (*g)[S]) {
-  if (weight == nullptr) return;
-  JACHESS_UNROLL
-  for (int w = 0; w < width; ++w) {
-    const A scale = weight[w];
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) g[w][s] *= scale;
-  }
-}
-
-template <typename T, typename A, int q, int P, int width, bool centred>
-__global__ void __launch_bounds__(kMaxNormThreads)
-    norm_backward_kernel(NormBackwardPointers<T, A> t, NormLayout layout) {
-  constexpr int S = 1 + q + P;
-  const int64_t stride = layout.stride();
-  const int64_t first = static_cast<int64_t>(threadIdx.x) * width;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * width;
-  const A n = static_cast<A>(layout.channels);
-  A* gweight = t.partial;
-  if (gweight != nullptr) gweight += (centred ? 2 : 1) * blockIdx.x * layout.channels;
-  for (int64_t row = blockIdx.x; row < layout.rows; row += gridDim.x) {
+template <typename T, int q, int P>
+__global__ void __launch_bounds__(kMaxThreads)
+    norm_backward_kernel(const __grid_constant__ BackwardArguments args) {
+  using A = accumulate_t<T>;
+  constexpr int S = 1 + q + P, W = kPack<T>;
+  const NormShape& shape = args.shape;
+  const NormBackwardBuffers& b = args.buffers;
+  const int64_t n = shape.channels, stride = shape.jet.n;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * W;
+  A* partial = static_cast<A*>(b.partial);
+  if (partial != nullptr) partial += (shape.centred ? 2 : 1) * blockIdx.x * n;
+  const auto load = [&](const void* from, int64_t row, int64_t i, A(*values)[S]) {
+    load_packs<S, W>(static_cast<const T*>(from) + row * n + i, stride, n - i, args.elements,
+                     values);
+  };
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+    const bool first_row = row == blockIdx.x;
     A mean[S] = {}, rstd[S], square[S], centring[S] = {};
-    A sums[centred ? 2 * S : S] = {};  // of the gradient in rstd's streams; of g times the weight
+    A sums[2 * S] = {};  // of the gradient in rstd's streams; of g times the weight
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) {
-      if constexpr (centred) mean[s] = t.mean[s * layout.rows + row];
-      rstd[s] = t.rstd[s * layout.rows + row];
+      if (shape.centred) mean[s] = static_cast<const A*>(b.mean)[s * shape.rows + row];
+      rstd[s] = static_cast<const A*>(b.rstd)[s * shape.rows + row];
     }
-    for (int64_t i = first; i < layout.channels; i += step) {
-      A c[width][S], g[width][S];
-      load_packs<S, width>(t.x + layout.at(row, i), stride, c);
-      load_packs<S, width>(t.gy + layout.at(row, i), stride, g);
-      subtract<centred, S, width>(mean, c);
-      scale_gradients<S, width>(t.weight == nullptr ? nullptr : t.weight + i, g);
+    // The centred row, and gy times the weight.
+    const auto load_row = [&](int64_t i, A(*c)[S], A(*g)[S], A(*scaled)[S]) {
+      A weight[W];
+      load(b.x, row, i, c);
+      load(b.gy, row, i, g);
+      load_parameter<W>(b.weight, i, n - i, A(1), weight);
+      subtract<S, W>(mean, n - i, c);
       JACHESS_UNROLL
-      for (int w = 0; w < width; ++w) {
-        product_jet_backward_add<q, P>(c[w], g[w], sums);
-        if constexpr (centred) {
-          JACHESS_UNROLL
-          for (int s = 0; s < S; ++s) sums[S + s] += g[w][s];
-        }
-      }
-    }
-    block_sum<(centred ? 2 * S : S)>(sums);
-    rsqrt_jet_backward<q, P>(rstd, sums, square);
-    if constexpr (centred) product_jet_backward_add<q, P>(rstd, sums + S, centring);
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) {
-      square[s] *= A(2) / n;
-      centring[s] /= -n;
-    }
-    for (int64_t i = first; i < layout.channels; i += step) {
-      A c[width][S], g[width][S], gc[width][S];
-      load_packs<S, width>(t.x + layout.at(row, i), stride, c);
-      load_packs<S, width>(t.gy + layout.at(row, i), stride, g);
-      subtract<centred, S, width>(mean, c);
-      if (gweight != nullptr)
-        add_weight_gradients<centred, q, P, width>(c, g, rstd, gweight + i,
-                                                   gweight + layout.channels + i);
-      scale_gradients<S, width>(t.weight == nullptr ? nullptr : t.weight + i, g);
-      if (t.gsum != nullptr) {
-        load_packs<S, width>(t.gsum + layout.at(row, i), stride, gc);
-      } else {
+      for (int w = 0; w < W; ++w) {
         JACHESS_UNROLL
-        for (int w = 0; w < width; ++w) {
+        for (int s = 0; s < S; ++s) scaled[w][s] = weight[w] * g[w][s];
+      }
+    };
+    for (int64_t i = static_cast<int64_t>(threadIdx.x) * W; i < n; i += step) {
+      A c[W][S], g[W][S], scaled[W][S];
+      load_row(i, c, g, scaled);
+      JACHESS_UNROLL
+      for (int w = 0; w < W; ++w) {
+        product_jet_backward_add<q, P>(c[w], scaled[w], sums);
+        JACHESS_UNROLL
+        for (int s = 0; s < S; ++s) sums[S + s] += scaled[w][s];
+      }
+    }
+    block_reduce<Add, 2 * S>(sums);
+    rsqrt_jet_backward<q, P>(rstd, sums, square);
+    product_jet_backward_add<q, P>(rstd, sums + S, centring);
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) {
+      square[s] *= A(2) / static_cast<A>(n);
+      centring[s] = shape.centred ? centring[s] / -static_cast<A>(n) : A(0);
+    }
+    for (int64_t i = static_cast<int64_t>(threadIdx.x) * W; i < n; i += step) {
+      A c[W][S], g[W][S], scaled[W][S], gc[W][S] = {};
+      load_row(i, c, g, scaled);
+      if (partial != nullptr) {
+        JACHESS_UNROLL
+        for (int w = 0; w < W; ++w) {
+          if (i + w >= n) continue;
+          A z[S], sum = A(0);
+          product_jet<q, P>(c[w], rstd, z);
           JACHESS_UNROLL
-          for (int s = 0; s < S; ++s) gc[w][s] = A(0);
+          for (int s = 0; s < S; ++s) sum += g[w][s] * z[s];
+          A* weight = partial + i + w;
+          *weight = first_row ? sum : *weight + sum;
+          if (shape.centred) weight[n] = first_row ? g[w][0] : weight[n] + g[w][0];
         }
       }
+      if (b.gsum != nullptr) load(b.gsum, row, i, gc);
       JACHESS_UNROLL
-      for (int w = 0; w < width; ++w) {
+      for (int w = 0; w < W; ++w) {
         JACHESS_UNROLL
         for (int s = 0; s < S; ++s) gc[w][s] += centring[s];
-        product_jet_backward_add<q, P>(rstd, g[w], gc[w]);
+        product_jet_backward_add<q, P>(rstd, scaled[w], gc[w]);
         product_jet_backward_add<q, P>(c[w], square, gc[w]);
       }
-      store_packs<S, width>(t.gx + layout.at(row, i), stride, gc);
+      store_packs<S, W>(static_cast<T*>(b.gx) + row * n + i, stride, n - i, args.elements, gc);
     }
   }
 }
 
-constexpr int kSumChannels = 32, kSumSegments = 8;
+constexpr int kSumColumns = 32, kSumSegments = 8;
 
-// Adds the blocks' partials [blocks, kinds, channels] of one kind: each of
-// kSumSegments threads of a channel adds every kSumSegments-th, then one adds theirs in order.
+// Adds the blocks' partials [blocks, columns], the columns being gweight's and then gbias': each of
+// kSumSegments threads of a column adds every kSumSegments-th, then one adds theirs in order.
 template <typename A>
-__global__ void __launch_bounds__(kSumChannels* kSumSegments)
-    sum_partials_kernel(const A* partial, int64_t blocks, int64_t kinds, int64_t kind,
-                        int64_t channels, A* out) {
-  __shared__ A segments[kSumSegments][kSumChannels];
-  const int lane = threadIdx.x % kSumChannels, segment = threadIdx.x / kSumChannels;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumChannels + lane;
+__global__ void __launch_bounds__(kSumColumns* kSumSegments)
+    sum_partials_kernel(const A* partial, int64_t blocks, int64_t columns, int64_t channels,
+                        A* gweight, A* gbias) {
+  __shared__ A segments[kSumSegments][kSumColumns];
+  const int lane = threadIdx.x % kSumColumns, segment = threadIdx.x / kSumColumns;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumColumns + lane;
   A sum = A(0);
-  if (i < channels) {
-    for (int64_t b = segment; b < blocks; b += kSumSegments)
-      sum += partial[(b * kinds + kind) * channels + i];
-  }
+  if (i < columns)
+    for (int64_t b = segment; b < blocks; b += kSumSegments) sum += partial[b * columns + i];
   segments[segment][lane] = sum;
   __syncthreads();
-  if (segment != 0 || i >= channels) return;
+  if (segment != 0 || i >= columns) return;
   for (int k = 1; k < kSumSegments; ++k) sum += segments[k][lane];
-  out[i] = sum;
+  (i < channels ? gweight[i] : gbias[i - channels]) = sum;
 }
 
 // Enough threads for a row, in whole warps.
-int norm_threads(int64_t channels, int width) {
-  const int64_t groups = (channels + width - 1) / width;
-  const int64_t threads = (groups + kWarp - 1) / kWarp * kWarp;
-  return static_cast<int>(threads < kMaxNormThreads ? threads : kMaxNormThreads);
-}
-
-template <bool centred>
-int launch_norm(NormShape shape, NormBuffers b, double eps, Queue queue) {
-  const NormLayout layout = {shape.rows, shape.channels};
-  const auto run = [&](auto* typed, auto q, auto P, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    using A = accumulate_t<T>;
-    const NormForwardPointers<T, A> t = {static_cast<const T*>(b.x),
-                                         static_cast<const T*>(b.residual),
-                                         static_cast<const A*>(b.weight),
-                                         static_cast<const A*>(b.bias),
-                                         static_cast<T*>(b.y),
-                                         static_cast<T*>(b.sum),
-                                         static_cast<A*>(b.mean),
-                                         static_cast<A*>(b.rstd)};
-    constexpr int w = decltype(width)::value;
-    return launch(norm_kernel<T, A, decltype(q)::value, decltype(P)::value, w, centred>, shape.rows,
-                  norm_threads(shape.channels, w), queue, t, static_cast<A>(eps), layout);
-  };
-  return dispatch_packs(shape.jet, shape.channels, run, b.x, b.residual, b.y, b.sum);
-}
-
-template <bool centred>
-int launch_norm_backward(NormShape shape, NormBackwardBuffers b, Queue queue) {
-  const NormLayout layout = {shape.rows, shape.channels};
-  const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
-  const int64_t blocks = shape.rows < most ? shape.rows : most;
-  const auto run = [&](auto* typed, auto q, auto P, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    using A = accumulate_t<T>;
-    const NormBackwardPointers<T, A> t = {
-        static_cast<const T*>(b.gy),   static_cast<const T*>(b.gsum),
-        static_cast<const T*>(b.x),    static_cast<const A*>(b.weight),
-        static_cast<const A*>(b.mean), static_cast<const A*>(b.rstd),
-        static_cast<T*>(b.gx),         static_cast<A*>(b.partial)};
-    constexpr int w = decltype(width)::value, kinds = centred ? 2 : 1;
-    int error =
-        launch(norm_backward_kernel<T, A, decltype(q)::value, decltype(P)::value, w, centred>,
-               blocks, norm_threads(shape.channels, w), queue, t, layout);
-    void* const results[] = {b.gweight, b.gbias};
-    for (int kind = 0; kind < kinds && error == 0 && b.partial != nullptr; ++kind) {
-      error = launch(sum_partials_kernel<A>, (shape.channels + kSumChannels - 1) / kSumChannels,
-                     kSumChannels * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
-                     static_cast<int64_t>(kinds), static_cast<int64_t>(kind), shape.channels,
-                     static_cast<A*>(results[kind]));
-    }
-    return error;
-  };
-  return dispatch_packs(shape.jet, shape.channels, run, b.gy, b.gsum, b.x, b.gx);
+int threads_of(int64_t channels, int pack) {
+  const int64_t threads = ceil_divide(ceil_divide(channels, pack), kWarp) * kWarp;
+  return static_cast<int>(threads < kMaxThreads ? threads : kMaxThreads);
 }
 
 }  // namespace
 
-int norm_jet_cuda(NormShape shape, NormBuffers buffers, double eps, Queue queue) {
-  return (shape.centred ? launch_norm<true> : launch_norm<false>)(shape, buffers, eps, queue);
+int norm_jet_cuda(NormShape shape, NormBuffers b, double eps, Queue queue) {
+  return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    const Elements elements =
+        elements_of<T>(shape.jet.storage, shape.channels, b.x, b.residual, b.y, b.sum);
+    return launch(norm_kernel<T, decltype(q)::value, decltype(P)::value>, shape.rows,
+                  threads_of(shape.channels, kPack<T>), queue,
+                  ForwardArguments{shape, b, eps, elements});
+  });
 }
 
-int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers buffers, Queue queue) {
-  return (shape.centred ? launch_norm_backward<true> : launch_norm_backward<false>)(shape, buffers,
-                                                                                    queue);
+int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) {
+  const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
+  const int64_t blocks = shape.rows < most ? shape.rows : most;
+  return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    using A = accumulate_t<T>;
+    const Elements elements =
+        elements_of<T>(shape.jet.storage, shape.channels, b.gy, b.gsum, b.x, b.gx);
+    const int error =
+        launch(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
+               threads_of(shape.channels, kPack<T>), queue, BackwardArguments{shape, b, elements});
+    if (error != 0 || b.partial == nullptr) return error;
+    const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
+    return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns),
+                  kSumColumns * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
+                  columns, shape.channels, static_cast<A*>(b.gweight), static_cast<A*>(b.gbias));
+  });
 }
 
 }  // namespace jachess

@@ -1,9 +1,14 @@
-// CUDA kernels of jachess::ntk_gram. A block has a tile: some positions of the left side by some of
-// the right one, counted through all samples. Both Gram matrices of a tile, of the inputs and, pair
-// of outputs by pair of outputs, of the cotangents, are products on the tensor cores whose sums
-// stay in registers; their product is summed per pair of samples in shared memory. A sample may
-// reach over several tiles, so that each tile leaves its own sums, and a second kernel adds those
-// of a pair of samples in their order: the result does not depend on the order in which blocks run.
+// CUDA kernels of jachess::ntk_gram. A block has a tile of positions, counted through all samples.
+//
+//     shared memory, 2 or 3 stages            registers of 2 x 4 warps
+//     left  [128 or 64 rows, 128 bytes]  \\    inputs' products      [64 or 32, 32] a warp
+//     right [128 columns, 128 bytes]     //    cotangents', per pair of outputs
+//     then  [rows, columns]  <-  both, multiplied  ->  sums per pair of samples  ->  scratch
+//
+// Features go by in stages of 128 bytes, layer after layer; the next ones are on their way while
+// one is multiplied, on the tensor cores. A sample may reach over several tiles, so each tile
+// leaves its own sums, and a second kernel adds those of a pair of samples in their order: the
+// result does not depend on the order in which blocks run.
 #include "mma.h"
 
 namespace jachess {
@@ -12,6 +17,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarpsDown = 2, kWarpsAcross = 4;
 constexpr int kMostLayers = 8;  // of one launch; more are added up
+
+// Of a row of a side; sample -1: there is none.
+struct Place {
+  int32_t sample, position;
+};
 
 template <typename T>
 struct GramTile {
@@ -25,9 +35,11 @@ struct GramTile {
   static constexpr int kLine = kColumns + 4;                   // of a row of products
   static constexpr size_t kProductBytes = sizeof(accumulate_t<T>) * kRows * kLine;
 
+  // Behind the stages: the places of the tile's rows and columns.
+  static size_t place_bytes() { return sizeof(Place) * (kRows + kColumns); }
   static size_t shared_bytes(int stages) {
     const size_t bytes = sizeof(T) * kStage * static_cast<size_t>(stages);
-    return bytes > kProductBytes ? bytes : kProductBytes;
+    return place_bytes() + (bytes > kProductBytes ? bytes : kProductBytes);
   }
 };
 
@@ -42,7 +54,9 @@ struct DeviceSide {
 struct DeviceProblem {
   DeviceSide left, right;
   int64_t outputs, left_samples, right_samples, tiles_across;
+  int tile_rows, tile_columns;
   int layers, stages;
+  int lanes;            // that add the columns of one sample, a power of two
   bool symmetric, add;  // add: to what the result holds
 };
 
@@ -73,31 +87,44 @@ __device__ inline Feature first_feature(const Factor& factor, int layers) {
   return f;
 }
 
-// Starts loading `count` rows from `first` on, kDepth features from f.at on; zeros beyond what
-// there is.
+__device__ inline void find_places(const DeviceSide& side, int64_t first, int count,
+                                   Place* places) {
+  for (int row = threadIdx.x; row < count; row += kThreads) {
+    const int64_t r = first + row, sample = r / side.positions;
+    places[row] = {r < side.rows ? static_cast<int32_t>(sample) : -1,
+                   static_cast<int32_t>(r - sample * side.positions)};
+  }
+}
+
+// Starts loading the rows at `count` places, kDepth features from f.at on; zeros beyond what there
+// is.
 template <typename T>
 __device__ inline void load_rows(const DeviceSide& side, const Factor& factor, const Feature& f,
-                                 int64_t first, int count, T* to) {
+                                 const Place* places, int count, T* to) {
   using Tile = GramTile<T>;
   const GramRows& rows = factor.rows[f.layer];
   const T* data = static_cast<const T*>(rows.data) + factor.output * rows.output + f.at;
-  const int group = side.aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
-  const int per_row = Tile::kDepth / group;
-  for (int i = threadIdx.x; i < count * per_row; i += kThreads) {
-    const int row = i / per_row, k = i % per_row * group;
-    const int64_t r = first + row;
-    T* target = to + row * Tile::kLength + k;
-    const bool inside = r < side.rows && f.at + k < rows.size;
-    const T* from =
-        data + r / side.positions * rows.sample + r % side.positions * rows.position + k;
-    if (inside && side.aligned) {
-      copy_async_16(target, from);
-    } else if (inside) {
-      *target = *from;
-    } else {
-      for (int g = 0; g < group; ++g) target[g] = T{};
+  const auto each = [&](auto aligned) {
+    constexpr int group = decltype(aligned)::value ? 16 / static_cast<int>(sizeof(T)) : 1;
+    constexpr int per_row = Tile::kDepth / group;  // divides kThreads: k is the thread's own
+    const int k = static_cast<int>(threadIdx.x) % per_row * group;
+    const bool some = f.at + k < rows.size;
+#pragma unroll group> 1 ? 4 : 1
+    for (int row = static_cast<int>(threadIdx.x) / per_row; row < count;
+         row += kThreads / per_row) {
+      const Place place = places[row];
+      const bool inside = some && place.sample >= 0;
+      const T* from =
+          data + (inside ? place.sample * rows.sample + place.position * rows.position + k : 0);
+      T* target = to + row * Tile::kLength + k;
+      if constexpr (group > 1) {
+        copy_async_16(target, from, inside);
+      } else {
+        *target = inside ? *from : T{};
+      }
     }
-  }
+  };
+  side.aligned ? each(std::true_type{}) : each(std::false_type{});
 }
 
 // ---- products -------------------------------------------------------------------------------
@@ -136,8 +163,7 @@ __device__ inline void multiply_stage(const T* stage, int width, GramSums<T>& su
 // multiplied, the next ones are on their way.
 template <typename T>
 __device__ inline void multiply(const DeviceProblem& p, const Factor& left, const Factor& right,
-                                int layers, int64_t row, int64_t column, T* shared,
-                                GramSums<T>& sums) {
+                                int layers, const Place* places, T* shared, GramSums<T>& sums) {
   using Tile = GramTile<T>;
   JACHESS_UNROLL
   for (int e = 0; e < Tile::kDown * Tile::kAcross * 4; ++e)
@@ -147,22 +173,29 @@ __device__ inline void multiply(const DeviceProblem& p, const Factor& left, cons
   const auto load_next = [&] {
     if (loading.layer < layers) {
       T* to = shared + load_stage * Tile::kStage;
-      load_rows(p.left, left, loading, row, Tile::kRows, to);
-      load_rows(p.right, right, loading, column, Tile::kColumns, to + Tile::kRows * Tile::kLength);
+      load_rows(p.left, left, loading, places, Tile::kRows, to);
+      load_rows(p.right, right, loading, places + Tile::kRows, Tile::kColumns,
+                to + Tile::kRows * Tile::kLength);
       advance<T>(left, layers, loading);
     }
     copy_async_commit();
     load_stage = load_stage + 1 == p.stages ? 0 : load_stage + 1;
   };
-  for (int i = 0; i + 1 < p.stages; ++i) load_next();
+  int missing = p.stages - 1;  // to be loaded before the first is multiplied
   while (multiplying.layer < layers) {
-    if (p.stages == 2) {
-      copy_async_wait<0>();
-    } else {
-      copy_async_wait<1>();
+    if (missing == 0) {
+      if (p.stages == 2) {
+        copy_async_wait<0>();
+      } else {
+        copy_async_wait<1>();
+      }
+      __syncthreads();  // this stage is there, and all have done with the one before, to be loaded
     }
-    __syncthreads();  // this stage is there, and all have done with the one before, which is loaded
     load_next();
+    if (missing > 0) {
+      --missing;
+      continue;
+    }
     const int64_t rest = left.rows[multiplying.layer].size - multiplying.at;
     multiply_stage(shared + stage * Tile::kStage,
                    rest < Tile::kDepth ? static_cast<int>(rest) : Tile::kDepth, sums);
@@ -230,14 +263,21 @@ __device__ inline void sum_segments(const DeviceProblem& p, int64_t row, int64_t
     if (rows.begin < rows.end) line[rows.begin * Tile::kLine] = sum;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < down * across; i += kThreads) {
-    const Segment rows = segment_of(p.left, row, Tile::kRows, i / across);
-    const Segment columns = segment_of(p.right, column, Tile::kColumns, i % across);
+  // A group of lanes for each pair of samples; whole warps stay together.
+  const int pairs = down * across, lane = static_cast<int>(threadIdx.x) % p.lanes;
+  for (int begin = 0; begin < pairs; begin += kThreads / p.lanes) {
+    const int pair = begin + static_cast<int>(threadIdx.x) / p.lanes;
     A sum = A(0);
-    if (rows.begin < rows.end)
-      for (int c = columns.begin; c < columns.end; ++c)
-        sum += products[rows.begin * Tile::kLine + c];
-    out[i] = sum;
+    if (pair < pairs) {
+      const Segment rows = segment_of(p.left, row, Tile::kRows, pair / across);
+      const Segment columns = segment_of(p.right, column, Tile::kColumns, pair % across);
+      if (rows.begin < rows.end)
+        for (int c = columns.begin + lane; c < columns.end; c += p.lanes)
+          sum += products[rows.begin * Tile::kLine + c];
+    }
+    for (int offset = p.lanes / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+    if (pair < pairs && lane == 0) out[pair] = sum;
   }
   __syncthreads();  // before the products' memory takes operands again
 }
@@ -254,15 +294,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t last = (end < p.right.rows ? end : p.right.rows) - 1;
     if (last / p.right.positions < row / p.left.positions) return;
   }
-  T* shared = reinterpret_cast<T*>(dynamic_shared_memory());
-  A* products = reinterpret_cast<A*>(dynamic_shared_memory());
+  Place* places = reinterpret_cast<Place*>(dynamic_shared_memory());
+  T* shared = reinterpret_cast<T*>(places + Tile::kRows + Tile::kColumns);
+  A* products = reinterpret_cast<A*>(shared);
+  find_places(p.left, row, Tile::kRows, places);
+  find_places(p.right, column, Tile::kColumns, places + Tile::kRows);
+  __syncthreads();
   GramSums<T> gram, sums;
-  multiply<T>(p, {&p.left.inputs, 0}, {&p.right.inputs, 0}, 1, row, column, shared, gram);
+  multiply<T>(p, {&p.left.inputs, 0}, {&p.right.inputs, 0}, 1, places, shared, gram);
   const int64_t pairs = p.left.segments * p.right.segments;
   A* out = scratch + blockIdx.x * p.outputs * p.outputs * pairs;
   for (int64_t c = 0; c < p.outputs; ++c) {
     for (int64_t d = 0; d < p.outputs; ++d) {
-      multiply<T>(p, {p.left.cotangents, c}, {p.right.cotangents, d}, p.layers, row, column, shared,
+      multiply<T>(p, {p.left.cotangents, c}, {p.right.cotangents, d}, p.layers, places, shared,
                   sums);
       store_products<T>(gram, sums, products);
       sum_segments<T>(p, row, column, products, out);
@@ -273,48 +317,40 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // One element of the result [C, N, C, M] per thread: the sum over the tiles that the two samples
 // reach over.
-template <typename T>
+template <typename A>
 __global__ void __launch_bounds__(kThreads, 1)
-    gram_sum_kernel(const __grid_constant__ DeviceProblem p,
-                    const accumulate_t<T>* __restrict__ scratch,
-                    accumulate_t<T>* __restrict__ result) {
-  using Tile = GramTile<T>;
+    gram_sum_kernel(const __grid_constant__ DeviceProblem p, const A* __restrict__ scratch,
+                    A* __restrict__ result) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t m = at % p.right_samples, d = at / p.right_samples % p.outputs;
   const int64_t n = at / (p.right_samples * p.outputs) % p.left_samples;
   const int64_t c = at / (p.right_samples * p.outputs * p.left_samples);
   if (c >= p.outputs) return;
   if (p.symmetric && (m < n || (m == n && d < c))) return;
-  const int64_t top = n * p.left.positions / Tile::kRows;
-  const int64_t bottom = ((n + 1) * p.left.positions - 1) / Tile::kRows;
-  const int64_t begin = m * p.right.positions / Tile::kColumns;
-  const int64_t end = ((m + 1) * p.right.positions - 1) / Tile::kColumns;
+  const int64_t top = n * p.left.positions / p.tile_rows;
+  const int64_t bottom = ((n + 1) * p.left.positions - 1) / p.tile_rows;
+  const int64_t begin = m * p.right.positions / p.tile_columns;
+  const int64_t end = ((m + 1) * p.right.positions - 1) / p.tile_columns;
   double sum = 0;
   for (int64_t i = top; i <= bottom; ++i) {
     for (int64_t j = begin; j <= end; ++j) {
       const int64_t tile = ((i * p.tiles_across + j) * p.outputs + c) * p.outputs + d;
-      const int64_t left = n - i * Tile::kRows / p.left.positions;
-      const int64_t right = m - j * Tile::kColumns / p.right.positions;
+      const int64_t left = n - i * p.tile_rows / p.left.positions;
+      const int64_t right = m - j * p.tile_columns / p.right.positions;
       sum += scratch[(tile * p.left.segments + left) * p.right.segments + right];
     }
   }
   if (p.add) sum += result[at];
-  result[at] = static_cast<accumulate_t<T>>(sum);
+  result[at] = static_cast<A>(sum);
   if (p.symmetric)
-    result[((d * p.left_samples + m) * p.outputs + c) * p.right_samples + n] =
-        static_cast<accumulate_t<T>>(sum);
+    result[((d * p.left_samples + m) * p.outputs + c) * p.right_samples + n] = static_cast<A>(sum);
 }
 
 // ---- host -----------------------------------------------------------------------------------
 
-int64_t ceil_divide(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 template <typename T>
-bool is_aligned(const GramRows& rows) {
-  const int64_t bytes = static_cast<int64_t>(sizeof(T));
-  return ((reinterpret_cast<intptr_t>(rows.data) | rows.output * bytes | rows.sample * bytes |
-           rows.position * bytes | rows.size * bytes) &
-          15) == 0;
+bool rows_aligned(const GramRows& rows) {
+  return is_aligned<T>(rows.data, rows.output, rows.sample, rows.position, rows.size);
 }
 
 template <typename T>
@@ -325,8 +361,8 @@ DeviceSide device_side(const GramSide& side, int64_t layers, int tile) {
   device.rows = side.samples * side.positions;
   device.segments = most < side.samples ? most : side.samples;
   device.inputs = side.inputs;
-  device.aligned = is_aligned<T>(side.inputs);
-  for (int64_t l = 0; l < layers; ++l) device.aligned &= is_aligned<T>(side.cotangents[l]);
+  device.aligned = rows_aligned<T>(side.inputs);
+  for (int64_t l = 0; l < layers; ++l) device.aligned &= rows_aligned<T>(side.cotangents[l]);
   return device;
 }
 
@@ -339,6 +375,10 @@ DeviceProblem device_problem(const GramProblem& p) {
   device.left_samples = p.left.samples;
   device.right_samples = p.right.samples;
   device.tiles_across = ceil_divide(device.right.rows, GramTile<T>::kColumns);
+  device.tile_rows = GramTile<T>::kRows;
+  device.tile_columns = GramTile<T>::kColumns;
+  device.lanes = 1;
+  while (device.lanes < kWarp && 2 * device.lanes <= p.right.positions) device.lanes *= 2;
   device.symmetric = p.symmetric;
   return device;
 }
@@ -368,7 +408,7 @@ int run(const GramProblem& problem, void* scratch, void* result, Queue queue) {
     int error = launch_with_shared(gram_kernel<T>, tiles<T>(p), kThreads, bytes, queue, p,
                                    static_cast<A*>(scratch));
     if (error != 0) return error;
-    error = launch(gram_sum_kernel<T>, ceil_divide(elements, kThreads), kThreads, queue, p,
+    error = launch(gram_sum_kernel<A>, ceil_divide(elements, kThreads), kThreads, queue, p,
                    static_cast<const A*>(scratch), static_cast<A*>(result));
     if (error != 0) return error;
   }

@@ -8,12 +8,12 @@
 namespace jachess {
 namespace {
 
-Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed, int64_t offset,
-                         const Text& distribution, ScalarType dtype) {
+Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, const Tensor& seed,
+                         const Tensor& offset, const Text& distribution, ScalarType dtype) {
   const char* op = "sample_directions";
   const bool gaussian = parse_distribution(distribution) == Distribution::gaussian;
   const torch::stable::accelerator::DeviceGuard guard(token.get_device());
-  Tensor out = new_directions(token, q, d, offset, dtype);
+  Tensor out = new_directions(token, q, d, dtype);
   if (out.numel() == 0) return out;
   const Tensor dense = torch::stable::contiguous(token);
   const DirectionShape shape = {storage_of(dtype),
@@ -21,8 +21,8 @@ Tensor sample_directions(const Tensor& token, int64_t q, int64_t d, int64_t seed
                                 q,
                                 token.numel(),
                                 d,
-                                static_cast<uint64_t>(seed),
-                                static_cast<uint64_t>(offset)};
+                                number_on_device(op, "seed", seed, token),
+                                number_on_device(op, "offset", offset, token)};
   check_launch(op, sample_directions_cuda(shape, dense.const_data_ptr(), out.mutable_data_ptr(),
                                           queue_of(op, token)));
   return out;

@@ -1,6 +1,8 @@
-// CUDA kernels of jachess::softmax_jet (docs/how_it_works.md, softmax). A short row is a warp's, a
-// long one a block's; the row is read again from L1/L2 for each sweep, and p is computed anew in
-// each.
+// CUDA kernels of jachess::softmax_jet (docs/how_it_works.md, softmax), bound by memory.
+//
+//     a row up to 1024 scores: a warp's, 8 rows a block        a longer one: a block's
+//     x [S, row], 4 neighbours a thread at a time, read again from the caches for each sweep:
+//     largest  ->  Σ e^s, Σ e^s s_i  ->  Σ p c_i c_j  ->  y;   backward R, then gx
 //
 // With c_i = s_i − Σ p s_i and m, v the means of s_ij and of c_i c_j under p:
 //     p_i = p c_i,   p_ij = p (s_ij − m_ij − v_ij + c_i c_j).
@@ -8,7 +10,6 @@
 //     R = Σ p ⊗ᵀ gy  (the share of the normaliser),   gx = p ⊗ᵀ (gy − R).
 #include <limits>
 
-#include "launch.h"
 #include "pack.h"
 
 namespace jachess {
@@ -17,57 +18,57 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kWarpScores = 1024;  // a row up to here is a warp's
 
-// The scores one row's threads see: the row, its place among them, how they reduce.
-struct Row {
-  int64_t begin, stream, n;  // first element, distance between streams, scores
-  int first, step;           // this thread's first group of scores, and from one to the next
-  bool whole_block;
-
-  template <int count, typename A>
-  __device__ inline void sum(A* values) const {
-    if (whole_block)
-      block_sum<count>(values);
-    else
-      warp_sum<count>(values);
-  }
-  template <typename A>
-  __device__ inline A max(A value) const {
-    return whole_block ? block_max(value) : warp_max(value);
-  }
+struct Arguments {
+  SoftmaxShape shape;
+  Elements elements;
+  const void *gy, *x;
+  void* out;  // y, backward gx
 };
 
-__device__ inline bool find_row(int64_t rows, int64_t n, Row& row) {
-  row.whole_block = n > kWarpScores;
-  const int threads = row.whole_block ? kThreads : kWarp, per_block = kThreads / threads;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * per_block + threadIdx.x / threads;
-  row.begin = index * n;
-  row.stream = rows * n;
-  row.n = n;
-  row.first = threadIdx.x % threads;
-  row.step = threads;
-  return index < rows;
-}
-
-// Calls f with the jets of this thread's scores, `width` read at once, as f(jet, element).
-template <int S, int width, typename T, typename F>
-__device__ inline void for_each_jet(const Row& row, const T* x, const F& f) {
+// The scores one row's threads see: the row, its place among them, how they reduce.
+template <typename T>
+struct Row {
   using A = accumulate_t<T>;
-#pragma unroll 1
-  for (int64_t i = static_cast<int64_t>(row.first) * width; i < row.n;
-       i += static_cast<int64_t>(row.step) * width) {
-    Pack<T, width> in[S];
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s)
-      in[s] = *reinterpret_cast<const Pack<T, width>*>(x + row.begin + s * row.stream + i);
-    JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) {
-      A jet[S];
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) convert(in[s].at[w], jet[s]);
-      f(jet, row.begin + i + w);
-    }
+  static constexpr int W = kPack<T>;
+  int64_t begin, stream, n;  // first element, distance between streams, scores
+  int first, step;           // this thread's first pack, and from one to the next
+  bool whole_block;
+  Elements elements;
+
+  template <typename How, int count = 1>
+  __device__ inline void reduce(A* values) const {
+    if (whole_block)
+      block_reduce<How, count>(values);
+    else
+      warp_reduce<How, count>(values);
   }
-}
+  // Calls f(first score of this thread's next pack, how many scores there are from it on).
+  template <typename F>
+  __device__ inline void for_each_pack(const F& f) const {
+#pragma unroll 1
+    for (int64_t i = static_cast<int64_t>(first) * W; i < n; i += static_cast<int64_t>(step) * W)
+      f(i, n - i);
+  }
+  template <int S>
+  __device__ inline void load(const void* from, int64_t i, A (*jets)[S]) const {
+    load_packs<S, W>(static_cast<const T*>(from) + begin + i, stream, n - i, elements, jets);
+  }
+  template <int S>
+  __device__ inline void store(void* to, int64_t i, const A (*jets)[S]) const {
+    store_packs<S, W>(static_cast<T*>(to) + begin + i, stream, n - i, elements, jets);
+  }
+  // Calls f with the jets of this thread's scores.
+  template <int S, typename F>
+  __device__ inline void for_each_jet(const void* x, const F& f) const {
+    for_each_pack([&](int64_t i, int64_t valid) {
+      A jets[W][S];
+      load<S>(x, i, jets);
+      JACHESS_UNROLL
+      for (int w = 0; w < W; ++w)
+        if (w < valid) f(jets[w]);
+    });
+  }
+};
 
 // 1 / x for x = 0 or NaN, or x >= 1, where a fast approximation and one step of Newton's will do;
 // division proper calls a subroutine, around which registers go to memory.
@@ -82,132 +83,115 @@ __device__ inline float reciprocal(float x) {
 __device__ inline double reciprocal(double x) { return 1.0 / x; }
 
 // The normaliser of one row as a jet: what must be taken off the scores so that p = exp of them.
-template <int q, int P, typename A>
+template <typename T, int q, int P>
 struct Normaliser {
+  using A = accumulate_t<T>;
+  static constexpr int S = 1 + q + P;
   A top, inverse;  // largest primal score, 1 / Σ e^(s−top)
-  A mean[1 + q + P];
+  A mean[S] = {};
+
+  __device__ inline Normaliser(const Row<T>& row, const void* x, bool masked) {
+    top = -std::numeric_limits<A>::infinity();
+    row.template for_each_jet<1>(x, [&](const A* s) { top = s[0] > top ? s[0] : top; });
+    row.template reduce<Larger>(&top);
+    // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
+    if (top == -std::numeric_limits<A>::infinity()) top = A(0);
+    row.template for_each_jet<S>(x, [&](const A* s) {
+      const A e = exp_nonpositive(s[0] - top);
+      mean[0] += e;
+      JACHESS_UNROLL
+      for (int k = 1; k < S; ++k) mean[k] += e * s[k];
+    });
+    row.template reduce<Add, S>(mean);
+    inverse = masked && mean[0] == A(0) ? A(0) : reciprocal(mean[0]);
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) mean[k] *= inverse;
+    if constexpr (P > 0) {
+      A products[P] = {};
+      row.template for_each_jet<S>(x, [&](const A* s) {
+        const A p = exp_nonpositive(s[0] - top) * inverse;
+        for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+          products[ij - 1 - q] += p * (s[1 + i] - mean[1 + i]) * (s[1 + j] - mean[1 + j]);
+        });
+      });
+      row.template reduce<Add, P>(products);
+      JACHESS_UNROLL
+      for (int k = 0; k < P; ++k) mean[1 + q + k] += products[k];
+    }
+  }
 
   // p's jet from the scores'.
   __device__ inline void weights(const A* s, A* p) const {
-    A z[1 + q + P];
+    A z[S];
     p[0] = exp_nonpositive(s[0] - top) * inverse;
     JACHESS_UNROLL
-    for (int k = 1; k < 1 + q + P; ++k) z[k] = s[k] - mean[k];
+    for (int k = 1; k < S; ++k) z[k] = s[k] - mean[k];
     pointwise_jet<q, P>(p[0], p[0], z, p);
   }
 };
 
-template <int q, int P, int width, typename T, typename A = accumulate_t<T>>
-__device__ inline Normaliser<q, P, A> normalise(const Row& row, const T* x, bool masked) {
-  constexpr int S = 1 + q + P;
-  Normaliser<q, P, A> norm;
-  A top = -std::numeric_limits<A>::infinity(), sums[S] = {};
-  for_each_jet<1, width>(row, x, [&](const A* s, int64_t) { top = s[0] > top ? s[0] : top; });
-  top = row.max(top);
-  // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
-  norm.top = top == -std::numeric_limits<A>::infinity() ? A(0) : top;
-  for_each_jet<S, width>(row, x, [&](const A* s, int64_t) {
-    const A e = exp_nonpositive(s[0] - norm.top);
-    sums[0] += e;
-    JACHESS_UNROLL
-    for (int k = 1; k < S; ++k) sums[k] += e * s[k];
-  });
-  row.template sum<S>(sums);
-  norm.inverse = masked && sums[0] == A(0) ? A(0) : reciprocal(sums[0]);
-  JACHESS_UNROLL
-  for (int k = 0; k < S; ++k) norm.mean[k] = sums[k] * norm.inverse;
-  if constexpr (P > 0) {
-    A products[P] = {};
-    for_each_jet<S, width>(row, x, [&](const A* s, int64_t) {
-      const A p = exp_nonpositive(s[0] - norm.top) * norm.inverse;
-      for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
-        products[ij - 1 - q] += p * (s[1 + i] - norm.mean[1 + i]) * (s[1 + j] - norm.mean[1 + j]);
-      });
-    });
-    row.template sum<P>(products);
-    JACHESS_UNROLL
-    for (int k = 0; k < P; ++k) norm.mean[1 + q + k] += products[k];
-  }
-  return norm;
-}
-
-template <typename T, int q, int P, int width>
-__global__ void __launch_bounds__(kThreads, 3)
-    forward_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int64_t scores,
-                   bool masked) {
+template <typename T, int q, int P, bool backward>
+__global__ void __launch_bounds__(kThreads, 3) kernel(const __grid_constant__ Arguments args) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P;
-  Row row;
-  if (!find_row(rows, scores, row)) return;
-  const Normaliser<q, P, A> norm = normalise<q, P, width>(row, x, masked);
-  for_each_jet<S, width>(row, x, [&](const A* s, int64_t at) {
-    A p[S];
-    norm.weights(s, p);
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) convert(p[k], y[at + k * row.stream]);
-  });
-}
+  constexpr int S = 1 + q + P, W = kPack<T>;
+  const SoftmaxShape& shape = args.shape;
+  const bool whole_block = shape.scores > kWarpScores;
+  const int threads = whole_block ? kThreads : kWarp, thread = static_cast<int>(threadIdx.x);
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / threads) + thread / threads;
+  if (index >= shape.rows) return;
+  const Row<T> row = {index * shape.scores, shape.jet.n,  shape.scores, thread % threads, threads,
+                      whole_block,          args.elements};
+  const Normaliser<T, q, P> norm(row, args.x, shape.masked);
 
-template <typename T, int q, int P, int width>
-__global__ void __launch_bounds__(kThreads, 3)
-    backward_kernel(const T* __restrict__ gy, const T* __restrict__ x, T* __restrict__ gx,
-                    int64_t rows, int64_t scores, bool masked) {
-  using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P;
-  Row row;
-  if (!find_row(rows, scores, row)) return;
-  const Normaliser<q, P, A> norm = normalise<q, P, width>(row, x, masked);
   A share[S] = {};
-  const auto load_gradient = [&](int64_t at, A* g) {
+  if constexpr (backward) {
+    row.for_each_pack([&](int64_t i, int64_t valid) {
+      A x[W][S], g[W][S], p[S];
+      row.template load<S>(args.x, i, x);
+      row.template load<S>(args.gy, i, g);
+      JACHESS_UNROLL
+      for (int w = 0; w < W; ++w) {
+        if (w >= valid) continue;
+        norm.weights(x[w], p);
+        product_jet_backward_add<q, P>(p, g[w], share);
+      }
+    });
+    row.template reduce<Add, S>(share);
+  }
+  row.for_each_pack([&](int64_t i, int64_t) {
+    A x[W][S], g[W][S], p[S], out[W][S] = {};
+    row.template load<S>(args.x, i, x);
+    if constexpr (backward) row.template load<S>(args.gy, i, g);
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) convert(gy[at + k * row.stream], g[k]);
-  };
-  for_each_jet<S, width>(row, x, [&](const A* s, int64_t at) {
-    A p[S], g[S];
-    norm.weights(s, p);
-    load_gradient(at, g);
-    product_jet_backward_add<q, P>(p, g, share);
-  });
-  row.template sum<S>(share);
-  for_each_jet<S, width>(row, x, [&](const A* s, int64_t at) {
-    A p[S], g[S], out[S] = {};
-    norm.weights(s, p);
-    load_gradient(at, g);
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) g[k] -= share[k];
-    product_jet_backward_add<q, P>(p, g, out);
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) convert(out[k], gx[at + k * row.stream]);
+    for (int w = 0; w < W; ++w) {
+      norm.weights(x[w], backward ? p : out[w]);
+      if constexpr (backward) {
+        JACHESS_UNROLL
+        for (int k = 0; k < S; ++k) g[w][k] -= share[k];
+        product_jet_backward_add<q, P>(p, g[w], out[w]);
+      }
+    }
+    row.template store<S>(args.out, i, out);
   });
 }
 
-int64_t block_count(int64_t rows, int64_t scores) {
-  const int64_t per_block = scores > kWarpScores ? 1 : kThreads / kWarp;
-  return (rows + per_block - 1) / per_block;
+template <bool backward>
+int start(Arguments args, Queue queue) {
+  const SoftmaxShape& shape = args.shape;
+  const int64_t rows_of_block = shape.scores > kWarpScores ? 1 : kThreads / kWarp;
+  return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    args.elements = elements_of<T>(shape.jet.storage, shape.scores, args.gy, args.x, args.out);
+    return launch(kernel<T, decltype(q)::value, decltype(P)::value, backward>,
+                  ceil_divide(shape.rows, rows_of_block), kThreads, queue, args);
+  });
 }
 
 }  // namespace
 
-int softmax_jet_cuda(SoftmaxShape shape, const void* x, void* y, Queue queue) {
-  const auto run = [&](auto* typed, auto q, auto P, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    return launch(forward_kernel<T, decltype(q)::value, decltype(P)::value, decltype(width)::value>,
-                  block_count(shape.rows, shape.scores), kThreads, queue, static_cast<const T*>(x),
-                  static_cast<T*>(y), shape.rows, shape.scores, shape.masked);
-  };
-  return dispatch_packs(shape.jet, shape.scores, run, x, y);
-}
-
-int softmax_jet_backward_cuda(SoftmaxShape shape, const void* gy, const void* x, void* gx,
-                              Queue queue) {
-  const auto run = [&](auto* typed, auto q, auto P, auto width) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    return launch(
-        backward_kernel<T, decltype(q)::value, decltype(P)::value, decltype(width)::value>,
-        block_count(shape.rows, shape.scores), kThreads, queue, static_cast<const T*>(gy),
-        static_cast<const T*>(x), static_cast<T*>(gx), shape.rows, shape.scores, shape.masked);
-  };
-  return dispatch_packs(shape.jet, shape.scores, run, gy, x, gx);
+int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* out, Queue queue) {
+  const Arguments args = {shape, {}, gy, x, out};
+  return gy == nullptr ? start<false>(args, queue) : start<true>(args, queue);
 }
 
 }  // namespace jachess

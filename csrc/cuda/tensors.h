@@ -24,7 +24,9 @@ inline Queue queue_of(const char* op, const Tensor& x) {
   return queue;
 }
 
-inline JetShape jet_shape(const Tensor& x, int64_t q, int pairs) {
+inline JetShape jet_shape(const char* op, const Tensor& x, int64_t q, int pairs) {
+  check(q <= 2, op, "q is ", q, "; the CUDA kernels take one or two directions: call ",
+        "jachess_ext.ops, which goes in passes of two.");
   return {storage_of(x.scalar_type()), static_cast<int>(q), pairs, x.numel() / x.size(0)};
 }
 

@@ -239,7 +239,12 @@ inline void copy_async_commit() { fibers[current].copies.emplace_back(); }
 inline void copy_async_wait(size_t pending) {
   auto& groups = fibers[current].copies;
   while (groups.size() - 1 > pending) {
-    for (const Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    for (const Copy& copy : groups.front()) {
+      if (copy.from == nullptr)
+        std::memset(copy.to, 0, copy.bytes);
+      else
+        std::memcpy(copy.to, copy.from, copy.bytes);
+    }
     groups.erase(groups.begin());
   }
 }

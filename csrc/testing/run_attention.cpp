@@ -54,7 +54,8 @@ AttentionProblem read_problem() {
   problem.scale = number("scale");
   problem.softcap = number("softcap");
   problem.dropout_p = number("dropout_p");
-  problem.dropout_seed = static_cast<uint64_t>(std::atoll(options.at("dropout_seed").c_str()));
+  static const int64_t seed = std::atoll(options.at("dropout_seed").c_str());
+  problem.dropout_seed = &seed;
   problem.left = integer("left");
   problem.right = integer("right");
   return problem;

@@ -8,7 +8,8 @@
 // activation [gy] g u, or both side by side in one tensor (gated_halves_*). For sample_directions
 // seed, offset and the tokens' numbers, kind being the distribution; for
 // jet_mean_squares [mask] [index: how many, and which] x [gradients], kind saying which are there.
-// For the softmax kind is whether a row of −inf gives zeros.
+// For the norms kind is the parameters' storage type; for the softmax, whether a row of −inf gives
+// zeros.
 #include "../cuda/launchers.h"
 #include "options.h"
 
@@ -56,42 +57,54 @@ void activate(const std::string& op, ActivationShape shape, Activation kind, int
     shape.length = n;
   }
   Buffer y = make(all), gu = make(backward && gated ? all : 0);
-  if (backward) {
-    activation_jet_backward_cuda(shape, kind, gy.data(), g.data(), u, y.data(),
-                                 gated ? gu.data() : nullptr, queue);
-  } else {
-    activation_jet_cuda(shape, kind, g.data(), u, y.data(), queue);
-  }
+  activation_jet_cuda(shape, kind, backward ? gy.data() : nullptr, g.data(), u, y.data(),
+                      gu.empty() ? nullptr : gu.data(), queue);
   write(y);
   write(gu);
 }
 
 // layer_norm_jet, rms_norm_jet, their residual forms add_*, and the backwards.
-void normalise(const std::string& op, NormShape shape, int64_t element, int64_t wide) {
+void normalise(const std::string& op, NormShape shape, Storage parameters, int64_t element,
+               int64_t wide) {
   const int64_t streams = 1 + shape.jet.q + shape.jet.pairs, all = streams * shape.jet.n * element;
   const int64_t statistics = streams * shape.rows * wide, channels = shape.channels * wide;
   const bool layer = shape.centred, add = op.rfind("add_", 0) == 0;
+  const int64_t parameter = shape.channels * element_bytes(parameters);
   const auto pointer = [](Buffer& buffer) { return buffer.empty() ? nullptr : buffer.data(); };
   if (!ends_with(op, "_backward")) {
-    Buffer x = read(all), residual = read(add ? all : 0), weight = read(channels);
-    Buffer bias = read(layer ? channels : 0);
+    Buffer x = read(all), residual = read(add ? all : 0), weight = read(parameter);
+    Buffer bias = read(layer ? parameter : 0);
     Buffer y = make(all), sum = make(add ? all : 0);
     Buffer mean = make(layer ? statistics : 0), rstd = make(statistics);
     norm_jet_cuda(shape,
-                  {x.data(), pointer(residual), weight.data(), pointer(bias), y.data(),
-                   pointer(sum), pointer(mean), rstd.data()},
+                  {x.data(),
+                   pointer(residual),
+                   {weight.data(), parameters},
+                   {pointer(bias), parameters},
+                   y.data(),
+                   pointer(sum),
+                   pointer(mean),
+                   rstd.data()},
                   1e-5, queue);
     for (const Buffer* result : {&y, &sum, &mean, &rstd}) write(*result);
     return;
   }
-  Buffer gy = read(all), gsum = read(add ? all : 0), x = read(all), weight = read(channels);
+  Buffer gy = read(all), gsum = read(add ? all : 0), x = read(all), weight = read(parameter);
   Buffer mean = read(layer ? statistics : 0), rstd = read(statistics);
   const int64_t blocks = shape.rows < kNormBlocks ? shape.rows : kNormBlocks;
   Buffer partial = make(blocks * (layer ? 2 : 1) * channels);
   Buffer gx = make(all), gweight = make(channels), gbias = make(layer ? channels : 0);
   norm_jet_backward_cuda(shape,
-                         {gy.data(), pointer(gsum), x.data(), weight.data(), pointer(mean),
-                          rstd.data(), gx.data(), partial.data(), gweight.data(), pointer(gbias)},
+                         {gy.data(),
+                          pointer(gsum),
+                          x.data(),
+                          {weight.data(), parameters},
+                          pointer(mean),
+                          rstd.data(),
+                          gx.data(),
+                          partial.data(),
+                          gweight.data(),
+                          pointer(gbias)},
                          queue);
   for (const Buffer* result : {&gx, &gweight, &gbias}) write(*result);
 }
@@ -114,22 +127,19 @@ int main(int count, char** argument) {
   if (op.find("activation_jet") != std::string::npos || op.rfind("gated_", 0) == 0) {
     activate(op, {jet, rows, channels, {}, {}}, static_cast<Activation>(choice), element);
   } else if (op.find("norm_jet") != std::string::npos) {
-    normalise(op, norm, element, wide);
+    normalise(op, norm, static_cast<Storage>(choice), element, wide);
   } else if (op == "sample_directions") {
-    uint64_t stream[2];
+    int64_t stream[2];
     std::memcpy(stream, read(sizeof(stream)).data(), sizeof(stream));
     const Buffer token = read(rows * 8);
     Buffer directions = make(q * n * element);
-    sample_directions_cuda({storage, choice == 0, q, rows, channels, stream[0], stream[1]},
+    sample_directions_cuda({storage, choice == 0, q, rows, channels, &stream[0], &stream[1]},
                            token.data(), directions.data(), queue);
     write(directions);
-  } else if (op == "softmax_jet") {
+  } else if (op == "softmax_jet" || op == "softmax_jet_backward") {
+    const Buffer gy = read(ends_with(op, "_backward") ? streams * n * element : 0);
     const Buffer x = read(streams * n * element);
-    softmax_jet_cuda(softmax, x.data(), result.data(), queue);
-    write(result);
-  } else if (op == "softmax_jet_backward") {
-    const Buffer gy = read(streams * n * element), x = read(streams * n * element);
-    softmax_jet_backward_cuda(softmax, gy.data(), x.data(), result.data(), queue);
+    softmax_jet_cuda(softmax, gy.empty() ? nullptr : gy.data(), x.data(), result.data(), queue);
     write(result);
   } else if (op.rfind("jet_", 0) == 0) {
     const TokenInput given = read_tokens(choice, rows, channels);

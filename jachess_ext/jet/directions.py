@@ -15,6 +15,14 @@ Use = Literal["directions", "dimensions", "calibration directions", "calibration
 _RANK_BITS, _STEP_BITS, _DRAW_BITS = 11, 27, 22
 
 
+def fresh_seed_on(device: torch.device) -> Tensor:
+    """Draw 63 random bits from torch's global generator of a device, as an int64 scalar on it.
+
+    Gradient checkpointing restores that generator, and a CUDA graph draws anew at each replay.
+    """
+    return torch.randint(2**63 - 1, (), device=device)
+
+
 def fresh_seed() -> int:
     """Draw 63 random bits from torch's global CPU generator, which `torch.manual_seed` seeds.
 
@@ -32,9 +40,10 @@ class DrawCounter:
     run needs only the seed and the step.
 
     Attributes:
-        seed: any 64-bit integer.
+        seed: any 64-bit integer, or an int64 scalar on the device that draws.
         use: what the numbers are for.
-        step: number of the training step, or of the calibration batch.
+        step: number of the training step, or of the calibration batch; as an int64 scalar on the
+            device that draws, it may change between the replays of a CUDA graph.
         rank: rank of a process that draws for rows of the batch of its own.
         drawn: number of draws in this step.
 
@@ -44,29 +53,30 @@ class DrawCounter:
         (0, 1)
     """
 
-    seed: int
+    seed: int | Tensor
     use: Use = "directions"
-    step: int = 0
+    step: int | Tensor = 0
     rank: int = 0
     drawn: int = 0
 
-    def next_offset(self) -> int:
-        """Return the offset of the next draw, and count it.
+    def next_offset(self) -> int | Tensor:
+        """Return the offset of the next draw, and count it; a tensor where the step is one.
 
         Raises:
             ValueError: the step, the rank or the number of draws does not fit in its bits.
         """
+        on_device = isinstance(self.step, Tensor)
         offset = get_args(Use).index(self.use)
         parts = {"rank": _RANK_BITS, "step": _STEP_BITS, "drawn": _DRAW_BITS}
         for name, bits in parts.items():
-            value = getattr(self, name)
+            value = 0 if name == "step" and on_device else getattr(self, name)
             if not 0 <= value < 2**bits:
                 raise ValueError(
                     f"{name} is {value}; expected 0 to {2**bits - 1}: go on with another seed"
                 )
             offset = offset << bits | value
         self.drawn += 1
-        return offset
+        return offset + (self.step << _DRAW_BITS) if isinstance(self.step, Tensor) else offset
 
 
 def draw_directions(

@@ -367,6 +367,17 @@ def different_layouts(layouts: set[JetLayout]) -> ValueError:
     )
 
 
+def constant(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a number as a tensor, and a tensor in this dtype on this device.
+
+    A number is written on the device, not copied there from the host: a CUDA graph that is being
+    captured allows no such copy.
+    """
+    if isinstance(value, (bool, int, float, complex)):
+        return torch.full((), value, dtype=dtype, device=device)
+    return torch.as_tensor(value, dtype=dtype, device=device)
+
+
 def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor:
     """Return ``value`` as a jet: itself if it is one, else a constant (all tangents zero).
 
@@ -384,7 +395,7 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
     if not isinstance(value, Tensor):
         if like is None:
             raise TypeError(f"a jet was expected, not {type(value).__name__}")
-        value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        value = constant(value, dtype=like.dtype, device=like.device)
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
     with without_autocast(value.device.type):
         return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)

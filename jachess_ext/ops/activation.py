@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .library import available, check_shape, pair_list, register_operator, split_streams
+from .library import available, check_shape, in_passes, pair_list, register_operator, split_streams
 
 # f, f', f''
 Derivatives = tuple[Tensor, Tensor, Tensor]
@@ -148,7 +148,7 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
     """
     if not available("activation_jet", x.device):
         return activation_jet_reference(x, kind, q)
-    return torch.ops.jachess.activation_jet(x, kind, q)
+    return in_passes(lambda x, q: torch.ops.jachess.activation_jet(x, kind, q), [x], q)
 
 
 def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
@@ -183,7 +183,9 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
     """
     if not available("gated_activation_jet", g.device):
         return gated_activation_jet_reference(g, u, kind, q)
-    return torch.ops.jachess.gated_activation_jet(g, u, kind, q)
+    return in_passes(
+        lambda g, u, q: torch.ops.jachess.gated_activation_jet(g, u, kind, q), [g, u], q
+    )
 
 
 register_operator("activation_jet", activation_jet_reference, tensors=1)

@@ -4,6 +4,9 @@
 
 (docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
 after the softmax. The kernels never build a T × Tk tensor; the reference does.
+
+The CUDA kernels take one or two directions: more go in passes of two. Jets in float64, heads above
+256 and those of which no tile fits the GPU's shared memory go to the reference.
 """
 
 import math
@@ -13,8 +16,15 @@ import torch
 from torch import Tensor
 
 from .activation import DERIVATIVES, pointwise_jet, product_jet
-from .directions import philox4x32_10
-from .library import available, register_operator, split_streams, wide_dtype
+from .directions import number_on, philox4x32_10
+from .library import (
+    CUDA_DIRECTIONS,
+    available,
+    in_passes,
+    register_operator,
+    split_streams,
+    wide_dtype,
+)
 from .softmax import softmax_jet_reference
 
 DROPOUT_COUNTER = 0x4A414354
@@ -32,7 +42,6 @@ class Settings(NamedTuple):
     right: int
     softcap: float
     dropout_p: float
-    dropout_seed: int
 
 
 # ---- the reference -------------------------------------------------------------------------
@@ -65,7 +74,13 @@ def visible_keys(
 
 
 def dropout_mask(
-    batch: int, heads: int, queries: int, keys: int, p: float, seed: int, device: torch.device
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    p: float,
+    seed: int | Tensor,
+    device: torch.device,
 ) -> Tensor:
     """Return [B, H, T, Tk] bool, True where a weight is kept, as the kernels do bit for bit.
 
@@ -115,7 +130,12 @@ def _check(mask: Tensor | None, settings: Settings) -> None:
 
 
 def _reference(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    settings: Settings,
 ) -> Tensor:
     _check(mask, settings)
     q, (batch, heads, queries, _), (key_heads, keys) = settings.q, query.shape[1:], key.shape[2:4]
@@ -133,9 +153,9 @@ def _reference(
     s = [_hidden(s[0], mask, settings), *s[1:]]
     p = softmax_jet_reference(torch.stack(s), q, masked=True)
     if settings.dropout_p > 0:
-        p_drop, seed = settings.dropout_p, settings.dropout_seed
-        kept = dropout_mask(batch, heads, queries, keys, p_drop, seed, p.device)
-        p = p * (kept.to(p.dtype) / (1 - p_drop))
+        assert seed is not None
+        kept = dropout_mask(batch, heads, queries, keys, settings.dropout_p, seed, p.device)
+        p = p * (kept.to(p.dtype) / (1 - settings.dropout_p))
     y = product_jet(list(p.unbind(0)), split_streams(value, q), q, times)
     return torch.stack(y).to(query.dtype)
 
@@ -156,7 +176,7 @@ def attention_jet_reference(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | Tensor = 0,
 ) -> Tensor:
     """Push jets as `attention_jet`, in pure torch, on any device.
 
@@ -168,8 +188,37 @@ def attention_jet_reference(
         torch.Size([2, 1, 1, 3, 4])
     """
     scale = _default_scale(query) if scale is None else scale
-    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
-    return _reference(query, key, value, mask, settings)
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p)
+    seed = number_on(query.device, dropout_seed)
+    return _reference(query, key, value, mask, seed, settings)
+
+
+# ---- what the CUDA kernels take ------------------------------------------------------------
+
+_CUDA_HEAD = 256
+
+
+@torch.compiler.assume_constant_result
+def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
+    """Tell whether the smallest tile of such heads fits a block's shared memory on this GPU."""
+    from .._C import attention_jet_bytes
+
+    properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks what follows
+    limit = properties.shared_memory_per_block_optin
+    return attention_jet_bytes(element, streams, size, value_size) <= limit
+
+
+def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:
+    """Tell whether the kernels of query's device serve these heads, in passes or at once."""
+    if query.device.type != "cuda":
+        return True
+    size, value_size = int(query.shape[-1]), int(value.shape[-1])
+    if query.dtype == torch.float64 or max(size, value_size) > _CUDA_HEAD:
+        return False
+    one_pass = min(q, CUDA_DIRECTIONS)
+    streams = 1 + one_pass + (query.shape[0] > 1 + q)
+    device = torch.cuda.current_device() if query.device.index is None else query.device.index
+    return _tile_fits(device, query.element_size(), streams, size, value_size)
 
 
 # ---- the operator --------------------------------------------------------------------------
@@ -187,7 +236,7 @@ def attention_jet(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | Tensor = 0,
 ) -> Tensor:
     """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
 
@@ -207,7 +256,8 @@ def attention_jet(
         softcap: scores become softcap · tanh(scores / softcap) before the masks; 0 for none.
         dropout_p: probability that a weight is dropped, the others being divided by 1 − dropout_p;
             one mask for all streams, forward and backward.
-        dropout_seed: 64 bits that decide which weights (`dropout_mask`).
+        dropout_seed: 64 bits that decide which weights (`dropout_mask`): a number, or an int64
+            scalar on query's device, which a CUDA graph reads anew at each replay.
 
     Returns:
         [S, B, H, T, Dv] of query's dtype, laid out as [S, B, T, H, Dv], so that
@@ -216,7 +266,6 @@ def attention_jet(
 
     Raises:
         ValueError: a mask that requires a gradient.
-        RuntimeError: on CUDA, a head size above 256.
 
     Example:
         >>> heads = torch.ones(2, 1, 1, 3, 4)  # one direction, three tokens
@@ -229,10 +278,16 @@ def attention_jet(
             "it, or use attention_jet_reference."
         )
     scale = _default_scale(query) if scale is None else scale
-    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, dropout_seed)
-    if not available("attention_jet", query.device):
-        return _reference(query, key, value, mask, settings)
-    return torch.ops.jachess.attention_jet(query, key, value, mask, *settings)[0]
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p)
+    seed = number_on(query.device, dropout_seed) if dropout_p else None
+    if not available("attention_jet", query.device) or not _kernels_take(query, value, q):
+        return _reference(query, key, value, mask, seed, settings)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
+        y, _ = torch.ops.jachess.attention_jet(query, key, value, mask, seed, q, *settings[1:])
+        return y.transpose(2, 3)  # as it lies in memory, so that passes are stacked like it
+
+    return in_passes(run, (query, key, value), q).transpose(2, 3)
 
 
 # ---- registration --------------------------------------------------------------------------
@@ -259,10 +314,10 @@ def _fake_backward(
 
 register_operator(
     "attention_jet",
-    lambda query, key, value, mask, *settings: _reference(
-        query, key, value, mask, Settings(*settings)
+    lambda query, key, value, mask, seed, *settings: _reference(
+        query, key, value, mask, seed, Settings(*settings)
     ),
-    tensors=4,
+    tensors=5,
     differentiable=3,
     fake=_fake,
     fake_backward=_fake_backward,

@@ -49,12 +49,29 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
-def philox4x32_10(counter: Words, seed: int) -> Words:
+def number_on(device: torch.device, number: int | Tensor) -> Tensor:
+    """Return a 64-bit number as an int64 scalar on the device, without a copy from the host.
+
+    A tensor, which may change between the replays of a CUDA graph, is returned as it is.
+
+    Raises:
+        ValueError: more than 64 bits.
+    """
+    if isinstance(number, Tensor):
+        return number
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"{number} has more than 64 bits: take it modulo 2**64.")
+    signed = number - 2**64 if number >= 2**63 else number
+    return torch.full((), signed, dtype=torch.int64, device=device)
+
+
+def philox4x32_10(counter: Words, seed: int | Tensor) -> Words:
     """Return four words of random bits for every counter: Philox4x32-10, as csrc/philox.h.
 
     Args:
         counter: four int64 tensors of 32-bit words that broadcast together, as the results are.
-        seed: 64 bits, the key, low word first; negative numbers by their bit pattern.
+        seed: 64 bits, the key, low word first; negative numbers by their bit pattern. An int64
+            scalar on the counter's device, or a number.
     """
     x, y, z, w = counter
     key, key_w = seed & _WORD, (seed >> 32) & _WORD
@@ -68,7 +85,13 @@ def philox4x32_10(counter: Words, seed: int) -> Words:
 
 
 def _check(
-    token: Tensor, q: int, d: int, seed: int, offset: int, distribution: str, dtype: torch.dtype
+    token: Tensor,
+    q: int,
+    d: int,
+    seed: int | Tensor,
+    offset: int | Tensor,
+    distribution: str,
+    dtype: torch.dtype,
 ) -> None:
     """Refuse, in the reference, what torch would turn into wrong numbers without a word."""
     if token.dtype != torch.int64:
@@ -84,7 +107,7 @@ def _check(
         "offset": (offset, 0, MAX_OFFSET, "use another seed"),
     }
     for name, (value, low, high, fix) in limits.items():
-        if not low <= value <= high:
+        if not isinstance(value, Tensor) and not low <= value <= high:
             raise ValueError(f"{name} is {value}; expected {low} to {high}: {fix}.")
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution is {distribution!r}; expected 'gaussian' or 'rademacher'.")
@@ -104,8 +127,8 @@ def sample_directions_reference(
     q: int,
     d: int,
     *,
-    seed: int,
-    offset: int = 0,
+    seed: int | Tensor,
+    offset: int | Tensor = 0,
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -123,7 +146,7 @@ def sample_directions_reference(
 
     number = token.reshape(1, -1, 1).clamp_min(0)
     block = (index(q) << 18).view(-1, 1, 1) + index(groups * _LANES)
-    low, high = (torch.full_like(number, word) for word in (offset & _WORD, offset >> 32))
+    low, high = (torch.ones_like(number) * word for word in (offset & _WORD, offset >> 32))
     words = philox4x32_10((block, number, low, high), seed)
     if distribution == "gaussian":
         values = [*_normal_pair(words[0], words[1]), *_normal_pair(words[2], words[3])]
@@ -141,8 +164,8 @@ def sample_directions(
     q: int,
     d: int,
     *,
-    seed: int,
-    offset: int = 0,
+    seed: int | Tensor,
+    offset: int | Tensor = 0,
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -150,14 +173,16 @@ def sample_directions(
 
     The number at direction i, token n and dimension j depends on (seed, offset, i, n, j) alone,
     and has the same bits in the kernels of CPU and CUDA; it is drawn in float32 and converted.
-    torch.compile takes seed and offset for constants: draw outside of it.
+    Seed and offset may be tensors, which torch.compile takes for inputs and a CUDA graph reads anew
+    at each replay; as numbers they are constants there.
 
     Args:
         token: int64 [...], from `token_numbers`; elements below 0 get zeros.
         q: number of directions, up to 2^14.
         d: number of dimensions, up to 2^20.
-        seed: any 64-bit integer; the key of the generator.
-        offset: 0 to 2^62 − 1; different offsets of a seed give independent directions.
+        seed: any 64-bit integer; the key of the generator. A number, or an int64 scalar on token's
+            device.
+        offset: 0 to 2^62 − 1, likewise; different offsets of a seed give independent directions.
         distribution: "gaussian", N(0, 1), or "rademacher", ±1.
         dtype: of the result; fp64, fp32, bf16 or fp16.
 
@@ -169,12 +194,14 @@ def sample_directions(
         >>> sample_directions(tokens, q=2, d=8, seed=0, distribution="rademacher").shape
         torch.Size([2, 1, 3, 8])
     """
+    if token.device.type != "cpu":  # where the operator does not see the numbers
+        _check(token, q, d, seed, offset, distribution, dtype)
     if not available("sample_directions", token.device):
         return sample_directions_reference(
             token, q, d, seed=seed, offset=offset, distribution=distribution, dtype=dtype
         )
-    signed = seed - 2**64 if 2**63 <= seed < 2**64 else seed
-    return torch.ops.jachess.sample_directions(token, q, d, signed, offset, distribution, dtype)
+    seed, offset = number_on(token.device, seed), number_on(token.device, offset)
+    return torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
 
 
 def _fake(token: Tensor, q: int, d: int, *rest: Any) -> Tensor:

@@ -22,6 +22,12 @@ from torch.autograd import forward_ad
 from .. import torch_private
 
 MAX_DIRECTIONS = 4
+CUDA_DIRECTIONS = 2
+"""How many directions the CUDA kernels take at once."""
+IN_PASSES = ("cuda",)
+"""Types of devices whose kernels take no more than `CUDA_DIRECTIONS`."""
+OLDEST_GPU = (8, 0)
+"""The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
@@ -118,13 +124,13 @@ def loaded() -> bool:
 def available(name: str, device: torch.device | str) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
-    False where the library is missing or broken, and within forward-mode AD and the transforms of
-    torch.func, to which custom operators give *zero* tangents without a word (docs/how_it_works.md,
-    traps).
+    False where the library is missing or broken, on a GPU of compute capability below 8.0, and
+    within forward-mode AD and the transforms of torch.func, to which custom operators give *zero*
+    tangents without a word (docs/how_it_works.md, traps).
 
     Args:
         name: without namespace, such as "activation_jet".
-        device: a torch.device or its name; only its type counts.
+        device: a torch.device or its name; of GPUs, the current one unless it has a number.
 
     Example:
         >>> available("activation_jet", "meta")
@@ -132,8 +138,21 @@ def available(name: str, device: torch.device | str) -> bool:
     """
     if transformed():
         return False
-    device_type = device.type if isinstance(device, torch.device) else device.partition(":")[0]
-    return (name, device_type) in STATE.kernels
+    place = torch.device(device)
+    if (name, place.type) not in STATE.kernels:
+        return False
+    return place.type != "cuda" or gpu_is_served(place.index)
+
+
+@torch.compiler.assume_constant_result
+def gpu_is_served(index: int | None = None) -> bool:
+    """Return whether the kernels can run on GPU number `index`, None for the current one.
+
+    True where there is no GPU: a tensor of one is then fake, and only its shape matters.
+    """
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
 def transformed() -> bool:
@@ -141,6 +160,49 @@ def transformed() -> bool:
     # Of the ways to ask, this one also answers rightly while dynamo traces (torch 2.13).
     nested = torch_private.functorch.get_dynamic_layer_stack_depth()
     return nested > 0 or forward_ad._current_level >= 0
+
+
+# ---- passes --------------------------------------------------------------------------------
+
+
+def in_passes(
+    run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int
+) -> Any:
+    """Return run(*jets, q), on a GPU put together of calls with up to `CUDA_DIRECTIONS` directions.
+
+    Args:
+        run: from stacked jets and their number of directions to a jet, or several.
+        jets: stacked jets [S, ...] of the same S.
+    """
+    if jets[0].device.type not in IN_PASSES or q <= CUDA_DIRECTIONS:
+        return run(*jets, q)
+    return _passes(run, jets, q)
+
+
+def _passes(run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int) -> Any:
+    """Put a result together of passes.
+
+    A mixed derivative needs its two directions alone, so with second order there is a pass for each
+    pair. Gradients add up where passes share a stream.
+    """
+    second, pairs = jets[0].shape[0] > 1 + q, pair_list(q)
+    halves = [tuple(range(i, min(i + CUDA_DIRECTIONS, q))) for i in range(0, q, CUDA_DIRECTIONS)]
+    apart = [jet.unbind(0) for jet in jets]
+    several = False
+    results: dict[int, tuple[Tensor, ...]] = {}
+    for directions in pairs if second else halves:
+        streams = [0, *(1 + i for i in directions)]
+        if second:
+            streams.append(1 + q + pairs.index((directions[0], directions[1])))
+        done = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
+        several = isinstance(done, tuple)
+        whole = done if isinstance(done, tuple) else (done,)
+        for s, parts in zip(
+            streams, zip(*(jet.unbind(0) for jet in whole), strict=True), strict=True
+        ):
+            results.setdefault(s, parts)
+    stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
+    return stacked if several else stacked[0]
 
 
 # ---- what references share -----------------------------------------------------------------

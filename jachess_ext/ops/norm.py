@@ -20,6 +20,7 @@ from .library import (
     check_shape,
     contiguous_like,
     gradient_of_backward,
+    in_passes,
     register,
     register_operator,
     split_streams,
@@ -145,7 +146,8 @@ def layer_norm_jet(
     """
     if not available("layer_norm_jet", x.device):
         return layer_norm_jet_reference(x, weight, bias, eps, q)
-    return torch.ops.jachess.layer_norm_jet(x, None, weight, bias, eps, q)[0]
+    operator = torch.ops.jachess.layer_norm_jet
+    return in_passes(lambda x, q: operator(x, None, weight, bias, eps, q)[0], [x], q)
 
 
 def add_layer_norm_jet(
@@ -169,8 +171,8 @@ def add_layer_norm_jet(
     """
     if not available("layer_norm_jet", x.device):
         return add_layer_norm_jet_reference(x, residual, weight, bias, eps, q)
-    y, total, _, _ = torch.ops.jachess.layer_norm_jet(x, residual, weight, bias, eps, q)
-    return y, total
+    operator = torch.ops.jachess.layer_norm_jet
+    return in_passes(lambda x, r, q: operator(x, r, weight, bias, eps, q)[:2], [x, residual], q)
 
 
 def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
@@ -193,7 +195,8 @@ def rms_norm_jet(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor
     """
     if not available("rms_norm_jet", x.device):
         return rms_norm_jet_reference(x, weight, eps, q)
-    return torch.ops.jachess.rms_norm_jet(x, None, weight, eps, q)[0]
+    operator = torch.ops.jachess.rms_norm_jet
+    return in_passes(lambda x, q: operator(x, None, weight, eps, q)[0], [x], q)
 
 
 def add_rms_norm_jet(
@@ -211,8 +214,8 @@ def add_rms_norm_jet(
     """
     if not available("rms_norm_jet", x.device):
         return add_rms_norm_jet_reference(x, residual, weight, eps, q)
-    y, total, _ = torch.ops.jachess.rms_norm_jet(x, residual, weight, eps, q)
-    return y, total
+    operator = torch.ops.jachess.rms_norm_jet
+    return in_passes(lambda x, r, q: operator(x, r, weight, eps, q)[:2], [x, residual], q)
 
 
 # ---- mean squares --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ p_j and c_i are both centred: what the tangents share would else be squared befo
 import torch
 from torch import Tensor
 
-from .library import available, pair_list, register_operator, split_streams
+from .library import available, in_passes, pair_list, register_operator, split_streams
 
 
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, dim: int = -1) -> Tensor:
@@ -54,7 +54,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
     """
     if not available("softmax_jet", x.device):
         return softmax_jet_reference(x, q, masked)
-    return torch.ops.jachess.softmax_jet(x, q, masked)
+    return in_passes(lambda x, q: torch.ops.jachess.softmax_jet(x, q, masked), [x], q)
 
 
 register_operator("softmax_jet", softmax_jet_reference, tensors=1)

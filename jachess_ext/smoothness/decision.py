@@ -514,5 +514,5 @@ class Substitution:
 
 def generator_of(draw: DrawCounter) -> torch.Generator:
     """Return a CPU generator for a draw, from the counter's seed and next offset."""
-    seed = (draw.seed * 0x9E3779B97F4A7C15 + draw.next_offset()) % 2**63
+    seed = (int(draw.seed) * 0x9E3779B97F4A7C15 + int(draw.next_offset())) % 2**63
     return torch.Generator().manual_seed(seed)

@@ -211,7 +211,10 @@ class JacHess:
             `JacHessOutput`), log it and count it in ``skipped``.
 
     Attributes:
-        step: number of the next step.
+        step: number of the next step.  Where a CUDA graph is to capture steps, set it to an int64
+            scalar on the model's device, ``torch.zeros((), dtype=torch.int64, device="cuda")``, and
+            take a step before: every replay counts it up and draws anew.  A step that is captured
+            is not checked for norms that are not finite.
         skipped: how often each layer was the first without a finite norm.
 
     A model in DistributedDataParallel or under ``fully_shard`` is called as it is.  Its ranks draw
@@ -282,8 +285,9 @@ class JacHess:
         self.normalize = normalize
         self.hessian_gradient = hessian_gradient
         self.temperature = temperature
-        self.step = 0
+        self.step: int | Tensor = 0
         self.skipped: Counter[int] = Counter()
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
         self.base: BaseNorms | None = None
 
     def calibrate(self, batches: Iterable[Mapping[str, Any]]) -> BaseNorms:
@@ -346,9 +350,10 @@ class JacHess:
             self.model, stand_in(batch) if empty else batch, self.settings, random
         )
         terms = self._layer_terms(norms)
-        loss = self.strength * (terms * self.layer_weights(len(terms)).to(terms)).sum()
+        weights = self._copied("weights", self.layer_weights(len(terms)), terms)
+        loss = self.strength * (terms * weights).sum()
         rows = padding_mask(batch, check_rows=False) if ranks.size == 1 else None
-        layer = nonfinite_layer(terms, loss, ranks, rows)
+        layer = None if capturing() else nonfinite_layer(terms, loss, ranks, rows)
         if layer == len(terms):
             padding_mask(batch)  # raises
         if layer is not None:
@@ -367,6 +372,17 @@ class JacHess:
             out.loss, out.empty = out.stand_in_loss(), True
         return out
 
+    def _copied(self, name: str, value: Tensor, like: Tensor) -> Tensor:
+        """Return the value in another's dtype and on its device; copied once, since the host waits
+        for a copy, and a CUDA graph cannot capture it."""
+        before, copy = self._copies.get(name, (None, None))
+        if copy is None or (copy.device, copy.dtype) != (like.device, like.dtype):
+            before = None
+        if copy is None or before is None or not torch.equal(before, value):
+            copy = value.to(like)
+            self._copies[name] = value, copy
+        return copy
+
     def zero_loss(self, loss: Tensor, ranks: Ranks) -> Tensor:
         """Return a zero that reaches no parameter but those whose gradients ranks wait for."""
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
@@ -376,7 +392,7 @@ class JacHess:
 
     def _note_nonfinite(self, layer: int, embedded: bool) -> None:
         """Count a step that is to be skipped, or raise FloatingPointError."""
-        trouble = f"step {self.step}: layer {layer} (of those chosen) has a non-finite norm"
+        trouble = f"step {int(self.step)}: layer {layer} (of those chosen) has a non-finite norm"
         if not embedded:
             trouble += " (this batch's token embeddings are not finite)"
         if self.on_nonfinite == "raise":
@@ -392,10 +408,11 @@ class JacHess:
         jacobian, hessian = norms.jacobian, norms.hessian
         if self.normalize:
             base, counts = self._require_base(), norms.tokens.sum(1)
-            jacobian = _token_mean(norms.jacobian_tokens, counts) / base.jacobian.to(jacobian)
+            jacobian = _token_mean(norms.jacobian_tokens, counts)
+            jacobian = jacobian / self._copied("jacobian", base.jacobian, jacobian)
             if norms.hessian_tokens is not None and base.hessian is not None:
                 mean = _token_mean(norms.hessian_tokens, counts)
-                hessian = mean / base.hessian.to(mean)
+                hessian = mean / self._copied("hessian", base.hessian, mean)
         if hessian is None:
             return jacobian
         return jacobian + (hessian if self.hessian_gradient else hessian.detach())
@@ -414,7 +431,7 @@ class JacHess:
         Without a seed the directions come from torch's global generator, whose state is not here.
         """
         return {
-            "step": self.step,
+            "step": int(self.step),
             "seed": self.seed,
             "base": None if self.base is None else self.base.state_dict(),
             "skipped": {str(layer): count for layer, count in self.skipped.items()},
@@ -433,7 +450,11 @@ class JacHess:
         _check_state(state)
         base = None if state["base"] is None else BaseNorms.from_state_dict(state["base"])
         skipped = {int(layer): count for layer, count in state["skipped"].items()}
-        self.step, self.seed = state["step"], state["seed"]
+        self.seed = state["seed"]
+        if isinstance(self.step, Tensor):
+            self.step.fill_(state["step"])  # in place: graphs hold it
+        else:
+            self.step = state["step"]
         self.base, self.skipped = base, Counter(skipped)
         before, now = state["layer_weights"], self._known_weights()
         if before is None or now is None:
@@ -445,6 +466,11 @@ class JacHess:
         if isinstance(self.weights, Tensor):
             return self.weights.tolist()
         return None if self.base is None else self.layer_weights(len(self.base.jacobian)).tolist()
+
+
+def capturing() -> bool:
+    """Return whether a CUDA graph captures what runs now, where the host cannot read a result."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _token_mean(tokens: Tensor, counts: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed
+from ..jet.directions import Distribution, DrawCounter, Use, fresh_seed, fresh_seed_on
 from ..ops.directions import sample_directions
 
 Engine = Literal["jet", "reverse"]
@@ -106,20 +106,26 @@ class Randomness:
 
     @classmethod
     def from_seed(
-        cls, seed: int | None, step: int = 0, *, rank: int = 0, calibrating: bool = False
+        cls, seed: int | None, step: int | Tensor = 0, *, rank: int = 0, calibrating: bool = False
     ) -> Randomness:
         """Give the same numbers for the same arguments, on every device.
 
         Args:
-            seed: None draws a fresh one from torch's global CPU generator.
-            step: number of the training step or calibration batch.
+            seed: None draws a fresh one from torch's global CPU generator, or, where the step is on
+                another device, from that one's.
+            step: number of the training step or calibration batch, or an int64 scalar on the
+                model's device.
             rank: changes the directions, and D not.
             calibrating: changes both.
         """
-        seed = fresh_seed() if seed is None else seed
+        drawn: int | Tensor
+        if seed is not None:
+            drawn = seed
+        else:
+            drawn = fresh_seed_on(step.device) if isinstance(step, Tensor) else fresh_seed()
         directions: Use = "calibration directions" if calibrating else "directions"
         dimensions: Use = "calibration dimensions" if calibrating else "dimensions"
-        return cls(DrawCounter(seed, directions, step, rank), DrawCounter(seed, dimensions, step))
+        return cls(DrawCounter(drawn, directions, step, rank), DrawCounter(drawn, dimensions, step))
 
 
 def token_weights(mask: Tensor, scope: Scope) -> Tensor:
@@ -161,8 +167,9 @@ def sample_dimensions(
 ) -> tuple[Tensor | None, float]:
     """Draw the set D of a layer, and give the scale of its sum.
 
-    D holds the dimensions with the smallest of ``width`` independent normal numbers, drawn on the
-    CPU: every subset is as likely as any other, and the same on every device.
+    D holds the dimensions with the smallest of ``width`` independent normal numbers: every subset
+    is as likely as any other, and the same on every device.  They are drawn on the CPU, or where
+    the counter's step is.
 
     Returns:
         (indices or None for all of them, scale).  The scale keeps the meaning of λ: it is 1 of a
@@ -172,7 +179,8 @@ def sample_dimensions(
         return None, 1.0
     if settings.dimensions == "all":
         return None, min(REFERENCE_DIMENSIONS, width) / width
-    token = torch.zeros((), dtype=torch.int64, device="cpu")
+    device = counter.step.device if isinstance(counter.step, Tensor) else "cpu"
+    token = torch.zeros((), dtype=torch.int64, device=device)
     numbers = sample_directions(token, 1, width, seed=counter.seed, offset=counter.next_offset())
     order = numbers.flatten().argsort(stable=True)
     return order[: min(settings.dimensions, width)], 1.0

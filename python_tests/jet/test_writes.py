@@ -123,3 +123,21 @@ def test_overlapping_entries_are_refused() -> None:
 
     with pytest.raises(MissingJetRule, match="overlap"):
         jx.jet(program, torch.rand(5), torch.rand(1, 5))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: 2.0**x, lambda x: x.clone().fill_(3)],
+)
+def test_no_number_is_copied_to_the_device(
+    program: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA graph cannot be captured where one is: numbers are written on the device."""
+    as_tensor = torch.as_tensor
+
+    def without_numbers(value: Any, **settings: Any) -> Tensor:
+        assert isinstance(value, Tensor), value
+        return as_tensor(value, **settings)
+
+    monkeypatch.setattr(torch, "as_tensor", without_numbers)
+    jx.jet(program, torch.rand(5), torch.rand(2, 5))

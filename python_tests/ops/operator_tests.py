@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jachess_ext import ops
+from jachess_ext.ops import library
 from python_tests.ops.cases import (
     DEVICES,
     DTYPES,
@@ -119,6 +120,27 @@ class OperatorTests:
             for place, (leaf, g, w) in enumerate(zip(leaves, got, wanted, strict=True)):
                 assert g.dtype == leaf.dtype
                 assert case.error(place, g, w) < bound
+
+    @pytest.mark.parametrize(("q", "streams"), [case for case in STREAMS if case[0] > 2])
+    def test_passes_of_two_directions_agree(
+        self, case: Case, q: int, streams: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Results and gradients of three or four directions, as GPUs make them."""
+        leaves = requiring(case.leaves(streams, 5, 19))
+        at_once = case.with_gradients(leaves, q)
+        taken: list[int] = []
+        passes = library._passes
+
+        def counted(run: Callable[..., Any], jets: Sequence[Tensor], q: int) -> Any:
+            taken.append(q)
+            return passes(run, jets, q)
+
+        monkeypatch.setattr(library, "_passes", counted)
+        monkeypatch.setattr(library, "IN_PASSES", ("cpu",))
+        for got, wanted in zip(case.with_gradients(leaves, q), at_once, strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert got.is_contiguous()
+        assert taken == [q]
 
     @pytest.mark.parametrize(("q", "streams"), STREAMS)
     def test_gradients(self, case: Case, q: int, streams: int) -> None:

@@ -3,14 +3,17 @@
 import math
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jachess_ext import ops
+from jachess_ext.ops import attention, library
 from jachess_ext.ops.attention import dropout_mask
 from python_tests import processes
 from python_tests.ops.cases import (
@@ -30,7 +33,7 @@ BOUNDS = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
-NUMBERS = (2, 0.5, False, -1, -1, 0.0, 0.0, 0)
+NUMBERS = (2, 0.5, False, -1, -1, 0.0, 0.0)
 """The operator's settings behind its tensors: two directions, a scale, and nothing else."""
 
 
@@ -312,7 +315,7 @@ def test_gradient_of_one_input_alone(wanted: int) -> None:
 def test_saved_statistics() -> None:
     """The jet of log L, by finite differences; it has no gradient."""
     leaves = inputs(heads=1, queries=3, keys=140, size=4)
-    y, stats = torch.ops.jachess.attention_jet(*leaves, None, *NUMBERS)
+    y, stats = torch.ops.jachess.attention_jet(*leaves, None, None, *NUMBERS)
     assert y.requires_grad
     assert not stats.requires_grad
     query, key = (x.detach() for x in leaves[:2])
@@ -332,13 +335,13 @@ def test_opcheck(device: str) -> None:
     keywords = {"dtype": torch.float32, "device": device}
     leaves = inputs(heads=2, key_heads=1, queries=3, keys=5, value_size=8, size=8, **keywords)
     mask = torch.zeros(3, 5, device=device)
-    numbers = (2, 0.5, True, 1, -1, 2.0, 0.25, 7)
-    torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, *numbers))
+    seed, numbers = torch.tensor(7, device=device), (2, 0.5, True, 1, -1, 2.0, 0.25)
+    torch.library.opcheck(torch.ops.jachess.attention_jet, (*leaves, mask, seed, *numbers))
     with torch.no_grad():  # plain settings: the reference's second derivative is slow
-        y, stats = torch.ops.jachess.attention_jet(*leaves, mask, *NUMBERS)
+        y, stats = torch.ops.jachess.attention_jet(*leaves, mask, None, *NUMBERS)
     gy = torch.randn_like(y).requires_grad_()
     torch.library.opcheck(
-        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, y, stats, *NUMBERS)
+        torch.ops.jachess.attention_jet_backward, (gy, *leaves, mask, None, y, stats, *NUMBERS)
     )
 
 
@@ -362,7 +365,7 @@ def test_queries_that_see_nothing(device: str) -> None:
     y = ops.attention_jet(*leaves, nowhere, q=2)
     assert not y.any()
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), leaves))
-    _, stats = torch.ops.jachess.attention_jet(*leaves, mask, *NUMBERS)
+    _, stats = torch.ops.jachess.attention_jet(*leaves, mask, None, *NUMBERS)
     assert (stats[0, :, :, 4] == -math.inf).all() and not stats[1:, :, :, 4].any()
     assert torch.isfinite(stats[:, :, :, others]).all()
 
@@ -433,6 +436,31 @@ def test_dropout_is_the_references_and_keeps_the_mean() -> None:
     assert abs(kept.double().mean() - 0.75) < 4 * 0.433 / 7680**0.5
     other = ops.attention_jet(query, key, value, q=2, dropout_p=0.25, dropout_seed=12)
     assert ((other[0] == 0) != (dropped[0] == 0)).double().mean() > 0.3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operator", [ops.attention_jet, ops.attention_jet_reference])
+def test_the_dropout_seed_as_a_tensor(device: str, operator: Callable[..., Tensor]) -> None:
+    leaves = inputs(queries=9, dtype=torch.float32, device=device)
+    settings = {"q": 2, "dropout_p": 0.4}
+    gy = random_jet(*leaves[0].shape, dtype=torch.float32, device=device, seed=9)
+    results = []
+    for seed in (-(2**40) - 7, torch.tensor(-(2**40) - 7, device=device)):
+        y = operator(*leaves, dropout_seed=seed, **settings)
+        results.append([y, *torch.autograd.grad(y, leaves, gy)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_dropout_asks_for_a_seed() -> None:
+    leaves = inputs(queries=3)
+    numbers = (2, 0.5, False, -1, -1, 0.0, 0.3)
+    for seed, words in (
+        (None, "dropout_p is 0.3, but there is no dropout_seed"),
+        (torch.tensor(1.0), "dropout_seed is float32.*expected one int64"),
+        (torch.tensor([1, 2]), r"dropout_seed is int64\[2\]; expected one int64"),
+    ):
+        with pytest.raises(RuntimeError, match=f"jachess::attention_jet: {words}"):
+            torch.ops.jachess.attention_jet(*leaves, None, seed, *numbers)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -539,13 +567,13 @@ def test_the_reference_gives_masks_their_gradient() -> None:
 
 def test_backward_refuses_what_does_not_fit() -> None:
     given = inputs()
-    y, stats = torch.ops.jachess.attention_jet(*given, None, *NUMBERS)
+    y, stats = torch.ops.jachess.attention_jet(*given, None, None, *NUMBERS)
     backward = torch.ops.jachess.attention_jet_backward
     for gy, given_y in ((y[..., :3], y), (y, y.float())):
         with pytest.raises(RuntimeError, match="expected what attention_jet returned, and"):
-            backward(gy, *given, None, given_y, stats, *NUMBERS)
+            backward(gy, *given, None, None, given_y, stats, *NUMBERS)
     with pytest.raises(RuntimeError, match="expected what attention_jet returned for it"):
-        backward(y, *given, None, y, stats[:1], *NUMBERS)
+        backward(y, *given, None, None, y, stats[:1], *NUMBERS)
 
 
 @pytest.mark.slow
@@ -576,3 +604,80 @@ def test_a_hidden_nan_is_a_nan_as_in_torch(device: str, spoilt: int) -> None:
     primal = F.scaled_dot_product_attention(*(leaf[0] for leaf in leaves), attn_mask=mask)
     assert torch.equal(y[0].isnan().any(-1), primal.isnan().any(-1))
     assert torch.equal(y[:, 1], clean[:, 1])
+
+
+# ---- what the CUDA kernels take ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "streams"), [case for case in STREAMS if case[0] > 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_passes_of_two_directions_agree(
+    q: int, streams: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradients of three or four directions, as GPUs make them."""
+    monkeypatch.setattr(library, "IN_PASSES", ("cpu",))
+    leaves = inputs(streams, heads=2, key_heads=1, keys=9, dtype=dtype)
+    keywords = {"causal": True, "dropout_p": 0.3, "dropout_seed": 5}
+    assert errors_against_the_reference(leaves, q=q, **keywords) < BOUNDS[dtype]
+    y = ops.attention_jet(*leaves, q=q)
+    merged = y.transpose(-3, -2).flatten(-2)
+    assert merged.data_ptr() == y.data_ptr()
+
+
+SMALLEST = 99 * 1024  # what a block may have of shared memory on sm_86, 8.9 and 12.0
+
+
+@pytest.mark.parametrize(
+    ("size", "value_size", "dtype", "q", "streams", "shared", "taken"),
+    [
+        (64, 64, torch.bfloat16, 2, 4, SMALLEST, True),
+        (128, 128, torch.float16, 4, 11, SMALLEST, True),
+        (128, 128, torch.float32, 2, 4, SMALLEST, False),
+        (128, 128, torch.float32, 4, 11, 163 * 1024, True),
+        (256, 256, torch.bfloat16, 2, 4, 227 * 1024, True),
+        (256, 256, torch.float32, 2, 4, 227 * 1024, False),
+        (264, 64, torch.bfloat16, 1, 2, 227 * 1024, False),
+        (64, 264, torch.bfloat16, 1, 2, 227 * 1024, False),
+        (8, 8, torch.float64, 1, 2, 227 * 1024, False),
+    ],
+)
+def test_which_heads_the_cuda_kernels_take(
+    size: int,
+    value_size: int,
+    dtype: torch.dtype,
+    q: int,
+    streams: int,
+    shared: int,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others go to the reference, without an error."""
+    properties = SimpleNamespace(shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(attention, "available", lambda name, device: True)
+    calls = []
+
+    def reference(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+        calls.append(1)
+        return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+    monkeypatch.setattr(attention, "_reference", reference)
+    with FakeTensorMode():
+        query = torch.empty(streams, 1, 2, 3, size, dtype=dtype, device="cuda:0")
+        value = torch.empty(streams, 1, 2, 3, value_size, dtype=dtype, device="cuda:0")
+        y = ops.attention_jet(query, query, value, q=q)
+    assert y.shape == (streams, 1, 2, 3, value_size) and y.dtype == dtype
+    assert bool(calls) != taken
+
+
+def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = frozenset({("activation_jet", "cuda"), ("activation_jet", "cpu")})
+    monkeypatch.setattr(library, "STATE", library.STATE._replace(kernels=kernels))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    capabilities = {0: (7, 5), 1: (8, 0), None: (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    assert not ops.available("activation_jet", "cuda")
+    assert not ops.available("activation_jet", torch.device("cuda", 0))
+    assert ops.available("activation_jet", "cuda:1")
+    assert ops.available("activation_jet", "cpu")
+    assert not ops.available("softmax_jet", "cuda:1")

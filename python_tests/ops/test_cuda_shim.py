@@ -30,6 +30,7 @@ pytestmark = [
 FLAGS = ["-std=c++17", "-O0", "-g1", "-Wno-psabi", "-I", str(CSRC / "testing")]
 
 
+JETS = [(1, 2), (2, 3), (2, 4)]  # (q, streams) that the kernels take at once
 # `make sanitize` takes fp32 and bf16, `make test-all` every dtype.
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.slow if dtype in (torch.float64, torch.float16) else [])
@@ -110,7 +111,7 @@ def run_program(
 # widths that are and are not a multiple of the four elements a thread takes, and rows wider than
 # a block of 256 threads
 @pytest.mark.parametrize("channels", [37, 300])
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize(("q", "streams"), JETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, channels: int) -> None:
     x = random_jet(streams, 3, channels, dtype=dtype)
@@ -124,7 +125,7 @@ def test_activation(program: Path, dtype: torch.dtype, q: int, streams: int, cha
 
 
 @pytest.mark.parametrize("channels", [37, 300])
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize(("q", "streams"), JETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_activation(
     program: Path, dtype: torch.dtype, q: int, streams: int, channels: int
@@ -147,7 +148,7 @@ def test_gated_activation(
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("channels", [37, 300])
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (3, 7), (4, 11)])
+@pytest.mark.parametrize(("q", "streams"), JETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm(
     program: Path,
@@ -162,7 +163,8 @@ def test_norm(
         random_jet(streams, 3, channels, dtype=dtype, seed=seed) for seed in range(4)
     )
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    weight, bias = random_jet(2, channels, dtype=wide, seed=7)
+    # parameters are read as they are stored
+    weight, bias = random_jet(2, channels, dtype=dtype if add else wide, seed=7)
     layer = norm == "layer_norm"
     forward = getattr(torch.ops.jachess, f"{norm}_jet")
     backward = getattr(torch.ops.jachess, f"{norm}_jet_backward")
@@ -172,7 +174,8 @@ def test_norm(
     if add:
         name = f"add_{name}"
     inputs = [x, *([residual] if add else []), *parameters]
-    got_y, *got = run(program, name, x, q, inputs, [y, *more, *statistics])
+    stored = STORAGE.index(weight.dtype)
+    got_y, *got = run_program(program, name, x, q, inputs, [y, *more, *statistics], stored)
     assert relative_error(got_y, y) < BOUNDS[dtype]
     if add:
         assert torch.equal(got.pop(0), total)
@@ -183,12 +186,14 @@ def test_norm(
     gx, *weights = backward(*given)
     inputs = [t for t in given if isinstance(t, Tensor)]
     outputs = [gx, *weights]
-    got = run(program, f"{name}_backward", x, q, inputs, outputs)
+    got = run_program(program, f"{name}_backward", x, q, inputs, outputs, stored)
     assert relative_error(got[0], gx) < BOUNDS[dtype]
     for a, b in zip(got[1:], weights, strict=True):
         assert relative_error(a[None], b[None]) < BOUNDS[wide]
     # a missing barrier shows as a result that depends on the order the threads run in
-    reordered = run(program, f"{name}_backward", x, q, inputs, outputs, backwards=True)
+    reordered = run_program(
+        program, f"{name}_backward", x, q, inputs, outputs, stored, backwards=True
+    )
     assert all(torch.equal(a, b) for a, b in zip(got, reordered, strict=True))
 
 
@@ -201,7 +206,8 @@ def test_more_rows_than_blocks(program: Path) -> None:
         gy, None, x, weight, 1e-5, 1, mean, rstd, True
     )
     inputs = [gy, x, weight, mean, rstd]
-    got = run(program, "layer_norm_jet_backward", x, 1, inputs, list(wanted))
+    stored = STORAGE.index(weight.dtype)
+    got = run_program(program, "layer_norm_jet_backward", x, 1, inputs, list(wanted), stored)
     for g, w in zip(got, wanted, strict=True):
         assert relative_error(g[None], w[None]) < 1e-12
 
@@ -213,8 +219,9 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
     """Bit for bit what the CPU operator gives."""
     token = ops.token_numbers(torch.tensor([[0, 1, 1], [1, 1, 0], [0, 1, 0]]))
     seed, offset, q = -(2**40) - 3, 2**50 + 7, 3
-    expected = torch.ops.jachess.sample_directions(token, q, d, seed, offset, distribution, dtype)
-    inputs = [torch.tensor([seed, offset]), token]
+    numbers = torch.tensor([seed, offset])
+    expected = torch.ops.jachess.sample_directions(token, q, d, *numbers, distribution, dtype)
+    inputs = [numbers, token]
     like = torch.empty(1 + q, 9, d, dtype=dtype)
     kind = int(distribution == "rademacher")
     (got,) = run_program(program, "sample_directions", like, q, inputs, [expected], kind)
@@ -223,7 +230,7 @@ def test_sample_directions(program: Path, dtype: torch.dtype, distribution: str,
 
 # a warp's row, with and without groups of four, and a block's
 @pytest.mark.parametrize("scores", [37, 300, 1100])
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 3), (2, 4), (4, 11)])
+@pytest.mark.parametrize(("q", "streams"), JETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax(program: Path, dtype: torch.dtype, q: int, streams: int, scores: int) -> None:
     x = random_jet(streams, 3, scores, dtype=dtype)

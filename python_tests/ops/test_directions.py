@@ -7,6 +7,7 @@ test that passes once passes always.
 
 import math
 import random
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -204,7 +205,8 @@ def test_seeds_of_64_bits() -> None:
 def test_opcheck(device: str) -> None:
     token = torch.arange(6, device=device).view(2, 3)
     for dtype in (torch.float32, torch.bfloat16):
-        arguments = (token, 2, 5, 1, 2, "gaussian", dtype)
+        seed, offset = torch.tensor([1, 2], device=device).unbind()
+        arguments = (token, 2, 5, seed, offset, "gaussian", dtype)
         torch.library.opcheck(torch.ops.jachess.sample_directions, arguments)
 
 
@@ -216,6 +218,38 @@ def test_compiles_to_one_graph(device: str) -> None:
 
     token = torch.arange(6, device=device).view(2, 3)
     assert torch.equal(torch.compile(f, fullgraph=True)(token), f(token))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wrapper", [ops.sample_directions, ops.sample_directions_reference])
+def test_seed_and_offset_as_tensors(device: str, wrapper) -> None:
+    token = torch.arange(12, device=device)
+    for seed, offset in ((-5, 0), (2**62 + 7, 2**61 + 2**33 + 9)):
+        numbers = torch.tensor([seed, offset], device=device)
+        expected = wrapper(token, 2, 37, seed=seed, offset=offset)
+        got = wrapper(token, 2, 37, seed=numbers[0], offset=numbers[1])
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_code_reads_them_anew(device: str) -> None:
+    """One graph serves every seed and offset."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def f(token: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+        return 2 * ops.sample_directions(token, 2, 16, seed=seed, offset=offset)
+
+    token = torch.arange(6, device=device)
+    g = torch.compile(f, backend=backend, fullgraph=True)
+    draws = [g(token, *torch.tensor(pair, device=device).unbind()) for pair in ((1, 2), (1, 3))]
+    assert len(compiled) == 1
+    assert torch.equal(draws[1], f(token, *torch.tensor((1, 3), device=device).unbind()))
+    assert not torch.equal(draws[0], draws[1])
 
 
 # ---- Philox4x32-10, against its authors' known answers and Python's own integers -----------------

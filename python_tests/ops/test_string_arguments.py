@@ -24,6 +24,7 @@ def resident() -> float:
 
 x = torch.randn(4, 3)
 token = torch.arange(3)
+zero = torch.zeros((), dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,9 @@ token = torch.arange(3)
     [
         lambda: torch.ops.jachess.activation_jet(x, "gelu_tanh", 2),
         lambda: torch.ops.jachess.gated_activation_jet(x, x, "quick_gelu", 2),
-        lambda: torch.ops.jachess.sample_directions(token, 2, 3, 0, 0, "rademacher", torch.float32),
+        lambda: torch.ops.jachess.sample_directions(
+            token, 2, 3, zero, zero, "rademacher", torch.float32
+        ),
     ],
 )
 def test_memory_of_strings_is_given_back(call: Callable[[], object]) -> None:

@@ -114,12 +114,25 @@ def test_which_gpus_a_build_serves(archs: str, capability: str, runs: bool) -> N
 
 def test_gpu_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"torch_cuda": "13.0", "visible": [{"name": "H200", "capability": "9.0"}]}
-    monkeypatch.setattr(doctor, "available", lambda name, device: False)
+    bare = doctor.STATE._replace(kernels=frozenset())
+    monkeypatch.setattr(doctor, "STATE", bare)
     assert "no CUDA kernels were built" in doctor._cuda_problems({}, gpu)[0]
-    monkeypatch.setattr(doctor, "available", lambda name, device: True)
+    built = bare._replace(kernels=frozenset({("activation_jet", "cuda")}))
+    monkeypatch.setattr(doctor, "STATE", built)
     (problem,) = doctor._cuda_problems({"cuda_archs": "8.0"}, gpu)
     assert "TORCH_CUDA_ARCH_LIST=9.0 make build" in problem
     assert doctor._cuda_problems({"cuda_archs": "9.0a"}, gpu) == []
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_gpu_below_the_floor_is_a_note(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    gpu = {"torch_cuda": "12.6", "visible": [{"name": "T4", "capability": "7.5"}]}
+    kernels = frozenset({("activation_jet", "cuda")} if built else ())
+    monkeypatch.setattr(doctor, "STATE", doctor.STATE._replace(kernels=kernels))
+    monkeypatch.setattr(doctor, "_gpu", lambda: gpu)
+    report = doctor.report()
+    assert not report["problems"]
+    assert sum("T4 has capability 7.5" in note for note in report["notes"]) == 1
 
 
 def test_it_runs_without_transformers() -> None:

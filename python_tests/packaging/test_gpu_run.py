@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,46 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_run.sh"
     ],
 )
 def test_cut_is_not_failed(tmp_path: Path, tests: str, status: int, words: str) -> None:
-    commands = {"python": f'case "$*" in *pytest*) {tests};; esac', "nvidia-smi": "echo 9.0"}
+    summary, returned = run(tmp_path, f'case "$*" in *pytest*) {tests};; esac')
+    assert words in summary and "doctor: ok" in summary and "build" not in summary
+    assert returned == status, summary
+    with tarfile.open(tmp_path / "out" / "results-tests.tar.gz") as results:
+        assert {"./summary.txt", "./machine.txt", "./first.txt"} <= set(results.getnames())
+
+
+@pytest.mark.parametrize(
+    ("build", "status", "words"),
+    [("exit 0", 3, "first: ok"), ("exit 1", 1, "Without a library there is nothing to run")],
+)
+def test_builds_only_where_no_library_loads(
+    tmp_path: Path, build: str, status: int, words: str
+) -> None:
+    python = f'case "$*" in *STATE*) exit 1;; *build_ext*) {build};; esac'
+    summary, returned = run(tmp_path, python)
+    assert "doctor: FAILED" in summary and "build: " in summary and words in summary
+    assert returned == status, summary
+
+
+def test_stops_where_torch_sees_no_gpu(tmp_path: Path) -> None:
+    summary, returned = run(tmp_path, 'case "$*" in *is_available*) exit 1;; esac')
+    assert "gpu: FAILED" in summary and "first" not in summary and returned == 1
+
+
+def test_all_steps_of_the_figures(tmp_path: Path) -> None:
+    summary, returned = run(tmp_path, "exit 0", command="figures")
+    assert returned == 0 and summary.count(": ok") == len(summary.splitlines()) > 10
+
+
+@pytest.mark.parametrize("command", ["", "all"])
+def test_asks_for_a_command(tmp_path: Path, command: str) -> None:
+    done = processes.run(["bash", SCRIPT, *filter(None, [command])])
+    assert done.returncode == 2
+    assert f"the argument is '{command}'; expected tests or figures" in done.stderr
+
+
+def run(tmp_path: Path, python: str, command: str = "tests") -> tuple[str, int]:
+    """The summary and exit status of the script with a python that does this instead."""
+    commands = {"python": python, "nvidia-smi": "echo 9.0"}
     for name, body in commands.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -35,7 +75,5 @@ def test_cut_is_not_failed(tmp_path: Path, tests: str, status: int, words: str) 
         "OUT": str(tmp_path / "out"),
         "BUDGET": "7",
     }
-    done = processes.run(["bash", script], env=environment)
-    summary = (tmp_path / "out" / "summary.txt").read_text()
-    assert words in summary and "build: ok" in summary
-    assert done.returncode == status, summary
+    done = processes.run(["bash", script, command], env=environment)
+    return (tmp_path / "out" / f"summary-{command}.txt").read_text(), done.returncode

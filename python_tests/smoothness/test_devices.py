@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import jachess_ext as jx
+from jachess_ext.smoothness import jachess
 from python_tests.ops.cases import DEVICES
 
 from .tiny_models import classifier, parameter_gradients, token_batch
@@ -72,3 +74,97 @@ def test_training_lowers_the_penalty(dtype: torch.dtype, device: str) -> None:
         losses.append(float(loss.detach()))
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert losses[-1] < losses[0]
+
+
+# ---- CUDA graphs -------------------------------------------------------------------------------
+
+
+class NoHostReads(TorchDispatchMode):
+    """Refuses what makes the host wait for a result, which a CUDA graph cannot capture."""
+
+    READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        assert name not in self.READS, f"the host reads a result: {name}"
+        return func(*args, **(kwargs or {}))
+
+
+def with_dropout(device: str, name: str, p: float) -> tuple[nn.Module, dict[str, Any]]:
+    model, batch = on(device, name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
+        if hasattr(module, "dropout_prob"):
+            module.dropout_prob = p
+    return model.train(), {**batch, "labels": torch.zeros(2, dtype=torch.int64, device=device)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_on_the_device_draws_what_the_number_draws(device: str) -> None:
+    model, batch = on(device, "bert")
+    by_number, by_tensor = (jx.JacHess(model, weights="uniform", seed=5) for _ in range(2))
+    by_tensor.step = torch.zeros((), dtype=torch.int64, device=device)
+    kept = by_tensor.step
+    for _ in range(3):
+        assert torch.equal(by_tensor(batch).loss, by_number(batch).loss)
+    assert by_tensor.step is kept and by_tensor.state_dict() == by_number.state_dict()
+    by_tensor.load_state_dict(by_number.state_dict() | {"step": 1})
+    assert by_tensor.step is kept and kept.item() == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_step_reads_nothing_on_the_host(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward with dropout, as a CUDA graph would capture them; here on the CPU."""
+    model, batch = with_dropout("cpu", name, 0.1)
+    reg = jx.JacHess(model, weights="uniform", seed=None)
+    reg.step = torch.zeros((), dtype=torch.int64)
+    with pytest.raises(AssertionError, match="the host reads"), NoHostReads():
+        reg(batch)  # checks that the norms are finite
+    monkeypatch.setattr(jachess, "capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # transformers
+    with NoHostReads():
+        reg(batch).total.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_step_in_a_cuda_graph_draws_anew(dtype: torch.dtype) -> None:
+    """JacHess, dropout and the optimiser; without dropout replays are what eager steps give."""
+    for p in (0.1, 0.0):
+        model, batch = with_dropout("cuda", "bert", p)
+        model = model.to(dtype)
+        reg = jx.JacHess(model, weights="uniform", seed=5)
+        reg.step = torch.zeros((), dtype=torch.int64, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, capturable=True)
+
+        def step(reg: Any = reg, batch: Any = batch, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = reg(batch).total
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        reg.step.fill_(7)
+        losses = []
+        for _ in range(4):
+            graph.replay()
+            losses.append(loss.clone())
+        assert reg.step.item() == 11
+        assert len({float(x) for x in losses}) == 4
+        if p == 0:
+            reg.step = 7
+            for expected in losses:
+                torch.testing.assert_close(reg(batch).total.detach(), expected)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...torch_floor import release
 from ..registry import attribute, find_rule, general_rule, jet_rule
-from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
+from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
 from .reduce import euclidean_norm
 from .streamwise import (
@@ -158,7 +158,7 @@ def power(input: Any, exponent: Any) -> JetTensor:
     if not isinstance(n, JetTensor):
         return _power_of_jet(a, n)
     if not isinstance(a, JetTensor):
-        return _power_to_jet(torch.as_tensor(a, dtype=n.dtype, device=n.device), n)
+        return _power_to_jet(constant(a, dtype=n.dtype, device=n.device), n)
     return _power_of_jets(a, n)
 
 

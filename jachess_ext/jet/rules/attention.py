@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..directions import fresh_seed
+from ..directions import fresh_seed_on
 from ..registry import jet_rule
 from ..tensor import JetTensor, common_layout, lift
 from .linear import matmul_jets, products_fuse
@@ -49,8 +49,7 @@ def scaled_dot_product_attention(
             scale=scale,
             causal=is_causal,
             dropout_p=dropout_p,
-            # A seed from torch's generator, which gradient checkpointing restores.
-            dropout_seed=fresh_seed() if dropout_p else 0,
+            dropout_seed=fresh_seed_on(query.streams.device) if dropout_p else 0,
         )
         return query.with_streams(out)
     if enable_gqa:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
 from ..strides import note_memory, refuse_overlap
-from ..tensor import JetTensor, carries_derivatives, lift, primal_of
+from ..tensor import JetTensor, carries_derivatives, constant, lift, primal_of
 from .streamwise import (
     behind_streams,
     lifted_streams,
@@ -173,7 +173,7 @@ def _write(target: Any, value: Any, function: Any) -> JetTensor:
     """Write ``value``, broadcast and cast, over the whole of ``target``."""
     if not isinstance(target, JetTensor):
         raise missing_rule(function, "a plain tensor cannot be changed in place by a jet")
-    value = value if isinstance(value, Tensor) else torch.as_tensor(value, device=target.device)
+    value = value if isinstance(value, Tensor) else constant(value, device=target.device)
     if torch.broadcast_shapes(value.shape, target.shape) != target.shape:
         raise missing_rule(
             function, f"a result of shape {tuple(value.shape)} does not fit {tuple(target.shape)}"

