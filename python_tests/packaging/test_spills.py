@@ -1,4 +1,4 @@
-"""A kernel whose registers go to memory is found, and refused unless it may."""
+"""A kernel whose registers go to memory is found, and refused."""
 
 import shutil
 from pathlib import Path
@@ -36,23 +36,10 @@ def test_a_planted_spill_is_found(tmp_path: Path) -> None:
     (line,) = found[1]
     assert line.startswith("planted.cu, 9.0a: void kernel<float, 2, 1>(")
     assert "bytes spill stores" in line
-    assert not spills.MAY_SPILL.search(line)
-
-
-@pytest.mark.parametrize("name", ["<double, 4, 6, 1>", "<float, float, 3, 3, 1, true>", "<4, 6>"])
-def test_three_and_four_directions_may_spill(name: str) -> None:
-    assert spills.MAY_SPILL.search(f"a.cu, 9.0a: void kernel{name}(int): 8 bytes")
-
-
-@pytest.mark.parametrize(
-    "name", ["<float, 2, 1>", "<BFloat16, 2, 1, 4>", "<float, 12, 1>", "<float>"]
-)
-def test_no_other_kernel_may(name: str) -> None:
-    assert not spills.MAY_SPILL.search(f"a.cu, 9.0a: void kernel{name}(int): 8 bytes")
 
 
 def test_a_fault_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["a.cu, 8.0: void kernel<double, 4, 6>(int): 8 bytes"]
+    lines = ["a.cu, 8.0: __cuda_sm20_div_u64: 8 bytes"]
     monkeypatch.setattr(spills, "find_toolkit", lambda: object())
     monkeypatch.setattr(spills, "spills", lambda *_: lines)
     assert spills.main() == 0
