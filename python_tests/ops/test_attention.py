@@ -681,3 +681,11 @@ def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None
     assert ops.available("activation_jet", "cuda:1")
     assert ops.available("activation_jet", "cpu")
     assert not ops.available("softmax_jet", "cuda:1")
+
+
+def test_the_compiler_takes_the_fit_of_tiles_for_constant() -> None:
+    """It cannot trace into the library that tells it."""
+
+    def marked() -> None: ...
+
+    assert attention._tile_fits.__dict__ == torch.compiler.assume_constant_result(marked).__dict__
