@@ -125,7 +125,7 @@ def attack_words(
         rows=[a.texts if a.won else row for a, row in zip(attempts, rows, strict=True)],
         clean=np.array(right),
         right=np.array(right) & ~np.array(lost),
-        tried=np.array([a.queries > 0 for a in attempts]),
+        tried=np.array([a.tried for a in attempts]),
         changed=np.array([len(a.replaced) if a.won else 0 for a in attempts]),
         words=np.array([len(a.words) for a in attempts]),
         queries=np.array([a.queries for a in attempts]),
@@ -186,7 +186,8 @@ class _Attempt:
         self.label = label
         self.left = math.floor(share * len(self.words) + 1e-9)
         self.replaced: set[_Word] = set()
-        self.loss, self.clean, self.going, self.won, self.queries = 0.0, False, False, False, 0
+        self.loss, self.queries = 0.0, 0
+        self.clean = self.going = self.tried = self.won = False
 
     @property
     def texts(self) -> Row:
@@ -289,7 +290,8 @@ class _Reader:
         texts, labels, owners, swaps = [], [], [], []
         for attempt, best in zip(attempts, self._best(attempts, tries), strict=True):
             attempt.going = bool(best)
-            attempt.queries += len(best) + bool(best)
+            attempt.queries += 1 + len(best)
+            attempt.tried |= attempt.going
             for word, other in best:
                 texts.append(attempt.with_word(word, other))
                 labels.append(attempt.label)
