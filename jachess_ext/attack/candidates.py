@@ -24,6 +24,16 @@ _SHORTEST = 3  # WordNet's words of one or two letters are elements, units and s
 class Candidates(Protocol):
     """What gives the words that may stand in place of a word.
 
+    Example:
+        >>> class Shorter:
+        ...     source = "the word without its end"
+        ...
+        ...     def __call__(self, word):
+        ...         return [word.lower()[:-1]]
+        >>> candidates: Candidates = Shorter()
+        >>> candidates("Films")
+        ['film']
+
     Attributes:
         source: where they come from, for reports.
     """

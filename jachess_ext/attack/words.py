@@ -32,6 +32,12 @@ class Attacked:
         words: words of each row, [N].
         queries: texts that the model was asked about, one by one, [N]; the gradient's are counted,
             the first pass over all rows is not.
+
+    Example:
+        >>> one, no = np.array([1]), np.array([False])
+        >>> done = Attacked([("a fine film",)], ~no, no, ~no, one, 3 * one, 5 * one)
+        >>> done.figures["accuracy"], done.figures["attacked"], done.figures["queries"]
+        (1.0, 0.0, 5.0)
     """
 
     rows: list[Row]
