@@ -210,6 +210,11 @@ class _Along:
                 "the model returned no logits that depend on its embeddings; expected a "
                 "transformers model with a head"
             )
+        if result.logits.ndim != 2:
+            raise ValueError(
+                f"the logits have shape {list(result.logits.shape)}; method='attack-jet' is for "
+                "classifiers of whole rows, [B, C]: use method=attack-augment"
+            )
         streams, layout = result.logits.streams, result.logits.jet_layout
         streams = streams.to(torch.promote_types(streams.dtype, torch.float32))
         moved = streams[0] + streams[layout.first][0]
