@@ -118,8 +118,17 @@ def read_json(path: Path) -> Any:
     Raises:
         DataError: it cannot be read, is not UTF-8, or is not JSON.
     """
+    return parse_json(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
     try:
-        return parse_json(path.read_text(encoding="utf-8-sig"), str(path))
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

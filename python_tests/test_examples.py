@@ -21,6 +21,7 @@ from python_tests.training import runs
 
 PACKAGES = (
     "jachess_ext",
+    "jachess_ext.attack",
     "jachess_ext.jet",
     "jachess_ext.ntk",
     "jachess_ext.ops",

@@ -224,6 +224,8 @@ def evaluate(
 
 
 def _print(figures: Record) -> None:
+    from ..compare.report import attack_text
+
     lines = [f"{figures['task']}: {figures['metric']} {figures['score']:.3f}"]
     if figures["brier"] is not None:
         lines.append(f"  Brier {figures['brier']:.3f}, ECE {figures['ece']:.3f}")
@@ -231,6 +233,8 @@ def _print(figures: Record) -> None:
     lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in figures["noisy"].items()]
     lines += [f"  {noise}: accuracy {v:.3f}" for noise, v in figures["perturbed"].items()]
     lines += [f"  on {target}: {of['score']:.3f}" for target, of in figures["shift"].items()]
+    if figures.get("attack"):
+        lines.append(f"  {attack_text(figures)}")
     if figures["jacobian"]:
         norms = sum(figures["jacobian"]), sum(figures["hessian"])
         lines.append(f"  Σ‖J‖ {norms[0]:,.0f}, Σ‖H‖ {norms[1]:,.0f}")

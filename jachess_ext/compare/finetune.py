@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -33,6 +33,7 @@ from .._io import (
     write_json,
     write_text,
 )
+from ..attack import NEAREST, read_synonyms
 from ..smoothness.corruption import embedding_scale
 from ..smoothness.settings import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
@@ -43,6 +44,7 @@ from .models import (
     Encoded,
     check_corruptible,
     check_tokens,
+    content_digest,
     encode,
     load_config,
     load_fine_tuned,
@@ -114,8 +116,11 @@ class Job:
             "shift": [digest(task) for task in self.shift],
             "settings": self.configured.settings,
             "recipe": asdict(self.recipe),
-            "conditions": asdict(self.conditions),
+            "conditions": self.conditions.named,
         }
+        sources = _synonyms(self.conditions, [self.configured])
+        if files := [Path(source) for source in sources if source != NEAREST]:
+            own["synonyms"] = [content_digest(file) for file in files]
         names = ("kind", "model", "version", "method", "value", "seed", "curve")
         content = json.dumps(finite(own | {name: getattr(self, name) for name in names}))
         key = hashlib.sha256(content.encode()).hexdigest()[:10]
@@ -161,12 +166,15 @@ def load(grid: Grid) -> LoadedGrid:
     tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
     if grid.conditions.corruption:
         check_corruptible(tokenizer, grid.model)
+    _check_synonyms(_synonyms(grid.conditions, methods))
     try:
         for method in methods:
             _check_method(method, tokenizer, config)
     except ValueError as error:
         raise DataError(f"{grid.model}: {error}") from error
     whole = [load_task(spec, grid.columns) for spec in grid.tasks]
+    for task in whole:
+        _check_attackable(task, tokenizer, grid)
     tasks = tuple(_drawn(task, grid, tokenizer, grid.data_seed) for task in whole)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
@@ -201,6 +209,35 @@ _NEED_MORE = {  # schedulers that need a metric, or settings of their own
     "cosine_with_min_lr",
     "cosine_warmup_with_min_lr",
 }
+
+
+def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
+    """Return where attack and methods have their candidates from, once each."""
+    named = [conditions.attack, *(getattr(method, "synonyms", None) for method in methods)]
+    return sorted({source for source in named if source is not None})
+
+
+def _check_synonyms(sources: Sequence[str]) -> None:
+    """Read the files of synonyms, which raises a DataError where one cannot be used."""
+    for source in sources:
+        if source != NEAREST:
+            read_synonyms(source)
+
+
+def _check_attackable(task: Task, tokenizer: Any, grid: Grid) -> None:
+    """Refuse an attack on a regression, or with a tokenizer that has no places of tokens."""
+    if grid.conditions.attack is None:
+        return
+    if task.regression:
+        raise DataError(
+            f"{task.name} is a regression, and a word attack needs classes; leave out "
+            "conditions.attack"
+        )
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"{grid.model}: a word attack needs a fast tokenizer, and the model has a "
+            f"{type(tokenizer).__name__}; leave conditions.attack out"
+        )
 
 
 def _check_method(method: Method, tokenizer: Any, config: Any) -> None:
@@ -696,7 +733,10 @@ def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
     tokenizer = load_tokenizer(grid.model)
     if grid.conditions.corruption:
         check_corruptible(tokenizer, grid.model)
+    _check_synonyms(_synonyms(grid.conditions, []))
     tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
+    for task in tasks:
+        _check_attackable(task, tokenizer, grid)
     targets = _shift_targets(grid, tasks)
     for whole in tasks:
         task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
@@ -717,7 +757,7 @@ def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
             "metric": task.metric.name,
             "device": str(next(model.parameters()).device),
             "rows": len(task.dev),
-            "conditions": asdict(grid.conditions),
+            "conditions": grid.conditions.named,
             **figures,
         }
 
@@ -740,7 +780,8 @@ _SOME_RECORDS: dict[str, Any] = {
     "label_noise": float,
     "resampled": bool,
     **dict.fromkeys(("accuracy", "auc", "nll", "brier_binary", "embedding_growth"), float | None),
-    **dict.fromkeys(("corrupted", "noisy", "perturbed", "accuracies", "slopes"), Numbers),
+    **dict.fromkeys(("corrupted", "noisy", "perturbed", "accuracies", "slopes", "attack"), Numbers),
+    "attack_candidates": str,
     **dict.fromkeys(("seconds", "scaled"), Numbers | None),
     **dict.fromkeys(("jacobian", "hessian"), list[float | None]),
     "reliability": Mapping[str, list[float | None]] | None,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..attack import Candidates, attack_words, candidates_from
 from ..smoothness import decision_slopes, smoothness
 from ..smoothness.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
 from ..smoothness.estimators import in_mode, on_device_of, without_labels
@@ -122,6 +123,8 @@ def judge_task(
     Args:
         scale: embedding noise of δ = 1, in the units of the embedding's entries.
         shift: the other tasks; their score, Brier score and ECE stand under ``shift``.
+        conditions: how the model is judged; the figures of its attack stand under ``attack``, and
+            where the candidates come from under ``attack_candidates``.
         max_length: tokens that texts are cut to.
     """
 
@@ -146,7 +149,40 @@ def judge_task(
             for noise in conditions.texts
         },
     )
-    return figures | {"shift": {target.name: on(target) for target in shift}}
+    figures["shift"] = {target.name: on(target) for target in shift}
+    if conditions.attack is not None:
+        found = candidates_from(conditions.attack, model, tokenizer)
+        figures["attack"] = attacked(model, tokenizer, task.dev, found, conditions, max_length)
+        figures["attack_candidates"] = found.source
+    return figures
+
+
+def attacked(
+    model: Any,
+    tokenizer: Any,
+    examples: Examples,
+    candidates: Candidates,
+    conditions: Conditions,
+    max_length: int,
+) -> dict[str, float | None]:
+    """Return the figures of a word attack on the rows that the conditions name.
+
+    These are `Attacked.figures`, and ``of``, the number of rows they are of.
+    """
+    count = min(conditions.attack_rows or len(examples), len(examples))
+    rows = examples.chosen([i * len(examples) // count for i in range(count)])
+    done = attack_words(
+        model,
+        tokenizer,
+        rows.rows,
+        [int(label) for label in rows.labels],
+        candidates,
+        share=conditions.attack_share,
+        tries=conditions.attack_tries,
+        max_length=max_length,
+        batch=conditions.batch,
+    )
+    return {"of": float(count), **done.figures}
 
 
 def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,13 +174,22 @@ def model_version(model: str) -> str:
     folder = Path(model)
     if not folder.is_dir():
         return str(getattr(load_config(model), "_commit_hash", None))
+    parts = (".json", ".txt", ".model", ".safetensors")
+    return _digest(path for path in sorted(folder.iterdir()) if path.suffix in parts)
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file, or of the files of a folder."""
+    return _digest(sorted(filter(Path.is_file, path.iterdir())) if path.is_dir() else [path])
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".txt", ".model", ".safetensors"):
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                while chunk := file.read(1 << 22):
-                    digest.update(chunk)
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
     return digest.hexdigest()[:16]
 
 

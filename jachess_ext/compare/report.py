@@ -301,6 +301,11 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
                 tables=tables.condition_tables(runs, "corruption"),
                 pictures=_curves(runs, "corrupted", "share of tokens replaced", styles),
             ),
+            Section(
+                "Word attack",
+                _candidates_of(runs),
+                tables.task_tables(runs, tables.ATTACK),
+            ),
             Section("Domain shift", tables=tables.shift_tables(runs)),
             Section(
                 "Calibration",
@@ -328,6 +333,17 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
             Section("Settings", literal=[json.dumps(settings, indent=1, ensure_ascii=False)]),
         ]
     )
+
+
+def _candidates_of(runs: DataFrame) -> list[str]:
+    """Return a paragraph on the attack and where its candidates come from; none without one."""
+    if "attack_candidates" not in runs:
+        return []
+    sources = ", ".join(sorted(runs["attack_candidates"].dropna().unique()))
+    return [
+        "Words of rows that the model has right are replaced, one after the other, until its "
+        f"answer is wrong. Candidates: {sources}."
+    ]
 
 
 def _what_was_run(runs: DataFrame) -> list[str]:
@@ -507,6 +523,9 @@ def judged_section(figures: Record) -> Section:
     }
     judged = {"as they are": figures}
     judged |= {name: {"score": score} for name, score in conditions.items()}
+    attack = figures.get("attack")
+    if attack:
+        judged["words replaced by an attack"] = {"score": attack["attacked"]}
     judged |= {f"rows of {target}": of for target, of in figures["shift"].items()}
     rows = []
     for name, of in judged.items():
@@ -523,6 +542,8 @@ def judged_section(figures: Record) -> Section:
             f"about {slopes['margin_over_slope']:.3g} away in the embeddings' units (negative: "
             "wrong on average)"
         )
+    if attack:
+        text += f". {attack_text(figures)}"
     pictures = []
     if figures["reliability"] is not None:
         diagram = {task: pooled([figures["reliability"]])}
@@ -537,6 +558,21 @@ def judged_section(figures: Record) -> Section:
         pictures.append(Picture(caption, partial(norms_figure, *norms, styles)))
     scores = Table("Under each condition", ["rows", figures["metric"], "Brier", "ECE"], rows)
     return Section(task, [f"{text}. Judged on {figures['device']}."], [scores], pictures)
+
+
+def attack_text(figures: Record) -> str:
+    """Return a sentence on the word attack of a judged model, without a full stop."""
+    attack = figures["attack"]
+    text = (
+        f"Word attack on {attack['of']:.0f} rows: accuracy {attack['accuracy']:.3f} before, "
+        f"{attack['attacked']:.3f} after; {attack['rows']:.0f} rows attacked"
+    )
+    if attack["queries"] is not None:
+        text += f", {attack['queries']:.1f} texts asked about for each"
+    if attack["changed"] is not None:
+        words = f"{attack['changed']:.1f} words ({attack['share']:.1%})"
+        text += f"; where it succeeded it changed {words}"
+    return f"{text}; candidates: {figures['attack_candidates']}"
 
 
 _CARD_FIGURES = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from .._io import DataError
 
@@ -37,6 +38,12 @@ class Conditions:
         deltas: sizes of the embedding noise, in units of the entries' root mean square.
         texts: changes of the texts: typos, case, punctuation, swaps.
         text_share: share of the words that `texts` changes.
+        attack: where the candidates of a word attack come from: a file with a word and its
+            synonyms on each line, a folder with WordNet's files, or "embeddings", the nearest rows
+            of the model's own embedding table; None: no attack.
+        attack_share: the most words of a row that the attack may replace, as a share.
+        attack_tries: texts that each of its steps asks the model about.
+        attack_rows: rows that it is tried on, at even distances; None: all.
         draws: random corruptions and noises averaged; `texts` has one draw.
         sequences: number of examples that the norms are measured on; 0: no norms.
         layers: whether norms of all layers are measured, not only the logits'.
@@ -51,6 +58,10 @@ class Conditions:
     deltas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
     texts: tuple[str, ...] = ()
     text_share: float = 0.2
+    attack: str | None = None
+    attack_share: float = 0.2
+    attack_tries: int = 8
+    attack_rows: int | None = None
     draws: int = 1
     sequences: int = 32
     layers: bool = True
@@ -69,7 +80,13 @@ class Conditions:
                 raise ValueError(f"texts has {noise!r}; expected some of {', '.join(TEXT_NOISE)}")
         if not 0 <= self.text_share <= 1:
             raise ValueError(f"text_share is {self.text_share}; expected a share from 0 to 1")
-        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1)):
+        if not 0 < self.attack_share <= 1:
+            raise ValueError(
+                f"attack_share is {self.attack_share}; expected a share above 0, up to 1"
+            )
+        if self.attack_rows is not None and self.attack_rows < 1:
+            raise ValueError(f"attack_rows is {self.attack_rows}; expected a number from 1 up")
+        for name, least in (("draws", 1), ("sequences", 0), ("batch", 1), ("attack_tries", 1)):
             if getattr(self, name) < least:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected a number from {least} up"
@@ -78,7 +95,16 @@ class Conditions:
     @property
     def bare(self) -> Conditions:
         """These conditions reduced to the clean rows."""
-        return replace(self, corruption=(), deltas=(), texts=(), sequences=0)
+        return replace(self, corruption=(), deltas=(), texts=(), attack=None, sequences=0)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All that figures depend on, by name: without an attack nothing of one."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if self.attack is not None or not name.startswith("attack")
+        }
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ PAIRED_NOTE = (
     "Differences from the unregularised model of the same seed, mean ± half of the 95 % interval "
     "by Student's t (seeds on which it is better / seeds). Brier: summed over classes. Scaled: at "
     "a temperature fitted on validation rows. Corrupted: accuracy at the largest share of unknown "
-    "tokens."
+    "tokens. Attacked: accuracy under the word attack, of the rows it is tried on."
 )
 OVERALL_NOTE = (
     "Differences from the unregularised model over all pairs of task and seed. p, two-sided, not "
@@ -69,6 +69,7 @@ SCORE = Figure("score × 100", "score", 100, 2, 1)
 BRIER = Figure("Brier score", "brier", 1, 4, -1)
 BRIER_SCALED = Figure("Brier, scaled", "scaled.brier", 1, 4, -1)
 CORRUPTED = Figure("corrupted × 100", "most corrupted", 100, 2, 1)
+ATTACKED = Figure("attacked × 100", "attack.attacked", 100, 2, 1)
 PAIRED = (
     SCORE,
     Figure("accuracy × 100", "accuracy", 100, 2, 1),
@@ -80,13 +81,14 @@ PAIRED = (
     Figure("ECE", "ece", 1, 4, -1),
     Figure("ECE, scaled", "scaled.ece", 1, 4, -1),
     CORRUPTED,
+    ATTACKED,
 )
-TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED)
+TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED, ATTACKED)
 
 _WHOLE = ("settings", "recipe", "reliability", "rows")
 _OF_THE_LAST_EPOCH = (
     *("corrupted", "noisy", "perturbed", "accuracies", "jacobian", "hessian", "slopes"),
-    *("reliability", "shift", "embedding_growth", "curve"),
+    *("reliability", "shift", "embedding_growth", "curve", "attack", "attack_candidates"),
 )
 
 
@@ -352,6 +354,14 @@ CALIBRATION = (
         )
     ),
     ("Temperature fitted on validation rows.", "scaled.temperature", 1, 3),
+)
+ATTACK = (
+    ("Accuracy × 100 of the rows the attack is tried on, before it.", "attack.accuracy", 100, 1),
+    ("Accuracy × 100 after it.", "attack.attacked", 100, 1),
+    ("Rows attacked: those that were right, and have words to replace.", "attack.rows", 1, 0),
+    ("Words changed where the answer changed, mean.", "attack.changed", 1, 2),
+    ("Words changed where the answer changed, % of the row's, mean.", "attack.share", 100, 1),
+    ("Texts that the model was asked about for each row attacked, mean.", "attack.queries", 1, 1),
 )
 SMOOTHNESS = (
     (

@@ -18,8 +18,11 @@ from .runs import assert_same_parameters, examples, method_trainer, parameters
 KINDS = ("single", "multi", "regression", "causal")
 WIDTH = 5
 """Of batches as they come, and how many labels rows have: tokens and labels of one shape."""
-NAMES = tuple(name for name in METHODS if name != "tapt")
-"""TAPT's first stage is transformers' own collator, which draws by the batch's shape."""
+NAMES = tuple(
+    name for name in METHODS if name != "tapt" and "synonyms" not in METHODS[name].parameters()
+)
+"""TAPT's first stage is transformers' own collator, which draws by the batch's shape; methods that
+swap words need a tokenizer that reads and writes words."""
 QUICK = {
     "single": ("none",),
     "multi": ("none", "recommended", "smart", "margin"),

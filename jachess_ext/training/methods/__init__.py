@@ -4,6 +4,7 @@ To add a method, write a class ``class Mine(Method, name="mine")`` in a file tha
 here, and a line in docs/methods.md.
 """
 
+from .attack import AttackAugment, AttackJet, SynonymAugment, SynonymConsistency
 from .base import METHODS, LabelSmoothing, Loss, Method, Plain, parse_method
 from .decision import Divergence, Fisher, Margin
 from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, Published
@@ -27,6 +28,8 @@ __all__ = [
     "SAM",
     "SMART",
     "TAPT",
+    "AttackAugment",
+    "AttackJet",
     "CorruptAugment",
     "CorruptConsistency",
     "CrossHolder",
@@ -45,6 +48,8 @@ __all__ = [
     "Published",
     "RDrop",
     "Recommended",
+    "SynonymAugment",
+    "SynonymConsistency",
     "WiSEFT",
     "parse_method",
     "with_lora",

@@ -1,0 +1,251 @@
+"""Words that may stand in place of a word: from a file, from WordNet, or near it for a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from .._io import DataError, read_text, shown
+from ..smoothness.estimators import unwrapped
+
+WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
+
+NEAREST = "embeddings"
+"""In place of a file's name: the nearest rows of the model's own embedding table."""
+
+_PARTS = ("noun", "verb", "adj", "adv")
+_SHORTEST = 3  # WordNet's words of one or two letters are elements, units and states: as, in, he
+
+
+class Candidates(Protocol):
+    """What gives the words that may stand in place of a word.
+
+    Example:
+        >>> class Shorter:
+        ...     source = "the word without its end"
+        ...
+        ...     def __call__(self, word):
+        ...         return [word.lower()[:-1]]
+        >>> candidates: Candidates = Shorter()
+        >>> candidates("Films")
+        ['film']
+
+    Attributes:
+        source: where they come from, for reports.
+    """
+
+    source: str
+
+    def __call__(self, word: str) -> Sequence[str]:
+        """Return the candidates of a word, the best first, in lower case; none is the word."""
+
+
+class Synonyms:
+    """Candidates from a table of synonyms, looked up in lower case.
+
+    Example:
+        >>> Synonyms({"good": ["fine", "great"]})("Good")
+        ('fine', 'great')
+
+    Args:
+        words: synonyms by word.
+        source: where they come from, for reports.
+    """
+
+    def __init__(self, words: Mapping[str, Sequence[str]], source: str = "a table") -> None:
+        self.source = source
+        self._words = {word.lower(): tuple(others) for word, others in words.items()}
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __call__(self, word: str) -> tuple[str, ...]:
+        """Return the synonyms of a word, none where it is not in the table."""
+        return self._words.get(word.lower(), ())
+
+
+def read_synonyms(path: str | Path) -> Synonyms:
+    """Read a file of synonyms, or a folder with WordNet's `index.*` and `data.*` files.
+
+    A line of a file has a word and its synonyms, separated by blanks; what follows a ``#`` is left
+    out.  A synonym has the word as its own only on a line of its own.
+
+    A word's synonyms in WordNet (the format is `wndb(5WN)`) are the other single words in lower
+    case of its senses: those counted in tagged texts, and the first of each part of speech.  Words
+    are looked up as they stand, not inflected, and those of one or two letters are left out.
+
+    Raises:
+        DataError: there is no such file, it is not UTF-8, a line is not in that format, or no word
+            has a synonym.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "synonyms.txt")
+        ...     _ = file.write_text("good fine great  # not: fine good\\n")
+        ...     read_synonyms(file)("good")
+        ('fine', 'great')
+    """
+    path = Path(path)
+    words = _wordnet(path) if path.is_dir() else _lines(path)
+    if not words:
+        raise DataError(f"{path} has no word with a synonym; expected a word and its synonyms")
+    return Synonyms(words, f"{'WordNet in ' if path.is_dir() else ''}{path}")
+
+
+def _lines(path: Path) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = {}
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        named = line.partition("#")[0].lower().split()
+        if not named:
+            continue
+        for word in named:
+            if not WORD.fullmatch(word):
+                raise DataError(
+                    f"{path}: line {number} has {shown(word)}; expected words of letters, hyphens "
+                    "and apostrophes, separated by blanks: a word, then its synonyms"
+                )
+        if len(named) == 1:
+            raise DataError(f"{path}: line {number} has {shown(named[0])} without a synonym")
+        first, *others = named
+        known = words.setdefault(first, [])
+        known += [word for word in dict.fromkeys(others) if word not in (first, *known)]
+    return {word: others for word, others in words.items() if others}
+
+
+def _wordnet(folder: Path) -> dict[str, list[str]]:
+    parts = [part for part in _PARTS if (folder / f"index.{part}").is_file()]
+    if not parts:
+        raise DataError(
+            f"{folder} has no index.noun, index.verb, index.adj or index.adv; expected WordNet's "
+            "files (Debian: apt install wordnet-base, then /usr/share/wordnet), or give a file "
+            "with a word and its synonyms on each line"
+        )
+    words: dict[str, list[str]] = {}
+    for part in parts:
+        senses = dict(_records(folder / f"data.{part}", _sense))
+        for lemma, offsets in _records(folder / f"index.{part}", _lemma):
+            if missing := [offset for offset in offsets if offset not in senses]:
+                raise DataError(
+                    f"{folder / f'index.{part}'} names the sense {missing[0]} of {lemma!r}, which "
+                    f"data.{part} lacks; expected both files of one version"
+                )
+            if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
+                continue
+            known = words.setdefault(lemma, [])
+            for word in (word for offset in offsets for word in senses[offset]):
+                if word != lemma and word not in known:
+                    known.append(word)
+    return {word: others for word, others in words.items() if others}
+
+
+def _records(path: Path, parsed: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is parsed of each line; lines of the licence begin with two blanks."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.startswith("  ") or not line.strip():
+            continue
+        try:
+            yield parsed(line.split())
+        except (IndexError, ValueError):
+            raise DataError(
+                f"{path}: line {number} is {shown(line)}; expected WordNet's format (wndb)"
+            ) from None
+
+
+def _sense(fields: list[str]) -> tuple[str, list[str]]:
+    """Return offset and words: offset, file, type, count in hexadecimal, then word and number."""
+    count = int(fields[3], 16)
+    words = fields[4 : 4 + 2 * count : 2]
+    if count < 1 or len(words) < count or not fields[0].isdecimal():
+        raise ValueError
+    words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # where an adjective stands
+    return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
+
+
+def _lemma(fields: list[str]) -> tuple[str, list[str]]:
+    """Return word and offsets: word, part, senses, pointers …, senses, tagged ones, offsets."""
+    pointers = int(fields[3])
+    senses, tagged = int(fields[4 + pointers]), int(fields[5 + pointers])
+    offsets = fields[6 + pointers :]
+    if len(offsets) != senses or senses != int(fields[2]) or not all(map(str.isdecimal, offsets)):
+        raise ValueError
+    return fields[0], offsets[: max(1, tagged)]
+
+
+class NearestRows:
+    """Candidates whose rows of a model's embedding table are nearest to the word's, by cosine.
+
+    Words, and their candidates, are those with a single token.  Near rows are often no synonyms:
+    opposites stand in like places.
+
+    Example:
+        >>> from jachess_ext.compare.models import load_model, load_tokenizer
+        >>> from jachess_ext.demo import ASSETS
+        >>> tokenizer = load_tokenizer(ASSETS)
+        >>> nearest = NearestRows(load_model(ASSETS, 2, tokenizer, seed=0), tokenizer, count=3)
+        >>> len(nearest("Good")), nearest("goodness gracious")
+        (3, ())
+
+    Args:
+        model: a transformers model; its table is copied.
+        tokenizer: its tokenizer.
+        count: candidates of a word.
+    """
+
+    source = "the nearest rows of the model's embedding table"
+
+    def __init__(self, model: Any, tokenizer: Any, count: int = 8) -> None:
+        table = unwrapped(model).get_input_embeddings().weight.detach()  # type: ignore[operator]
+        texts = tokenizer.batch_decode([[i] for i in range(min(len(table), len(tokenizer)))])
+        named = [(i, text.strip()) for i, text in enumerate(texts)]
+        named = [(i, text) for i, text in named if WORD.fullmatch(text)]
+        ids = token_ids(tokenizer, [text for _, text in named])
+        kept = [(i, text.lower()) for (i, text), own in zip(named, ids, strict=True) if own == [i]]
+        self._words = [text for _, text in kept]
+        self._place = {text: place for place, text in reversed(list(enumerate(self._words)))}
+        rows = table[torch.tensor([i for i, _ in kept], dtype=torch.long, device=table.device)]
+        self._unit = torch.nn.functional.normalize(rows.float(), dim=-1)
+        self.count = count
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def __call__(self, word: str) -> tuple[str, ...]:
+        """Return the nearest words, the nearest first."""
+        word = word.lower()
+        if word not in self._place:
+            return ()
+        if word not in self._found:
+            likeness = self._unit @ self._unit[self._place[word]]
+            most = min(2 * self.count + 2, len(likeness))  # a word may stand there in other cases
+            order = likeness.topk(most).indices.tolist()
+            others = dict.fromkeys(self._words[i] for i in order if self._words[i] != word)
+            self._found[word] = tuple(others)[: self.count]
+        return self._found[word]
+
+
+def candidates_from(source: str | Path, model: Any, tokenizer: Any) -> Candidates:
+    """Return `NearestRows` of the model for `NEAREST`, else `read_synonyms` of that path.
+
+    Raises:
+        DataError: as `read_synonyms`.
+
+    Example:
+        >>> candidates_from("no-such-file", None, None)
+        Traceback (most recent call last):
+        jachess_ext._io.DataError: no-such-file cannot be read: No such file or directory
+    """
+    if source == NEAREST:
+        return NearestRows(model, tokenizer)
+    return read_synonyms(source)
+
+
+def token_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each word as it stands within a text, after a blank."""
+    if not words:
+        return []
+    spaced = [f" {word}" for word in words]
+    ids: list[list[int]] = tokenizer(spaced, add_special_tokens=False)["input_ids"]
+    return ids

@@ -1,0 +1,125 @@
+"""The same attack within a batch of token ids, for training: one gradient, several words at once.
+
+A word is swapped where it and its candidate are a single token each, so that the rows keep their
+length and the way from one to the other is a direction in embedding space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .candidates import WORD, Candidates, token_ids
+
+
+class TokenSwaps:
+    """The ids that may stand in place of each token of a batch.
+
+    Args:
+        tokenizer: the model's.
+        candidates: of words.
+        rows: rows of the model's embedding table; ids beyond are not used.
+        count: the most candidates of a word.
+    """
+
+    def __init__(self, tokenizer: Any, candidates: Candidates, rows: int, count: int = 8) -> None:
+        self._tokenizer, self._candidates = tokenizer, candidates
+        self._rows, self.count = rows, count
+        self._special = set(tokenizer.all_special_ids)
+        self._words: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._whole: dict[tuple[int, int], bool] = {}
+
+    def options(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the candidates of each token [B, T, count]; the token itself fills them up.
+
+        Args:
+            ids: [B, T], integer.
+            mask: [B, T], 1 on real tokens.
+        """
+        options = ids.cpu().unsqueeze(-1).repeat(1, 1, self.count)
+        real = mask.bool().tolist()
+        for b, row in enumerate(ids.tolist()):
+            for t, token in enumerate(row):
+                others = self._of(token) if real[b][t] else ()
+                if others and self._is_whole(token, row[t + 1] if t + 1 < len(row) else None):
+                    options[b, t, : len(others)] = torch.tensor(others)
+        return options.to(ids.device)
+
+    def _of(self, token: int) -> tuple[int, ...]:
+        """Return the single-token candidates of a token that is a word by itself."""
+        if token not in self._words:
+            word = self._tokenizer.decode([token]).strip()
+            others: tuple[int, ...] = ()
+            if token not in self._special and WORD.fullmatch(word):
+                named = self._candidates(word)
+                if token_ids(self._tokenizer, [word]) == [[token]]:
+                    others = self._single(named)
+            self._words[token] = word, tuple(i for i in others if i != token)[: self.count]
+        return self._words[token][1]
+
+    def _single(self, words: Sequence[str]) -> tuple[int, ...]:
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        ids = (of[0] for of in token_ids(self._tokenizer, words) if len(of) == 1)
+        return tuple(dict.fromkeys(i for i in ids if i < self._rows and i != unknown))
+
+    def _is_whole(self, token: int, following: int | None) -> bool:
+        """Return whether a word ends with the token: the next one does not go on with it."""
+        if following is None or following in self._special:
+            return True
+        if (token, following) not in self._whole:
+            word, _ = self._words[token]
+            rest = self._tokenizer.decode([token, following]).strip()[len(word) :]
+            self._whole[token, following] = not rest[:1].isalnum()
+        return self._whole[token, following]
+
+
+def counts(ids: Tensor, mask: Tensor, special: Tensor, share: float) -> Tensor:
+    """Return how many tokens of each row are swapped, [B]: the share of its real ones, or one."""
+    real = mask.bool() & ~torch.isin(ids, special.to(ids))
+    return (share * real.sum(1) + 1e-9).floor().long().clamp(min=1)
+
+
+def steepest_swaps(
+    ids: Tensor,
+    options: Tensor,
+    gradient: Tensor,
+    embed: Callable[[Tensor], Tensor],
+    count: Tensor,
+) -> Tensor:
+    """Return the ids with those swaps that raise the loss most, to first order, [B, T].
+
+    Args:
+        ids: [B, T].
+        options: [B, T, K], of `TokenSwaps`.
+        gradient: of each row's loss by its embeddings, [B, T, d].
+        embed: gives the embeddings of ids.
+        count: the most swaps of each row, [B].
+    """
+    with torch.no_grad():
+        steps = embed(options.flatten(1)).unflatten(1, options.shape[1:])
+        steps = steps - embed(ids).unsqueeze(2)  # [B, T, K, d]
+        gains = torch.einsum("btd,btkd->btk", gradient.to(steps), steps).float()
+        gains = gains.masked_fill(options == ids.unsqueeze(-1), -torch.inf)
+        best, which = gains.max(-1)
+        order = best.argsort(dim=1, descending=True, stable=True)
+        rank = order.argsort(dim=1)
+        chosen = (rank < count.to(rank).unsqueeze(1)) & (best > 0)
+        other = options.gather(-1, which.unsqueeze(-1)).squeeze(-1)
+    return torch.where(chosen, other, ids)
+
+
+def random_swaps(ids: Tensor, options: Tensor, count: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the ids with that many swaps of each row, drawn at random, [B, T].
+
+    Arguments are those of `steepest_swaps`; the generator is on the CPU.
+    """
+    others = options != ids.unsqueeze(-1)
+    numbers = torch.rand(options.shape, generator=generator).to(ids.device)
+    which = numbers.masked_fill(~others, -1).argmax(-1)
+    keys = torch.rand(ids.shape, generator=generator).to(ids.device)
+    rank = keys.masked_fill(~others.any(-1), 2.0).argsort(dim=1).argsort(dim=1)
+    chosen = (rank < count.to(rank).unsqueeze(1)) & others.any(-1)
+    return torch.where(chosen, options.gather(-1, which.unsqueeze(-1)).squeeze(-1), ids)

@@ -1,0 +1,82 @@
+"""The word attack in a comparison, its report, and `jachess evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jachess_ext._io import DataError
+from jachess_ext.cli import main
+from jachess_ext.compare.finetune import final_jobs, load, run_grid
+from jachess_ext.compare.report import sections
+from jachess_ext.compare.settings import Conditions
+
+from .conftest import CONDITIONS, MakeGrid
+
+
+@pytest.fixture
+def synonyms(tmp_path: Path) -> Path:
+    file = tmp_path / "synonyms.txt"
+    file.write_text("good fine bad\nbad awful good\nfilm movie\ngreat terrible\nthe a this\n")
+    return file
+
+
+def attacked(source: Any, **settings: Any) -> dict[str, Any]:
+    return {**CONDITIONS, "attack": str(source), "attack_share": 0.5, **settings}
+
+
+def test_comparison_and_evaluate(
+    grid: MakeGrid, synonyms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = grid(
+        methods=("none", f"attack-jet,synonyms={synonyms}"),
+        seeds=(0,),
+        conditions=attacked(synonyms, attack_rows=12),
+    )
+    records = run_grid(made, tmp_path / "out", save_models=True)
+    for record in records:
+        attack = record["attack"]
+        assert record["error"] is None and attack["of"] == 12
+        assert 0 <= attack["attacked"] <= attack["accuracy"] <= 1
+        assert record["attack_candidates"] == str(synonyms)
+    (section,) = [s for s in sections(records) if s.title == "Word attack"]
+    assert str(synonyms) in section.paragraphs[0]
+    assert any("after it" in table.caption for table in section.tables)
+    model = tmp_path / "out" / "models" / records[0]["run"]
+    given = ["evaluate", "--model", str(model), "--tasks", made.tasks[0]]
+    given += ["--conditions.attack", str(synonyms), "--conditions.attack-share", "0.5"]
+    given += ["--conditions.attack-rows", "12", "--conditions.sequences", "0"]
+    capsys.readouterr()
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    attack = records[0]["attack"]
+    assert f"before, {attack['attacked']:.3f} after" in shown
+    assert f"candidates: {synonyms}" in shown
+
+
+def test_names_of_runs(grid: MakeGrid, synonyms: Path) -> None:
+    """Without an attack runs keep their names; with one the file's content counts."""
+    bare = [job.name for job in final_jobs(load(grid()), {})]
+    changed = [
+        job.name for job in final_jobs(load(grid(conditions={**CONDITIONS, "attack_tries": 3})), {})
+    ]
+    assert bare == changed
+    names = []
+    for text in ("good fine\n", "good fine\n", "good great\n"):
+        synonyms.write_text(text)
+        names.append([j.name for j in final_jobs(load(grid(conditions=attacked(synonyms))), {})])
+    assert names[0] == names[1] != names[2] and names[0] != bare
+
+
+def test_what_cannot_be_used(grid: MakeGrid, tmp_path: Path) -> None:
+    for settings in (
+        {"conditions": attacked(tmp_path / "missing")},
+        {"methods": (f"attack-augment,synonyms={tmp_path / 'missing'}",)},
+    ):
+        with pytest.raises(DataError, match="missing cannot be read"):
+            load(grid(**settings))
+    for name, value in (("attack_share", 0.0), ("attack_tries", 0), ("attack_rows", 0)):
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            Conditions(**{name: value})
