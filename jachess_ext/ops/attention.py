@@ -20,6 +20,7 @@ from .directions import number_on, philox4x32_10
 from .library import (
     CUDA_DIRECTIONS,
     available,
+    constant_when_compiled,
     in_passes,
     register_operator,
     split_streams,
@@ -198,6 +199,7 @@ def attention_jet_reference(
 _CUDA_HEAD = 256
 
 
+@constant_when_compiled
 def _tile_fits(device: int, element: int, streams: int, size: int, value_size: int) -> bool:
     """Tell whether the smallest tile of such heads fits a block's shared memory on this GPU."""
     from .._C import attention_jet_bytes
@@ -205,10 +207,6 @@ def _tile_fits(device: int, element: int, streams: int, size: int, value_size: i
     properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks what follows
     limit = properties.shared_memory_per_block_optin
     return attention_jet_bytes(element, streams, size, value_size) <= limit
-
-
-# As torch.compiler.assume_constant_result does, which would load the compiler with this package.
-_tile_fits.__dict__["_dynamo_marked_constant"] = True
 
 
 def _kernels_take(query: Tensor, value: Tensor, q: int) -> bool:

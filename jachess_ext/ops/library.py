@@ -13,13 +13,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import torch_private
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_DIRECTIONS = 4
 CUDA_DIRECTIONS = 2
@@ -121,6 +123,15 @@ def loaded() -> bool:
     return STATE.problem is None
 
 
+def constant_when_compiled(function: F) -> F:
+    """Mark a function whose result the compiler takes for a constant, without tracing it.
+
+    As `torch.compiler.assume_constant_result`, which loads the whole compiler for this.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
+
+
 def available(name: str, device: torch.device | str) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
@@ -144,7 +155,7 @@ def available(name: str, device: torch.device | str) -> bool:
     return place.type != "cuda" or gpu_is_served(place.index)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def gpu_is_served(index: int | None = None) -> bool:
     """Return whether the kernels can run on GPU number `index`, None for the current one.
 

@@ -683,9 +683,10 @@ def test_an_old_gpu_gets_the_references(monkeypatch: pytest.MonkeyPatch) -> None
     assert not ops.available("softmax_jet", "cuda:1")
 
 
-def test_the_compiler_takes_the_fit_of_tiles_for_constant() -> None:
-    """It cannot trace into the library that tells it."""
+@pytest.mark.parametrize("function", [attention._tile_fits, library.gpu_is_served])
+def test_the_compiler_takes_what_a_gpu_can_for_constant(function: Callable[..., bool]) -> None:
+    """It cannot trace into the library, or the driver, that tells it."""
 
     def marked() -> None: ...
 
-    assert attention._tile_fits.__dict__ == torch.compiler.assume_constant_result(marked).__dict__
+    assert function.__dict__ == torch.compiler.assume_constant_result(marked).__dict__
