@@ -54,6 +54,12 @@ class Picture:
         label = markup.escape(self.caption)
         return markup.Markup(f'<svg role="img" aria-label="{label}"{drawn}')
 
+    def png(self, dots_per_inch: int = 120) -> bytes:
+        """Return the figure as a PNG file's content, on white."""
+        buffer = io.BytesIO()
+        self.draw().savefig(buffer, format="png", dpi=dots_per_inch)
+        return buffer.getvalue()
+
 
 @dataclass(frozen=True)
 class Section:

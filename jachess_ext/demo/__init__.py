@@ -1,4 +1,4 @@
-"""`jachess demo`: derivatives through fused attention, then methods compared on real text."""
+"""`jachess demo`: a derivative where torch refuses, a fine-tuning watched, methods compared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import re
 import shutil
 import statistics
 import sysconfig
+import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -22,11 +24,14 @@ from tempfile import TemporaryFile
 from timeit import timeit
 from typing import TYPE_CHECKING, Any
 
-from .._io import DataError, require, write_text
+from .._io import DataError, require, write_bytes, write_text
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Tensor
 
+    from ..compare.report import Picture
+    from ..compare.settings import Recipe
     from ..compare.tables import Table
     from ..compare.tasks import Task
 
@@ -42,8 +47,11 @@ PACKAGES = ("numpy", "python", "scipy", "sklearn", "torch", "transformers")
 NAME = "[NAME]"
 """The mask for names and identifiers in a sentence."""
 
+FEW_METHODS = ("none", "recommended", "jachess-train")
+"""The methods of the small comparison: plain, the recommended one, and JacHess."""
+
 METHODS = ("none", "label-smoothing", "r-drop", "recommended", "jachess-train", "jachess-joint")
-"""The methods compared: plain, two controls, the recommended one, and JacHess in two modes."""
+"""The methods of `jachess demo --compare`: two controls and JacHess's other mode as well."""
 
 
 # The task: which package is a sentence from?
@@ -243,7 +251,7 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
     """Return torch's refusals of derivatives through fused attention, and a table of ours.
 
     Errors are relative to torch's derivatives of attention written out, in float64 on 256 tokens;
-    times are medians of five in float32 on `tokens`, measured in turns.
+    times are medians of three in float32 on `tokens`, measured in turns.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as fused
@@ -286,7 +294,7 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
     ):
         right, own = (torch.stack(call(*exact)) for call in (theirs, ours))
         turns = [
-            [timeit(partial(call, x, v), number=1) for call in (theirs, ours)] for _ in range(6)
+            [timeit(partial(call, x, v), number=1) for call in (theirs, ours)] for _ in range(4)
         ]
         slow, fast = map(statistics.median, zip(*turns[1:], strict=True))
         most, least = (_peak_mebibytes(call, x, v) for call in (theirs, ours))
@@ -299,9 +307,9 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
             ]
         )
     caption = (
-        "torch.func.jvp of attention written out → ours through fused attention, measured now: "
-        f"relative error in float64; time and peak memory (of torch's allocator, by its profiler) "
-        f"in float32, {tokens} tokens, 4 heads of 64, on {torch.get_num_threads()} thread(s)."
+        "torch.func.jvp of attention written out → jx.jvp through fused attention, measured now: "
+        "relative error in float64; time and peak memory (of torch's allocator, by its profiler) "
+        f"in float32, {tokens} tokens, 4 heads of 64."
     )
     return texts, Table(caption, ["derivative", "error", "time", "memory"], rows)
 
@@ -324,78 +332,232 @@ def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
     return max(accumulate(event.nbytes() for event in events)) / 2**20
 
 
+# A fine-tuning, watched
+
+
+def watched_layers(task: Task, recipe: Recipe, measurements: int = 5) -> tuple[Table, Picture]:
+    """Fine-tune the encoder on the task without a penalty and measure its layers on the way.
+
+    Returns:
+        a table of each layer's norms before and after, and a picture of them over the steps.
+    """
+    from ..compare.finetune import fine_tune
+    from ..compare.models import encode, load_model, load_tokenizer
+    from ..compare.report import Picture
+    from ..compare.tables import Table
+    from ..training import SmoothnessMonitor
+
+    tokenizer = load_tokenizer(ASSETS)
+    model = load_model(ASSETS, task.outputs, tokenizer, seed=0)
+    train, dev = (encode(part, tokenizer, recipe.max_length) for part in (task.train, task.dev))
+    steps = int(recipe.epochs * -(-len(train) // recipe.batch_size))
+    monitor = SmoothnessMonitor(
+        dev.batch(range(min(32, len(dev)))), every=max(1, steps // measurements), hessian=True
+    )
+    fine_tune(model, train, recipe, seed=0, callbacks=[monitor])
+    history = monitor.history
+    first, last = history[0], history[-1]
+    count = sum(name.startswith("smoothness/jacobian_") for name in first)
+    rows = []
+    for layer in range(count):
+        cells = [str(layer + 1)]
+        for name in ("jacobian", "hessian"):
+            before, after = (entry[f"smoothness/{name}_{layer}"] for entry in (first, last))
+            change = f"{round(100 * after / before) - 100:+d}".replace("-", "−")
+            cells.append(f"{before:,.0f} → {after:,.0f} ({change} %)")
+        rows.append(cells)
+    caption = (
+        "How strongly each layer's output depends on the token embeddings (‖J‖), and how much that "
+        f"changes with them (‖H‖), before and after {last['step']:.0f} steps of plain fine-tuning."
+    )
+    drawn = Picture(
+        "Norms of each layer's first and second derivatives with respect to the token embeddings, "
+        "as shares of those before the fine-tuning.",
+        partial(layers_figure, history, count),
+    )
+    return Table(caption, ["layer", "‖J‖", "‖H‖"], rows), drawn
+
+
+def layers_figure(history: Sequence[dict[str, float]], layers: int) -> Any:
+    """Draw each layer's norms over the steps, in per cent of those before the first."""
+    from ..compare.report import panels, styles_of
+
+    figure, axes = panels(1, 2, width=7.2, height=3.4, sharex=True)
+    steps = [entry["step"] for entry in history]
+    styles = styles_of([f"layer {layer + 1}" for layer in range(layers)])
+    for panel, (name, title) in zip(
+        axes,
+        (("jacobian", "first derivatives, ‖J‖"), ("hessian", "second derivatives, ‖H‖")),
+        strict=True,
+    ):
+        panel.axhline(100, color="#999999", linewidth=1, linestyle="--")
+        for layer, (label, style) in enumerate(styles.items()):
+            heights = [entry[f"smoothness/{name}_{layer}"] for entry in history]
+            percent = [100 * height / heights[0] for height in heights]
+            panel.plot(steps, percent, label=label, markersize=4, **style)
+        panel.set(title=title, xlabel="step of fine-tuning")
+    axes[0].set_ylabel("% of its value before")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(6, layers), frameon=False)
+    return figure
+
+
+# The comparison
+
+
+def summary_table(runs: DataFrame) -> Table:
+    """Return a row a method: accuracy, Brier score, norms and cost, means over seeds.
+
+    Args:
+        runs: From `compare.tables.to_frame`.
+    """
+    from ..compare import tables
+
+    cost = tables.costs(runs)
+    wanted = (
+        ("accuracy × 100", "accuracy", 100, 1),
+        ("Brier", "brier", 1, 3),
+        ("Σ‖J‖ / 1000", "Σ‖J‖", 1e-3, 1),
+        ("Σ‖H‖ / 1000", "Σ‖H‖", 1e-3, 0),
+    )
+    figures = [(tables.by_seed(runs, name), scale, digits) for _, name, scale, digits in wanted]
+    rows = [
+        [
+            method,
+            *(tables.mean_cell(of[method], scale, digits) for of, scale, digits in figures),
+            f"{cost[method]:.1f}" if method in cost else tables.DASH,
+        ]
+        for method in tables.methods_of(runs)
+    ]
+    caption = (
+        "Mean ± standard deviation over seeds. Σ: sum over layers, after fine-tuning. Time: "
+        "training's processor time over the plain one's."
+    )
+    return tables.Table(caption, ["method", *(title for title, *_ in wanted), "time"], rows)
+
+
+def what_penalty_did(runs: DataFrame, method: str = "jachess-train") -> str:
+    """Return a sentence on a penalty's norms against the plain model's, seed by seed."""
+    from ..compare import tables
+
+    norms = tables.by_seed(runs, "Σ‖H‖")
+    if not {tables.REFERENCE, method} <= set(norms.dropna(axis=1, how="all")):
+        return ""
+    both = norms[[tables.REFERENCE, method]].dropna()
+    ratio = both[method].mean() / both[tables.REFERENCE].mean()
+    smaller = int((both[method] < both[tables.REFERENCE]).sum())
+    return (
+        f"{method} penalises derivatives: the second ones, Σ‖H‖, end at {100 * ratio:.0f} % of the "
+        f"plain model's, and are smaller on {smaller} of {len(both)} seeds, for "
+        f"{tables.costs(runs)[method]:.1f} times the training time."
+    )
+
+
 # The command
 
 
-def demo(out: Path = Path("jachess-demo"), quick: bool = False, seeds: int = 3) -> None:
-    """Show derivatives through fused attention, then fine-tune by several methods and compare.
+def demo(
+    out: Path = Path("jachess-demo"),
+    compare: bool = False,
+    seeds: int | None = None,
+    quick: bool = False,
+) -> None:
+    """Show a derivative that torch refuses and what a fine-tuning does, then compare methods.
 
     No network is needed: the encoder comes with the package, and the texts are the docstrings of
     installed packages.  Finished runs in the folder are not repeated.
 
     Args:
-        out: Folder of the task, the runs and the report.
+        out: Folder of the task, the runs, the picture and the report.
+        compare: Six methods and three seeds, in place of three methods and two seeds.
+        seeds: Number of runs of each method, in place of those.
         quick: One seed, few steps: does it run?
-        seeds: Number of runs of each method.
 
     Raises:
         DataError: The text or the folder cannot be used.
         MissingExtra: A library is not installed.
     """
     start = time.perf_counter()
-    for library in ("transformers", "joblib", "jinja2", "matplotlib", "scipy"):
-        require(library)
-    from ..compare.finetune import run_grid
-    from ..compare.report import Section, sections, to_text, wrap, write_html
+    for library in ("transformers", "joblib", "jinja2", "matplotlib", "pandas", "scipy", "tqdm"):
+        if importlib.util.find_spec(library) is None:  # found, not imported: that takes seconds
+            require(library)
+    seeds = (3 if compare else 2) if seeds is None else seeds
+    if seeds < 1:
+        raise DataError(f"--seeds is {seeds}; expected at least 1")
+    import torch
+
+    from ..compare.report import Section, answer, sections, to_text, wrap, write_html
     from ..compare.runs import locked, prepare
     from ..compare.settings import Conditions, Grid, Recipe
+    from ..compare.tables import to_frame
 
-    train, unlabelled, dev = (240, 120, 120) if quick else (600, 600, 480)
-    epochs = 1 if quick else 2
-    grid = Grid(
-        model=str(ASSETS),
-        tasks=(f"docstrings={out / 'docstrings'}",),
-        methods=METHODS,
-        seeds=tuple(range(min(seeds, 1) if quick else seeds)),
-        train_size=train,
-        unlabelled_size=unlabelled,
-        recipe=Recipe(epochs=epochs, batch_size=8, lr=1e-3, weight_decay=0.01, max_length=48),
-        conditions=Conditions(corruption=(0.1, 0.2), deltas=(1.0,)),
-    )
     with locked(out / "runs"):
         pass  # refuse a folder that cannot be used before any work
-    prepare(threads=1)
+    torch.set_num_threads(1)
+    page, title = out / "report.html", "jachess_ext: the demo"
     width = shutil.get_terminal_size().columns
-    with _stage("Derivatives through fused attention, on one thread of the CPU"):
+    train, unlabelled, dev = (240, 120, 120) if quick else (600, 600, 480)
+    recipe = Recipe(
+        epochs=1 if quick else 2, batch_size=8, lr=1e-3, weight_decay=0.01, max_length=48
+    )
+    with _stage("1. A derivative through fused attention: torch's answer, and ours. One thread"):
         texts, table = attention_table()
         print(*(wrap(text, width) for text in texts), to_text(table, width), sep="\n")
-    with _stage("The task: which package's documentation is a sentence from? Reading docstrings"):
+    with _stage("2. Reading sentences: of which package's documentation is each?"):
         task = docstring_task(train + unlabelled, dev)
         for name, part in (("train", task.train), ("dev", task.dev)):
             rows = zip(part.texts, part.labels, strict=True)
             lines = (json.dumps({"text": t, "label": task.classes[int(y)]}) + "\n" for t, y in rows)
             write_text(out / "docstrings" / f"{name}.jsonl", "".join(lines))
+    with _stage("3. Fine-tuning a small encoder on them, its smoothness measured on the way"):
+        prepare(threads=1)
+        watched = replace(task, train=task.train.part(0, train * 2 // 3))
+        layers, picture = watched_layers(watched, recipe)
+        write_bytes(out / "smoothness.png", picture.png())
+        print(to_text(layers, width), f"Picture: {out / 'smoothness.png'}", sep="\n")
+    shown = [
+        Section("A derivative where torch refuses", texts, [table]),
+        Section("What a fine-tuning does to each layer", (), [layers], [picture]),
+    ]
+    write_html(page, title, shown)
+    grid = Grid(
+        model=str(ASSETS),
+        tasks=(f"docstrings={out / 'docstrings'}",),
+        methods=METHODS if compare else FEW_METHODS,
+        seeds=tuple(range(1 if quick else seeds)),
+        train_size=train,
+        unlabelled_size=unlabelled,
+        recipe=recipe,
+        conditions=Conditions(corruption=(0.2,), deltas=()),
+    )
     count = len(grid.methods) * len(grid.seeds)
     processes = min(require("joblib").cpu_count(), count, 4)  # of 0.8 GB each
     with _stage(
-        f"{len(grid.methods)} methods, {len(grid.seeds)} seeds: fine-tuning a small encoder on "
-        f"{train} sentences, judging it on {dev}; {processes} at a time, one thread each"
+        f"4. Comparing {len(grid.methods)} methods on {_counted(len(grid.seeds), 'seed')}: {train} "
+        f"sentences to train on, {dev} to judge; {processes} at a time, one thread each"
     ):
+        from ..compare.finetune import run_grid
+
         records = run_grid(grid, out, processes=processes, progress=True)
-    page = out / "report.html"
-    answer, scores, *rest = sections(records)
-    attention = Section("Derivatives through fused attention", texts, [table])
-    write_html(page, "JacHess demo", [answer, scores, *rest, attention])
-    print(*(wrap(text, width) + "\n" for text in answer.paragraphs), sep="\n")
-    norms = next(section for section in rest if section.title == "Smoothness").tables[-2:]
-    for shown in (*answer.tables, *scores.tables, *norms):
-        print(to_text(shown, width))
-    print(f"More tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
+        runs = to_frame(records)
+        summary = summary_table(runs)
+        print(to_text(summary, width))
+        penalty = [text] if (text := what_penalty_did(runs)) else []
+        more = "No score of so few runs is told apart from another's: `jachess demo --compare`."
+        told = answer(runs) if compare else [more]
+        print(*(wrap(text, width) + "\n" for text in [*penalty, *told]), sep="\n")
+    compared = Section("Methods compared", penalty, [summary])
+    write_html(page, title, [*shown, compared, *sections(runs)])
+    print(f"All tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" + "s" * (number != 1)
 
 
 @contextmanager
 def _stage(title: str) -> Iterator[None]:
-    print(f"{title} …", flush=True)
+    print(textwrap.fill(f"{title} …", shutil.get_terminal_size().columns), flush=True)
     start = time.perf_counter()
     yield
     print(f"… {time.perf_counter() - start:.1f} s\n", flush=True)
