@@ -89,7 +89,8 @@ def load_grid(name: str, options: argparse.Namespace) -> Grid:
     varied = {"lr": options.lr, "epochs": options.epochs}
     content["recipe"] = content["recipe"] | {k: v for k, v in varied.items() if v is not None}
     grid = from_json(content, Grid, f"the grid {name}")
-    grid = replace(grid, seeds=grid.seeds[: options.seeds])
+    chosen = [seed for seed in grid.seeds if seed in (options.seeds or grid.seeds)]
+    grid = replace(grid, seeds=tuple(chosen))
     return quick(grid) if options.quick else grid
 
 
@@ -99,7 +100,7 @@ def published_name(name: str, options: argparse.Namespace) -> str:
     for setting in VARIATIONS:
         given = getattr(options, setting)
         if given is not None:
-            text = "+".join(given) if isinstance(given, list) else f"{given:g}"
+            text = "+".join(map(str, given)) if isinstance(given, list) else f"{given:g}"
             parts.append(f"{setting}={text}")
     return "_".join(parts)
 
@@ -214,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     variation = parser.add_argument_group("the grids varied: results are named after what is given")
     variation.add_argument("--tasks", nargs="+", help="the grids' tasks: these alone")
     variation.add_argument("--methods", nargs="+", help="these instead of the grids' own")
-    variation.add_argument("--seeds", type=int, help="how many")
+    variation.add_argument("--seeds", type=int, nargs="+", help="of the grids' own: these alone")
     variation.add_argument("--rows", type=int, help="labelled ones, say 100 in `few`")
     variation.add_argument("--label-noise", type=float, help="share of wrong labels, say 0.2")
     variation.add_argument("--lr", type=float)

@@ -143,10 +143,10 @@ def test_a_grid_with_other_rows_and_wrong_labels() -> None:
     places = {"quick": False, "model": Path("model"), "data": Path("data")}
     plain = finetune_quality.load_grid("few", Namespace(**OWN | places))
     assert (plain.train_size, plain.label_noise, len(plain.seeds)) == (500, 0.0, 10)
-    given = OWN | places | {"rows": 100, "label_noise": 0.2, "epochs": 20.0, "seeds": 2}
+    given = OWN | places | {"rows": 100, "label_noise": 0.2, "epochs": 20.0, "seeds": [1, 4]}
     grid = finetune_quality.load_grid("few", Namespace(**given))
     assert (grid.train_size, grid.label_noise, grid.recipe.epochs) == (100, 0.2, 20.0)
-    assert grid.seeds == (0, 1)
+    assert grid.seeds == (1, 4)
 
 
 def test_recorded_tables_are_redrawn(tmp_path: Path) -> None:
