@@ -20,6 +20,7 @@ EXAMPLES = {
     "four_bit_lora": "bitsandbytes",
     "meanflow": "matplotlib",
     "hessian_vector": "transformers",
+    "laplacian": "matplotlib",
     "watch_smoothness": "lightning",
 }
 """Script → the library it shows."""

@@ -1,4 +1,4 @@
-"""jachess_ext: Jacobian and Hessian regularisation, and a lens on fine-tuning.
+"""First and second derivatives through unmodified PyTorch models, and what is built on them.
 
 Every public name is imported with its submodule at first use: the command line's help needs no
 torch, and only ``compare``, ``training`` and the callbacks need the extras (transformers,

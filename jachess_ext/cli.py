@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
         prog="jachess",
-        description="Jacobian and Hessian regularisation for transformers.",
+        description="First and second derivatives through unmodified PyTorch models, and what is "
+        "built on them:\nsmoothness, penalties, neural tangent kernels, choosing a model.",
         epilog="commands:\n"
         + "\n".join(f"  {name:<12} {command.summary}" for name, command in _COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -19,6 +19,11 @@ _OPTIONAL = {
     ),
     **dict.fromkeys(("joblib", "matplotlib", "tqdm", "scikit-learn", "scipy"), "demo"),
 }
+_ADDS = {
+    "hf": "fine-tuning with penalties and methods, `jachess finetune`, `evaluate`, `select-live`",
+    "demo": "`jachess demo`, `select`, laws of scaling, pictures and reports",
+}
+"""What each extra is for."""
 _FLOORS = {"torch": TORCH_FLOOR, "transformers": (5, 2)}
 
 
@@ -120,8 +125,8 @@ def report() -> dict[str, Any]:
         if versions[name] is None:
             missing.setdefault(extra, []).append(name)
     notes = [
-        f"{', '.join(names)} not installed, needed by some commands: "
-        f"`pip install 'jachess-ext[{extra}]'`."
+        f"the extra {extra} would add {_ADDS[extra]}; not installed: {', '.join(names)}: "
+        f"`pip install 'jachess-ext[{extra}]'`, in a checkout `pip install '.[{extra}]'`."
         for extra, names in missing.items()
     ]
     notes += [
@@ -165,7 +170,8 @@ def main() -> int:
     lines += [f"GPU           {d['name']} (sm {d['capability']})" for d in gpu["visible"]]
     lines += [f"problem: {text}" for text in facts["problems"]]
     lines += [f"note: {text}" for text in facts["notes"]]
-    lines.append("all is well" if not facts["problems"] else "fix the problems above")
+    ready = "core ready: derivatives, smoothness, the NTK"
+    lines.append("fix the problems above" if facts["problems"] else ready)
     print("\n".join(lines))
     return 1 if facts["problems"] else 0
 

@@ -119,6 +119,26 @@ def test_tutorials(name: Path) -> None:
     assert names["jx"] is jx
 
 
+def test_the_first_page() -> None:
+    """Its code runs, and its second derivative is one of its first."""
+    torch.manual_seed(1)
+    names: dict[str, Any] = {}
+    ((code, _),) = blocks(ROOT / "docs" / "index.md")
+    run(code, names)
+    inputs, step = [names[name] for name in ("q", "k", "v", "dq", "dk", "dv")], 1e-3
+    inputs = [x.double() for x in inputs]
+    ahead, behind = (
+        jx.jvp(
+            names["attend"],
+            tuple(x + s * d for x, d in zip(inputs[:3], inputs[3:], strict=True)),
+            tuple(inputs[3:]),
+        )[1]
+        for s in (step, -step)
+    )
+    expected = ((ahead - behind) / (2 * step)).float()
+    torch.testing.assert_close(names["second"], expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=str)
 def test_notebooks(path: Path) -> None:
     """Their cells, and that the last line of each is what it was saved with."""

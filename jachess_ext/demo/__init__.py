@@ -297,7 +297,7 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
             [timeit(partial(call, x, v), number=1) for call in (theirs, ours)] for _ in range(4)
         ]
         slow, fast = map(statistics.median, zip(*turns[1:], strict=True))
-        most, least = (_peak_mebibytes(call, x, v) for call in (theirs, ours))
+        most, least = (peak_mebibytes(partial(call, x, v)) for call in (theirs, ours))
         rows.append(
             [
                 title,
@@ -314,7 +314,7 @@ def attention_table(tokens: int = 1024) -> tuple[list[str], Table]:
     return texts, Table(caption, ["derivative", "error", "time", "memory"], rows)
 
 
-def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
+def peak_mebibytes(call: Callable[[], object]) -> float:
     """Return the most memory that torch's CPU allocator held during a call, in MiB."""
     from torch.autograd.profiler import profile
 
@@ -323,7 +323,7 @@ def _peak_mebibytes(call: Derivative, x: Tensors, v: Tensors) -> float:
         with TemporaryFile() as unread:  # the profiler prints that it starts and stops
             os.dup2(unread.fileno(), 2)
         with profile(use_kineto=False, profile_memory=True) as recorded:
-            call(x, v)
+            call()
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)

@@ -14,7 +14,7 @@ from .plan import Plan, make_plan
 from .probe import kernel_of, read_kernel
 from .search import Ask, Search
 from .selection import METHODS, Selection
-from .trial import COSTS, RUN_NAME, Job, Record, RunRecord, killed, run, score_of
+from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, run, score_of
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -342,6 +342,12 @@ def read_selection(folder: Path | str) -> LiveSelection:
     except ValueError as error:
         raise DataError(f"{path}: no state of a selection that has ended ({error})") from error
     selection: LiveSelection = from_json(state, LiveSelection, f"{path}: the state")
+    finished = [record for record in selection.records if record["error"] is None]
+    if not all(search.metric in {LOSS, *(record["scores"] or {})} for record in finished):
+        raise DataError(
+            f"{path}: the metric is {search.metric!r}; expected {LOSS!r} or a score of each run in "
+            f"{RECORDS}"
+        )
     for record in selection.records:
         if record["kernel"] is not None:
             ask = Ask(record["model"], record["size"], record["seed"])

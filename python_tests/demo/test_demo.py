@@ -48,15 +48,15 @@ def test_it_says_where_torch_refuses_no_longer() -> None:
 
 
 def test_peak_is_the_allocators(capfd: pytest.CaptureFixture[str]) -> None:
-    def call(x: tuple[torch.Tensor, ...], v: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def call() -> tuple[torch.Tensor, ...]:
         both = torch.empty(2**20), torch.empty(2**20)  # 4 MiB each
         del both
         return (torch.empty(2**18),)
 
-    assert demo._peak_mebibytes(call, (), ()) == 8
+    assert demo.peak_mebibytes(call) == 8
     torch.ones(1)
     assert capfd.readouterr().err == ""
-    assert demo._peak_mebibytes(call, (), ()) == 8, "stderr is what it was"
+    assert demo.peak_mebibytes(call) == 8, "stderr is what it was"
 
 
 def test_from_start_to_end_without_a_network(

@@ -111,7 +111,7 @@ def command(*arguments: str) -> None:
 
 def live_selection() -> LiveSelection:
     """Two models on three subsets, by a formula."""
-    search = Search(["a", "b"], [4, 8, 16], 256)
+    search = Search(["a", "b"], [4, 8, 16], 256, metric="loss")
     records = []
     while ask := search.ask():
         loss = ask.rows ** (-0.3 if ask.model == "a" else -0.1)
@@ -131,7 +131,7 @@ def live_selection() -> LiveSelection:
             dev_loss=loss,
         )
         records.append(asdict(run))
-    return LiveSelection("t", 256, 40, "loss", {}, search, records)
+    return LiveSelection("t", 256, 40, {}, search, records)
 
 
 LIVE = live_selection()

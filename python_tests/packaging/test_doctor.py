@@ -91,7 +91,8 @@ def test_old_packages_are_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) ->
     assert any("transformers 4.57.1 is older than 5.2" in text for text in problems)
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     notes = doctor.report()["notes"]
-    assert any("jachess-ext[hf]" in text and "transformers" in text for text in notes)
+    (hugging_face,) = [text for text in notes if text.startswith("the extra hf would add")]
+    assert "transformers, peft" in hugging_face and "`pip install '.[hf]'`" in hugging_face
 
 
 @pytest.mark.parametrize(
@@ -144,4 +145,5 @@ def test_it_runs_without_transformers() -> None:
     )
     done = processes.run([sys.executable, "-c", code])
     assert "operators  " in done.stdout and done.stdout.endswith("codes 0 2\n"), done
+    assert "core ready" in done.stdout
     assert "jachess demo: " in done.stderr and "Traceback" not in done.stderr

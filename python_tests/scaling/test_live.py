@@ -743,7 +743,16 @@ def test_missing_libraries_are_sentences_before_any_training(
     assert "scipy is needed for this and not installed" in capfd.readouterr().err
 
 
+def change_metric(folder: Path, other: str | None) -> None:
+    content = json.loads((folder / "selection.json").read_text())
+    assert content["state"]["search"]["metric"] == "loss"
+    content["state"]["search"]["metric"] = other
+    (folder / "selection.json").write_text(json.dumps(content))
+
+
 CHANGES: list[Callable[[Path], Any]] = [
+    lambda folder: change_metric(folder, None),
+    lambda folder: change_metric(folder, "bpb"),
     lambda folder: (folder / "selection.json").unlink(),
     lambda folder: (folder / "selection.json").write_text("{}"),
     lambda folder: (folder / "selection.json").write_text('{"state": {"search": {}}}'),
