@@ -229,7 +229,9 @@ def _print(figures: Record) -> None:
     lines = [f"{figures['task']}: {figures['metric']} {figures['score']:.3f}"]
     if figures["brier"] is not None:
         lines.append(f"  Brier {figures['brier']:.3f}, ECE {figures['ece']:.3f}")
-    lines += [f"  {float(s):.0%} tokens unknown: {v:.3f}" for s, v in figures["corrupted"].items()]
+    lines += [
+        f"  {100 * float(s):.0f} % tokens unknown: {v:.3f}" for s, v in figures["corrupted"].items()
+    ]
     lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in figures["noisy"].items()]
     lines += [f"  {noise}: accuracy {v:.3f}" for noise, v in figures["perturbed"].items()]
     lines += [f"  on {target}: {of['score']:.3f}" for target, of in figures["shift"].items()]

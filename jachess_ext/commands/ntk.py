@@ -275,8 +275,8 @@ def _summary(measurement: Measurement, seconds: float, labels: list[int] | None)
         f"{report.parameters:,} parameters: {seconds:.1f} s, {report.blocks} pairs of blocks",
         f"forms: {', '.join(f'{form} {count}' for form, count in sorted(forms.items()))}",
         f"trace {total:.4g}; largest eigenvalue {float(values[-1]):.4g} "
-        f"({float(values[-1]) / total if total else 0:.1%} of it); effective rank {rank:.1f} "
-        f"of {len(values)}",
+        f"({100 * float(values[-1]) / total if total else 0:.1f} % of it); effective rank "
+        f"{rank:.1f} of {len(values)}",
     ]
     if labels is not None and len(set(labels)) > 1:
         aligned = label_alignment(theta.cpu(), torch.tensor(labels))

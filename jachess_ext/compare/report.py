@@ -368,7 +368,7 @@ def _what_was_run(runs: DataFrame) -> list[str]:
         "All methods start from the same weights and see the same labelled rows in the same order; "
         "epochs and learning rate are the same for all.",
         *(["Each seed draws training rows of its own."] * (first.get("resampled") in (True,))),
-        *([f"{noise:.0%} of the training labels are wrong."] if noise > 0 else []),
+        *([f"{100 * noise:.0f} % of the training labels are wrong."] if noise > 0 else []),
     ]
 
 
@@ -519,7 +519,10 @@ def pooled(diagrams: Sequence[Record]) -> Reliability:
 def judged_section(figures: Record) -> Section:
     """Return the section of a judged model on one task, from the figures of `judge_saved`."""
     conditions = {
-        **{f"{float(s):.0%} of the tokens unknown": v for s, v in figures["corrupted"].items()},
+        **{
+            f"{100 * float(s):.0f} % of the tokens unknown": v
+            for s, v in figures["corrupted"].items()
+        },
         **{
             f"noise of δ = {delta} on the embeddings": v
             for delta, v in figures["noisy"].items()
@@ -576,7 +579,7 @@ def attack_text(figures: Record) -> str:
     if attack["queries"] is not None:
         text += f", {attack['queries']:.1f} texts asked about for each"
     if attack["changed"] is not None:
-        words = f"{attack['changed']:.1f} words ({attack['share']:.1%})"
+        words = f"{attack['changed']:.1f} words ({100 * attack['share']:.1f} %)"
         text += f"; where it succeeded it changed {words}"
     return f"{text}; candidates: {figures['attack_candidates']}"
 
@@ -629,7 +632,7 @@ def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
         f"`{base}`, fine-tuned on {train} rows of {record['task']} by the method "
         f"`{record['method']}` from seed {record['seed']}.",
         f"The method also saw {unlabelled} rows without their labels." * bool(unlabelled),
-        f"{noise:.0%} of the training labels were wrong on purpose." if noise else "",
+        f"{100 * noise:.0f} % of the training labels were wrong on purpose." if noise else "",
         f"Judged on {judged} rows that were not trained on. One run: what lies within the scatter "
         "over seeds says nothing about the method.",
     ]
@@ -649,7 +652,7 @@ def _card_rows(record: Record) -> list[tuple[str, str, str, float]]:
     rows = [(task, key, metric, record["score"])]
     rows += [(task, k, name, record.get(k)) for k, name in _CARD_FIGURES.items() if k != key]
     for share, score in record.get("corrupted", {}).items():
-        name = f"{metric}, {float(share):.0%} of the tokens unknown"
+        name = f"{metric}, {100 * float(share):.0f} % of the tokens unknown"
         rows.append((task, f"{key}_corrupted_{share}", name, score))
     for target, of in record.get("shift", {}).items():
         rows.append((target, "score", "score, in the target's own metric", of["score"]))

@@ -151,9 +151,11 @@ def _with_sums(record: Record) -> dict[str, Any]:
     row = dict(record) | {"corruption": {"clean": record.get("score")}}
     if corrupted := record.get("corrupted"):
         *_, last = shares = sorted(corrupted, key=float)
-        row["corruption"] |= {f"{float(share):.0%}": corrupted[share] for share in shares}
+        row["corruption"] |= {f"{100 * float(share):.0f} %": corrupted[share] for share in shares}
         if corrupted[last] is not None and record["score"] is not None:
-            row["corruption"][f"drop at {float(last):.0%}"] = record["score"] - corrupted[last]
+            row["corruption"][f"drop at {100 * float(last):.0f} %"] = (
+                record["score"] - corrupted[last]
+            )
         row["most corrupted"] = accuracies.get(f"corrupted {last}", corrupted[last])
     row["noise"] = {
         f"δ = {delta}": accuracies.get(f"noisy {delta}", score)

@@ -960,7 +960,7 @@ class Separation:
                 rows = cotangent.reshape(len(factors), -1).double()
                 if bool((rows[sample].abs() > 0).any()):
                     share = float(rows[sample].norm() / rows.norm())
-                    raise _mixed_samples(f"{share:.1%} of a gradient are another sample's")
+                    raise _mixed_samples(f"{100 * share:.1f} % of a gradient are another sample's")
 
 
 # ---- the completeness check -------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_finetune_then_evaluate(
     small = ["--max-length", "16", "--conditions.deltas", "--device", "cpu"]
     assert main(["evaluate", *given, *small, *more, "--out", str(page)]) == 0
     shown = capfd.readouterr().out
-    assert "case: accuracy" in shown and "50% tokens unknown" in shown and "noise" not in shown
+    assert "case: accuracy" in shown and "50 % tokens unknown" in shown and "noise" not in shown
     (on_target,) = re.findall(r"  on \S+: ([\d.]+)", shown)
     assert on_target == f"{records[0]['score']:.3f}"  # the same rows under another name
     text = page.read_text(encoding="utf-8")

@@ -279,7 +279,7 @@ def test_a_judged_model() -> None:
     section = judged_section(JUDGED)
     assert section.tables[0].rows == [
         ["as they are", "0.750", "0.250", "0.125"],
-        ["20% of the tokens unknown", "0.500", "–", "–"],
+        ["20 % of the tokens unknown", "0.500", "–", "–"],
         ["noise of δ = 1.0 on the embeddings", "0.600", "–", "–"],
         ["texts changed: typos", "0.400", "–", "–"],
         ["rows of b", "0.300", "0.500", "–"],
@@ -328,7 +328,7 @@ def test_card_of_shift_noise_and_a_model_of_the_hub() -> None:
     }
     assert card.data.base_model == "a/b" and card.data.library_name == "peft"
     assert "`a/b`, fine-tuned on 10 rows of here by the method `l2` from seed 3" in card.text
-    assert "20% of the training labels were wrong" in card.text
+    assert "20 % of the training labels were wrong" in card.text
     assert "| there | Brier score, summed over classes | 0.5000 |" in card.text
 
 

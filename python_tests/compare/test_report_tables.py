@@ -77,7 +77,7 @@ def test_averages_take_the_seeds_that_have_all_tasks() -> None:
 
 def test_corruption_and_its_drop() -> None:
     first, _, average = tables.condition_tables(results(), "corruption")
-    assert list(first.header) == ["method", "clean", "5%", "20%", "drop at 20%"]
+    assert list(first.header) == ["method", "clean", "5 %", "20 %", "drop at 20 %"]
     assert rows(first)["none"] == ["52.0 ± 1.6", "51.0 ± 1.6", "42.0 ± 1.6", "10.0 ± 0.0"]
     assert rows(average)["none"][2] == "52.0 ± 1.6"
 
