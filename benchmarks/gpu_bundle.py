@@ -37,7 +37,25 @@ def copy_sources(to: Path) -> None:
             shutil.copy2(ROOT / name, to / name)
 
 
-def build_library(to: Path, arch: str, python: str) -> None:
+def suffix_and_headers(python: str) -> tuple[str, str]:
+    """Return how another Python's extension modules end, and the folder of its headers.
+
+    Raises:
+        SystemExit: it cannot be run.
+    """
+    ask = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'), s.get_path('include'))"
+    try:
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(
+            f"gpu_bundle: {python} cannot be run here ({error}); give --python one of the GPU "
+            "machine's version"
+        ) from None
+    suffix, headers = done.stdout.split()
+    return suffix, headers
+
+
+def build_library(to: Path, arch: str, suffix: str, headers: str) -> None:
     """Build `_ops` and `_C` for an architecture and a Python into ``to``/jachess_ext.
 
     Raises:
@@ -49,10 +67,6 @@ def build_library(to: Path, arch: str, python: str) -> None:
         call([sys.executable, "setup.py", "build_ext", "--build-lib", folder], to, environment)
         built = Path(folder) / "jachess_ext"
         own = sysconfig.get_config_var("EXT_SUFFIX")
-        ask = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'), s.get_path('include'))"
-        suffix, headers = subprocess.run(
-            [python, "-c", ask], capture_output=True, text=True, check=True
-        ).stdout.split()
         shutil.copy(built / f"_ops{own}", to / "jachess_ext" / f"_ops{suffix}")
         if suffix != own:
             compile_info(built, to, headers, to / "jachess_ext" / f"_C{suffix}")
@@ -110,10 +124,11 @@ def main() -> None:
     parser.add_argument("--arch", default="9.0a")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
     args = parser.parse_args()
+    suffix, headers = suffix_and_headers(args.python)
     shutil.rmtree(args.out, ignore_errors=True)
     copy_sources(args.out)
     copy_model(args.model, args.out / "minilm")
-    build_library(args.out, args.arch, args.python)
+    build_library(args.out, args.arch, suffix, headers)
     files = [path for path in args.out.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     if size > LIMIT:

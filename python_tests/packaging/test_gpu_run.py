@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -77,3 +78,10 @@ def run(tmp_path: Path, python: str, command: str = "tests") -> tuple[str, int]:
     }
     done = processes.run(["bash", script, command], env=environment)
     return (tmp_path / "out" / f"summary-{command}.txt").read_text(), done.returncode
+
+
+def test_a_bundle_for_a_python_that_is_not_here_is_refused_before_it_is_built() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_bundle", "--model", "x", "--python", "no-such"]
+    done = processes.run(command, cwd=SCRIPT.parents[1])
+    assert done.returncode == 1 and "gpu_bundle: no-such cannot be run here" in done.stderr
+    assert "Traceback" not in done.stderr
