@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..smoothness.estimators import hooked_embeddings, in_mode, unwrapped
+from ..smoothness.estimators import in_mode, leaf_embeddings, unwrapped
 from .candidates import WORD, Candidates, token_ids
 
 Row = tuple[str, ...]
@@ -337,15 +337,9 @@ class _Reader:
 
     def _gradient(self, batch: Any, labels: Sequence[int]) -> Tensor:
         """Return the gradient of each row's loss by its embeddings [B, T, d]."""
-        seen: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            seen.append(x.detach().requires_grad_())
-            return seen[-1]
-
-        with torch.enable_grad(), hooked_embeddings(self.model, keep):
+        with torch.enable_grad(), leaf_embeddings(self.model) as leaves:
             losses, _ = self.losses(batch, labels)
-            (gradient,) = torch.autograd.grad(losses.sum(), seen[:1])
+            (gradient,) = torch.autograd.grad(losses.sum(), leaves[:1])
         return gradient
 
     @torch.no_grad()

@@ -405,6 +405,19 @@ def hooked_embeddings(model: nn.Module, replace: Enter) -> RemovableHandle:
     return layer.register_forward_hook(lambda module, args, output: replace(output))
 
 
+@contextmanager
+def leaf_embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Make the token embeddings of the passes within leaves of the graph; give them, in order."""
+    leaves: list[Tensor] = []
+
+    def leaf(x: Tensor) -> Tensor:
+        leaves.append(x.detach().requires_grad_())
+        return leaves[-1]
+
+    with hooked_embeddings(model, leaf):
+        yield leaves
+
+
 def backbone_of(model: nn.Module) -> nn.Module:
     """Return the model without its head, inside wrappers and peft."""
     inner = unwrapped(model)
@@ -865,13 +878,8 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, flo
         ['logit_jacobian', 'margin_over_slope']
     """
     batch = dict(batch)
-    labels, leaves = batch.pop("labels", None), []
-
-    def leaf(x: Tensor) -> Tensor:
-        leaves.append(x.detach().requires_grad_())
-        return leaves[0]
-
-    with torch.enable_grad(), in_mode(model, training=False), hooked_embeddings(model, leaf):
+    labels = batch.pop("labels", None)
+    with torch.enable_grad(), in_mode(model, training=False), leaf_embeddings(model) as leaves:
         logits = model(**batch).logits
         if logits.ndim != 2:
             return {}

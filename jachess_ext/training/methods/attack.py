@@ -15,8 +15,8 @@ from ...jet.api import make_input
 from ...jet.tensor import JetTensor
 from ...smoothness.decision import Kind, kl_divergence
 from ...smoothness.estimators import (
-    hooked_embeddings,
     in_mode,
+    leaf_embeddings,
     padding_mask,
     run_model,
     trained,
@@ -119,15 +119,9 @@ class _Attack(_Swaps):
         fixed = dict.fromkeys(model.parameters(), False)
         first = ids = inputs["input_ids"]
         for step in range(self.steps):
-            seen: list[Tensor] = []
-
-            def keep(x: Tensor, seen: list[Tensor] = seen) -> Tensor:
-                seen.append(x.detach().requires_grad_())
-                return seen[-1]
-
-            with trained(fixed), in_mode(model, False), hooked_embeddings(model, keep):
+            with trained(fixed), in_mode(model, False), leaf_embeddings(model) as leaves:
                 task, _ = run({**inputs, "input_ids": ids})
-                (gradient,) = torch.autograd.grad(task, seen[:1])
+                (gradient,) = torch.autograd.grad(task, leaves[:1])
             more = (count * (step + 1)) // self.steps - (count * step) // self.steps
             open_options = torch.where((ids == first).unsqueeze(-1), options, ids.unsqueeze(-1))
             ids = steepest_swaps(ids, open_options, gradient, embed.forward, more)
