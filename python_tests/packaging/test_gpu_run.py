@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_bundle
 from python_tests import processes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_run.sh"
@@ -19,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_run.sh"
     [
         ("sleep 60", 3, "first: cut (exit 124)"),
         ("echo 'a.py::test_b FAILED [ 1%]'; sleep 60", 1, "first: FAILED (exit 124)"),
-        ("exit 1", 1, "first: FAILED (exit 1)"),
+        ("exit 1", 1, "first: FAILED (exit 123)"),  # as xargs says it
     ],
 )
 def test_cut_is_not_failed(tmp_path: Path, tests: str, status: int, words: str) -> None:
@@ -53,6 +55,21 @@ def test_all_steps_of_the_figures(tmp_path: Path) -> None:
     assert returned == 0 and summary.count(": ok") == len(summary.splitlines()) > 10
 
 
+def test_a_doctor_that_is_cut_builds_nothing(tmp_path: Path) -> None:
+    summary, returned = run(tmp_path, 'case "$*" in *STATE*) sleep 60;; esac')
+    assert "doctor: cut (exit 124)" in summary and "build: " not in summary and returned == 3
+
+
+def test_every_sanitized_test_reaches_a_kernel() -> None:
+    """Counted on the CPU, by the same tests there: float64 goes to the reference on a GPU."""
+    (chosen,) = re.findall(r"^SANITIZED=\$\{SANITIZED:-(.*)\}$", SCRIPT.read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "python_tests.ops.kernel_calls"]
+    command += ["python_tests/ops/test_attention.py", "-k", f"({chosen}) and cpu"]
+    done = processes.run([*command, "-p", "no:cacheprovider"], cwd=SCRIPT.parents[1], check=True)
+    calls = re.findall(r"^kernel calls: (\d+) ", done.stdout, re.MULTILINE)
+    assert len(calls) == 6 and all(int(n) >= 3 for n in calls), done.stdout
+
+
 @pytest.mark.parametrize("command", ["", "all"])
 def test_asks_for_a_command(tmp_path: Path, command: str) -> None:
     done = processes.run(["bash", SCRIPT, *filter(None, [command])])
@@ -81,7 +98,19 @@ def run(tmp_path: Path, python: str, command: str = "tests") -> tuple[str, int]:
 
 
 def test_a_bundle_for_a_python_that_is_not_here_is_refused_before_it_is_built() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu_bundle", "--model", "x", "--python", "no-such"]
+    command = [sys.executable, "-m", "benchmarks.gpu_bundle", "--python", "no-such"]
     done = processes.run(command, cwd=SCRIPT.parents[1])
     assert done.returncode == 1 and "gpu_bundle: no-such cannot be run here" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_travels_counts_the_checkout_around_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_bundle, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_bundle, "tracked_files", lambda: ["a.py", "gone.py"])
+    (tmp_path / "a.py").write_bytes(bytes(100))
+    for inside, travels in ((tmp_path / "build" / "bundle", 107), (tmp_path.parent / "away", 7)):
+        inside.mkdir(parents=True)
+        (inside / "b.so").write_bytes(bytes(7))
+        assert gpu_bundle.what_travels(inside) == travels
