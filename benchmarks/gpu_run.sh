@@ -118,8 +118,8 @@ if [ -z "${DRY_RUN:-}" ] && ! step gpu 60 "$PYTHON" -c \
 fi
 
 # A failure is printed when it happens, so that a step that is cut tells of it. After one fault of
-# the GPU every test of a process fails: three are enough, and their tracebacks are printed.
-PYTEST=("$PYTHON" -m pytest -m "cuda and not slow" -v -p no:cacheprovider --tb=short --maxfail=3)
+# the GPU every test of a process fails: ten are enough, and their tracebacks are printed.
+PYTEST=("$PYTHON" -m pytest -m "cuda and not slow" -v -p no:cacheprovider --tb=short --maxfail=10)
 
 # Runs each file's tests in a process of its own, eight at a time; a file without any is right. One
 # that fails is run again with every launch waited for, so that the traceback names the launch.
@@ -131,7 +131,7 @@ in_processes() {
 export -f in_processes
 
 # For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams.
-SANITIZED=${SANITIZED:-heads_of_models and ([float16-4-64 or bfloat16-2-128)}
+SANITIZED=${SANITIZED:-heads_of_models and ([float16-4-64-causal or bfloat16-2-128-padded)}
 
 if [ "$COMMAND" = tests ]; then
   step first 100 bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash \
@@ -145,7 +145,7 @@ if [ "$COMMAND" = tests ]; then
   # which the references run, are left out.
   for tool in racecheck memcheck; do
     if command -v compute-sanitizer >/dev/null; then
-      step "$tool" 60 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+      step "$tool" 100 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
         compute-sanitizer --tool "$tool" --kernel-regex kns=jachess --error-exitcode 3 \
         "${PYTEST[@]}" -x python_tests/ops/test_attention.py -k "$SANITIZED"
     else

@@ -18,9 +18,18 @@ pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 
 
-def _drawn(row: Row) -> bool:
-    return any(isinstance(name, str) and "dropout" in name for name in row.names) or bool(
-        row.kwargs.get("dropout_p")
+def _drawn(function: Any, row: Row) -> bool:
+    return "dropout" in function.__name__ or bool(row.kwargs.get("dropout_p"))
+
+
+def _torchs_own_difference(call: Call) -> float:
+    """Largest relative difference of the function itself between the devices: in float64 too,
+    torch's hardswish and hardsigmoid multiply by a float32 sixth on a GPU."""
+    pairs = zip(call(call.x), call.moved(DEVICE)(call.x.to(DEVICE)), strict=True)
+    return max(
+        float(((one - other.cpu()).abs() / one.abs().clamp_min(1.0)).nan_to_num().max())
+        for one, other in pairs
+        if one.is_floating_point() and one.numel()
     )
 
 
@@ -43,10 +52,13 @@ def _streams_and_gradients(call: Call, device: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("function, row", RULES)
 def test_a_rule_is_the_cpus(function: Any, row: Row) -> None:
-    if _drawn(row):
+    if _drawn(function, row):
         pytest.skip("another device draws another mask")
     call = make_call(function, row)
     expected = _streams_and_gradients(call, "cpu")
     found = _streams_and_gradients(call, DEVICE)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    own = _torchs_own_difference(call)
+    assert own < 1e-7
+    tolerance = 1e-9 + 10 * own
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert all(f.dtype == e.dtype for f, e in zip(found, expected, strict=True))

@@ -33,6 +33,9 @@ BOUNDS = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
+TF32_SUMS = 3e-5
+"""Allowed of float32 on a GPU: tensor cores round what they add towards zero, so the errors of a
+sum all point one way (`python -m benchmarks.attention_gpu --sums` measures it)."""
 NUMBERS = (2, 0.5, False, -1, -1, 0.0, 0.0)
 """The operator's settings behind its tensors: two directions, a scale, and nothing else."""
 
@@ -63,6 +66,11 @@ def inputs(
         for n, shape in enumerate(shapes)
     ]
     return [x.transpose(2, 3).requires_grad_() for x in jets]
+
+
+def bound(dtype: torch.dtype, device: str) -> float:
+    """The relative error allowed of this type on this device."""
+    return TF32_SUMS if (dtype, device) == (torch.float32, "cuda") else BOUNDS[dtype]
 
 
 def errors_against_the_reference(
@@ -207,18 +215,18 @@ def test_agrees_with_the_reference(device: str, q: int, streams: int, dtype: tor
         dtype=dtype,
         device=device,
     )
-    assert errors_against_the_reference(leaves, q=q) < BOUNDS[dtype]
+    assert errors_against_the_reference(leaves, q=q) < bound(dtype, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("queries", "keys"), [(150, 150), (70, 300), (200, 40), (33, 2), (3, 33)])
 def test_settings_agree_with_the_reference(device: str, name: str, queries: int, keys: int) -> None:
-    """1e-5; or, where the gradients themselves cancel (a window over two keys: the reference
+    """As `bound`; or, where the gradients themselves cancel (a window over two keys: the reference
     in float32 is off by 4e-6, the kernel without fused multiply-adds by 1e-5), thrice its error."""
     leaves = inputs(queries=queries, keys=keys, size=16, dtype=torch.float32, device=device)
     error = errors_against_the_reference(leaves, q=2, **SETTINGS[name])
-    if error >= 1e-5:
+    if error >= bound(torch.float32, device):
         own = errors_against_the_reference(
             leaves, q=2, operator=ops.attention_jet_reference, **SETTINGS[name]
         )
@@ -229,7 +237,8 @@ def test_settings_agree_with_the_reference(device: str, name: str, queries: int,
 @pytest.mark.parametrize("size", [8, 32, 48, 64, 80, 128, 256])
 def test_head_sizes(size: int, device: str) -> None:
     leaves = inputs(queries=20, keys=40, size=size, dtype=torch.float32, device=device)
-    assert errors_against_the_reference(leaves, q=2, causal=True) < 1e-5
+    error = errors_against_the_reference(leaves, q=2, causal=True)
+    assert error < bound(torch.float32, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -244,7 +253,7 @@ def test_heads_in_pieces(
         streams, queries=20, keys=40, size=size, value_size=value_size, dtype=dtype, device=device
     )
     error = errors_against_the_reference(leaves, q=q, causal=True, scale=0.9 * size**-0.5)
-    assert error < BOUNDS[dtype]
+    assert error < bound(dtype, device)
 
 
 VISIBLE: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "padded": {}}
@@ -294,7 +303,8 @@ def test_everything_at_once(device: str) -> None:
         batch=2, heads=2, key_heads=1, queries=200, size=16, dtype=torch.float32, device=device
     )
     keywords = {"softcap": 3.0, "dropout_p": 0.2, "dropout_seed": 3, "window": (100, 0)}
-    assert errors_against_the_reference(leaves, mask, q=2, causal=True, **keywords) < 1e-5
+    error = errors_against_the_reference(leaves, mask, q=2, causal=True, **keywords)
+    assert error < bound(torch.float32, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -302,8 +312,9 @@ def test_everything_at_once(device: str) -> None:
 def test_split_keys_agree_with_the_reference(keys: int, device: str) -> None:
     """Few heads and many keys: the backward sums partial gradients of the queries."""
     leaves = inputs(heads=1, queries=50, keys=keys, size=8, dtype=torch.float32, device=device)
-    assert errors_against_the_reference(leaves, q=2) < 1e-5
-    assert errors_against_the_reference(leaves, q=2, window=(-1, 700)) < 1e-5
+    for window in ((-1, -1), (-1, 700)):
+        error = errors_against_the_reference(leaves, q=2, window=window)
+        assert error < bound(torch.float32, device)
 
 
 def tiny_mask() -> Tensor:
