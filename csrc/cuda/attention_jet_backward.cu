@@ -249,7 +249,7 @@ int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const
   constexpr bool of_keys = role != Role::query;
   constexpr int V = kWidest<T>;
   AttentionPlan& plan = args.plan;
-  plan.depth = round_up(args.size, 16);
+  plan.depth = depth_of(args.size);
   plan.second_depth = round_up(args.value_size, 16);
   plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
   if (!make_plan<T, S>(of_keys ? problem.keys : problem.queries, role == Role::value ? 1 : 2,

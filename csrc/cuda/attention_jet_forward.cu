@@ -263,7 +263,7 @@ template <typename T, int S, int V>
 int launch_forward(AttentionArguments args, const AttentionProblem& problem, Queue queue) {
   const int value_size = round_up(args.value_size, 16);
   AttentionPlan& plan = args.plan;
-  plan.depth = round_up(args.size, 16);
+  plan.depth = depth_of(args.size);
   plan.second_depth = value_size < V ? value_size : V;
   plan.chunks = (value_size + V - 1) / V;
   if (!make_plan<T, S>(problem.queries, 1, Jets::none, false, shared_memory_limit(queue.device),

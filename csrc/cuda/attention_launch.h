@@ -49,6 +49,9 @@ inline AttentionArguments attention_arguments(const AttentionProblem& problem, v
   return args;
 }
 
+// Entries of a token in shared memory: whole fragments, one of zeros where heads have no entries.
+inline int depth_of(int size) { return round_up(size > 0 ? size : 1, 16); }
+
 // Plans with `depth`, `second_depth` and `chunks` given: the largest block of which two fit a
 // multiprocessor, else the largest that fits one; false where none does. own: tokens of a head;
 // kept: how many operands of own tokens stay in shared memory; jets: whose jets lie there, own

@@ -294,6 +294,7 @@ inline char* dynamic_shared_memory() { return shim::dynamic_shared.get(); }
 template <typename Kernel, typename Q, typename... Arguments>
 int launch_with_shared(Kernel kernel, int64_t blocks, int threads, size_t shared_bytes,
                        const Q& /*queue*/, Arguments... arguments) {
+  if (blocks < 1) shim::fail("a launch of no blocks, which CUDA refuses");
   if (shared_bytes > shim::shared_limit) shim::fail("more shared memory than a block may have");
   gridDim.x = static_cast<unsigned>(blocks);
   blockDim.x = static_cast<unsigned>(threads);

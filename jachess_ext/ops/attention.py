@@ -97,9 +97,13 @@ def dropout_mask(
 
 
 def _hidden(primal: Tensor, mask: Tensor | None, settings: Settings) -> Tensor:
-    """Return the primal scores [B, H, T, Tk] with mask, causality and window applied."""
+    """Return the primal scores [B, H, T, Tk] with mask, causality and window applied.
+
+    The mask is added, so that a NaN it hides stays one, as in torch's attention and the kernels.
+    """
     if mask is not None and mask.dtype == torch.bool:
-        primal = primal.masked_fill(mask.logical_not(), -math.inf)
+        hides = torch.zeros_like(mask, dtype=primal.dtype).masked_fill(~mask, -math.inf)
+        primal = primal + hides
     elif mask is not None:
         primal = primal + mask.to(primal.dtype)
     queries, keys = primal.shape[-2:]

@@ -39,15 +39,14 @@ def _streams_and_gradients(call: Call, device: str) -> list[Tensor]:
     directions = torch.randn(2, len(call.x), dtype=torch.float64).to(device)
     moved = call.moved(device)
     x = moved.x.requires_grad_()
-    streams = [jet.streams for jet in jx.jet(moved, x, directions)]
+    streams = [jet.streams.cpu() for jet in jx.jet(moved, x, directions)]
     finite = [s.masked_fill(s == -torch.inf, 0.0) for s in streams]
     weighted = [
-        (s * torch.linspace(0.5, 1.5, s.numel(), dtype=s.dtype, device=device).view_as(s)).sum()
-        for s in finite
+        (s * torch.linspace(0.5, 1.5, s.numel(), dtype=s.dtype).view_as(s)).sum() for s in finite
     ]
     total = torch.stack([w.double() for w in weighted]).sum()
     gradient = torch.autograd.grad(total, x)[0] if total.requires_grad else torch.zeros_like(x)
-    return [*(s.detach().cpu() for s in finite), gradient.cpu()]
+    return [*(s.detach() for s in finite), gradient.cpu()]
 
 
 @pytest.mark.parametrize("function, row", RULES)

@@ -74,7 +74,7 @@ def run_attention(
         "keys": key.shape[3],
         "size": query.shape[4],
         "value_size": value.shape[4],
-        "scale": settings.get("scale", query.shape[4] ** -0.5),
+        "scale": settings.get("scale", max(query.shape[4], 1) ** -0.5),
         "softcap": settings.get("softcap", 0.0),
         "dropout_p": settings.get("dropout_p", 0.0),
         "dropout_seed": settings.get("dropout_seed", 0),
@@ -194,6 +194,23 @@ def test_mask_and_a_query_that_sees_nothing(programs: Programs) -> None:
     _check_stats(output, offset, tensors, mask)
     stats = torch.frombuffer(output, dtype=torch.float32, offset=offset).view(3, 1, 1, 20)
     assert stats[0, 0, 0, 1] == -torch.inf and not stats[1:, 0, 0, 1].any()
+
+
+def test_heads_without_entries(programs: Programs) -> None:
+    """Their keys' and queries' gradients have no blocks, and CUDA refuses to launch none."""
+    tensors = inputs(2, 4, torch.bfloat16, size=0, value_size=8)
+    value = tensors["value"].double().requires_grad_()
+    expected = ops.attention_jet_reference(
+        tensors["query"].double(), tensors["key"].double(), value, q=2
+    )
+    (gradient_of_value,) = torch.autograd.grad(expected.sum(), value)
+    output = run_attention(programs("none"), tensors, None, [], {"q": 2})
+    y, offset = by_token(output, 0, expected.to(torch.bfloat16))
+    assert relative_error(y, expected) < BOUNDS[torch.bfloat16]
+    stats = torch.frombuffer(output, dtype=torch.float32, offset=offset)
+    saved = {**tensors, "gy": torch.ones_like(y), "y": y}
+    output = run_attention(programs("none"), saved, None, [stats], {"q": 2})
+    assert relative_error(by_token(output, 0, tensors["value"])[0], gradient_of_value) < 2e-2
 
 
 def _check_stats(
