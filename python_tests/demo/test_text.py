@@ -1,25 +1,24 @@
-"""The demo's task: clean masked sentences, the same on every call, balanced, without leaks."""
+"""The demo's task and the script that wrote it: clean masked sentences, balanced, without leaks."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from jachess_ext import demo
+from examples import docstrings
+from examples.docstrings import NAME, file_sentences, is_dev_file, source_files
 from jachess_ext._io import DataError
-from jachess_ext.compare.tasks import Task, digest
-from jachess_ext.demo import NAME, docstring_task, file_sentences, is_dev_file, source_files
-from python_tests import processes
+from jachess_ext.compare.tasks import Task
+from jachess_ext.demo import docstring_task
 
 
 def sentences(docstring: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return what the demo makes of a file that does nothing but fail when it is imported."""
-    monkeypatch.setattr(demo, "root_of", lambda package: folder)
+    monkeypatch.setattr(docstrings, "root_of", lambda package: folder)
     (folder / "signal.py").write_text(f'def f():\n    r"""{docstring}"""\nraise SystemExit\n')
     return file_sentences("any", "signal.py")
 
@@ -81,22 +80,13 @@ def test_what_is_no_prose_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return docstring_task(90, 60)
-
-
-def test_it_is_the_same_in_another_process(task: Task) -> None:
-    code = (
-        "from jachess_ext.demo import docstring_task; from jachess_ext.compare.tasks import digest;"
-        "print(digest(docstring_task(90, 60)))"
-    )
-    env = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = processes.run([sys.executable, "-c", code], env=env, check=True)
-    assert done.stdout == digest(task) + "\n"
+    return docstring_task()
 
 
 def test_classes_are_balanced_and_named_by_none(task: Task) -> None:
-    assert Counter(task.train.labels) == dict.fromkeys(range(6), 15)
-    assert Counter(task.dev.labels) == dict.fromkeys(range(6), 10)
+    assert Counter(task.train.labels) == dict.fromkeys(range(6), 200)
+    assert Counter(task.dev.labels) == dict.fromkeys(range(6), 80)
+    assert Counter(docstring_task(90, 60).train.labels) == dict.fromkeys(range(6), 15)
     for text in task.train.texts + task.dev.texts:
         words = set(re.findall(r"[a-z]+", text.replace(NAME, " ").lower()))
         assert not words & {*task.classes, "pytorch", "np", "scikit"}, text
@@ -111,12 +101,11 @@ def test_no_file_serves_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             sources.setdefault(text, set()).add((package, path))
         return groups
 
-    monkeypatch.setattr(demo, "file_sentences", spy)
-    task = docstring_task(60, 30)
-    for part, dev in ((task.train, False), (task.dev, True)):
-        for text, label in zip(part.texts, part.labels, strict=True):
+    monkeypatch.setattr(docstrings, "file_sentences", spy)
+    for part, dev in zip(docstrings.docstring_task(60, 30), (False, True), strict=True):
+        for text, label in part.items():
             own = {file for file in sources[text] if is_dev_file(*file) == dev}
-            assert task.classes[int(label)] in {package for package, _ in own}
+            assert label in {package for package, _ in own}
 
 
 def test_no_near_duplicates(task: Task) -> None:
@@ -124,7 +113,7 @@ def test_no_near_duplicates(task: Task) -> None:
         words = re.findall(r"[a-z]+", text.replace(NAME, " ").lower())
         return {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
 
-    assert not demo._is_new("b c d e f g h.", runs("a b c d e f g"))
+    assert not docstrings._is_new("b c d e f g h.", runs("a b c d e f g"))
     train = [runs(text) for text in task.train.texts]
     for own in map(runs, task.dev.texts):
         assert max(len(own & other) / len(own) for other in train) < 0.5
@@ -137,8 +126,10 @@ def test_sources_are_without_tests() -> None:
 
 
 def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "PACKAGES", ("joblib", "tqdm"))
+    with pytest.raises(DataError, match="600 sentences of dev were asked for; there are 480"):
+        docstring_task(1200, 600)
+    monkeypatch.setattr(docstrings, "PACKAGES", ("joblib", "tqdm"))
     with pytest.raises(DataError, match=r"'tqdm' has \d+ sentences to use, and 900 are needed"):
-        docstring_task(2, 1800)
+        docstrings.docstring_task(2, 1800)
     with pytest.raises(DataError, match=r"'no_such_package' is not installed.*\[demo\]"):
         source_files("no_such_package")
