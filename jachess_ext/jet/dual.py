@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.gemm import rows_times
+from .constants import call_on_constants, forget_constant, is_constant, note_constant
 from .context import call_rule
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import attribute, find_rule, missing_rule, spellings
@@ -111,11 +112,24 @@ class DualTensor(DerivativeTensor):
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
+        result = call_on_constants(
+            func, args, named, DualTensor, attrgetter("primal"), attrgetter("primal"), _constant
+        )
+        if result is not NotImplemented:
+            return result
         by_tangents = _TANGENTS.get(func)
         result = NotImplemented if by_tangents is None else by_tangents(func, args, named)
         result = _by_jet_rule(func, args, named) if result is NotImplemented else result
         check_pass(func, args, result)
         return result
+
+
+def _constant(plain: Tensor, like: DualTensor) -> Tensor:
+    """Return a plain tensor as a constant of the pass of ``like``."""
+    if not carries_derivatives(plain):
+        return plain
+    note_constant(plain)
+    return DualTensor(plain, torch.zeros_like(plain, requires_grad=False), like.of_pass)
 
 
 def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
@@ -376,6 +390,7 @@ def _by_jet_rule(func: Callable, args: tuple, named: dict) -> Any:
             if jet.streams._version != versions[id(dual)]:
                 _check_writable(func, dual)
                 refuse_overlap(jet, dual.tangent.stride(), func)
+                forget_constant(dual.primal)
                 dual.tangent.copy_(jet.streams[1])
         sources = {id(jets[id(dual)]): dual for dual in duals}
         return _paired(func, by_jets, plain, sources)
@@ -394,6 +409,8 @@ def _paired(func: Callable, by_jets: Any, plain: Any, sources: dict[int, DualTen
         of_pass = next(iter(sources.values())).of_pass
         if any(_storage(dual.primal) == _storage(plain) for dual in sources.values()):
             of_pass.forbid_writes(plain)
+        elif is_constant(by_jets.streams):
+            note_constant(plain)
         return DualTensor(plain, by_jets.streams[1].to(plain.dtype), of_pass)
     if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
         pairs = zip(by_jets, plain, strict=True)

@@ -6,12 +6,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .. import torch_private
+from .constants import call_on_constants, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .layout import JetLayout, Run, replace_tensors
@@ -214,10 +216,16 @@ class JetTensor(DerivativeTensor):
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
+        named = kwargs or {}
+        result = call_on_constants(
+            *(func, args, named, JetTensor, attrgetter("made_streams"), attrgetter("primal")),
+            lambda plain, jet: constant_jet(plain, jet.jet_layout),
+        )
+        if result is not NotImplemented:
+            return result
         rule = find_rule(func)
         if rule is None:
             raise missing_rule(func)
-        named = kwargs or {}
         result = call_rule(func, rule, args, named)
         check_pass(func, args, result)
         return as_torch_lays_out(func, args, named, result)
@@ -399,6 +407,16 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
     with without_autocast(value.device.type):
         return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
+
+
+def constant_jet(value: Tensor, layout: JetLayout) -> Tensor:
+    """Return a constant as a jet that stays one until a jet is written into it; itself where its
+    dtype carries no derivatives."""
+    if not carries_derivatives(value):
+        return value
+    jet = lift(value, layout)
+    note_constant(jet.streams)
+    return jet
 
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.library import transformed
+from ..constants import forget_constant
 from ..strides import refuse_expanded, renew_memory
 from ..tensor import JetTensor, aligned, common_layout, lift, make_pending
 
@@ -152,6 +153,7 @@ def prepare_write(target: JetTensor) -> None:
     refuse_expanded(target)
     make_pending()
     renew_memory(target)
+    forget_constant(target.streams)
 
 
 def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:
