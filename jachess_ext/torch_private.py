@@ -21,6 +21,7 @@ _WHERE = {
     "current_graph_task_id": "torch._C._current_graph_task_id",
     "is_any_autocast_enabled": "torch._C._is_any_autocast_enabled",
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    "neg_view": "torch._neg_view",
     "pack_padded_sequence": "torch._C._VariableFunctions._pack_padded_sequence",
     "pad_packed_sequence": "torch._C._VariableFunctions._pad_packed_sequence",
     "pytree": "torch.utils._pytree",

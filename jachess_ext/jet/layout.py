@@ -29,7 +29,7 @@ class Run:
         jets: the jets that exist, by id.
         read: memory of jets that some function has read, and may have saved for backward.
         given_out: storages of jets of which a plain tensor was taken (`Tensor.detach`).
-        expanded: storages of inputs that were expanded.
+        expanded: storages of inputs that were expanded, and of views that had to be copied.
     """
 
     def __init__(self) -> None:

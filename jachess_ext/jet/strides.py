@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import torch_private
 from ..ops.library import transformed
 from .layout import each_tensor, replace_tensors
 from .registry import MissingJetRule, attribute, missing_rule, spellings
@@ -162,9 +163,25 @@ def renew_memory(target: Jet) -> None:
         return
     renewed = {key: new if base is old else new.detach() for key, base in bases.items()}
     for jet, view in views:
+        jet.settle(_same_view(view, old, renewed[id(_base(view))]))
+
+
+def _same_view(view: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """Return the view of ``new`` that ``view`` is of ``old``; either may be complex, as its view of
+    real numbers, or theirs, is."""
+    if not (view.is_complex() or old.is_complex()):
         offset = view.storage_offset() - old.storage_offset() + new.storage_offset()
-        source = renewed[id(_base(view))]
-        jet.settle(source.as_strided(view.shape, view.stride(), offset))
+        return new.as_strided(view.shape, view.stride(), offset)
+    parts = torch.view_as_real(new) if new.is_complex() else new
+    per_entry = 1 + view.is_complex(), 1 + old.is_complex()
+    offset = view.storage_offset() * per_entry[0] - old.storage_offset() * per_entry[1]
+    offset += parts.storage_offset()
+    if not view.is_complex():
+        found = parts.as_strided(view.shape, view.stride(), offset)
+        return torch_private.neg_view(found) if view.is_neg() else found
+    strides = (*(2 * stride for stride in view.stride()), 1)
+    found = torch.view_as_complex(parts.as_strided((*view.shape, 2), strides, offset))
+    return found.conj() if view.is_conj() else found
 
 
 def _base(view: Tensor) -> Tensor:
@@ -172,12 +189,13 @@ def _base(view: Tensor) -> Tensor:
 
 
 def refuse_expanded(target: Jet) -> None:
-    """Raise MissingJetRule for a write into an expanded input, or into a view of it."""
+    """Raise MissingJetRule for a write into an expanded input, a view of it, or a copied view."""
     run = target.jet_layout.run
     if run is not None and run.expanded and memory_of(target) in run.expanded:
         raise MissingJetRule(
-            "a write in place into an input that is expanded, whose entries share memory where "
-            "the streams of a jet cannot: pass x.contiguous() in its place"
+            "a write in place into an input that is expanded, or into a tensor and its "
+            "view_as_complex, which share memory where the streams of a jet cannot: pass "
+            "x.contiguous() in its place, or clone the view"
         )
 
 

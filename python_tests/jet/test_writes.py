@@ -7,6 +7,8 @@ same program in which every function reads a copy.
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -141,3 +143,90 @@ def test_no_number_is_copied_to_the_device(
 
     monkeypatch.setattr(torch, "as_tensor", without_numbers)
     jx.jet(program, torch.rand(5), torch.rand(2, 5))
+
+
+# ---- views between real and complex numbers ------------------------------------------------------
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "first": lambda h: h[..., :1],
+    "last row": lambda h: h[-1:],
+    "transposed": lambda h: h.transpose(0, 1),
+    "real": lambda h: h.real if h.is_complex() else h,
+    "imag": lambda h: h.imag if h.is_complex() else h,
+    "conj": lambda h: h.conj() if h.is_complex() else h,
+    "other numbers": lambda h: (
+        torch.view_as_real(h.resolve_conj()) if h.is_complex() else torch.view_as_complex(h)
+    ),
+}
+WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "mul_": lambda h, x: h.mul_(1.5),
+    "by x": lambda h, x: h.mul_(x.sum()),
+    "add_": lambda h, x: h.add_(x[0, 0]),
+    "copy_": lambda h, x: h.copy_(x[0, 1].exp().to(h.dtype)),
+    "setitem": lambda h, x: h.__setitem__(0, 2.0),
+    "setitem of x": lambda h, x: h.__setitem__((slice(None), 0), x[1, 0].to(h.dtype)),
+}
+
+
+def _random_views(seed: int) -> Callable[[Any], Any]:
+    """A program that takes views of views, reads and writes some, and returns what all hold."""
+    chosen = random.Random(seed)
+    begins_complex = chosen.random() < 0.5
+    steps = [
+        (chosen.choice(["view", "write", "read"]), chosen.random(), name)
+        for name in (chosen.choice([*VIEWS]) for _ in range(8))
+    ]
+    names = [chosen.choice([*WRITES]) for _ in steps]
+
+    def program(x: Any) -> Any:
+        base = torch.complex(x, x * x) if begins_complex else torch.stack([x, x * x], -1)
+        held, out = [base], base.real.sum() if begins_complex else base.sum()
+        for (kind, place, view), write in zip(steps, names, strict=True):
+            h = held[int(place * len(held))]
+            if kind == "view":
+                held.append(VIEWS[view](h))
+            elif kind == "write":
+                WRITES[write](h, x)
+            else:
+                out = out + (h * h).sum().real
+        parts = [torch.view_as_real(h.resolve_conj()) if h.is_complex() else h for h in held]
+        return torch.stack([out, *((part * (n + 1)).sum() for n, part in enumerate(parts))])
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_views_between_real_and_complex_numbers(seed: int) -> None:
+    """Against torch.func.jvp, and its gradient against differences of it."""
+    program = _random_views(seed)
+    x = torch.linspace(0.4, 1.6, 6, dtype=torch.float64).view(3, 2).requires_grad_()
+    t = torch.linspace(-1, 1, 6, dtype=torch.float64).view(3, 2)
+    try:
+        value, expected = torch.func.jvp(program, (x,), (t,))
+    except RuntimeError:  # what torch refuses without jets, too
+        pytest.skip("torch refuses these views")
+    found_value, found = jx.jvp(program, (x,), (t,))
+    torch.testing.assert_close((found_value, found), (value, expected))
+    with contextlib.suppress(MissingJetRule):  # it says that it has copied a view
+        without = jx.jvp(program, (x,), (t,), differentiable=False)[1]
+        torch.testing.assert_close(without, expected.detach())
+    try:
+        torch.autograd.grad(program(x).sum(), x)
+    except RuntimeError:  # a write into what plain autograd has saved
+        return
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    steps = 1e-5 * torch.eye(6, dtype=torch.float64).view(6, 3, 2)
+    with torch.no_grad():
+        ends = [[torch.func.jvp(program, (x + e,), (t,))[1].sum() for e in (h, -h)] for h in steps]
+    differences = torch.stack([(up - down) / 2e-5 for up, down in ends]).view(3, 2)
+    torch.testing.assert_close(gradient, differences, rtol=1e-6, atol=1e-5)
+
+
+def test_a_write_into_a_view_that_had_to_be_copied_is_refused() -> None:
+    def program(x: Any) -> Any:
+        y = x * 2  # of three entries: its second stream starts at an odd one
+        torch.view_as_complex(y[:2]).mul_(2.0)
+        return y
+
+    with pytest.raises(MissingJetRule, match="clone the view"):
+        jx.jvp(program, (torch.ones(3),), (torch.ones(3),))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...torch_floor import release
 from ..registry import attribute, find_rule, general_rule, jet_rule
+from ..strides import note_memory
 from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of
 from .pointwise import Derivatives, in_float32, push_forward, wide
 from .reduce import euclidean_norm
@@ -391,7 +392,12 @@ def view_as_complex(input: JetTensor) -> JetTensor:
     streams = input.streams
     *others, last = streams.stride()
     if last != 1 or any(stride % 2 for stride in (*others, streams.storage_offset())):
-        streams = streams.contiguous()  # the streams lie an odd number of entries apart
+        # The streams lie an odd number of entries apart; writes into a copy would be lost.
+        found = input.with_streams(torch.view_as_complex(streams.clone()))
+        if input.jet_layout.run is not None:
+            for jet in (input, found):
+                note_memory(jet, input.jet_layout.run.expanded)
+        return found
     return input.with_streams(torch.view_as_complex(streams))
 
 
