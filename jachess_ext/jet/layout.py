@@ -29,11 +29,13 @@ class Run:
         jets: the jets that exist, by id.
         read: memory of jets that some function has read, and may have saved for backward.
         given_out: storages of jets of which a plain tensor was taken (`Tensor.detach`).
+        detached: whether a plain tensor was taken of any jet (`Tensor.detach`).
         expanded: storages of inputs that were expanded, and of views that had to be copied.
     """
 
     def __init__(self) -> None:
         self.ended = False
+        self.detached = False
         self.jets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.read: set[Any] = set()
         self.given_out: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

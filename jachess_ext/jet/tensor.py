@@ -272,11 +272,75 @@ def end(run: Run | None) -> None:
 
 @contextmanager
 def ending(run: Run | None) -> Iterator[None]:
-    """End the pass when the context is left, also by an exception."""
+    """End the pass when the context is left, also by an exception.
+
+    Until then `Tensor.requires_grad_` is `_guarded_requires_grad`.
+    """
+    _OPEN.runs.append(run)
+    with _OPEN_ANYWHERE:
+        _OPEN_ANYWHERE.passes += 1
+        Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[method-assign]
     try:
         yield
     finally:
+        _OPEN.runs.pop()
+        with _OPEN_ANYWHERE:
+            _OPEN_ANYWHERE.passes -= 1
+            if not _OPEN_ANYWHERE.passes:
+                del Tensor.requires_grad_
         end(run)
+
+
+# ---- a derivative inside of what was detached --------------------------------------------------
+#
+# ``torch.autograd.functional.jacobian(g, x)``, or the gradient of an energy by
+# ``x.detach().requires_grad_()``, has derivatives by x that a pass cannot see: its tangent would
+# be 0 without a word.  torch.func refuses every `requires_grad_` inside a transform; here it is
+# refused once the pass has detached something.  What sets it before, on hidden states of token
+# ids (gradient checkpointing with peft), is let through.
+
+
+class _Open(threading.local):
+    """The passes that are open on this thread."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run | None] = []
+
+
+class _OpenAnywhere:
+    """How many passes are open on any thread; a lock."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_OPEN = _Open()
+_OPEN_ANYWHERE = _OpenAnywhere()
+_requires_grad_ = Tensor.requires_grad_
+
+
+def _guarded_requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Set ``requires_grad``, unless the pass around has detached something.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    asked = requires_grad and not self.requires_grad and not isinstance(self, DerivativeTensor)
+    if asked and any(run is not None and run.detached for run in _OPEN.runs):
+        raise RuntimeError(
+            "requires_grad_() was called, perhaps by torch.autograd.functional, on a tensor inside "
+            "jx.jet, jx.jvp or a penalty after a detach: the derivative taken there would count as "
+            "a constant. Differentiate inside with jx.jvp's own arguments, or write the gradient "
+            "out (torch.func refuses this, too)"
+        )
+    return _requires_grad_(self, requires_grad)
 
 
 # ---- checks ------------------------------------------------------------------------------------

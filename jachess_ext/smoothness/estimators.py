@@ -32,7 +32,7 @@ from ..jet.context import without_dynamo
 from ..jet.directions import Distribution, draw_directions
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
-from ..jet.tensor import JetTensor, end, primal_of
+from ..jet.tensor import JetTensor, ending, primal_of
 from ..ops import jet_mean_squares
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
@@ -290,13 +290,7 @@ def run_model(
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
     """
     seen: list[Tensor] = []
-    entered: list[Tensor] = []
     collected: list[Any] = []
-
-    def end_pass() -> None:
-        for embeddings in entered:
-            if isinstance(embeddings, JetTensor):
-                end(embeddings.jet_layout.run)
 
     def keep_states(module: nn.Module, args: Any, output: Any) -> Any:
         """Keep the backbone's hidden states, and hand primals on."""
@@ -309,8 +303,10 @@ def run_model(
         if seen:
             raise ValueError(_TWO_STACKS)
         seen.append(x)
-        entered.append(enter(x))
-        return entered[0]
+        entered = enter(x)
+        if isinstance(entered, JetTensor):
+            hooks.enter_context(ending(entered.jet_layout.run))
+        return entered
 
     arguments = _arguments(model, batch, hidden)
     with ExitStack() as hooks:
@@ -321,7 +317,6 @@ def run_model(
         if not through_head:
             hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
         hooks.enter_context(jets_through_fsdp())
-        hooks.callback(end_pass)
         try:
             output = model(**arguments)
         except IndexError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules
@@ -288,3 +290,73 @@ def test_autograd_functions_are_refused(function: type, gradients: bool) -> None
         pytest.raises(RuntimeError, match=r"autograd\.Function"),
     ):
         jx.jet(function.apply, x, torch.randn(2, 3, dtype=torch.float64))
+
+
+# ---- derivatives inside, as torch.func refuses them ----------------------------------------------
+
+
+def _cube(y: Any) -> Any:
+    return y**3
+
+
+def _energy(y: Any) -> Any:
+    return (y**3).sum()
+
+
+def _score_of(detached: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The gradient of an energy by what stands for x, as an energy model takes its score."""
+
+    def score(x: Any) -> Any:
+        y = detached(x)
+        return torch.autograd.grad(_energy(y), y)[0]
+
+    return score
+
+
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"{name}, create_graph={graph}": lambda x, name=name, graph=graph: getattr(
+            torch.autograd.functional, name
+        )(_cube if name in ("jacobian", "vjp", "jvp") else _energy, x, *_vectors(name, x), **graph)
+        for name in ("jacobian", "hessian", "hvp", "vhp", "vjp", "jvp")
+        for graph in ({}, {"create_graph": True})
+    },
+    "detach": _score_of(lambda x: x.detach().requires_grad_()),
+    "detach, clone": _score_of(lambda x: x.detach().clone().requires_grad_(True)),
+    "data": _score_of(lambda x: x.data.requires_grad_()),
+    "numpy": _score_of(lambda x: torch.from_numpy(x.detach().numpy().copy()).requires_grad_()),
+    "after a function": _score_of(lambda x: x.sin().detach().requires_grad_()),
+    "of x itself": lambda x: torch.autograd.grad(_energy(x), x)[0],
+    "of a clone": _score_of(lambda x: x.clone().requires_grad_()),
+    "backward": lambda x: _energy(x.detach().requires_grad_()).backward(),
+}
+
+
+def _vectors(name: str, x: Any) -> list[Tensor]:
+    return [] if name in ("jacobian", "hessian") else [torch.ones(3, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_derivative_inside_that_torch_func_refuses_is_refused(
+    inside: str, differentiable: bool
+) -> None:
+    """Its tangent would be 0 without a word."""
+    x, t = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(INSIDE[inside], (x,), (t,))
+    with pytest.raises(RuntimeError, match=r"requires_grad_\(\) was called|no jet rule for"):
+        jx.jvp(INSIDE[inside], (x,), (t,), differentiable=differentiable)
+    with pytest.raises(RuntimeError, match=r"requires_grad_\(\) was called|no jet rule for"):
+        jx.jet(INSIDE[inside], x, torch.stack([t, t]))
+    assert x.requires_grad_() is x and "requires_grad_" not in vars(torch.Tensor)
+
+
+def test_a_constant_may_require_a_gradient_before_anything_is_detached() -> None:
+    """As gradient checkpointing has hidden states of token ids require one."""
+
+    def fn(x: Any) -> Any:
+        return x * torch.full((3,), 2.0).requires_grad_()
+
+    x = torch.ones(3)
+    assert torch.equal(jx.jvp(fn, (x,), (x,))[1], 2 * x)

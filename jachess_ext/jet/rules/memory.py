@@ -58,6 +58,7 @@ for _function in [*_COMPARISONS, *_LIKE, *_METADATA, *_ATTRIBUTES]:
 def detach(self: JetTensor) -> Tensor:
     """Return a constant that shares the jet's memory, as in torch: later writes must reach it."""
     if self.jet_layout.run is not None:
+        self.jet_layout.run.detached = True
         note_memory(self, self.jet_layout.run.given_out)
     return self.primal.detach()
 
