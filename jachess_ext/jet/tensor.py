@@ -279,7 +279,7 @@ def ending(run: Run | None) -> Iterator[None]:
     _OPEN.runs.append(run)
     with _OPEN_ANYWHERE:
         _OPEN_ANYWHERE.passes += 1
-        Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[method-assign]
+        Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
