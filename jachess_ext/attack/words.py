@@ -160,7 +160,7 @@ def _check(
             f"there are {len(rows)} rows and {len(labels)} labels; expected one label for each row"
         )
     for number, row in enumerate(rows):
-        if isinstance(row, str) or not all(isinstance(text, str) for text in row):
+        if not isinstance(row, tuple | list) or not all(isinstance(text, str) for text in row):
             raise ValueError(
                 f"rows[{number}] is {row!r}; expected a tuple of its text, or of both texts: "
                 "(text,)"
