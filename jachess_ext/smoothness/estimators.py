@@ -598,7 +598,8 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
         return torch.ones_like(mask[:, :1])
     raise ValueError(
         f"a block output of shape {list(block.shape)} does not match the batch's tokens "
-        f"{list(mask.shape)}"
+        f"{list(mask.shape)}; a model that adds tokens of its own (prompt tuning) cannot be "
+        "measured: use LoRA"
     )
 
 

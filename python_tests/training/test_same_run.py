@@ -206,15 +206,21 @@ def test_drift_of_a_trial(tmp_path: Path) -> None:
 # ---- compiled before ----------------------------------------------------------------------------
 
 
-def test_compiled_before_without_the_hooks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_compiled_before_without_the_hooks(tmp_path: Path, given: bool) -> None:
     """Dynamo reuses the plain run's code, which has no hooks in it; and plain again afterwards."""
-    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
     torch._dynamo.reset()
-    names = ("none", "neftune", "r3f", "freelb", "smart", "attack-augment", "jachess", "none")
-    for name in names:
+    hooked = ("neftune", "r3f", "freelb", "smart", "attack-augment", "jachess")
+    for name in ("none", *hooked, "wise-ft", "l2-sp", "none"):
         mode = "train" if name == "jachess" else ""
         eager = finetuned(tmp_path, name, mode, other_model(0))
-        again = finetuned(tmp_path, name, mode, other_model(0), **compiled)
+        model, settings = other_model(0), {}
+        if given:
+            model = torch.compile(model, backend="eager")
+            settings = {"remove_unused_columns": False}  # the Trainer cannot read its forward
+        else:
+            settings = {"torch_compile": True, "torch_compile_backend": "eager"}
+        again = finetuned(tmp_path, name, mode, model, **settings)
         torch.testing.assert_close(again, eager, rtol=1e-5, atol=1e-6, msg=name)
     torch._dynamo.reset()
 

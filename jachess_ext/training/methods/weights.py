@@ -63,7 +63,7 @@ class _Start(Method):
     def prepare(self) -> None:
         """Copy the weights, before a checkpoint of the run can be loaded."""
         super().prepare()
-        model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        model = self._inner(self.trainer.model)
         if hasattr(model, "peft_config"):
             raise ValueError(
                 f"method={self.name!r} holds on to pretrained weights, which do not change under "
@@ -87,9 +87,13 @@ class _Start(Method):
                 "trained ones is; load it from a checkpoint, or use another method"
             )
 
+    def _inner(self, model: Any) -> nn.Module:
+        """Return the model without the wrappers of accelerate, and as it was before compiling."""
+        return unwrapped(self.trainer.accelerator.unwrap_model(model))
+
     def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Return each kept parameter with its value before training."""
-        parameters = dict(self.trainer.accelerator.unwrap_model(model).named_parameters())
+        parameters = dict(self._inner(model).named_parameters())
         return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
 
 
