@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as tf
@@ -47,7 +48,7 @@ LOUD: dict[str, dict[str, Any]] = {
     "attack-augment": {"strength": 1000.0, "swapped": 0.9},
     **{name: {"strength": 1000.0} for name in OURS},
 }
-HOOKED = ("r3f", "neftune", "freelb", "smart", "attack-augment", "jacobian", "jachess")
+HOOKED = ("r3f", "neftune", "freelb", "smart", "attack-augment", "jachess")
 """Methods that reach the token embeddings within the model; the others are slow tests."""
 SWAPPING = ("recommended", "corrupt-augment", "corrupt-consistency", "attack-augment")
 
@@ -85,9 +86,23 @@ ARCHITECTURES: dict[str, Any] = {
     "t5-tokens": lambda: stacks(tf.T5ForTokenClassification, tf.T5Config, _T5),
     "t5-seq2seq": lambda: stacks(tf.T5ForConditionalGeneration, tf.T5Config, _T5),
 }
+
+
+def two_berts() -> nn.Module:
+    encoder, decoder = (classifier("bert", dropout=0.1).config for _ in range(2))
+    decoder.is_decoder = decoder.add_cross_attention = True
+    config = tf.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    torch.manual_seed(0)
+    model = tf.EncoderDecoderModel(config)
+    randomise(model)
+    return model
+
+
+ARCHITECTURES["bert2bert-seq2seq"] = two_berts
 EMBEDDED = ("bert", "llama-causal", "bart-seq2seq", "t5-tokens", "t5-seq2seq")
 """Architectures that take inputs_embeds in training."""
-TWO_STACKS = ("bart", "bart-untied", "bart-seq2seq", "t5", "t5-seq2seq")
+TWO_STACKS = ("bart", "bart-untied", "bart-seq2seq", "bert2bert-seq2seq", "t5", "t5-seq2seq")
 CASES = [*ARCHITECTURES, *(f"{name}+embeds" for name in EMBEDDED)]
 
 
@@ -151,6 +166,8 @@ def refusal(case: str, method: str) -> str | None:
     name, _, embeds = case.partition("+")
     if method == "tapt" and name.startswith("t5"):
         return "needs a language model of the family 't5'"
+    if method == "tapt" and name.startswith("bert2bert"):
+        return "needs a language model of the family 'encoder-decoder'"
     if embeds and method in (*SWAPPING, "tapt"):
         return "input_ids"
     if method in OURS and name in TWO_STACKS:
@@ -175,6 +192,32 @@ def test_every_method_acts_or_says_why_not(tmp_path: Path, method: str, case: st
     assert max(moved) > 1e-3 or (weights - before).norm() > 1e-4 * before.norm()
     if method in HOOKED:
         assert moved[0] > 1e-3
+
+
+@pytest.mark.parametrize("method", HOOKED)
+def test_prompt_tuning(tmp_path: Path, method: str) -> None:
+    def prompted() -> Any:
+        config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)
+        return peft.get_peft_model(classifier("bert", dtype=torch.float32), config)
+
+    def loss(name: str) -> float:
+        torch.manual_seed(0)
+        made = trainer(
+            tmp_path,
+            METHODS[name](**LOUD[name]),
+            model=prompted(),
+            data=rows_of("bert"),
+            options={"processing_class": TOKENIZER, "data_collator": tf.default_data_collator},
+            max_steps=1,
+        )
+        made.train()
+        return made.state.log_history[0]["loss"]
+
+    if method == "jachess":
+        with pytest.raises(ValueError, match=r"\(prompt tuning\) cannot be measured"):
+            loss(method)
+    else:
+        assert abs(loss(method) - loss("none")) > 1e-3
 
 
 @pytest.mark.parametrize(

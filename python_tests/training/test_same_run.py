@@ -206,7 +206,7 @@ def test_drift_of_a_trial(tmp_path: Path) -> None:
 # ---- compiled before ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_before_without_the_hooks(tmp_path: Path, given: bool) -> None:
     """Dynamo reuses the plain run's code, which has no hooks in it; and plain again afterwards."""
     torch._dynamo.reset()
@@ -225,7 +225,7 @@ def test_compiled_before_without_the_hooks(tmp_path: Path, given: bool) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_measured_when_compiled_before(inside: bool) -> None:
     """Compiled by `torch.compile` or by `Module.compile`, and called, before it is measured."""
 
