@@ -444,11 +444,10 @@ def hooked_embeddings(
         ValueError: the model has no token embeddings, or made none in the block.
     """
     batch = dict(batch or {})
-    calls = 0
+    calls: list[bool] = []
 
     def enter(x: Tensor, of_decoder: bool) -> Tensor:
-        nonlocal calls
-        calls += 1
+        calls.append(of_decoder)
         return replace(x, _real_tokens(x, batch, of_decoder))
 
     given = {"inputs_embeds": False, "decoder_inputs_embeds": True}
@@ -467,7 +466,7 @@ def hooked_embeddings(
         if "torch._dynamo" in sys.modules:
             hooks.enter_context(EAGERLY)
         yield batch
-    if not calls:
+    if not calls or (all(calls) and batch.get("input_ids") is not None):
         raise ValueError(
             f"{name} did not call the layer that get_input_embeddings() returns, so that its token "
             "embeddings could not be reached; let it return the layer that forward calls, or pass "
@@ -481,7 +480,8 @@ def _real_tokens(x: Tensor, batch: Mapping[str, Any], of_decoder: bool) -> Tenso
     if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
         if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
             mask = labels != -100
-        mask = batch.get("decoder_attention_mask", mask)
+        own = batch.get("decoder_attention_mask")
+        mask = mask if own is None else own
         mask = None if mask is None or mask.shape != x.shape[:2] else mask
     return padding_mask({"inputs_embeds": x, "attention_mask": mask}, check_rows=False).to(x.device)
 
@@ -508,7 +508,8 @@ def leaf_embeddings(
 def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     """Return ∂loss/∂x ``[B, T, d]`` by the embeddings of the batch's tokens.
 
-    The decoder of a classifier reads the same tokens one place later, and its share is added.
+    The decoder of a classifier reads the same tokens one place later, by a table tied to the
+    encoder's, and its share is added.
     """
     gradient, *others = torch.autograd.grad(loss, leaves)
     for share, x in zip(others, leaves[1:], strict=True):

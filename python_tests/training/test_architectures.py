@@ -316,6 +316,17 @@ def test_noise_at_evaluation(case: str) -> None:
         pass
 
 
+@pytest.mark.parametrize("stack", ["encoder", "both"])
+def test_a_stack_that_is_not_reached(tmp_path: Path, stack: str) -> None:
+    """Noise on the decoder alone would be half a method."""
+    model = ARCHITECTURES["bart"]()
+    stacks = [model.model.encoder] + ([model.model.decoder] if stack == "both" else [])
+    for part in stacks:
+        part.get_input_embeddings = lambda: nn.Embedding(3, 3)
+    with pytest.raises(ValueError, match="did not call the layer that get_input_embeddings"):
+        trainer(tmp_path, "neftune", model=model, data=rows_of("bart")).train()
+
+
 def test_smoothness_of_t5_encoders() -> None:
     config = tf.T5Config(vocab_size=VOCABULARY, **_T5)
     model = tf.T5EncoderModel(config).double().eval()
