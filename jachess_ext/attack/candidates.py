@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from .._io import DataError, read_text, shown
-from ..smoothness.estimators import unwrapped
+from ..smoothness.estimators import token_table
 
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
 
@@ -199,7 +199,7 @@ class NearestRows:
     source = "the nearest rows of the model's embedding table"
 
     def __init__(self, model: Any, tokenizer: Any, count: int = 8) -> None:
-        table = unwrapped(model).get_input_embeddings().weight.detach()  # type: ignore[operator]
+        table = token_table(model).weight.detach()
         texts = tokenizer.batch_decode([[i] for i in range(min(len(table), len(tokenizer)))])
         named = [(i, text.strip()) for i, text in enumerate(texts)]
         named = [(i, text) for i, text in named if WORD.fullmatch(text)]

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..smoothness.estimators import in_mode, leaf_embeddings, unwrapped
+from ..smoothness.estimators import (
+    gradient_of_tokens,
+    in_mode,
+    leaf_embeddings,
+    on_device_of,
+    token_table,
+    unwrapped,
+)
 from .candidates import WORD, Candidates, token_ids
 
 Row = tuple[str, ...]
@@ -100,8 +107,9 @@ def attack_words(
         batch: texts at a time.
 
     Raises:
-        ValueError: no rows, not a label for each, a label out of range, settings out of range, or
-            a tokenizer that cannot say where tokens stand.
+        ValueError: no rows, not a label for each, a row that is no tuple of texts, a label that is
+            no index of a class, a model that does not choose one class a row, settings out of
+            range, or a tokenizer that cannot say where tokens stand.
         FloatingPointError: the model's outputs are not finite.
 
     Example:
@@ -116,7 +124,7 @@ def attack_words(
         >>> bool((attacked.right <= attacked.clean).all())
         True
     """
-    _check(tokenizer, rows, labels, share, tries, batch)
+    _check(model, tokenizer, rows, labels, share, tries, batch)
     reader = _Reader(model, tokenizer, candidates, max_length, batch)
     attempts = [_Attempt(row, int(label), share) for row, label in zip(rows, labels, strict=True)]
     with in_mode(model, training=False):
@@ -139,6 +147,7 @@ def attack_words(
 
 
 def _check(
+    model: Any,
     tokenizer: Any,
     rows: Sequence[Row],
     labels: Sequence[int],
@@ -150,8 +159,23 @@ def _check(
         raise ValueError(
             f"there are {len(rows)} rows and {len(labels)} labels; expected one label for each row"
         )
-    if any(label != int(label) or label < 0 for label in labels):
-        raise ValueError("an attack needs labels that are indices of classes, from 0 up")
+    for number, row in enumerate(rows):
+        if not isinstance(row, tuple | list) or not all(isinstance(text, str) for text in row):
+            raise ValueError(
+                f"rows[{number}] is {row!r}; expected a tuple of its text, or of both texts: "
+                "(text,)"
+            )
+    for number, label in enumerate(labels):
+        if not _is_index(label):
+            raise ValueError(
+                f"labels[{number}] is {label!r}; an attack needs labels that are indices of "
+                "classes, from 0 up (model.config.label2id has those of names)"
+            )
+    kind = getattr(getattr(unwrapped(model), "config", None), "problem_type", None)
+    if kind in ("regression", "multi_label_classification"):
+        raise ValueError(
+            f"the model's problem_type is {kind}; an attack needs a classifier with one class a row"
+        )
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}; expected a share of the words above 0, up to 1")
     for name, value in (("tries", tries), ("batch", batch)):
@@ -162,6 +186,13 @@ def _check(
             f"{type(tokenizer).__name__} cannot say which tokens a word has; use the model's fast "
             "tokenizer (AutoTokenizer.from_pretrained(..., use_fast=True))"
         )
+
+
+def _is_index(label: Any) -> bool:
+    try:
+        return label == int(label) and label >= 0
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -249,7 +280,7 @@ class _Reader:
             batch,
         )
         self.max_length = min(max_length, tokenizer.model_max_length)
-        self.embed = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        self.embed = token_table(model)
         self.device = next(model.parameters()).device
         self._means: dict[str, Tensor] = {}
 
@@ -266,7 +297,12 @@ class _Reader:
 
     def losses(self, batch: Any, labels: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of each row, float64 [B], and whether its answer is right."""
-        logits = self.model(**batch.to(self.device)).logits.double()
+        logits = self.model(**on_device_of(self.model, batch)).logits.double()
+        if logits.ndim != 2 or logits.shape[1] == 1:
+            raise ValueError(
+                f"the logits have shape {list(logits.shape)}; an attack needs [B, C], those of a "
+                "classifier of whole rows with two classes or more"
+            )
         if not torch.isfinite(logits).all():
             raise FloatingPointError("the model's outputs are not finite under attack")
         if max(labels) >= logits.shape[-1]:
@@ -337,10 +373,10 @@ class _Reader:
 
     def _gradient(self, batch: Any, labels: Sequence[int]) -> Tensor:
         """Return the gradient of each row's loss by its embeddings [B, T, d]."""
-        with torch.enable_grad(), leaf_embeddings(self.model) as leaves:
+        batch = on_device_of(self.model, batch)
+        with torch.enable_grad(), leaf_embeddings(self.model, batch) as (batch, leaves):
             losses, _ = self.losses(batch, labels)
-            (gradient,) = torch.autograd.grad(losses.sum(), leaves[:1])
-        return gradient
+        return gradient_of_tokens(losses.sum(), leaves)
 
     @torch.no_grad()
     def _mean(self, ids: Tensor) -> Tensor:

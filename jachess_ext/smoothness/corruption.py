@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .estimators import hooked_embeddings
+from .estimators import hooked_embeddings, token_table
 
 
 def perturbed_embeddings(
@@ -16,7 +16,7 @@ def perturbed_embeddings(
 ) -> AbstractContextManager[Any]:
     """Add noise δ v, v ~ N(0, I), to the model's token embeddings within the block.
 
-    A batch with `inputs_embeds` is not perturbed.
+    The model is called with `input_ids`: embeddings that it is given are not perturbed.
 
     Args:
         model: a transformers model.
@@ -24,12 +24,12 @@ def perturbed_embeddings(
         generator: CPU generator of the noise, which is the same on any device.
 
     Raises:
-        ValueError: δ is negative or not finite.
+        ValueError: δ is negative or not finite, or the model embedded no tokens in the block.
     """
     if not (delta >= 0 and delta < float("inf")):
         raise ValueError(f"delta must be a finite number of at least 0; got {delta}")
 
-    def add_noise(x: Tensor) -> Tensor:
+    def add_noise(x: Tensor, real: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
         return x + delta * noise.to(x)
 
@@ -38,8 +38,8 @@ def perturbed_embeddings(
 
 def embedding_scale(model: nn.Module) -> float:
     """Return the root mean square entry of the token embedding table, the natural unit of δ."""
-    table = model.get_input_embeddings().weight.detach()  # type: ignore[operator, union-attr]
-    return float(table.double().square().mean().sqrt())
+    table = token_table(model).weight
+    return float(table.detach().double().square().mean().sqrt())
 
 
 def corrupt_tokens(

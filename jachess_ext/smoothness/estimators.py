@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from ..jet.api import check_point, make_input
-from ..jet.context import without_dynamo
+from ..jet.context import EAGERLY, without_dynamo
 from ..jet.directions import Distribution, draw_directions
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
@@ -52,6 +52,7 @@ from .settings import (
 )
 
 Enter = Callable[[Tensor], Tensor]
+Replace = Callable[[Tensor, Tensor], Tensor]
 PREFIX = "smoothness/"
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
@@ -61,6 +62,9 @@ _TWO_STACKS = (
     "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
     "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
 )
+
+
+_NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 
 
 @dataclass(frozen=True)
@@ -299,7 +303,7 @@ def run_model(
             collected.append(states)
         return map_tensors(output, primal_of)
 
-    def replace(x: Tensor) -> Tensor:
+    def replace(x: Tensor, real: Tensor) -> Tensor:
         if seen:
             raise ValueError(_TWO_STACKS)
         seen.append(x)
@@ -308,12 +312,10 @@ def run_model(
             hooks.enter_context(ending(entered.jet_layout.run))
         return entered
 
-    arguments = _arguments(model, batch, hidden)
     with ExitStack() as hooks:
-        if arguments.get("inputs_embeds") is not None:
-            arguments["inputs_embeds"] = replace(arguments["inputs_embeds"])
-        else:
-            hooks.enter_context(hooked_embeddings(model, replace))
+        arguments = hooks.enter_context(
+            hooked_embeddings(model, replace, _arguments(model, batch, hidden))
+        )
         if not through_head:
             hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
         hooks.enter_context(jets_through_fsdp())
@@ -322,13 +324,6 @@ def run_model(
         except IndexError as error:
             _explain_ids(model, arguments.get("input_ids"), error)
             raise
-    if not seen:
-        if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
-            raise ValueError(_TWO_STACKS)
-        raise ValueError(
-            "the model did not call the layer that get_input_embeddings() returns, so the "
-            "embeddings could not be reached; pass inputs_embeds in the batch"
-        )
     states: Any = ()
     if hidden:
         states = collected[0] if collected else _field(output, "hidden_states")
@@ -385,32 +380,153 @@ def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict
     return arguments
 
 
-def hooked_embeddings(model: nn.Module, replace: Enter) -> RemovableHandle:
-    """Put ``replace(x)`` in place of the model's token embeddings x, until the hook is removed.
+def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
+    """Return the layers in which ``forward`` looks up token embeddings, and whether a decoder's.
+
+    The encoder's comes first.  BART and T5 have a table in each of both, and do not call the one
+    that their ``get_input_embeddings`` returns.
+    """
+    inner: Any = unwrapped(model)
+    stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
+    encoder, decoder = (_table_of(stack) for stack in stacks)
+    two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    found = {encoder: False, decoder: two and decoder is not encoder}
+    tables = {table: of_decoder for table, of_decoder in found.items() if table is not None}
+    whole = None if tables else _table_of(inner)
+    return tables if whole is None else {whole: False}
+
+
+def token_table(model: nn.Module) -> Any:
+    """Return the first of `token_tables`, in which the ids of a batch are looked up.
 
     Raises:
-        ValueError: the model has no embedding layer to hook.
+        ValueError: the model has none.
     """
-    inner = unwrapped(model)
-    layer = getattr(inner, "get_input_embeddings", lambda: None)()
-    if layer is None:
-        raise ValueError(
-            f"{type(inner).__name__} has no get_input_embeddings(); pass inputs_embeds in the batch"
-        )
-    return layer.register_forward_hook(lambda module, args, output: replace(output))
+    table = next(iter(token_tables(model)), None)
+    if table is None:
+        raise ValueError(_NO_TABLE.format(type(unwrapped(model)).__name__))
+    return table
+
+
+def _table_of(stack: Any) -> nn.Module | None:
+    """Return a stack's layer of token embeddings; None for other stacks, as those of images."""
+    try:
+        layer = stack.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return layer if getattr(getattr(layer, "weight", None), "ndim", 0) == 2 else None
 
 
 @contextmanager
-def leaf_embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Make the token embeddings of the passes within leaves of the graph; give them, in order."""
+def hooked_embeddings(
+    model: nn.Module, replace: Replace, batch: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Put ``replace(x, real)`` in place of the token embeddings x of the passes within.
+
+    x ``[B, T, d]`` is what a table of `token_tables` returns, of an encoder-decoder first the
+    encoder's and then the decoder's; real ``[B, T]`` is true at tokens that are no padding.
+
+    A model that ``torch.compile`` compiled runs its own Python meanwhile: dynamo reuses code that
+    it compiled without the hooks, or with them.
+
+    Args:
+        batch: what the model is called with; None: not known here, and all tokens are real.
+
+    Yields:
+        The batch to call the model with: its ``inputs_embeds`` have been replaced.
+
+    Raises:
+        ValueError: the model has no token embeddings, or made none in the block.
+    """
+    batch = dict(batch or {})
+    calls: list[bool] = []
+
+    def enter(x: Tensor, of_decoder: bool) -> Tensor:
+        calls.append(of_decoder)
+        return replace(x, _real_tokens(x, batch, of_decoder))
+
+    given = {"inputs_embeds": False, "decoder_inputs_embeds": True}
+    for name, of_decoder in given.items():
+        if batch.get(name) is not None:
+            batch[name] = enter(batch[name], of_decoder)
+    tables, name = token_tables(model), type(unwrapped(model)).__name__
+    if not tables and not calls:
+        raise ValueError(_NO_TABLE.format(name))
+    with ExitStack() as hooks:
+        for table, of_decoder in tables.items():
+            handle = table.register_forward_hook(
+                lambda module, args, x, of_decoder=of_decoder: enter(x, of_decoder)
+            )
+            hooks.callback(handle.remove)
+        if "torch._dynamo" in sys.modules:
+            hooks.enter_context(EAGERLY)
+        yield batch
+    if not calls or (all(calls) and batch.get("input_ids") is not None):
+        raise ValueError(
+            f"{name} did not call the layer that get_input_embeddings() returns, so that its token "
+            "embeddings could not be reached; let it return the layer that forward calls, or pass "
+            "inputs_embeds in the batch"
+        )
+
+
+def _real_tokens(x: Tensor, batch: Mapping[str, Any], of_decoder: bool) -> Tensor:
+    """Return booleans ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
+    mask, labels = batch.get("attention_mask"), batch.get("labels")
+    if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
+        if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
+            mask = labels != -100
+        own = batch.get("decoder_attention_mask")
+        mask = mask if own is None else own
+        mask = None if mask is None or mask.shape != x.shape[:2] else mask
+    return padding_mask({"inputs_embeds": x, "attention_mask": mask}, check_rows=False).to(x.device)
+
+
+@contextmanager
+def leaf_embeddings(
+    model: nn.Module, batch: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+    """Make the token embeddings of a pass leaves of the graph.
+
+    Yields:
+        The batch to call the model with, and the leaves, which the pass fills in.
+    """
     leaves: list[Tensor] = []
 
-    def leaf(x: Tensor) -> Tensor:
+    def leaf(x: Tensor, real: Tensor) -> Tensor:
         leaves.append(x.detach().requires_grad_())
         return leaves[-1]
 
-    with hooked_embeddings(model, leaf):
-        yield leaves
+    with hooked_embeddings(model, leaf, batch) as batch:
+        yield batch, leaves
+
+
+def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """Return ∂loss/∂x ``[B, T, d]`` by the embeddings of the batch's tokens.
+
+    The decoder of a classifier reads the same tokens one place later, by a table tied to the
+    encoder's, and its share is added.
+    """
+    gradient, *others = torch.autograd.grad(loss, leaves)
+    for share, x in zip(others, leaves[1:], strict=True):
+        if x.shape == leaves[0].shape and torch.equal(x[:, 1:], leaves[0][:, :-1]):
+            gradient[:, :-1] += share[:, 1:]
+    return gradient
+
+
+def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
+    """Name the modules with weights that the model's checkpoint lacked; None: it is not known.
+
+    They are in the attribute ``drawn_modules``; without it, they are those that transformers has
+    not marked as loaded.
+    """
+    inner: Any = unwrapped(model)
+    if hasattr(inner, "drawn_modules"):
+        return tuple(inner.drawn_modules)
+    named = inner.named_parameters()
+    loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in named}
+    if not any(loaded.values()):
+        return None
+    return tuple(sorted({name.rpartition(".")[0] for name, known in loaded.items() if not known}))
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -478,7 +594,8 @@ def block_tokens(block: Tensor, mask: Tensor, settings: Settings) -> Tensor:
         return torch.ones_like(mask[:, :1])
     raise ValueError(
         f"a block output of shape {list(block.shape)} does not match the batch's tokens "
-        f"{list(mask.shape)}"
+        f"{list(mask.shape)}; a model that adds tokens of its own (prompt tuning) cannot be "
+        "measured: use LoRA"
     )
 
 
@@ -874,10 +991,13 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, flo
     """
     batch = dict(batch)
     labels = batch.pop("labels", None)
-    with torch.enable_grad(), in_mode(model, training=False), leaf_embeddings(model) as leaves:
+    hooked = leaf_embeddings(model, batch)
+    with torch.enable_grad(), in_mode(model, training=False), hooked as (batch, leaves):
         logits = model(**batch).logits
         if logits.ndim != 2:
             return {}
+        if len(leaves) > 1:
+            raise ValueError(_TWO_STACKS)
         real = padding_mask(batch).unsqueeze(-1)
 
         def norms(of: Tensor) -> Tensor:

@@ -210,9 +210,12 @@ class NTKDrift(_Periodic):
         self.options = options
         self.history: list[dict[str, float]] = []
         self._theta: Tensor | None = None
+        self._found_start = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.history, self._theta = [], None
+        if self._found_start and not state.global_step:
+            self.start = None  # it is another run's
         if state.is_world_process_zero and state.global_step and self.start is None:
             warnings.warn(
                 f"NTKDrift: training resumes at step {state.global_step}, so that the drift is "
@@ -238,7 +241,7 @@ class NTKDrift(_Periodic):
         batch = on_device_of(model, self.batch)
         theta = measure_ntk(model, batch, progress=False, **self.options).theta.cpu()
         if self.start is None:
-            self.start = theta
+            self.start, self._found_start = theta, True
         last = theta if self._theta is None else self._theta
         entry = {
             "ntk/drift": kernel_drift(theta, self.start.cpu()),

@@ -95,9 +95,18 @@ class MethodMixin(_Base):
         self.step_log = StepLog()
         self._left_padding = LeftPadding()
         self._place: Mapping[str, int] | None = None  # a checkpoint's, in the unlabelled data
-        method = parse_method(method) if isinstance(method, str) else method
-        self.method = method.bind(self)
+        self._unbound = parse_method(method) if isinstance(method, str) else method
+        self.method = self._unbound.bind(self)
         self.add_callback(_Schedule(self))
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Make a model anew and bind the method to it, so that nothing is left of another trial."""
+        model = super().call_model_init(trial)
+        if hasattr(self, "method"):
+            self.model = model
+            self._left_padding = LeftPadding()
+            self.method = self._unbound.bind(self)
+        return model
 
     # The loss -----------------------------------------------------------------------------------
 
@@ -241,6 +250,7 @@ class MethodMixin(_Base):
 
     def _begin(self) -> None:
         model: Any = self.model_wrapped
+        self.step_log = StepLog()
         if self.method.mode != "train" and self.unlabelled_dataset is not None:
             generator = torch.Generator()
             self.unlabelled = UnlabelledBatches(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from jachess_ext.attack import Synonyms, attack_words
+from python_tests.training.test_architectures import ARCHITECTURES, TOKENIZER, WORDS
 
 WEIGHTS = {
     "[PAD]": 0.0, "[UNK]": 0.0, "good": 2.0, "fine": 0.6, "great": 2.5, "bad": -2.0, "poor": -0.5,
@@ -52,6 +53,17 @@ class Planted(nn.Module):
         self.asked += len(input_ids)
         score = (self.embed(input_ids).squeeze(-1) * attention_mask).sum(1)
         return SimpleNamespace(logits=torch.stack([score, -score], 1))
+
+
+class Outputs(Planted):
+    """Has logits of another shape, and a problem_type."""
+
+    def __init__(self, problem: str | None, *shape: int) -> None:
+        super().__init__()
+        self.config, self.shape = SimpleNamespace(problem_type=problem), shape
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        return SimpleNamespace(logits=torch.zeros(len(input_ids), *self.shape))
 
 
 def score(words: list[str]) -> float:
@@ -147,7 +159,21 @@ def test_words_cut_off_are_not_replaced_and_nothing_is_drawn() -> None:
         ({"labels": [0]}, "2 rows and 1 labels"),
         ({"rows": [], "labels": []}, "0 rows and 0 labels"),
         ({"labels": [0, 0.5]}, "indices of classes"),
+        ({"labels": ["good", "bad"]}, r"labels\[0\] is 'good'.*label2id"),
+        ({"labels": ["0", "1"]}, "labels.0. is '0'"),
+        ({"labels": [0, None]}, "labels.1. is None"),
+        ({"labels": [0, float("nan")]}, "labels.1. is nan"),
+        ({"labels": [0, -1]}, "labels.1. is -1"),
         ({"labels": [0, 5]}, "label 5, and the model 2 classes"),
+        ({"rows": ["good", "bad"]}, r"rows\[0\] is 'good'; expected a tuple"),
+        ({"rows": [("good",), "bad"]}, r"rows\[1\] is 'bad'; expected a tuple"),
+        ({"rows": [("good",), ("bad", None)]}, r"rows\[1\] is .'bad', None.; expected a tuple"),
+        ({"rows": [("good",), 3]}, r"rows\[1\] is 3; expected a tuple"),
+        ({"model": Outputs("regression", 1)}, "problem_type is regression"),
+        ({"model": Outputs("regression", 2)}, "problem_type is regression"),
+        ({"model": Outputs("multi_label_classification", 2)}, "problem_type is multi_label"),
+        ({"model": Outputs(None, 1)}, r"the logits have shape \[2, 1\]"),
+        ({"model": Outputs(None, 2, 3)}, r"the logits have shape \[2, 2, 3\]"),
         ({"share": 0.0}, "share is 0.0"),
         ({"tries": 0}, "tries is 0"),
         ({"tokenizer": SimpleNamespace(is_fast=False)}, "fast tokenizer"),
@@ -163,6 +189,18 @@ def test_what_it_refuses(change: dict[str, Any], words: str) -> None:
     }
     with pytest.raises(ValueError, match=words):
         attack_words(**{**given, **change})
+
+
+@pytest.mark.parametrize("case", ["bert", "bart", "bart-untied", "t5"])
+def test_encoder_decoders_are_attacked(case: str) -> None:
+    model = ARCHITECTURES[case]().eval()
+    rows = [(f"{' '.join(words)} <eos>",) for words in itertools.permutations(WORDS[3:7], 3)]
+    near = Synonyms({word: [other for other in WORDS[3:] if other != word] for word in WORDS[3:7]})
+    with torch.no_grad():
+        texts = TOKENIZER([text for (text,) in rows], return_tensors="pt")
+        answers = model(**texts).logits.argmax(-1).tolist()
+    found = attack_words(model, TOKENIZER, rows, answers, near, share=0.75)
+    assert found.tried.all() and (found.queries > 1).all()
 
 
 def test_outputs_that_are_not_finite() -> None:

@@ -73,8 +73,11 @@ def trainer(
     if issubclass(kind, MethodTrainer):
         options["method"] = JacHess(**method) if isinstance(method, dict) else method
         options["unlabelled_dataset"] = unlabelled
+    model = classifier("bert", dtype=torch.float32) if model is None else model
+    if not hasattr(model, "drawn_modules"):
+        model.drawn_modules = ()  # its weights stand for a checkpoint's
     return kind(
-        model=classifier("bert", dtype=torch.float32) if model is None else model,
+        model=model,
         args=arguments(folder, **settings),
         train_dataset=examples(16) if data is None else data,
         **options,

@@ -338,8 +338,8 @@ def test_freelb_leaves_padding_and_random_numbers_alone(tmp_path: Path) -> None:
     assert [len(found) for found in states.values()] == [steps, 3 * steps]
     for number, state in enumerate(states["freelb"]):
         assert torch.equal(state, states["none"][number // 3])
-    batch = {"attention_mask": torch.stack([row["attention_mask"] for row in data])}
-    noise = row_noise(torch.zeros(8, 3, 12), batch, 1.0, made.method.generator())
+    real = torch.stack([row["attention_mask"] for row in data]).bool()
+    noise = row_noise(torch.zeros(8, 3, 12), real, 1.0, made.method.generator())
     assert (noise[:, 2] == 0).all() and (noise[:, :2] != 0).all()
     assert 0.9 < noise.abs().max() * 24**0.5 < 1
 

@@ -15,10 +15,12 @@ from ...jet.api import make_input
 from ...jet.tensor import JetTensor
 from ...smoothness.decision import Kind, kl_divergence
 from ...smoothness.estimators import (
+    gradient_of_tokens,
     in_mode,
     leaf_embeddings,
     padding_mask,
     run_model,
+    token_table,
     trained,
     unwrapped,
     without_labels,
@@ -61,9 +63,9 @@ class _Swaps(Method):
         super().prepare()
         tokenizer: Any = self.trainer.processing_class
         model = unwrapped(self.trainer.model)
-        table = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+        table = token_table(model)
         found = candidates_from(self.synonyms, model, tokenizer)
-        self._swaps = TokenSwaps(tokenizer, found, len(table), self.candidates)
+        self._swaps = TokenSwaps(tokenizer, found, len(table.weight), self.candidates)
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
 
     def options(self, inputs: Batch) -> tuple[Tensor, Tensor]:
@@ -115,16 +117,17 @@ class _Attack(_Swaps):
     def attacked(self, run: Run, model: nn.Module, inputs: Batch) -> Tensor:
         """Return the ids of the copy under attack [B, T]; the gradient's passes have no dropout."""
         options, count = self.options(inputs)
-        embed: Any = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
+        table = token_table(model)
         fixed = dict.fromkeys(model.parameters(), False)
         first = ids = inputs["input_ids"]
         for step in range(self.steps):
-            with trained(fixed), in_mode(model, False), leaf_embeddings(model) as leaves:
-                task, _ = run({**inputs, "input_ids": ids})
-                (gradient,) = torch.autograd.grad(task, leaves[:1])
+            hooked = leaf_embeddings(model, {**inputs, "input_ids": ids})
+            with trained(fixed), in_mode(model, False), hooked as (batch, leaves):
+                task, _ = run(batch)
+            gradient = gradient_of_tokens(task, leaves)
             more = (count * (step + 1)) // self.steps - (count * step) // self.steps
             open_options = torch.where((ids == first).unsqueeze(-1), options, ids.unsqueeze(-1))
-            ids = steepest_swaps(ids, open_options, gradient, embed.forward, more)
+            ids = steepest_swaps(ids, open_options, gradient, table.forward, more)
         return ids
 
 

@@ -76,6 +76,7 @@ class JacHess(Method, name="jachess"):
     regulariser: Regulariser
     dual: DualSchedule | None = None
     _schedule_state: Mapping[str, Any] | None = None
+    _found_base = False  # by this run, not given from outside
 
     def __init__(
         self,
@@ -176,6 +177,9 @@ class JacHess(Method, name="jachess"):
                 "(DistributedDataParallel needs the head in every loss); use mode='joint'"
             )
         self.regulariser = self.regulariser_of(self.trainer.model, args.seed)
+        former = getattr(self.trainer, "method", None)  # bound to the model of another trial
+        if isinstance(former, JacHess) and not former._found_base:
+            self.regulariser.base = former.regulariser.base
 
     def begin(self, model: nn.Module) -> None:
         """Measure the base norms, unless they are known, and start the schedule."""
@@ -191,6 +195,7 @@ class JacHess(Method, name="jachess"):
             )
             batches = (trainer._prepare_inputs(b) for b in islice(loader, self.calibration_batches))
             self.regulariser.calibrate(map(without_labels, batches))
+            self._found_base = True
         if self.mode == "unlab":
             self.dual = DualSchedule(
                 self.regulariser,
@@ -277,6 +282,7 @@ class JacHess(Method, name="jachess"):
         self._schedule_state = state.get("schedule")
         if "regulariser" in state:
             self.regulariser.load_state_dict(state["regulariser"])
+            self._found_base = True
         elif self.strength and self.regulariser.needs_base and self.regulariser.base is None:
             raise FileNotFoundError(
                 "there is no regulariser, so the base model's norms are not known: resume from a "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import kl_divergence
-from ...smoothness.estimators import hooked_embeddings, in_mode, trained, unwrapped, without_labels
+from ...smoothness.estimators import (
+    hooked_embeddings,
+    in_mode,
+    token_table,
+    trained,
+    unwrapped,
+    without_labels,
+)
 from ..batches import Batch, RandomState, drawing_apart
 from .base import (
     Loss,
@@ -78,16 +85,16 @@ class R3F(Method, name="r3f"):
         run = getattr(unwrapped(model), "_original_forward", model)
         noise = (self.noise, self.noise_distribution, self.generator())
 
-        def add(x: Tensor) -> Tensor:
-            return x + token_noise(x, batch, *noise).to(x)
+        def add(x: Tensor, real: Tensor) -> Tensor:
+            return x + token_noise(x, real, *noise).to(x)
 
         with ExitStack() as contexts:
             contexts.enter_context(drawing_apart(self.key()))
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**batch))
-            contexts.enter_context(hooked_embeddings(model, add))
-            moved = logits_of(run(**batch))
+            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
+            moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), batch)
 
 
@@ -104,11 +111,11 @@ class NEFTune(Method, name="neftune"):
         self.alpha = alpha
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
-        def add(x: Tensor) -> Tensor:
-            return x + row_noise(x, inputs, self.alpha, self.generator()).to(x.dtype)
+        def add(x: Tensor, real: Tensor) -> Tensor:
+            return x + row_noise(x, real, self.alpha, self.generator()).to(x.dtype)
 
-        with hooked_embeddings(model, add):
-            return Loss(*run(inputs))
+        with hooked_embeddings(model, add, inputs) as noisy:
+            return Loss(*run(noisy))
 
 
 class _Adversarial(Method):
@@ -132,10 +139,45 @@ class _Adversarial(Method):
         self.adv_start, self.adv_radius = adv_start, adv_radius
 
 
+class _Climbing:
+    """Noise δ that is drawn in the first pass, and climbs between the passes.
+
+    An encoder-decoder has a δ for each of its stacks.
+
+    Args:
+        draw: draws δ of the embeddings x ``[B, T, d]`` and their real tokens ``[B, T]``.
+    """
+
+    def __init__(self, draw: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._draw = draw
+        self.noise: list[Tensor] = []
+
+    @contextmanager
+    def added(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Add δ in the pass within, which is to call the model with the batch given."""
+        place = -1
+
+        def add(x: Tensor, real: Tensor) -> Tensor:
+            nonlocal place
+            place += 1
+            if place == len(self.noise):
+                self.noise.append(self._draw(x, real).requires_grad_())
+            return x + self.noise[place].to(x.dtype)
+
+        with hooked_embeddings(model, add, batch) as batch:
+            yield batch
+
+    def climb(self, step: Callable[[Tensor, Tensor], Tensor], gradients: list[Any]) -> None:
+        """Replace each δ by ``step(δ, gradient)``."""
+        pairs = zip(self.noise, gradients, strict=True)
+        self.noise = [step(noise.detach(), g).requires_grad_() for noise, g in pairs]
+
+
 class FreeLB(_Adversarial, name="freelb"):
     """Mean gradient of the task loss over K steps of ascent on noise δ (Zhu et al. 2020, FreeLB).
 
-    All K passes have the plain run's dropout masks, as in the paper.
+    All K passes have the plain run's dropout masks, as in the paper.  Encoder and decoder of one
+    model have a δ each.
 
     Args:
         adv_steps: K.
@@ -162,23 +204,14 @@ class FreeLB(_Adversarial, name="freelb"):
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
         inputs = self.trainer._prepare_inputs(dict(inputs))
         before = RandomState()
-        noise: Tensor | None = None
         self._share, losses = 1.0 / self.adv_steps, []
-
-        def add(embeddings: Tensor) -> Tensor:
-            nonlocal noise
-            if noise is None:
-                noise = row_noise(embeddings, inputs, self.adv_start, self.generator())
-                noise.requires_grad_()
-            return embeddings + noise.to(embeddings.dtype)
-
+        climbing = _Climbing(lambda x, real: row_noise(x, real, self.adv_start, self.generator()))
         for number in range(self.adv_steps):
             if number:
                 before.restore()
-                assert noise is not None
-                noise = self._climbed(noise)
-            with hooked_embeddings(self.trainer.model, add):
-                losses.append(run(inputs))
+                climbing.climb(self._climbed, [noise.grad for noise in climbing.noise])
+            with climbing.added(self.trainer.model, inputs) as noisy:
+                losses.append(run(noisy))
         self._share = 1.0
         return torch.stack(losses).sum()
 
@@ -186,14 +219,13 @@ class FreeLB(_Adversarial, name="freelb"):
         task, outputs = run(inputs)
         return Loss(task * self._share, outputs)
 
-    def _climbed(self, noise: Tensor) -> Tensor:
-        assert noise.grad is not None
-        norm = noise.grad.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1)
-        moved = noise.detach() + self.adv_lr * (noise.grad / norm)
+    def _climbed(self, noise: Tensor, gradient: Tensor) -> Tensor:
+        norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, 1, 1)
+        moved = noise + self.adv_lr * (gradient / norm)
         if self.adv_radius > 0:
             norm = moved.flatten(1).norm(dim=1).view(-1, 1, 1)
             moved = moved * (self.adv_radius / norm.clamp(min=1e-30)).clamp(max=1.0)
-        return moved.requires_grad_()
+        return moved
 
 
 class SMART(_Adversarial, name="smart"):
@@ -215,32 +247,29 @@ class SMART(_Adversarial, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        batch, kind = without_labels(inputs), self.kind(model, outputs)
-        logits, masks = logits_of(outputs), self.key()
-        noise: Tensor | None = None
+        kind = self.kind(model, outputs)
+        logits, masks, scale = logits_of(outputs), self.key(), self._scale
+
+        def draw(x: Tensor, real: Tensor) -> Tensor:
+            return token_noise(x, real, self.adv_start * scale, "normal", self.generator())
+
+        def climbed(noise: Tensor, gradient: Tensor) -> Tensor:
+            largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
+            moved = noise + self.adv_lr * scale * gradient / largest
+            return moved.clamp(-self.adv_radius * scale, self.adv_radius * scale)
+
+        climbing = _Climbing(draw)
 
         def apart(target: Tensor) -> Tensor:
-            with drawing_apart(masks), hooked_embeddings(model, add):
-                moved = logits_of(model(**batch))
-                return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs)
+            with drawing_apart(masks), climbing.added(model, inputs) as noisy:
+                moved = logits_of(model(**without_labels(noisy)))
+            return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs)
 
-        def add(embeddings: Tensor) -> Tensor:
-            nonlocal noise
-            if noise is None:
-                size = self.adv_start * self._scale
-                noise = token_noise(embeddings, inputs, size, "normal", self.generator())
-                noise.requires_grad_()
-            return embeddings + noise.to(embeddings.dtype)
-
-        box = self.adv_radius * self._scale
         for _ in range(self.adv_steps):
             with trained(dict.fromkeys(model.parameters(), False)):
                 divergence = apart(logits.detach())
-                assert noise is not None
-                (gradient,) = torch.autograd.grad(divergence, noise)
-            largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
-            moved = noise.detach() + self.adv_lr * self._scale * gradient / largest
-            noise = moved.clamp(-box, box).requires_grad_()
+                gradients = torch.autograd.grad(divergence, climbing.noise)
+            climbing.climb(climbed, list(gradients))
         return apart(logits)
 
 
@@ -258,7 +287,7 @@ class _Corruption(Method):
         if not self.needs_tokenizer:
             return
         tokenizer: Any = self.trainer.processing_class
-        table = unwrapped(self.trainer.model).get_input_embeddings()  # type: ignore[operator]
+        table = token_table(self.trainer.model)
         self._special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
         self._unknown = known_unknown_token(tokenizer)
         self._padding = tokenizer.pad_token_id
@@ -389,27 +418,18 @@ def draw_noise(
     return z.normal_(0.0, size, generator=generator)
 
 
-def _real_tokens(x: Tensor, batch: Batch) -> Tensor:
-    """Return booleans ``[B, T]`` on the device of the embeddings x ``[B, T, d]``."""
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return mask.to(x.device).bool().reshape(x.shape[:2])
-
-
 def token_noise(
-    x: Tensor, batch: Batch, size: float, distribution: str, generator: torch.Generator
+    x: Tensor, real: Tensor, size: float, distribution: str, generator: torch.Generator
 ) -> Tensor:
-    """Draw z ``[B, T, d]``, zero at padding and the same wherever the padding is."""
-    real = _real_tokens(x, batch)
+    """Draw z ``[B, T, d]``, zero where ``real`` is false and the same wherever the padding is."""
     z = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     drawn = draw_noise(torch.Size((int(real.sum()), x.shape[-1])), size, distribution, generator)
     z[real] = drawn.to(z)
     return z
 
 
-def row_noise(x: Tensor, batch: Batch, size: float, generator: torch.Generator) -> Tensor:
+def row_noise(x: Tensor, real: Tensor, size: float, generator: torch.Generator) -> Tensor:
     """Draw ``[B, T, d]``: uniform, ± size / √(n d) in a row of n real tokens, zero at padding."""
-    entries = _real_tokens(x, batch).sum(1).view(-1, 1, 1) * x.shape[-1]
-    noise = token_noise(x, batch, 1.0, "uniform", generator)
+    entries = real.sum(1).view(-1, 1, 1) * x.shape[-1]
+    noise = token_noise(x, real, 1.0, "uniform", generator)
     return noise * size / entries.clamp(min=1).sqrt()

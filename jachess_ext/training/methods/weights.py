@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..._io import require
-from ...smoothness.estimators import backbone_of, trained, unwrapped
+from ...smoothness.estimators import backbone_of, drawn_modules, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, check_fraction, check_positive, check_share
 
@@ -56,15 +56,26 @@ def _half_squares(tensors: Iterable[Tensor]) -> Tensor:
 class _Start(Method):
     """A method that keeps a copy of the pretrained weights that are trained.
 
-    Modules that the checkpoint lacked, such as the new head, are left out: `load_model` puts their
-    names into the model's attribute ``drawn_modules``.  Without it all weights are pretrained.
+    Modules that the checkpoint lacked, such as the new head, are left out: transformers marks the
+    weights that it loads, and the model's attribute ``drawn_modules`` goes before.
     """
 
     def prepare(self) -> None:
         """Copy the weights, before a checkpoint of the run can be loaded."""
         super().prepare()
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        drawn = getattr(model, "drawn_modules", ())
+        model = self._inner(self.trainer.model)
+        if hasattr(model, "peft_config"):
+            raise ValueError(
+                f"method={self.name!r} holds on to pretrained weights, which do not change under "
+                "adapters; fine-tune without adapters, or use another method"
+            )
+        drawn = drawn_modules(model)
+        if drawn is None:
+            raise ValueError(
+                f"method={self.name!r} holds on to pretrained weights, and nothing tells which of "
+                "the model's are: load it by from_pretrained (a copy of a model does not tell), or "
+                "name the modules that are new: model.drawn_modules = ('classifier',), or ()"
+            )
         self.start = {
             name: parameter.detach().clone()
             for name, parameter in model.named_parameters()
@@ -76,10 +87,14 @@ class _Start(Method):
                 "trained ones is; load it from a checkpoint, or use another method"
             )
 
+    def _inner(self, model: Any) -> nn.Module:
+        """Return the model without the wrappers of accelerate, and as it was before compiling."""
+        return unwrapped(self.trainer.accelerator.unwrap_model(model))
+
     def moved(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Return each kept parameter with its value before training."""
-        parameters = dict(self.trainer.accelerator.unwrap_model(model).named_parameters())
-        return [(parameters[name], value) for name, value in self.start.items()]
+        parameters = dict(self._inner(model).named_parameters())
+        return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
 
 
 class L2SP(_Start, name="l2-sp"):
@@ -109,14 +124,6 @@ class WiSEFT(_Start, name="wise-ft"):
         super().__init__()
         check_fraction(mix=mix)
         self.mix = mix
-
-    def prepare(self) -> None:
-        super().prepare()
-        if hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config"):
-            raise ValueError(
-                "method='wise-ft' interpolates weights, and a product of adapters is not linear in "
-                "them; fine-tune without adapters"
-            )
 
     @torch.no_grad()
     def end(self, model: nn.Module) -> None:
@@ -348,8 +355,8 @@ def with_lora(
 ) -> Any:
     """Add low-rank adapters by peft; only these and the new head are trained.
 
-    The head is what peft takes for it (``classifier``, ``score``) and what `load_model` had to
-    draw.  Adapters go where peft puts them for the model's family, or on every linear layer of a
+    The head is what peft takes for it (``classifier``, ``score``) and what the model's checkpoint
+    lacked.  Adapters go where peft puts them for the model's family, or on every linear layer of a
     family that peft does not know.
 
     Example:
@@ -374,7 +381,7 @@ def with_lora(
         lora_alpha=alpha,
         target_modules=None if model.config.model_type in known else "all-linear",
         lora_dropout=0.0,
-        modules_to_save=list(getattr(model, "drawn_modules", ())) or None,
+        modules_to_save=list(drawn_modules(model) or ()) or None,
     )
     with drawing_apart(seed):
         return peft.get_peft_model(model, config)
