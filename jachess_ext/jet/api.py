@@ -244,6 +244,12 @@ def check_point(x: Any, name: str) -> None:
             f"{name} must be a plain tensor, not {type(x).__name__}; bind what carries no "
             "derivative with functools.partial"
         )
+    if x.is_complex():
+        raise TypeError(
+            f"{name} has dtype {x.dtype}, but jets begin at real numbers: pass its real and "
+            "imaginary parts (torch.view_as_real), and have the function join them "
+            "(torch.view_as_complex)"
+        )
     if not x.is_floating_point():
         raise TypeError(
             f"{name} has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "

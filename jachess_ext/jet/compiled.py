@@ -43,7 +43,13 @@ _NOT_AN_INPUT = (
     "constant of the graph, without a gradient. Register it (register_buffer), or pass it with "
     "functools.partial(module, ...)"
 )
+_NOT_A_CONSTANT = (
+    "jx.jet within torch.compile takes tensors, numbers, strings and None beside the jets: bind "
+    "anything else in the module itself"
+)
 _PROBLEM = "problem: "
+# Stands for None, which a non-strict region does not take.
+_NONE = "jachess_ext.None"
 
 
 class JetGraphError(RuntimeError):
@@ -61,9 +67,10 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
         torch._dynamo.graph_break(msg=why)
         return api.eager_jet(fn, x, directions, order)
     module, args, named = _call_of(fn)
+    args, named = _without_none((args, named))
     for known in ORDERS:  # with dynamic=True, the order is a symbol
         order = known if order == known else order
-    stacks = _stacks(module, args, named, x, directions, order, _modes(module))
+    stacks = _stacks(module, args, named, x, directions, order, _settings(module))
     _raise_problem(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
     layout = make_layout.__wrapped__(count, order)
@@ -83,8 +90,9 @@ def jvp_in_graph(
         torch._dynamo.graph_break(msg=why)
         return eager_jvp(fn, primals, tangents, has_aux, differentiable)
     module, args, named = _call_of(fn)
+    args, named = _without_none((args, named))
     outputs = _outputs(
-        module, args, named, primals, tangents, has_aux, differentiable, _modes(module)
+        module, args, named, primals, tangents, has_aux, differentiable, _settings(module)
     )
     _raise_problem(outputs)
     return outputs
@@ -94,7 +102,13 @@ def _why_not(fn: Any) -> str | None:
     """Return why the graph cannot hold a derivative of ``fn``; None if it can."""
     if not MODULES_IN_GRAPHS:
         return _TOO_OLD
-    return None if isinstance(_call_of(fn)[0], nn.Module) else _NOT_A_MODULE
+    module, args, named = _call_of(fn)
+    if not isinstance(module, nn.Module):
+        return _NOT_A_MODULE
+    for leaf in pytree.tree_leaves((args, named)):
+        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
+            return _NOT_A_CONSTANT
+    return None
 
 
 def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
@@ -104,9 +118,37 @@ def _call_of(fn: Any) -> tuple[Any, tuple, dict[str, Any]]:
     return fn, (), {}
 
 
-def _modes(module: nn.Module) -> tuple[bool, ...]:
-    """Return the training flags, so that dynamo traces again after model.train() or .eval()."""
-    return tuple(part.training for part in module.modules())
+def _without_none(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: _NONE if leaf is None else leaf, value)
+
+
+def _with_none(value: Any) -> Any:
+    return pytree.tree_map(
+        lambda leaf: None if isinstance(leaf, str) and leaf == _NONE else leaf, value
+    )
+
+
+def _settings(module: nn.Module) -> tuple:
+    """Return the plain attributes of every part, so that dynamo traces again where one changes.
+
+    Dynamo guards what it reads itself, not what a non-strict region reads.
+    """
+    found: list[Any] = []
+    for part in module.modules():
+        _read(vars(part), found)
+    return tuple(found)
+
+
+def _read(value: Any, found: list[Any]) -> None:
+    """Append the numbers, flags and names in a value, which may be a nest of containers."""
+    if isinstance(value, dict):
+        for key in value:
+            _read(value[key], found)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _read(part, found)
+    elif isinstance(value, bool | int | float | str):
+        found.append(value)
 
 
 def _raise_problem(result: Any) -> None:
@@ -124,14 +166,14 @@ def _stacks(
     x: Any,
     directions: Any,
     order: int,
-    modes: tuple[bool, ...],
+    settings: tuple,
 ) -> Any:
     """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
         jets, layout = api.make_arguments(x, directions, order, check_values=False)
         with _only_inputs():
-            value = module(*args, *jets, **named)
+            value = module(*_with_none(args), *jets, **_with_none(named))
         return map_tensors(
             value, lambda t: lift(t, layout).streams if carries_derivatives(t) else t
         )
@@ -148,7 +190,7 @@ def _outputs(
     tangents: Any,
     has_aux: bool,
     differentiable: bool,
-    modes: tuple[bool, ...],
+    settings: tuple,
 ) -> Any:
     """Return what `jvp` returns."""
 
@@ -156,7 +198,7 @@ def _outputs(
         as_jets = differentiable or not torch.is_grad_enabled()
         given, layout = with_tangents(primals, tangents, as_jets)
         with _only_inputs():
-            value = module(*args, *given, **named)
+            value = module(*_with_none(args), *given, **_with_none(named))
         return split_output(value, has_aux, differentiable, layout)
 
     return _or_problem(run, primals)

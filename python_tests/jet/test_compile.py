@@ -436,3 +436,59 @@ def test_a_jvp_with_wrong_input_says_so_in_a_graph() -> None:
     compiled = torch.compile(wrong, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=r"tangents\[0\] has shape \[2\]; expected \[3\]"):
         compiled(torch.ones(3), torch.ones(2))
+
+
+# ---- settings of a module, which are no inputs of the graph --------------------------------------
+
+
+class WithSettings(nn.Module):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.flipped = 2, False
+        self.nest: list[Any] = [{"pair": (1.0, 2)}]
+        self.norm, self.act = nn.LayerNorm(3, eps=1e-5), nn.LeakyReLU(0.1)
+
+    def forward(self, z: Any, mask: Any = None) -> Any:
+        assert mask is None
+        y = self.act(self.norm(z)).sin() * self.factor * self.count * self.nest[0]["pair"][0]
+        return -y if self.flipped else y
+
+
+CHANGES: dict[str, Callable[[Any, int], Any]] = {
+    "number": lambda m, step: setattr(m, "factor", 2.5 + step),
+    "integer": lambda m, step: setattr(m, "count", 3 + step),
+    "flag": lambda m, step: setattr(m, "flipped", not step),
+    "nest": lambda m, step: m.nest[0].update(pair=(3.0 + step, 2)),
+    "eps": lambda m, step: setattr(m.norm, "eps", 0.5 + step),
+    "slope": lambda m, step: setattr(m.act, "negative_slope", 0.5 + step),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changed_settings_are_traced_again(change: Callable) -> None:
+    module = WithSettings().double()
+    x, u = torch.randn(2, 2, 3, dtype=torch.float64)
+
+    def tangent(x: Tensor, u: Tensor) -> Tensor:
+        return jx.jvp(functools.partial(module, mask=None), (x,), (u,))[1]
+
+    compiled = torch.compile(tangent, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, u), tangent(x, u))
+    for step in range(3):
+        change(module, step)
+        expected = torch.func.jvp(module, (x,), (u,))[1]
+        torch.testing.assert_close(compiled(x, u), expected)
+
+
+def test_what_a_graph_cannot_take_runs_eagerly() -> None:
+    class Casting(nn.Module):
+        def forward(self, z: Any, dtype: Any) -> Any:
+            return z.sin().to(dtype)
+
+    module, x = Casting(), torch.randn(3)
+    fn = streams_of(functools.partial(module, dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.compile(fn, backend="aot_eager")(x, torch.ones(1, 3)), fn(x, torch.ones(1, 3))
+    )

@@ -215,3 +215,11 @@ def test_the_functions_that_take_complex_numbers_exist() -> None:
     names = {last_name(function) for function in registered_functions()}
     names |= {function.__name__ for function in registered_functions()}
     assert not registry.COVERED - names
+
+
+def test_complex_primals_are_refused_as_such() -> None:
+    z = torch.ones(3, dtype=torch.complex64)
+    with pytest.raises(TypeError, match="view_as_real"):
+        jx.jvp(torch.exp, (z,), (z,))
+    with pytest.raises(TypeError, match="view_as_real"):
+        jx.jet(torch.exp, z, z[None])
