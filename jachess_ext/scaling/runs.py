@@ -261,10 +261,9 @@ class LossTable:
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
             raise TableError(
-                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is "
-                "the best "
-                "there is; give test_rows=, the number of examples it was measured on, and half an "
-                "example counts as missing"
+                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is the "
+                "best there is; give test_rows=, the number of examples it was measured on (on the "
+                "command line --read test_rows N), and half an example counts as missing"
             )
         try:
             check_losses(losses, sizes, counted, self.names)
