@@ -94,6 +94,11 @@ def read_table(
                 f"the LossTable holds losses made from {source.metric or 'losses'}, so its metric "
                 f"cannot be {shown(metric)}; leave metric out, or give the numbers to read_table"
             )
+        if test_rows is not None:
+            raise TableError(
+                "test_rows is of numbers that are yet to be read, and a LossTable holds losses; "
+                "give it where the LossTable is made"
+            )
         return source
     grid = read_grid(source)
     for label in ignore:
