@@ -201,7 +201,7 @@ def _by_values(records: Sequence[Mapping[str, Any]], columns: Columns) -> Column
         values = [record.get(name) for record in records]
         if not all(isinstance(value, str) for value in values) or is_label(name):
             return False
-        return sum(bool(_WORDS.search(value)) for value in values) > len(values) / 2
+        return sum(bool(_WORDS.search(str(value))) for value in values) > len(values) / 2
 
     for text, label in (names, names[::-1]):
         if may_be(label, columns.label, Columns.label, is_label) and may_be(
