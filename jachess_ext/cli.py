@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -60,13 +63,52 @@ _COMMANDS = {
 }
 
 
+class _Output:
+    """A stream that goes on into nothing once its reader, such as head, has gone.
+
+    So a command ends its work, and its files are written.  Characters that the stream's encoding
+    lacks are written as escapes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _kept(self, method: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return method(*given)
+        except BrokenPipeError:  # what is buffered would raise it again, at Python's exit too
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._stream.fileno())
+            os.close(nothing)
+
+    def write(self, text: str) -> Any:
+        return self._kept(self._stream.write, text)
+
+    def flush(self) -> Any:
+        return self._kept(self._stream.flush)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 for success, 2 for input that cannot be used.
 
     Raises:
         SystemExit: with code 2 for wrong options, and 0 after the help.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    out, err = _Output(sys.stdout), _Output(sys.stderr)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):  # type: ignore[type-var]
+            return _run(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        out.flush()
+        err.flush()
+
+
+def _run(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="jachess",
         description="First and second derivatives through unmodified PyTorch models, and what is "

@@ -2,8 +2,10 @@
 exact engine is an oracle of several folders."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,37 @@ def quick_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clean_checkout() -> Iterator[None]:
+    """Fail a file of tests that leaves a file or folder in the checkout; tmp_path is for these."""
+    before = _checkout()
+    yield
+    left = sorted(_checkout() - before)
+    assert not left, f"left in the checkout: {left}"
+
+
+def _checkout() -> set[str]:
+    """The files and folders of the checkout, without caches, environments and what builds write."""
+    root = Path(__file__).parents[1]
+    found: set[str] = set()
+    for folder, folders, files in os.walk(root):
+        at_top = Path(folder) == root
+        folders[:] = [
+            name
+            for name in folders
+            if name not in (".git", "__pycache__") and not (at_top and name in _NOT_OURS)
+        ]
+        kept = [name for name in files if not (at_top and name.startswith((".git", ".coverage")))]
+        found.update(os.path.relpath(os.path.join(folder, name), root) for name in folders + kept)
+    return found
+
+
+_NOT_OURS = (
+    *(".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".benchmarks"),
+    *(".nox", "build", "dist"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -156,13 +157,52 @@ def load_fine_tuned(source: str | Path, outputs: int, tokenizer: Any) -> Any:
 
 
 def _pretrained(auto: Any, source: str | Path, what: str = "model", **settings: Any) -> Any:
+    if not Path(source).exists():
+        settings["local_files_only"] = _only_downloaded(str(source))
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **settings)
     except Exception as error:  # the library raises errors of many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if str(source).startswith(("/", "./", "../", "~")) and not Path(source).exists():
-            reason = "there is no such folder"
+        if settings.get("local_files_only"):
+            _only_downloaded.cache_clear()  # the next try asks again
+            reason = f"{_NOWHERE}, no download of it, and the hub is not reached; {_GIVE}"
+        elif Path(source).is_dir() and not (Path(source) / "config.json").exists():
+            reason = f"the folder has no config.json; {_GIVE}"
         raise DataError(f"the {what} {str(source)!r} could not be loaded: {reason}") from error
+
+
+_NOWHERE = "there is no such folder"
+_GIVE = (
+    "expected a folder with config.json, model.safetensors and the tokenizer's files, or a hub id "
+    "such as google-bert/bert-base-uncased and a network to download it"
+)
+
+
+@functools.cache
+def _only_downloaded(source: str) -> bool:
+    """Return whether the hub is not reached, so that only what it gave before can be loaded.
+
+    Asked before, since transformers tries each file for half a minute, and once for all files.
+
+    Raises:
+        DataError: it is no hub id, or the hub has no such model.
+    """
+    from huggingface_hub import errors, model_info
+
+    try:
+        if source.startswith(("/", "./", "../", "~")):
+            raise errors.HFValidationError
+        model_info(source, timeout=5)
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
+        where = "" if isinstance(error, ValueError) else ", and none that you can read on the hub"
+        raise DataError(
+            f"the model {source!r} could not be loaded: {_NOWHERE}{where}; {_GIVE}"
+        ) from error
+    except errors.HfHubHTTPError:
+        return False  # it answers: loading the model says what is wrong
+    except Exception:  # of the library for requests, which depends on the version
+        return True
+    return False
 
 
 def model_version(model: str) -> str:

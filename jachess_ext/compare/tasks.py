@@ -7,8 +7,10 @@ import gzip
 import hashlib
 import json
 import math
+import re
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +149,9 @@ _LONGEST_RECORD = 1000  # lines of a JSON object; a longer string is taken to la
 def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     """Load a task from two csv, tsv, jsonl (also .gz) or parquet files; classes are `train`'s.
 
+    Where `train` has two columns, by other names than `columns` has, and their values tell which is
+    the text and which the label, they are taken so, and stderr says it.
+
     Raises:
         DataError: a file is missing, empty, of another format, without the named columns, with an
             unreadable label, or with one class only.
@@ -154,12 +159,56 @@ def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     records = {path: list(read_records(path)) for path in (train, dev)}
     if columns.pair is None and records[train] and "text_pair" in records[train][0]:
         columns = replace(columns, pair="text_pair")
+    found = _by_values(records[train], columns)
+    if found != columns:
+        print(
+            f"{train}: {found.text!r} is taken for the text and {found.label!r} for the label",
+            file=sys.stderr,
+        )
+    columns = found
     return _task(
         name=train.name.partition(".")[0],
         train=(str(train), records[train]),
         dev=(str(dev), records[dev]),
         columns=columns,
     )
+
+
+_WORDS = re.compile(r"[^\W\d_]\s+\S|(?=[^\x00-\x7f])[^\W\d_]")
+"""What texts have and identifiers and dates have not: a space after a letter, or a letter beyond
+ASCII's (of writing that does not part words)."""
+
+
+def _by_values(records: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
+    """Return which of two columns is the text and which the label, where the values tell.
+
+    A text holds words; labels are each there twice on average, or all numbers to predict.
+    """
+    names = [name for name in records[0] if name] if records else []  # an index has no name
+    if len(names) != 2 or {columns.text, columns.label} <= set(names) or columns.pair is not None:
+        return columns
+
+    def may_be(name: str, said: str, usual: str, told: Callable[[str], bool]) -> bool:
+        return name == said or (said == usual and said not in names and told(name))
+
+    def is_label(name: str) -> bool:
+        values = [str(record.get(name)) for record in records]
+        if columns.regression:
+            return all(math.isfinite(_number(value)) for value in values)
+        return 2 <= len(set(values)) <= len(values) / 2
+
+    def is_text(name: str) -> bool:
+        values = [record.get(name) for record in records]
+        if not all(isinstance(value, str) for value in values) or is_label(name):
+            return False
+        return sum(bool(_WORDS.search(str(value))) for value in values) > len(values) / 2
+
+    for text, label in (names, names[::-1]):
+        if may_be(label, columns.label, Columns.label, is_label) and may_be(
+            text, columns.text, Columns.text, is_text
+        ):
+            return replace(columns, text=text, label=label)
+    return columns
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:
@@ -415,7 +464,8 @@ def _labelled(place: str, records: Records, columns: Columns, ids: Sequence[str]
                 raise DataError(
                     f"{where} has no column {column!r}; it has "
                     f"{', '.join(map(repr, filter(None, record))) or 'none'} "
-                    "(say with --columns which are text, pair and label)"
+                    "(say which are the text and the label: --columns.text, --columns.label, of "
+                    "select-live --columns)"
                 )
             if column != columns.label and not isinstance(record[column], str):
                 raise DataError(f"{where} has no text in column {column!r}")
@@ -443,13 +493,18 @@ def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) 
         )
     if not columns.regression:
         return text
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = _number(text)
     if not math.isfinite(number):
         raise DataError(f"{where} has the label {shown(value)}; expected a number")
     return number
+
+
+def _number(text: str) -> float:
+    """Return the number that a text is, NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _natural(label: str) -> tuple[int, int, str]:

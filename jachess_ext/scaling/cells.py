@@ -109,12 +109,17 @@ class Grid:
         """Return where the column `given` is, or the one that has a known name.
 
         Raises:
-            TableError: there is no such column, or several have known names.
+            TableError: there is no such column, or more than one.
         """
         if given is not None:
             if given not in self.labels:
                 raise TableError(
                     f"{self.what} has no column {shown(given)}; it has {listed(self.labels)}"
+                )
+            if list(self.labels).count(given) > 1:
+                raise TableError(
+                    f"{self.what} has the column {shown(given)} twice; expected names of which "
+                    "each stands once: rename one"
                 )
             return list(self.labels).index(given)
         found = [place for place, label in enumerate(self.labels) if label.lower() in known]
@@ -132,7 +137,7 @@ class Grid:
     def number(self, cell: Any) -> float:
         """Return a cell as a number, NaN where it is empty; ValueError where it is none."""
         if not isinstance(cell, str):
-            if isinstance(cell, bool):
+            if isinstance(cell, (bool, np.bool_)):
                 raise ValueError("a truth value")
             return math.nan if cell is None or str(cell) == "<NA>" else float(cell)
         text = cell.strip().removesuffix("%").rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -499,6 +500,27 @@ def _robust_delta(problem: _Problem, u: Array, free: Mask) -> Array:
     return np.maximum(_EFFICIENT * median / _NORMAL_MEDIAN * inflation, _NARROWEST)
 
 
+def _robust_deviation(value: Array, weights: Array, free: int) -> Array:
+    """Return the robust standard deviation of the residuals, [n], from the m − p largest.
+
+    Of a fit by absolute residuals, which a small δ comes to, the p smallest are 0.
+    """
+    size = np.sort(np.where(weights > 0, np.abs(value), np.nan), -1)  # NaN last
+    size[:, : min(free, size.shape[1] - 1)] = np.nan
+    return np.nanmedian(size, -1) / _NORMAL_MEDIAN
+
+
+def _gaussian_variance(delta: Array) -> Array:
+    """Return the variance of Huber's location under Gaussian noise, the unit of the thresholds.
+
+    E ψ² over the squared share inside: from 1 at infinity to π/2 at 0, the median's.
+    """
+    k = np.clip(delta, 1e-3, 10.0)
+    share = np.vectorize(math.erf)(k / math.sqrt(2))
+    density = np.exp(-(k**2) / 2) / math.sqrt(2 * math.pi)
+    return (share - 2 * k * density + k**2 * (1 - share)) / share**2
+
+
 def _summary(
     problem: _Problem,
     curves: _Curves,
@@ -512,13 +534,18 @@ def _summary(
     value, jacobian = problem.at(solution.u)
     weights = problem.weights
     dof = (weights > 0).sum(-1) - float(free.sum())
-    inside = np.abs(value) <= delta[:, None]
-    clipped = np.clip(value, -delta[:, None], delta[:, None])
     left = np.maximum(dof, 1)
     noise = np.sqrt((weights * value**2).sum(-1) / left)
     # Variance of Huber's estimator: Σ ψ² / (m − p) over the squared share of residuals inside.
-    share = np.maximum((weights * inside).sum(-1) / weights.sum(-1), 0.5)
-    spread = (weights * clipped**2).sum(-1) / left / share**2
+    # Inside a threshold far below the noise are only the residuals that the fit makes 0: there it
+    # is taken at the usual threshold, times what the narrow one loses under Gaussian noise.
+    deviation = _robust_deviation(value, weights, int(free.sum()))
+    wide = np.maximum(delta, _EFFICIENT * deviation)[:, None]
+    share = np.maximum((weights * (np.abs(value) <= wide)).sum(-1) / weights.sum(-1), 0.5)
+    spread = (weights * np.clip(value, -wide, wide) ** 2).sum(-1) / left / share**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loss = _gaussian_variance(delta / deviation) / _gaussian_variance(wide[:, 0] / deviation)
+    spread *= np.where(deviation > 0, loss, 1.0)
     return FittedCurve(
         definition=problem.law,
         coordinates=solution.u,

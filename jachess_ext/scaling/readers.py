@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,15 @@ class _Run:
     Attributes:
         name: its path in the folder, or what the tool calls it.
         fields: what is known of it, as text, by name.
-        values: measurements by metric, in their order; none of a run that did not finish.
+        values: measurements by metric, in their order, NaN for what is no number; none of a run
+            that did not finish.
+        key: what no other run is called: the name, of several runs with it and what they differ in.
     """
 
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    key: str = ""
 
 
 def read_runs(
@@ -83,12 +87,14 @@ def read_runs(
         metric: such as "eval_accuracy"; None: the only one there is.
         model, size, seed: where they are found, if elsewhere: a parameter or column, a regular
             expression with one group for the run's name, {run: it} or a function of the name.
-        value: "last" or "best" of a run's measurements.
-        ignore: names of runs (of columns, where `read_table` reads the source) to leave out.
+        value: "last" or "best" of a run's measurements, all of which have to be finite.
+        ignore: names of runs (of columns, where `read_table` reads the source) to leave out; of
+            several runs called "a" these are "a (1)", "a (2)", … in the source's order.
         test_rows, fewest: as for `read_table`.
 
     Raises:
-        TableError: as `read_table`; no runs, or a run whose model, size or metric is not known.
+        TableError: as `read_table`; no runs, a run whose model, size or metric is not known or of
+            which a measurement is not finite, or a folder with the checkpoints of several runs.
         DataError: a file that is no JSON.
         MissingExtra: pandas or tensorboard is needed and not installed.
 
@@ -120,13 +126,19 @@ def read_runs(
                 source, fewest, metric=metric, test_rows=test_rows, ignore=ignore, **given
             )
         runs = found
-    names = [run.name for run in runs]
+    runs = _with_keys(runs)
+    keys = [run.key for run in runs]
     for name in ignore:
-        if name not in names:
-            raise TableError(f"{what} has no run {shown(name)} to ignore; it has {listed(names)}")
-    runs = [run for run in runs if run.name not in ignore]
-    metric = _metric(what, runs, metric)
-    values = np.array([_value(run, metric, value) for run in runs])
+        if name not in keys:
+            alike = [run.key for run in runs if run.name == name]
+            raise TableError(
+                f"{what} has {len(alike)} runs {shown(name)}; say which to ignore: {listed(alike)}"
+                if alike
+                else f"{what} has no run {shown(name)} to ignore; it has {listed(keys)}"
+            )
+    runs = [run for run in runs if run.key not in ignore]
+    column = _metric(what, runs, metric)
+    values = np.array([_value(run, column, value) for run in runs])
     sizes = [_size(run, size) for run in runs]
     models = _models(what, runs, model, sizes)
     _refuse_other_recipes(runs, models, sizes)
@@ -138,10 +150,20 @@ def read_runs(
         names=list(dict.fromkeys(models)),
         seeds=[_seed(run, seed) for run in runs],
     )
-    return to_table(records, metric, fewest, test_rows)
+    return to_table(records, metric or column, fewest, test_rows)
 
 
 # What is said of a run --------------------------------------------------------------------------
+
+
+def _with_keys(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs with their keys."""
+    names = [run.name for run in runs]
+    counted = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [
+        replace(run, key=run.name if names.count(run.name) == 1 else f"{run.name} ({number})")
+        for run, number in zip(runs, counted, strict=True)
+    ]
 
 
 def _known(run: _Run, names: Sequence[str]) -> dict[str, str]:
@@ -185,9 +207,9 @@ def _size(run: _Run, said: Said | None) -> float:
         known = _known(run, ROW_COLUMNS)
         if len(set(known.values())) > 1:
             raise TableError(
-                f"the run {shown(run.name)} has the parameters {listed(list(known))}, any of "
-                "which may "
-                f"be the number of training examples; say which: size={shown(next(iter(known)))}"
+                f"the run {shown(run.key)} has the parameters {listed(list(known))}, any of which "
+                "may be the number of training examples; say which: "
+                f"size={shown(next(iter(known)))}"
             )
         match = _ROWS.search(run.name)
         if known:
@@ -255,39 +277,46 @@ def _seed(run: _Run, said: Said | None) -> str:
 
 
 def _metric(what: str, runs: Sequence[_Run], metric: str | None) -> str:
-    """Return the metric asked for, or the only one there is."""
+    """Return the measurement asked for, or the only one there is.
+
+    One name counts for all runs: those without it must not be judged by another one.
+    """
     if not runs:
         raise TableError(f"{what} has no runs")
-    if metric is not None:
+    every = list(dict.fromkeys(name for run in runs for name in run.values))
+    if not every:
+        raise TableError(f"no run of {what} has a measurement that can be read, or none finished")
+    if metric is None:
+        names = [name for name in every if metric_word(name)]
+        names.sort(key=lambda name: name.startswith("train"))
+    elif metric in every:
         return metric
-    names = list(dict.fromkeys(name for run in runs for name in run.values if metric_word(name)))
-    names.sort(key=lambda name: name.startswith("train"))
+    else:
+        names = [name for name in every if plain_name(name) == plain_name(metric)]
+        if not names:
+            return metric  # no run has it: `_value` says of the first what it has
     if len(names) != 1:
-        every = list(dict.fromkeys(name for run in runs for name in run.values))
         raise TableError(
             f"{what} has the measurements {listed(names or every)}; say which: metric="
-            f"{shown((names or every or ['eval_loss'])[0])}"
+            f"{shown((names or every)[0])}"
         )
     return names[0]
 
 
 def _value(run: _Run, metric: str, value: str) -> float:
     """Return the last or best measurement of a metric."""
-    found = [name for name in run.values if name == metric] or [
-        name for name in run.values if plain_name(name) == plain_name(metric)
-    ]
-    if len(found) != 1:
+    values = run.values.get(metric, ())
+    wrong = [number for number in values if not math.isfinite(number)]
+    if wrong or not values:
         raise TableError(
-            f"the run {shown(run.name)} has "
-            + (f"several of {shown(metric)}: {listed(found)}" if found else f"no {shown(metric)}")
-            + f" (it has {listed(list(run.values)) or 'none, or did not finish'}); "
-            + ("say which" if found else f"leave it out with ignore=[{shown(run.name)}]")
-        )
-    values = [number for number in run.values[found[0]] if math.isfinite(number)]
-    if not values:
-        raise TableError(
-            f"no {shown(metric)} of the run {shown(run.name)} is a number; leave it out with "
-            f"ignore=[{shown(run.name)}]"
+            f"the run {shown(run.key)} has "
+            + (f"a {shown(metric)} of {wrong[0]}" if wrong else f"no {shown(metric)}")
+            + (
+                ""
+                if wrong
+                else f" (it has {listed(list(run.values)) or 'none, or did not finish'})"
+            )
+            + f"; leave it out with ignore=[{shown(run.key)}]"
         )
     if value == "last":
         return values[-1]
@@ -305,9 +334,8 @@ def _refuse_other_recipes(
         differ = [name for name in ours if theirs.get(name, ours[name]) != ours[name]]
         if differ:
             raise TableError(
-                f"the runs {shown(other.name)} and {shown(run.name)}, both of {model} with "
-                f"{size:g} "
-                f"examples, are no repeats: {differ[0]} is {theirs[differ[0]]} and "
+                f"the runs {shown(other.key)} and {shown(run.key)}, both of {model} with "
+                f"{size:g} examples, are no repeats: {differ[0]} is {theirs[differ[0]]} and "
                 f"{ours[differ[0]]}; leave out those that are not to count with ignore=[…]"
             )
 
@@ -344,34 +372,56 @@ def _runs_of_folder(folder: Path) -> list[_Run]:
 
 def _trainer_runs(folder: Path, states: Sequence[Path]) -> list[_Run]:
     """Return the runs of transformers' Trainer: folders, with checkpoints in them or without."""
-    latest: dict[Path, tuple[int, dict[str, Any]]] = {}
+    found: dict[Path, list[tuple[bool, int, Path, dict[str, Any]]]] = {}
     for path in states:
         state = parse_json(_text(path), str(path), lenient=True)
         if not isinstance(state, dict) or "log_history" not in state:
             raise TableError(f"{path} is no state of transformers' Trainer (no log_history)")
-        inside = re.fullmatch(r"checkpoint-\d+", path.parent.name)
-        home = path.parent.parent if inside else path.parent
+        own = not re.fullmatch(r"checkpoint-\d+", path.parent.name)
+        home = path.parent if own else path.parent.parent
         with _expected(path):
-            step = 2 * int(state.get("global_step", 0)) + (inside is None)
-        if home not in latest or step > latest[home][0]:
-            latest[home] = step, state
+            step = int(state.get("global_step", 0))
+        found.setdefault(home, []).append((own, step, path.parent, state))
     runs = []
-    for home, (_, state) in latest.items():
+    for home, each in found.items():
         with _expected(home):
-            runs.append(_trainer_run(folder, home, state))
+            *earlier, (own, _, last, state) = sorted(each, key=lambda one: one[:2])
+            places = [last]
+            for _, _, place, before in reversed(earlier):
+                if _goes_on(state, before):
+                    places.append(place)
+                elif not own:  # which of them is the newest, their numbers do not tell
+                    raise TableError(
+                        f"{last} does not go on from {place.name}, so {home} holds checkpoints of "
+                        "several runs; remove those of the earlier one"
+                    )
+            runs.append(_trainer_run(folder, home, places, state))
     return runs
 
 
-def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
+def _goes_on(state: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return whether a log begins as another, so that both are of one run."""
+    begun = before["log_history"]
+    return repr(state["log_history"][: len(begun)]) == repr(begun)  # NaN is NaN here
+
+
+def _trainer_run(folder: Path, home: Path, places: Sequence[Path], state: dict[str, Any]) -> _Run:
+    """Return the run of a folder from its last state; `places` are that one's and those before."""
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
         if (home / name).exists():
             results |= parse_json(_text(home / name), str(home / name), lenient=True)
+    ends = [entry["train_runtime"] for entry in state["log_history"] if "train_runtime" in entry]
+    if ends and results.get("train_runtime", ends[-1]) != ends[-1]:
+        raise TableError(
+            f"the results in {home} are of another training than its trainer_state.json "
+            "(train_runtime differs); remove the files of the earlier one"
+        )
     values: dict[str, list[float]] = {}
     for entry in [*state["log_history"], results]:
         for name, number in entry.items():
-            if re.match(r"eval_|test_|predict_", name) and isinstance(number, (int, float)):
-                values.setdefault(name, []).append(float(number))
+            if re.match(r"eval_|test_|predict_", name):
+                values.setdefault(name, []).append(_measured(number))
     fields = {name: str(state[name]) for name in _RECIPE if name in state}
     rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
     if rates:
@@ -380,7 +430,7 @@ def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
         ("adapter_config.json", "base_model_name_or_path"),
         ("config.json", "_name_or_path"),
     ):
-        for path in (home / name, *sorted(home.glob(f"checkpoint-*/{name}"))):
+        for path in (home / name, *(place / name for place in places)):
             model = (
                 parse_json(_text(path), str(path), lenient=True).get(key) if path.exists() else ""
             )
@@ -421,25 +471,33 @@ def _mlflow_runs(meta: Path) -> list[_Run]:
     fields = {_name(home / "params", path): _text(path) for path in _files(home / "params")}
     values = {}
     for path in _files(home / "metrics"):
-        points = [line.split() for line in _text(path).splitlines() if line.strip()]
+        points = [line.split(" ") for line in _text(path).splitlines() if line.strip()]
         points.sort(key=lambda point: (int(point[2]) if len(point) > 2 else 0, int(point[0])))
-        values[_name(home / "metrics", path)] = [float(point[1]) for point in points]
+        values[_name(home / "metrics", path)] = [float(point[1] or "nan") for point in points]
     return [_Run(name, fields, values)]
 
 
 def _tensorboard_run(folder: Path, place: Path) -> _Run:
     try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        # of the two accumulators the one that has scalars of the old and the new style as tensors
+        from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
     except ModuleNotFoundError:
         raise MissingExtra(
             "tensorboard is needed for its event files and not installed: pip install tensorboard"
         ) from None
-    events = EventAccumulator(str(place), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(place), size_guidance={"tensors": 0})
     events.Reload()
-    values = {
-        tag: [float(point.value) for point in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
+    values = {}
+    for tag in events.Tags()["tensors"]:
+        if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+            points = events.Tensors(tag)
+            values[tag] = [float(make_ndarray(point.tensor_proto)) for point in points]
+            if any(a.step > b.step for a, b in pairwise(points)):
+                raise TableError(
+                    f"the steps of {tag} in {place} go back, so it holds the events of several "
+                    "runs; remove the files of the earlier one"
+                )
     return _Run(_WRITER.sub("", _name(folder, place)), {}, values)
 
 
@@ -462,7 +520,7 @@ def _downloads(folder: Path) -> Iterator[_Run]:
         name = _name(folder, path.with_suffix(""))
         run, _, tag = name.rpartition("tag-")
         run = re.sub(r"^run[-_]", "", run).rstrip("-_") or name
-        points = list(grid.numbers(2, grid.texts(1)))
+        points = list(grid.numbers(2, [run] * len(grid.columns[2])))
         runs.setdefault(run, {})[tag or "value"] = points
     for run, values in runs.items():
         yield _Run(run, {}, values)
@@ -527,8 +585,17 @@ def _api_row(cells: Mapping[str, Any]) -> _Run:
         raise TableError(
             f"summary or config of the run {shown(_word(cells['name']))} is no dict"
         ) from None
-    values = {name: [float(cell)] for name, cell in pairs if isinstance(cell, (int, float))}
+    values = {name: [_measured(cell)] for name, cell in pairs if _is_number(cell)}
     return _Run(_word(cells["name"]), fields, values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _measured(value: Any) -> float:
+    """Return a measurement as a number, NaN where it is none: empty, or told in words."""
+    return float(value) if _is_number(value) else math.nan
 
 
 def _word(cell: Any) -> str:

@@ -173,8 +173,8 @@ class LossTable:
         """Return the columns of sizes up to the budget that have a loss, every loss checked.
 
         Raises:
-            TableError: a budget below the first size or above the last, or a loss up to it that is
-                not positive.
+            TableError: a budget below the first size or above the last, no loss up to it, or one
+                that is not positive.
         """
         kept = self.sizes <= budget
         if not (kept & (self.sizes > 0)).any():
@@ -187,7 +187,10 @@ class LossTable:
                 f"{self.sizes[-1]:g}"
             )
         self._check(kept, counted=~np.isnan(self.losses[:, kept]))
-        return self.columns(kept & ~np.isnan(self.losses).all(0))
+        kept &= ~np.isnan(self.losses).all(0)
+        if not kept.any():
+            raise TableError(f"no model has a loss at a size up to {budget:g}")
+        return self.columns(kept)
 
     def columns(self, kept: Mask) -> LossTable:
         """Return the sizes where `kept` holds."""
@@ -261,10 +264,9 @@ class LossTable:
         if len(perfect) and self.metric is not None and higher_is_better(self.metric):
             row, column = perfect[0]
             raise TableError(
-                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is "
-                "the best "
-                "there is; give test_rows=, the number of examples it was measured on, and half an "
-                "example counts as missing"
+                f"the {self.metric} of {shown(self.names[row])} at size {sizes[column]:g} is the "
+                "best there is; give test_rows=, the number of examples it was measured on (on the "
+                "command line --read test_rows N), and half an example counts as missing"
             )
         try:
             check_losses(losses, sizes, counted, self.names)

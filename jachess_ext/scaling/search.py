@@ -331,6 +331,8 @@ class Search:
     def _extrapolated(self, value: float | None) -> float | None:
         """Return the number to extrapolate of a value told; None: there is none."""
         name, loss = self.metric, value
+        if isinstance(value, (bool, np.bool_)):
+            raise DataError(f"the {name or 'loss'} is {value}; expected a number")
         if name is not None and value is not None and math.isfinite(value):
             worst, score = worst_value(name), higher_is_better(name)
             if value < worst or (score and value > 1):

@@ -292,6 +292,11 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
+    if forecast.predicted is not None and not (forecast.predicted > 0).all():  # NaN or underflow
+        raise ValueError(
+            f"{method} forecasts no number for the target {target:g}: expected one nearer to the "
+            f"sizes of the table, up to {table.sizes[-1]:g}"
+        )
     if forecast.predictive is None or forecast.fall is None:
         return forecast
     predictive = forecast.predictive.widened(table.last_noise)
@@ -357,6 +362,7 @@ def select(
     method: str = DEFAULT,
     *,
     metric: str | None = None,
+    test_rows: int | None = None,
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
@@ -380,7 +386,8 @@ def select(
         target: training examples to predict for, above the budget.
         method: a name of `METHODS`.  lensllm and rectified read a column 0 where there is one, and
             zeroshot needs it; modelsize needs the column `size`.
-        metric: what the table's numbers are, such as "accuracy"; see `read_table`.
+        metric, test_rows: what the table's numbers are, such as "accuracy", and the examples it was
+            measured on; see `read_table`.
         references: names of models (three or more) whose loss at the target is in the table and may
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
@@ -393,8 +400,8 @@ def select(
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
-        ValueError: an unknown method, a target not above the budget, or too few sizes of every
-            model.
+        ValueError: an unknown method, a target not above the budget or so far that the method has
+            no number for it, or too few sizes of every model.
 
     Example:
         >>> import pandas as pd
@@ -422,7 +429,7 @@ def select(
         raise ValueError("GPU hours need the tokens of an example; give tokens=")
     if gpu_price is not None and gpu_flops is None:
         raise ValueError("gpu_price is of an hour; give gpu_flops too, operations a second")
-    whole = read_table(table, metric=metric)
+    whole = read_table(table, metric=metric, test_rows=test_rows)
     read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
     unranked = too_few(read, method)
     if len(unranked) == len(read.names):
@@ -511,6 +518,7 @@ def sufficient_budget(
     method: str = DEFAULT,
     *,
     metric: str | None = None,
+    test_rows: int | None = None,
     **settings: Any,
 ) -> Selection | None:
     """Return the selection at the smallest budget whose best model is best with a probability.
@@ -518,7 +526,7 @@ def sufficient_budget(
     A budget counts at which all models are ranked that are at the largest.
 
     Args:
-        table, target, method, metric, settings: as for `select`.
+        table, target, method, metric, test_rows, settings: as for `select`.
         confidence: the probability, in (0, 1).
 
     Returns:
@@ -537,7 +545,7 @@ def sufficient_budget(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
-    losses = read_table(table, metric=metric)
+    losses = read_table(table, metric=metric, test_rows=test_rows)
     budgets = _sizes_below(losses, target)
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
     largest.best_probabilities  # noqa: B018 - raises where the method has none

@@ -54,7 +54,8 @@ def read_table(
     "config name"), or by the index of a DataFrame or the first column of a csv file.  A long table
     has a row a run, with columns of the model, the size (rows, n, size, train_samples, …), and the
     value, which may be named by its metric.  A column `seed` says that runs are repeated: losses
-    are means then, with their standard errors in `noise`.  Empty cells are losses that are missing.
+    are means then, with their standard errors in `noise`.  Empty cells of a wide table are losses
+    that are missing; a row of a long one is a run and has its value.
 
     Columns of text are ignored.  Any other column that holds numbers is refused, and so is a name
     that begins like a number and is no size: `ignore` says that they are not to be read.
@@ -92,6 +93,11 @@ def read_table(
             raise TableError(
                 f"the LossTable holds losses made from {source.metric or 'losses'}, so its metric "
                 f"cannot be {shown(metric)}; leave metric out, or give the numbers to read_table"
+            )
+        if test_rows is not None:
+            raise TableError(
+                "test_rows is of numbers that are yet to be read, and a LossTable holds losses; "
+                "give it where the LossTable is made"
             )
         return source
     grid = read_grid(source)
@@ -212,9 +218,8 @@ def _wide(grid: Grid, sizes: dict[int, float], model: str | None, seed: str | No
         if size in taken:
             first, second = (grid.labels[each] for each in (taken[size], place))
             raise TableError(
-                f"the columns {shown(first)} and {shown(second)} of {grid.what} are both of "
-                f"size {size:g}; "
-                "keep each size once"
+                f"the columns {shown(first)} and {shown(second)} of {grid.what} are both of size "
+                f"{size:g}; keep each size once"
             )
         taken[size] = place
     if seeded is None:
@@ -268,15 +273,13 @@ def _refuse_others(grid: Grid, used: set[int | None]) -> None:
             continue
         if re.match(r"[^\w]*\d", label):
             raise TableError(
-                f"the column {shown(label)} of {grid.what} is no size that can be read; name "
-                "it like "
-                f"1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
+                f"the column {shown(label)} of {grid.what} is no size that can be read; name it "
+                f"like 1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
             )
         if grid.numeric(place):
             raise TableError(
-                f"the column {shown(label)} of {grid.what} holds numbers and is no size that "
-                "can be "
-                "read; name it like 1000, 1k or 1,000, or leave it out with "
+                f"the column {shown(label)} of {grid.what} holds numbers and is no size that can "
+                "be read; name it like 1000, 1k or 1,000, or leave it out with "
                 f"ignore=[{shown(label)}]"
             )
 
@@ -292,8 +295,7 @@ def _parameters(grid: Grid, place: int | None, names: Sequence[str]) -> dict[str
         except TableError:
             raise TableError(
                 f"{shown(cell)} in column {shown(grid.labels[place])} of {shown(name)} is no "
-                "number of "
-                "parameters; expected one such as 110000000 or 110M"
+                "number of parameters; expected one such as 110000000 or 110M"
             ) from None
         if name in found and not (found[name] == count or missing):
             raise TableError(f"{grid.what} has two numbers of parameters of {shown(name)}")
@@ -310,9 +312,8 @@ def _long(
         raise TableError(
             f"{grid.what} has no column named by a number of training examples, such as 1000 or "
             f"1k; if {shown(grid.labels[sized])} holds them, a column has to name the models "
-            "(call it "
-            "model, or say model='…'); a table with a column a model has to be turned first: "
-            f"frame.set_index({shown(grid.labels[sized])}).T"
+            "(call it model, or say model='…'); a table with a column a model has to be turned "
+            f"first: frame.set_index({shown(grid.labels[sized])}).T"
         )
     seeded = grid.place(seed, SEED_COLUMNS)
     valued = _value_column(grid, metric, {sized, named, seeded})
@@ -331,12 +332,18 @@ def _long(
             raise TableError(
                 f"in the column {shown(grid.labels[sized])} of {shown(name)}, {error}"
             ) from None
-    label = grid.labels[valued]
+    label, values = grid.labels[valued], grid.numbers(valued, names)
+    for value, name, number in zip(values, names, sizes, strict=True):
+        if not np.isfinite(value):  # a mean over the other seeds would hide a run that diverged
+            raise TableError(
+                f"the {label} of a run of {shown(name)} at size {number:g} is {value:g} or empty; "
+                "expected a number: leave that row out if the run is not to count"
+            )
     return Records(
         what=grid.what,
         models=names,
         sizes=np.array(sizes, dtype=float),
-        values=grid.numbers(valued, names),
+        values=values,
         names=list(dict.fromkeys(names)),
         seeds=None if seeded is None else grid.texts(seeded),
         parameters=_parameters(grid, counted, names),
@@ -435,9 +442,9 @@ def _scale(records: Records, metric: str) -> float:
     finite = np.isfinite(records.values)
     highest = float(np.max(records.values, where=finite, initial=-math.inf))
     scale = 100.0 if score and (records.per_cent or highest > 1) else 1.0
-    wrong = finite & (records.values < scale * worst)
+    wrong = np.isinf(records.values) | (records.values < scale * worst)
     if score:
-        wrong |= finite & (records.values > scale)
+        wrong |= records.values > scale
     if wrong.any():
         place = int(wrong.argmax())
         expected = "up to 1, or 100 in per cent" if score else f"from {worst:g} up"

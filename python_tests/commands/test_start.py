@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import logging
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
@@ -75,6 +81,81 @@ def test_ctrl_c_is_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> N
 
     monkeypatch.setattr(doctor, "main", stop)
     assert cli.main(["doctor"]) == 130 and capsys.readouterr().err == "stopped\n"
+
+
+def write_table(path: Path, models: int, name: str = "model") -> list[str]:
+    """Returns the command that ranks these models."""
+    rows = [f"{name}-{row},{2 + row},{1.5 + row},{1.2 + row},{1.1 + row}" for row in range(models)]
+    path.write_text("\n".join(["name,100,200,400,800", *rows, ""]), encoding="utf-8")
+    return ["select", str(path), "--target", "6400", "--method", "subtuning"]
+
+
+@contextlib.contextmanager
+def reader_gone(monkeypatch: pytest.MonkeyPatch, *streams: str) -> Iterator[None]:
+    """The streams are a pipe that nobody reads, as after head; closing them must not fail."""
+    read, write = os.pipe()
+    os.close(read)
+    with monkeypatch.context() as patch, open(write, "w", encoding="utf-8") as pipe:
+        for stream in streams:
+            patch.setattr(sys, stream, pipe)
+        yield
+
+
+@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
+@pytest.mark.parametrize("command", [None, *_COMMANDS])
+def test_help_into_a_pipe_that_is_closed(
+    command: str | None,
+    streams: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    given = [*filter(None, [command]), "--help"]
+    with reader_gone(monkeypatch, *streams), pytest.raises(SystemExit) as ended:
+        cli.main(given)
+    assert ended.value.code == 0 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("models", [3, 400])  # less and more than a buffer
+def test_a_command_into_a_pipe_that_is_closed_ends_its_work(
+    models: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    given = write_table(tmp_path / "t.csv", models)
+    with reader_gone(monkeypatch, "stdout", "stderr"):
+        assert cli.main([*given, "--out", str(tmp_path / "out.csv")]) == 0
+        assert cli.main(["select", str(tmp_path / "none.csv"), "--target", "1"]) == 2
+        assert cli.main(["doctor"]) == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == models + 1
+    assert capsys.readouterr().err == ""
+
+
+def test_the_whole_process_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its exit, too, where Python flushes once more."""
+    given = write_table(tmp_path / "t.csv", 3)
+    with reader_gone(monkeypatch, "stdout"):
+        done = subprocess.run(
+            [sys.executable, "-m", "jachess_ext", *given],
+            stdout=sys.stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=120,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_names_in_any_encoding(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the output cannot show is an escape, and nothing is lost of the rest."""
+    given = write_table(tmp_path / "t.csv", 3, "ä-模型-\N{SNOWMAN}")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert cli.main(given) == 0
+    shown = written.getvalue().decode(encoding)
+    for character in "ä模型\N{SNOWMAN}":
+        escaped = character.encode(encoding, "backslashreplace").decode(encoding)
+        assert shown.count(escaped) >= 3
+    assert "sizes up to 800" in shown
 
 
 def test_libraries_say_nothing_of_their_own() -> None:

@@ -6,17 +6,21 @@ import contextlib
 import json
 import re
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from jachess_ext.cli import main
 from jachess_ext.compare import finetune
+from jachess_ext.compare.models import load_config, load_tokenizer
 from jachess_ext.compare.settings import Grid
 from python_tests.browser import assert_shown
 
@@ -188,6 +192,89 @@ def test_bad_data(
     given = command(tiny_model, tmp_path / "d.csv", tmp_path / "out", "--methods", "none")
     refused(main(given), capfd, words, "finetune")
     assert not (tmp_path / "out").exists()
+
+
+def test_columns_by_other_names(
+    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"a {word} film {n},{word}" for n in range(8) for word in ("good", "bad")]
+    (tmp_path / "d.csv").write_text("\n".join(["review,sentiment", *rows, ""]))
+    given = command(tiny_model, tmp_path / "d.csv", tmp_path / "out", "--methods", "none")
+    bare = ["--seeds", "0", "--conditions.corruption", "--conditions.deltas"]
+    assert main([*given, *bare, "--conditions.sequences", "0"]) == 0
+    said = "'review' is taken for the text and 'sentiment' for the label"
+    assert capfd.readouterr().err.count(said) == 1
+
+
+NOWHERE = "there is no such folder"
+OFFLINE = f"{NOWHERE}, no download of it, and the hub is not reached; expected a folder with"
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "asked"),
+    [
+        ("no-such-model", OFFLINE, 1),
+        ("no-one/no-such-model", OFFLINE, 1),
+        ("/no/such/model", f"{NOWHERE}; expected a folder with", 0),
+        ("./no-such-model", f"{NOWHERE}; expected a folder with", 0),
+        ("no/such/model", f"{NOWHERE}; expected a folder with", 0),
+        ("{}", "the folder has no config.json; expected a folder with", 0),
+    ],
+)
+def test_a_model_that_is_nowhere(
+    model: str,
+    words: str,
+    asked: int,
+    sentiment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The hub is asked once, without a wait, and the sentence says what to give."""
+    calls, waits = [], []
+
+    def no_network(*address: Any, **_: Any) -> None:
+        calls.append(address)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    given = command(Path(model.format(tmp_path)), sentiment, tmp_path / "out", "--methods", "none")
+    given[2] = model.format(tmp_path)
+    refused(main(given), capfd, words, "finetune")
+    assert asked <= len(calls) <= 2 * asked and not waits  # once more by the library itself
+
+
+def test_a_model_that_the_hub_does_not_have(
+    sentiment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        error = huggingface_hub.errors.RepositoryNotFoundError
+        raise error.__new__(error)
+
+    monkeypatch.setattr(huggingface_hub, "model_info", missing)
+    given = command(Path("no-such"), sentiment, tmp_path / "out", "--methods", "none")
+    refused(main(given), capfd, "and none that you can read on the hub; expected", "finetune")
+
+
+def test_a_downloaded_model_is_loaded_without_the_hub(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "models--some-one--tiny"
+    shutil.copytree(tiny_model, home / "snapshots" / "1")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("1")
+
+    def no_network(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "model_info", no_network)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert load_config("some-one/tiny").hidden_size == load_config(tiny_model).hidden_size
+    assert load_tokenizer("some-one/tiny").vocab_size > 0
 
 
 def test_a_label_outside_the_range(

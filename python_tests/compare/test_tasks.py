@@ -41,6 +41,67 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
+REVIEWS = [(f"a {word} film, number {n}", word) for n in range(4) for word in ("good", "bad")]
+GREEK = [("ταινία" + "αβγδ"[n], "ab"[n % 2]) for n in range(4)]
+COLUMNS = {
+    # columns by name, what is said of them -> the text and the label, None: not told
+    "other names": ({"review": 0, "sentiment": 1}, {}, ("review", "sentiment")),
+    "the other way round": ({"sentiment": 1, "review": 0}, {}, ("review", "sentiment")),
+    "as if swapped": (
+        {"label": 0, "text": 1},
+        {"text": "label", "label": "text"},
+        ("label", "text"),
+    ),
+    "with an index": ({"": range(8), "review": 0, "y": 1}, {}, ("review", "y")),
+    "one usual name": ({"review": 0, "label": 1}, {}, ("review", "label")),
+    "the other usual name": ({"text": 0, "stars": 1}, {}, ("text", "stars")),
+    "one that is said": ({"review": 0, "stars": 1}, {"label": "stars"}, ("review", "stars")),
+    "numbers": ({"review": 0, "n": "01234567"}, {"regression": True}, ("review", "n")),
+    "three columns": ({"review": 0, "sentiment": 1, "id": range(8)}, {}, None),
+    "two labels": ({"a": 1, "b": 1}, {}, None),
+    "two texts": ({"a": 0, "b": 0}, {}, None),
+    "no text, but identifiers": ({"a": [f"u{n}" for n in range(8)], "b": 1}, {}, None),
+    "dates": ({"a": [f"2024-01-0{n} 10:00" for n in range(8)], "b": 1}, {}, None),
+    "a wrong name said": ({"review": 0, "sentiment": 1}, {"label": "sentimnet"}, None),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_two_columns_by_any_name(
+    case: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, said, expected = COLUMNS[case]
+    columns = {
+        name: [row[what] for row in REVIEWS] if isinstance(what, int) else list(map(str, what))
+        for name, what in content.items()
+    }
+    frame = pd.DataFrame(columns)
+    path = tmp_path / f"d.{ending}"
+    if ending == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if ending == "tsv" else ",")
+    if expected is None:
+        with pytest.raises(DataError, match=r"has no column '.*say which are the text and the"):
+            file_task(path, path, Columns(**said))
+        return
+    task = file_task(path, path, Columns(**said))
+    text, label = expected
+    assert task.train.texts == columns[text] and task.dev.texts == columns[text]
+    found = (
+        task.train.labels if task.regression else [task.classes[int(y)] for y in task.train.labels]
+    )
+    assert found == (list(map(float, columns[label])) if task.regression else columns[label])
+    says = f"{text!r} is taken for the text and {label!r} for the label"
+    assert (says in capsys.readouterr().err) != (case == "as if swapped")
+
+
+def test_a_text_without_spaces_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.csv", "k,v\n" + "".join(f"{b},{a}\n" for a, b in GREEK))
+    assert file_task(path, path, Columns()).train.texts == [text for text, _ in GREEK]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

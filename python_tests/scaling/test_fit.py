@@ -126,6 +126,22 @@ def test_parameter_intervals_cover(unit: float) -> None:
         assert inside.mean() == pytest.approx(0.9, abs=0.05), name
 
 
+@pytest.mark.parametrize("count", [6, 12, 30])
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.05])
+@pytest.mark.parametrize("delta", [1e-4, 1e-3, 1e-2, np.inf, None])
+def test_intervals_cover_whatever_the_threshold(
+    delta: float | None, noise: float, count: int
+) -> None:
+    """Also where it is far below the noise, as 0.001 often is; 300 curves, ± 1.7 points each."""
+    sizes = np.geomspace(200, 409600, count)
+    clean = np.tile(curves.power(sizes, 30.0, 0.5, 0.5, 1.0), (300, 1))
+    losses = curves.noisy(clean, np.random.default_rng(2), noise)
+    found = fit(sizes, losses, "power", huber_delta=delta, fixed={"alpha": 1.0}, starts=1)
+    low, high = found.parameter_intervals(0.9)["beta"]
+    inside = (low <= 0.5) & (high >= 0.5)
+    assert inside.mean() == pytest.approx(0.9, abs=0.06)
+
+
 def test_intervals_of_a_floor_end_at_0() -> None:
     losses = curves.noisy(9 * curves.SIZES**-0.3, np.random.default_rng(3), 0.01)
     low, high = fit(curves.SIZES, losses, "rectified").parameter_intervals()["E"]

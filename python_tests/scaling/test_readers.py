@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -24,6 +26,155 @@ def check(table: LossTable, order: tuple[str, str] = ("large", "small")) -> None
     assert table.names == order and table.sizes.tolist() == [100, 400]
     expected = [[1 - ACCURACIES[name, size] for size in (100, 400)] for name in order]
     np.testing.assert_allclose(table.losses, expected, rtol=1e-6)
+
+
+# Every source -----------------------------------------------------------------------------------
+
+Curves = list[tuple[str, int, list[Any]]]
+"""Model, rows and accuracies, in the order they were measured in, of each run; "" for empty."""
+
+
+def write_trainer(folder: Path, curves: Curves) -> Path:
+    for model, rows, values in curves:
+        log = [{"eval_accuracy": None if value == "" else value} for value in values]
+        write_state(folder / f"{model}-n={rows}", log)
+    return folder
+
+
+def write_state(home: Path, log: list[dict[str, Any]], step: int = 0) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "trainer_state.json").write_text(json.dumps({"log_history": log, "global_step": step}))
+
+
+def write_mlflow(folder: Path, curves: Curves) -> Path:
+    for number, (model, rows, values) in enumerate(curves):
+        metrics = folder / str(number) / "metrics"
+        metrics.mkdir(parents=True)
+        (metrics.parent / "meta.yaml").write_text(f"run_name: {model}-n={rows}\nstatus: 3\n")
+        lines = [f"17000000 {value} {step}\n" for step, value in enumerate(values)]
+        (metrics / "eval_accuracy").write_text("".join(lines))
+    return folder
+
+
+def write_events(folder: Path, curves: Curves, new_style: bool = False) -> Path:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for model, rows, values in curves:
+        with SummaryWriter(str(folder / f"{model}-n={rows}")) as writer:
+            writer.add_scalar("eval/loss", 1.0)
+            for step, value in enumerate(values):
+                if "" not in values:  # event files have no empty scalar: here it is not there
+                    writer.add_scalar("eval/accuracy", value, step, new_style=new_style)
+    return folder
+
+
+def write_new_events(folder: Path, curves: Curves) -> Path:
+    return write_events(folder, curves, new_style=True)
+
+
+def write_downloads(folder: Path, curves: Curves) -> Path:
+    for model, rows, values in curves:
+        lines = [f"1700000000.5,{step},{value}\n" for step, value in enumerate(values)]
+        path = folder / f"run-{model}-n={rows}-tag-eval_accuracy.csv"
+        path.write_text("Wall time,Step,Value\n" + "".join(lines))
+    return folder
+
+
+def frame_of(curves: Curves, name: str, value: str, **more: Any) -> pd.DataFrame:
+    """A row a run, with its last accuracy."""
+    rows = [(f"{model}-n={rows}", values[-1]) for model, rows, values in curves]
+    return pd.DataFrame(rows, columns=[name, value]).assign(**more)
+
+
+def write_search_runs(folder: Path, curves: Curves) -> Path:
+    more = {"metrics.val_accuracy": 0.9, "status": "FINISHED"}
+    frame = frame_of(curves, "tags.mlflow.runName", "metrics.eval_accuracy", **more)
+    frame.to_csv(folder / "runs.csv")
+    return folder / "runs.csv"
+
+
+def wandb_frame(_: Path, curves: Curves) -> pd.DataFrame:
+    more = {"State": "finished", "val/accuracy": 0.9}
+    return frame_of(curves, "Name", "eval_accuracy", **more).replace("", None)
+
+
+def wandb_api(_: Path, curves: Curves) -> pd.DataFrame:
+    frame = frame_of(curves, "name", "eval_accuracy")
+    told = [{"eval_accuracy": value or None, "val/accuracy": 0.9} for value in frame.eval_accuracy]
+    return frame[["name"]].assign(summary=told, config=[{}] * len(told))
+
+
+def write_long(folder: Path, curves: Curves) -> Path:
+    """With a second seed, whose accuracies are those that are right."""
+    rows = [(model, rows, 0, values[-1]) for model, rows, values in curves]
+    rows += [(model, rows, 1, value) for (model, rows), value in ACCURACIES.items()]
+    frame = pd.DataFrame(rows, columns=["model", "rows", "seed", "eval_accuracy"])
+    frame.to_csv(folder / "long.csv", index=False)
+    return folder / "long.csv"
+
+
+SERIES = (write_trainer, write_mlflow, write_events, write_new_events, write_downloads)
+ROWS = (write_search_runs, wandb_frame, wandb_api, write_long)
+PLACES = {"first": ("small", 100, 0), "middle": ("large", 100, 1), "last": ("large", 400, 2)}
+
+
+def curves_of(place: str = "", wrong: Any = None, rises: bool = True) -> Curves:
+    """The accuracies above, each after two lower ones, and one that is wrong in its place."""
+    curves = [(model, rows, [0.1, 0.2, value]) for (model, rows), value in ACCURACIES.items()]
+    if place:
+        model, rows, step = PLACES[place]
+        next(each for each in curves if each[:2] == (model, rows))[2][step if rises else -1] = wrong
+    return curves
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), ""], ids=repr)
+@pytest.mark.parametrize("write", [*SERIES, *ROWS])
+def test_an_accuracy_that_is_no_number_is_told(
+    write: Any, wrong: Any, place: str, tmp_path: Path
+) -> None:
+    """Its run is named: no other step, metric or seed of it stands in for what is missing."""
+    model, rows, _ = PLACES[place]
+    source = write(tmp_path, curves_of(place, wrong, rises=write in SERIES))
+    name = f"{model}' at size {rows}" if write is write_long else f"'{model}-n={rows}'"
+    for value in ("last", "best"):
+        with pytest.raises(TableError, match=name):
+            read_runs(source, "eval_accuracy", value=value)
+
+
+@pytest.mark.parametrize("write", [*SERIES, *ROWS])
+def test_every_source(write: Any, tmp_path: Path) -> None:
+    table = read_runs(write(tmp_path, curves_of()), "eval_accuracy")
+    check(table, table.names if table.names[0] == "small" else ("large", "small"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("write", [write_mlflow, write_search_runs, wandb_frame, wandb_api])
+@pytest.mark.parametrize("wrong_first", [True, False])
+def test_one_of_two_runs_of_a_name_is_left_out(
+    write: Any, wrong_first: bool, tmp_path: Path
+) -> None:
+    """What the error advises leaves out the run that diverged, and not the one that did not."""
+    curves, diverged = curves_of(), ("small", 400, [float("nan")])
+    place = curves.index(next(each for each in curves if each[:2] == diverged[:2]))
+    curves.insert(place if wrong_first else place + 1, diverged)
+    source = write(tmp_path, curves)
+    wrong = f"small-n=400 ({1 if wrong_first else 2})"
+    advice = re.escape(f"leave it out with ignore=['{wrong}']")
+    with pytest.raises(TableError, match=advice):
+        read_runs(source, "eval_accuracy")
+    with pytest.raises(TableError, match=r"2 runs 'small-n=400'; say which to ignore: .*\(2\)'"):
+        read_runs(source, "eval_accuracy", ignore=["small-n=400"])
+    table = read_runs(source, "eval_accuracy", ignore=[wrong])
+    check(table, table.names if table.names[0] == "small" else ("large", "small"))  # type: ignore[arg-type]
+
+
+def test_columns_of_one_name_are_not_left_out_together() -> None:
+    frame = pd.DataFrame([[0.5, 1, 0.4], [0.6, 2, 0.5]], ["a", "b"], ["100", "n", "200"])
+    frame.columns = pd.Index(["100", "note", "note"])
+    for given in ({"ignore": ["note"]}, {"model": "note"}):
+        with pytest.raises(TableError, match="has the column 'note' twice"):
+            read_runs(frame, "loss", **given)  # type: ignore[arg-type]
 
 
 # transformers' Trainer --------------------------------------------------------------------------
@@ -216,6 +367,68 @@ def test_rows_by_what_trainer_logs(tmp_path: Path) -> None:
             read_runs(tmp_path, model=model)
 
 
+LOG = [{"eval_loss": 1.0 / step, "eval_runtime": 0.1 * step} for step in (1, 2, 3, 4)]
+OTHER = [{"eval_loss": 9.0 / step, "eval_runtime": 0.2 * step} for step in (1, 2, 3, 4, 5)]
+LEFT = {
+    # folder: checkpoints and their logs, the folder's own log; the log that counts
+    "one run": ({"checkpoint-9": LOG[:1], "checkpoint-10": LOG[:2]}, None, LOG[:2]),
+    "its end": ({"checkpoint-9": LOG[:1], "checkpoint-10": LOG[:2]}, LOG, LOG),
+    "a NaN in it": ({"checkpoint-1": [{"train": math.nan}]}, [{"train": math.nan}, *LOG], LOG),
+    "after a longer run": ({"checkpoint-500": OTHER}, LOG, LOG),
+    "after a longer run of as many steps": ({"checkpoint-10": OTHER}, LOG, LOG),
+    "begun after a longer run": ({"checkpoint-9": LOG[:2], "checkpoint-500": OTHER}, None, None),
+    "begun after a shorter run": ({"checkpoint-9": OTHER[:1], "checkpoint-50": LOG}, None, None),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_stale_checkpoint_does_not_count(left: str, tmp_path: Path) -> None:
+    """Steps do not tell which of two runs in a folder is the newer: its own end counts, or none."""
+    checkpoints, own, counted = LEFT[left]
+    for name in ("a", "b"):
+        for place, log in checkpoints.items():
+            write_state(tmp_path / name / place, log, int(place.partition("-")[2]))
+            path = tmp_path / name / place / "config.json"
+            path.write_text(json.dumps({"_name_or_path": "right" if log != OTHER else "stale"}))
+        if own is not None:
+            write_state(tmp_path / name, own, 10)
+    sizes = {"a": 1, "b": 2}
+    if counted is None:
+        with pytest.raises(TableError, match="a holds checkpoints of several runs; remove"):
+            read_runs(tmp_path, "loss", size=sizes)
+        return
+    table = read_runs(tmp_path, "loss", size=sizes, model={"a": "a", "b": "b"})
+    assert np.diag(table.losses).tolist() == [counted[-1]["eval_loss"]] * 2
+    if OTHER not in checkpoints.values():
+        assert read_runs(tmp_path, "loss", size=sizes, fewest=1).names == ("right",)
+    else:  # a stale config.json does not tell the model
+        with pytest.raises(TableError, match="do not tell which are of one model"):
+            read_runs(tmp_path, "loss", size=sizes)
+
+
+def test_results_of_another_training(tmp_path: Path) -> None:
+    for name, seconds in (("a", 2.0), ("b", 3.0)):
+        write_state(tmp_path / name, [{"eval_loss": 1.0}, {"train_runtime": 2.0}])
+        results = {"train_runtime": seconds, "train_samples": 5, "eval_loss": 0.5}
+        (tmp_path / name / "all_results.json").write_text(json.dumps(results))
+    with pytest.raises(TableError, match=r"results in .*b are of another training"):
+        read_runs(tmp_path, "loss", model={"a": "a", "b": "b"})
+
+
+def test_events_of_two_runs_in_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, steps in enumerate((9, 4)):
+        with SummaryWriter(str(tmp_path / "a"), filename_suffix=".new") as writer:
+            for step in range(steps):
+                writer.add_scalar("eval/loss", 1.0, step)
+        (written,) = (tmp_path / "a").glob("*.new")
+        written.rename(tmp_path / "a" / f"events.out.tfevents.{number}")
+    with pytest.raises(TableError, match=r"steps of eval/loss in .*a go back"):
+        read_runs(tmp_path)
+
+
 def test_files_that_are_no_states(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trainer_state.json"
     path.parent.mkdir()
@@ -358,7 +571,7 @@ def test_the_table_of_wandb(tmp_path: Path) -> None:
     path = FILES / "wandb_runs.csv"
     with pytest.raises(TableError, match="measurements 'eval/accuracy', 'eval/loss', 'train/loss'"):
         read_runs(path)
-    with pytest.raises(TableError, match=r"'late-dew-6' has no 'accuracy'.*ignore="):
+    with pytest.raises(TableError, match=r"'late-dew-6' has no 'eval/accuracy'.*ignore="):
         read_runs(path, "accuracy")
     for source in (path, pd.read_csv(path)):
         table = read_runs(source, "accuracy", ignore=["late-dew-6"])
@@ -367,7 +580,7 @@ def test_the_table_of_wandb(tmp_path: Path) -> None:
         assert table.noise is not None and table.noise[0, 0] == pytest.approx(0.01)
     frame = pd.read_csv(path)
     frame.loc[2, "State"] = "crashed"  # its numbers are those of some step before the last
-    with pytest.raises(TableError, match="'calm-fog-3' has no 'accuracy'"):
+    with pytest.raises(TableError, match="'calm-fog-3' has no 'eval/accuracy'"):
         read_runs(frame, "accuracy", ignore=["late-dew-6"])
     frame = pd.read_csv(path).assign(learning_rate=[1e-5, *[2e-5] * 5])
     with pytest.raises(TableError, match=r"no repeats: learning_rate is 1e-05 and 2e-05"):
@@ -420,7 +633,7 @@ def test_names_that_do_not_tell_the_model() -> None:
         read_runs(frame)
     table = read_runs(frame, model={"sun": "a", "sea": "b"})
     assert table.names == ("a", "b") and np.isnan(table.losses).sum() == 2
-    with pytest.raises(TableError, match="'sun' has several of 'loss': 'eval_loss', 'val_loss'"):
+    with pytest.raises(TableError, match="measurements 'eval_loss', 'val_loss'; say which"):
         read_runs(frame.assign(eval_loss=1.0, val_loss=1.0).drop(columns="loss"), "loss")
     with pytest.raises(TableError, match="'rows', 'n', any of which may be the number"):
         read_runs(frame.assign(n=[3, 4]), model={"sun": "a", "sea": "b"})

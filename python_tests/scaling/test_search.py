@@ -376,9 +376,13 @@ def test_scores_are_told_and_shown_as_they_are() -> None:
         ("accuracy", 1.0, "the accuracy is 1, the best there is; give Search test_rows="),
         ("matthews", -1.5, "the matthews is -1.5; expected -1 or more"),
         ("perplexity", 0.5, "the perplexity is 0.5; expected 1 or more"),
+        ("perplexity", True, "the perplexity is True; expected a number"),
+        ("accuracy", False, "the accuracy is False; expected a number"),
+        (None, True, "the loss is True; expected a number"),
+        (None, np.True_, "the loss is True; expected a number"),
     ],
 )
-def test_scores_out_of_range_are_refused(metric: str, value: float, words: str) -> None:
+def test_scores_out_of_range_are_refused(metric: str | None, value: float, words: str) -> None:
     search = Search(("a", "b"), SIZES, 256, metric=metric)
     before = search.state()
     for take in (

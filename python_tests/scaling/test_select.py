@@ -557,3 +557,51 @@ def test_a_score_is_forecast_as_what_is_missing_and_shown_as_it_was() -> None:
         lines["model-0"], 100 * (1 - losses[0, 1 : len(lines["model-0"]) + 1])
     )
     assert errors.plot().get_yscale() == "log"
+
+
+@pytest.mark.parametrize("method", WITH_DISTRIBUTION)
+@pytest.mark.parametrize("target", [1e12, 1e100, 1e200, 1e300])
+@pytest.mark.filterwarnings("ignore:overflow|divide by zero|invalid value:RuntimeWarning")
+def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target: float) -> None:
+    if method == "blend" and target > 1e100:
+        with pytest.raises(ValueError, match="blend forecasts no number for the target 1e"):
+            select(SIX, BUDGET, target, method)
+        return
+    found = select(SIX, BUDGET, target, method)
+    assert (found.predicted_losses > 0).all() and not np.isnan(found.interval_ends()).any()
+    assert not np.isnan(found.best_probabilities).any()
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "nlpmetrics"])
+def test_models_without_a_loss(method: str) -> None:
+    """One of them is left out where losses are read; a table of nothing else is a sentence."""
+    columns = frame(SIX)
+    one, all_of_them = columns.copy(), columns.copy()
+    one.loc["model-0", [int(size) for size in SIX.sizes]] = np.nan
+    all_of_them[[int(size) for size in SIX.sizes]] = np.nan
+    score = {name: {method: 1.0 * row} for row, name in enumerate(SIX.names)}
+    found = select(one, BUDGET, TARGET, method, features=score)
+    reads_none = METHODS[method].trains == "none" and METHODS[method].needs != "zero"
+    assert ("model-0" in found.ranking) == reads_none
+    assert ("model-0" in found.unranked) != reads_none
+    with pytest.raises(TableError, match="no model has a loss at a size up to 51200"):
+        select(all_of_them, BUDGET, TARGET, method, features=score)
+
+
+def test_a_perfect_score_counts_by_its_test_rows() -> None:
+    """As the error says, `select` takes them."""
+    scores = 1 - frame(SIX)[[int(size) for size in SIX.sizes]] / 10
+    scores.iloc[0, 5] = 1.0
+    for choose in (
+        lambda **given: select(scores, BUDGET, TARGET, metric="accuracy", **given),
+        lambda **given: sufficient_budget(scores, TARGET, 0.1, metric="accuracy", **given),
+    ):
+        with pytest.raises(TableError, match=r"is the best there is; give test_rows="):
+            choose()
+        found = choose(test_rows=50)
+        assert found is not None
+    read = read_table(scores, metric="accuracy", test_rows=50)
+    expected = select(read, BUDGET, TARGET)
+    assert select(scores, BUDGET, TARGET, metric="accuracy", test_rows=50).text() == expected.text()
+    with pytest.raises(TableError, match="give it where the LossTable is made"):
+        select(read, BUDGET, TARGET, test_rows=50)

@@ -8,11 +8,13 @@ Squares are compared as the norms they are squares of.
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import jachess_ext as jx
 from jachess_ext.smoothness.estimators import chi_correction
@@ -150,3 +152,48 @@ def test_few_pairs_are_corrected_for_the_root() -> None:
     w = torch.randn(200_000, 6, generator=generator, dtype=torch.float64)
     mean = (w @ (hessian.T @ u)).abs().mean() / chi_correction(1)
     assert_within(mean, (hessian.T @ u).norm(), 0.01)
+
+
+class RankOne(nn.Module):
+    """One hidden state of one entry, the square of the input's sum: derivatives of rank one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(4, 8)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    def forward(self, input_ids: Tensor, output_hidden_states: bool = True, **_: Any) -> Any:
+        x = self.embeddings(input_ids)
+        return SimpleNamespace(hidden_states=(x, (x.sum((1, 2), keepdim=True) ** 2) / 2))
+
+
+@pytest.mark.parametrize("directions", [1, 2, 3, 4])
+@pytest.mark.parametrize("row", ["‖J‖", "‖H_j‖, divided by c_P", "the tensor norm of H"])
+def test_the_largest_bias_is_what_the_document_says(row: str, directions: int) -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text("utf-8").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {row} | "))
+    cell = line.split("|")[1 + directions].strip()
+    if cell == "–":
+        assert directions == 1  # a Hessian's estimate needs two
+        return
+    torch.manual_seed(1)
+    model = RankOne().double()
+    with torch.no_grad():
+        found = jx.smoothness(
+            model,
+            {"input_ids": torch.ones(20_000, 1, dtype=torch.long)},
+            directions=directions,
+            hessian=row != "‖J‖",
+            hessian_norm="tensor" if "tensor" in row else "per_dimension",
+            dimensions="all",
+            seed=0,
+        )
+        entries = model.embeddings.weight.shape[1]
+        # the gradient of s² / 2 is s for every entry, the Hessian all ones
+        slope = model.embeddings.weight[1].sum().abs().item() * entries**0.5
+    of_tokens = found.jacobian_tokens if row == "‖J‖" else found.hessian_tokens
+    assert of_tokens is not None
+    bias = of_tokens.mean().item() / (slope if row == "‖J‖" else entries) - 1
+    assert bias == pytest.approx(float(cell.removesuffix(" %")) / 100, abs=0.012)

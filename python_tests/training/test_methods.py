@@ -20,6 +20,7 @@ from python_tests.smoothness.tiny_models import LABELS, classifier
 from .runs import (
     SETTINGS,
     Padder,
+    arguments,
     assert_same_parameters,
     entries,
     examples,
@@ -336,7 +337,12 @@ def test_tapt_needs_text_and_tokenizer(tmp_path: Path) -> None:
         method_trainer(tmp_path, "tapt")
     for name in ("tapt", "fisher-joint,along=noise"):
         with pytest.raises(ValueError, match=r"method='.*' needs unlabelled_dataset"):
-            MethodTrainer(model=classifier("bert"), method=name, train_dataset=examples(4))
+            MethodTrainer(
+                model=classifier("bert"),
+                args=arguments(tmp_path),
+                method=name,
+                train_dataset=examples(4),
+            )
 
 
 def test_sam_and_loss_scaling(tmp_path: Path) -> None:
