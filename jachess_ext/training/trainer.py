@@ -47,8 +47,8 @@ class MethodMixin(_Base):
 
     With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
     last micro-batch counts as the others do); the task loss of a model that ignores
-    ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding is read from the mask, on either
-    side (`LeftPadding`); with left padding a causal language model is not asked for a row's first
+    ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding is read from
+    the mask, on either side (`LeftPadding`); with left padding a causal language model is not asked for a row's first
     token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the adapters alone are not
     the model.
 
@@ -285,8 +285,8 @@ class MethodMixin(_Base):
         if not torch.equal(once, twice):
             return
         trouble = (
-            f"num_items_in_batch but does not use it, so with {steps} accumulation steps on {ranks} "
-            f"ranks transformers' Trainer would make the task loss {steps * ranks} times too large"
+            f"num_items_in_batch but does not use it, so with {steps} accumulation steps on "
+            f"{ranks} ranks transformers' Trainer would make the task loss {steps * ranks} times too large"
         )
         if self.compute_loss_func is not None:
             raise ValueError(

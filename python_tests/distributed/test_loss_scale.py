@@ -46,5 +46,7 @@ def test_a_loss_function_that_ignores_the_count(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(outputs.logits, labels)
 
     settings = {"options": {"compute_loss_func": loss}, "gradient_accumulation_steps": 2}
-    with pytest.raises(ValueError, match="compute_loss_func is given .* 2 times too large; return"):
+    with pytest.raises(
+        ValueError, match=r"compute_loss_func is given .* 2 times too large; return"
+    ):
         method_trainer(tmp_path, "none", **settings).train()
