@@ -48,9 +48,9 @@ class MethodMixin(_Base):
     With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
     last micro-batch counts as the others do); the task loss of a model that ignores
     ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding is read from
-    the mask, on either side (`LeftPadding`); with left padding a causal language model is not asked for a row's first
-    token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the adapters alone are not
-    the model.
+    the mask, on either side (`LeftPadding`); with left padding a causal language model is not asked
+    for a row's first token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the
+    adapters alone are not the model.
 
     A resumed run continues exactly: checkpoints hold the regulariser's state, the place in the
     unlabelled data and the schedule's state (``jachess.pt``).
@@ -286,7 +286,8 @@ class MethodMixin(_Base):
             return
         trouble = (
             f"num_items_in_batch but does not use it, so with {steps} accumulation steps on "
-            f"{ranks} ranks transformers' Trainer would make the task loss {steps * ranks} times too large"
+            f"{ranks} ranks transformers' Trainer would make the task loss {steps * ranks} times "
+            "too large"
         )
         if self.compute_loss_func is not None:
             raise ValueError(

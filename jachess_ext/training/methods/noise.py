@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
-from ...smoothness.decision import kl_divergence
+from ...smoothness.decision import NO_LABEL, kl_divergence
 from ...smoothness.estimators import hooked_embeddings, in_mode, trained, unwrapped, without_labels
-from ..batches import Batch, RandomState, drawing_apart
+from ..batches import Batch, RandomState, drawing_apart, is_causal
 from .base import (
     Loss,
     Method,
@@ -43,7 +43,9 @@ class RDrop(Method, name="r-drop"):
             second, others = run(inputs)
         kind = self.kind(model, outputs)
         apart = kl_divergence(logits_of(outputs), logits_of(others), kind, symmetric=True)
-        return Loss((first + second) / 2, outputs, self.strength * (row_mean(apart, inputs) / 2))
+        return Loss(
+            (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
+        )
 
 
 class R3F(Method, name="r3f"):
@@ -71,8 +73,12 @@ class R3F(Method, name="r3f"):
         self.noise, self.noise_distribution = noise, noise_distribution
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return the mean over rows (of a language model: over real tokens)."""
-        batch, logits, kind = without_labels(inputs), logits_of(outputs), self.kind(model, outputs)
+        """Return the mean over rows (of decisions per token: `row_mean`)."""
+        batch, logits, kind = (
+            told_decoder(model, inputs),
+            logits_of(outputs),
+            self.kind(model, outputs),
+        )
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the plain one under this name
         run = getattr(unwrapped(model), "_original_forward", model)
@@ -88,7 +94,7 @@ class R3F(Method, name="r3f"):
                 logits = logits_of(run(**batch))
             contexts.enter_context(hooked_embeddings(model, add))
             moved = logits_of(run(**batch))
-        return row_mean(kl_divergence(logits, moved, kind, symmetric=True), batch)
+        return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
 
 class NEFTune(Method, name="neftune"):
@@ -215,14 +221,14 @@ class SMART(_Adversarial, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        batch, kind = without_labels(inputs), self.kind(model, outputs)
+        batch, kind = told_decoder(model, inputs), self.kind(model, outputs)
         logits, masks = logits_of(outputs), self.key()
         noise: Tensor | None = None
 
         def apart(target: Tensor) -> Tensor:
             with drawing_apart(masks), hooked_embeddings(model, add):
                 moved = logits_of(model(**batch))
-                return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs)
+                return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
         def add(embeddings: Tensor) -> Tensor:
             nonlocal noise
@@ -337,10 +343,10 @@ class CorruptConsistency(_Corruption, name="corrupt-consistency"):
                 target = model(**inputs)
         passing = nullcontext() if self.dropout else in_mode(model, False)
         with drawing_apart(self.key()), passing:
-            others = model(**without_labels(self.corrupted(inputs)))
+            others = model(**told_decoder(model, self.corrupted(inputs)))
         kind = self.kind(model, outputs)
         apart = kl_divergence(logits_of(target), logits_of(others), kind)
-        return self.every * row_mean(apart, inputs)
+        return self.every * row_mean(apart, inputs, model)
 
 
 class Recommended(CorruptConsistency, name="recommended"):
@@ -371,12 +377,38 @@ class Recommended(CorruptConsistency, name="recommended"):
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None
 
 
-def row_mean(apart: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of ``[B]`` over rows, or of ``[B, T]`` over the batch's real tokens."""
-    mask = batch.get("attention_mask")
-    if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
-        return apart[mask.bool()].mean()
-    return apart.mean()
+def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
+    """Return the mean of ``[B]`` over rows, or of ``[B, T]`` over the tokens the task decides.
+
+    These are the labelled ones, without labels the real ones; in a causal language model those
+    that predict one.  Columns before the batch's own are a prompt's.
+    """
+    if apart.ndim != 2:
+        return apart.mean()
+    labels, mask = batch.get("labels"), batch.get("attention_mask")
+    if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
+        labels is not None or "decoder_input_ids" in batch
+    ):
+        mask = batch.get("decoder_attention_mask")
+    shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
+    for given in (mask, None if labels is None else labels != NO_LABEL):
+        if isinstance(given, Tensor) and given.ndim == 2:
+            before = (apart.shape[1] - given.shape[1], 0)
+            decided &= nn.functional.pad(given.bool(), before)
+            if given is mask:
+                shown &= nn.functional.pad(given.bool(), before, value=True)
+    if is_causal(model):
+        apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
+    return apart[decided].sum() / decided.sum().clamp(min=1)
+
+
+def told_decoder(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Drop the labels, and state the decoder's inputs that the model would make from them."""
+    labels, make = batch.get("labels"), None
+    if isinstance(labels, Tensor) and labels.ndim == 2 and "decoder_input_ids" not in batch:
+        make = getattr(unwrapped(model), "prepare_decoder_input_ids_from_labels", None)
+    made = {} if make is None else {"decoder_input_ids": make(labels)}
+    return {**without_labels(batch), **made}
 
 
 def draw_noise(
