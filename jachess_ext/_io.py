@@ -59,8 +59,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
 
 

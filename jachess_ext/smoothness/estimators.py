@@ -36,6 +36,7 @@ from ..jet.tensor import JetTensor, ending, primal_of
 from ..ops import jet_mean_squares
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
+from .parallel import is_sharded
 from .settings import (
     ENGINES,
     Dimensions,
@@ -758,9 +759,14 @@ def build_graph(
     """Run the model once, without SDPA's fused kernels, which have no double backward.
 
     Raises:
-        ValueError: in inference mode, or with gradient checkpointing, whose backward would build
-            another graph.
+        ValueError: in inference mode; with gradient checkpointing, whose backward would build
+            another graph; with sharded weights, which a double backward reads after they are freed.
     """
+    if is_sharded(model):
+        raise ValueError(
+            f"engine={settings.engine!r} does not work with FSDP, which frees weights that its "
+            "backward passes read: use engine='jet', or DistributedDataParallel"
+        )
     if any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules()):
         raise ValueError(
             f"engine={settings.engine!r} does not work with gradient checkpointing: use "

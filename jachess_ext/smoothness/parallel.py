@@ -61,15 +61,22 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 def _sharded_ranks(model: nn.Module) -> Ranks:
     """Return the ranks of `fully_shard`, whose mesh has one dimension or two (replicas)."""
-    from torch.distributed.fsdp import FSDPModule
-
     mesh = next((p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")), None)
-    if mesh is None or not any(isinstance(module, FSDPModule) for module in model.modules()):
+    if mesh is None or not is_sharded(model):
         return Ranks()
     rank = 0
     for place, size in zip(mesh.get_coordinate() or [0], mesh.shape, strict=False):
         rank = rank * size + place
     return Ranks(rank, mesh.size(), tuple(mesh.get_all_groups()))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether `fully_shard` or FullyShardedDataParallel shards a part of the model."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    return any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in model.modules())
 
 
 def has_tokens(batch: Mapping[str, Any]) -> bool:

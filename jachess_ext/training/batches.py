@@ -208,7 +208,7 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
         return batch
     mask: Any = batch.get("attention_mask")
     labels = batch.get("labels")
-    if not padded_left(mask) or not isinstance(labels, Tensor) or not _is_causal(model):
+    if not padded_left(mask) or not isinstance(labels, Tensor) or not is_causal(model):
         return batch
     if labels.shape != mask.shape:
         return batch
@@ -223,7 +223,8 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
     return {**batch, "labels": kept}
 
 
-def _is_causal(model: nn.Module) -> bool:
+def is_causal(model: nn.Module) -> bool:
+    """Tell whether the model predicts each next token."""
     inner: Any = unwrapped(model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     named = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

@@ -47,10 +47,10 @@ class MethodMixin(_Base):
 
     With gradient accumulation a penalty is the mean over the micro-batches (an epoch's smaller
     last micro-batch counts as the others do); the task loss of a model that ignores
-    ``num_items_in_batch`` is divided, with a warning.  Padding is read from the mask, on either
-    side (`LeftPadding`); with left padding a causal language model is not asked for a row's first
-    token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the adapters alone are not
-    the model.
+    ``num_items_in_batch`` is divided, with a warning, on several ranks too.  Padding is read from
+    the mask, on either side (`LeftPadding`); with left padding a causal language model is not asked
+    for a row's first token.  Where TAPT precedes LoRA, save ``model.merge_and_unload()``: the
+    adapters alone are not the model.
 
     A resumed run continues exactly: checkpoints hold the regulariser's state, the place in the
     unlabelled data and the schedule's state (``jachess.pt``).
@@ -155,9 +155,8 @@ class MethodMixin(_Base):
         if self.args.fp16:
             return True
         bad = ~torch.isfinite(task.detach()).all()
-        labels = inputs.get("labels")
-        if isinstance(labels, Tensor):
-            bad = bad & (labels != NO_LABEL).any().to(bad.device)
+        if isinstance(inputs.get("labels"), Tensor):
+            bad = bad & _has_labels(inputs)
         return not int(ranks_of(model).max(bad.int()))
 
     def _skipped(self, task: Tensor, model: nn.Module) -> Tensor:
@@ -268,26 +267,45 @@ class MethodMixin(_Base):
     def _divide_where_the_model_does_not(self, model: nn.Module) -> None:
         """Let the Trainer divide the task loss, if the model ignores ``num_items_in_batch``.
 
-        The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by it.  The
-        sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama (transformers 5.23) do not.
+        The Trainer takes any ``**kwargs`` in ``forward`` as a promise to divide by the items of all
+        micro-batches and ranks: it does not divide by the number of micro-batches, and multiplies
+        by that of the ranks.  The sequence classifiers of BERT, RoBERTa, GPT-2, OPT and Llama
+        (transformers 5.24) do not divide.
+
+        Raises:
+            ValueError: ``compute_loss_func`` ignores it, which the Trainer cannot make up for.
         """
         steps = self.args.gradient_accumulation_steps
-        own_loss = self.compute_loss_func is not None or self.label_smoother is not None
-        if steps == 1 or own_loss or not self.model_accepts_loss_kwargs:
+        ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
+        counted = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if steps * ranks == 1 or not counted:
             return
-        batch = self._prepare_inputs(next(iter(self.seeded_loader(self.train_dataset))))
+        batches = map(self._prepare_inputs, self.seeded_loader(self.train_dataset))
+        batch = next((b for b in batches if _has_labels(b)), None)
+        if batch is None:
+            return
+        self.method.check(batch)
         with torch.no_grad(), in_mode(model, training=False):
-            once, twice = (
-                model(**batch, num_items_in_batch=torch.tensor(count)).get("loss")
+            losses: list[Any] = [
+                super(MethodMixin, self).compute_loss(
+                    model, dict(batch), num_items_in_batch=torch.tensor(count)
+                )
                 for count in (1, 2)
-            )
-        if once is None or not torch.equal(once, twice):
+            ]
+        if not torch.equal(*losses):
             return
+        trouble = (
+            f"num_items_in_batch but does not use it, so with {steps} accumulation steps on "
+            f"{ranks} ranks transformers' Trainer would make the task loss {steps * ranks} times "
+            "too large"
+        )
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                f"compute_loss_func is given {trouble}; return the sum of the losses divided by it"
+            )
         warnings.warn(
-            f"the model accepts num_items_in_batch but does not use it, so with {steps} "
-            f"accumulation steps transformers' Trainer would make the task loss {steps} times too "
-            "large; this trainer divides it. For a plain Trainer set model.accepts_loss_kwargs = "
-            "False first",
+            f"the model accepts {trouble}; this trainer divides it. For a plain Trainer set "
+            "model.accepts_loss_kwargs = False first",
             stacklevel=2,
         )
         self.model_accepts_loss_kwargs = False
@@ -324,6 +342,11 @@ class MethodMixin(_Base):
             if part not in state:
                 _LOG.warning("%s has no %s: %s", path, part, _WITHOUT[part])
         self._place = state.get("unlabelled")
+
+
+def _has_labels(inputs: Batch) -> bool:
+    labels = inputs.get("labels")
+    return isinstance(labels, Tensor) and bool((labels != NO_LABEL).any())
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -296,6 +296,28 @@ def watched(engine: str) -> dict[str, Any]:
     return found
 
 
+def gradients_of_smoothness(model: Any, engine: str) -> dict[str, Tensor]:
+    """Gradients of both norms' sum, for the same batch on every rank."""
+    norms = jx.smoothness(model, shard(0, 0), engine=engine, seed=0, dimensions=4)
+    (norms.jacobian.sum() + norms.hessian.sum()).backward()
+    return {
+        name.removeprefix("module."): whole(value.grad)
+        for name, value in model.named_parameters()
+        if value.grad is not None
+    }
+
+
+def estimators(engine: str) -> dict[str, Any]:
+    """`gradients_of_smoothness`, or the error, by each engine of `jx.smoothness`."""
+    found: dict[str, Any] = {}
+    for name in ("jet", "reverse"):
+        try:
+            found[name] = gradients_of_smoothness(ENGINES[engine](classifier("bert")), name)
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
 def main(folder: Path) -> None:
     die_with_parent()  # the launcher gives every rank a session of its own
     dist.init_process_group("gloo")
@@ -314,6 +336,7 @@ def main(folder: Path) -> None:
             directions_differ,
             derivatives,
             watched,
+            estimators,
         ]
         for job in (*jobs, skipped_micro_batch, bad_embeddings, bad_row):
             results[f"{engine} {job.__name__}"] = job(engine)

@@ -21,6 +21,7 @@ from python_tests.distributed.rank_jobs import (
     ROWS,
     SETTINGS,
     fed_with_embeddings,
+    gradients_of_smoothness,
     loss_of,
     shard,
     train,
@@ -243,3 +244,18 @@ def test_a_probe_between_the_steps(engine: str) -> None:
     assert len(expected) == 5
     for name, value in found[0]["2 probes"]["figures"][-1].items():
         assert value == pytest.approx(expected[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["jet", "reverse"])
+def test_each_estimator_under_each_wrapper(engine: str, name: str) -> None:
+    """The gradients of the bare model, or a sentence where torch would end in a crash."""
+    expected = gradients_of_smoothness(classifier("bert"), name)
+    for rank in results(2):
+        found = rank[f"{engine} estimators"][name]
+        if (engine, name) == ("fsdp", "reverse"):
+            assert "engine='reverse' does not work with FSDP" in found
+        else:
+            assert set(expected) <= set(found)
+            for key, value in expected.items():
+                torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-11, msg=key)

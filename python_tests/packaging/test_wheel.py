@@ -67,7 +67,11 @@ def test_contents(wheel: Path) -> None:
     package = ROOT / "jachess_ext"
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
     assert modules <= names and len(modules) > 50
-    assets = {p.relative_to(ROOT).as_posix() for p in (package / "demo" / "assets").rglob("*") if p.is_file()}
+    assets = {
+        p.relative_to(ROOT).as_posix()
+        for p in (package / "demo" / "assets").rglob("*")
+        if p.is_file()
+    }
     assert assets <= names and "jachess_ext/py.typed" in names and len(assets) >= 5
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     assert {name.split("/")[0] for name in names} == {

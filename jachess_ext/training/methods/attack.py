@@ -99,7 +99,7 @@ class SynonymConsistency(_Swaps, name="synonym-consistency"):
         with drawing_apart(self.key()):
             others = model(**without_labels({**inputs, "input_ids": ids}))
         kind = self.kind(model, outputs)
-        return row_mean(kl_divergence(logits_of(outputs), logits_of(others), kind), inputs)
+        return row_mean(kl_divergence(logits_of(outputs), logits_of(others), kind), inputs, model)
 
 
 class _Attack(_Swaps):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
-from ...smoothness.decision import kl_divergence
+from ...smoothness.decision import NO_LABEL, kl_divergence
 from ...smoothness.estimators import (
     hooked_embeddings,
     in_mode,
@@ -19,7 +19,7 @@ from ...smoothness.estimators import (
     unwrapped,
     without_labels,
 )
-from ..batches import Batch, RandomState, drawing_apart
+from ..batches import Batch, RandomState, drawing_apart, is_causal
 from .base import (
     Loss,
     Method,
@@ -50,7 +50,9 @@ class RDrop(Method, name="r-drop"):
             second, others = run(inputs)
         kind = self.kind(model, outputs)
         apart = kl_divergence(logits_of(outputs), logits_of(others), kind, symmetric=True)
-        return Loss((first + second) / 2, outputs, self.strength * (row_mean(apart, inputs) / 2))
+        return Loss(
+            (first + second) / 2, outputs, self.strength * (row_mean(apart, inputs, model) / 2)
+        )
 
 
 class R3F(Method, name="r3f"):
@@ -78,8 +80,9 @@ class R3F(Method, name="r3f"):
         self.noise, self.noise_distribution = noise, noise_distribution
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
-        """Return the mean over rows (of a language model: over real tokens)."""
-        batch, logits, kind = without_labels(inputs), logits_of(outputs), self.kind(model, outputs)
+        """Return the mean over rows (of decisions per token: `row_mean`)."""
+        batch, kind = told_decoder(model, inputs), self.kind(model, outputs)
+        logits = logits_of(outputs)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the plain one under this name
         run = getattr(unwrapped(model), "_original_forward", model)
@@ -93,9 +96,9 @@ class R3F(Method, name="r3f"):
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
                 logits = logits_of(run(**batch))
-            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
-            moved = logits_of(run(**without_labels(noisy)))
-        return row_mean(kl_divergence(logits, moved, kind, symmetric=True), batch)
+            noisy = contexts.enter_context(hooked_embeddings(model, add, batch))
+            moved = logits_of(run(**noisy))
+        return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
 
 class NEFTune(Method, name="neftune"):
@@ -247,7 +250,7 @@ class SMART(_Adversarial, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        kind = self.kind(model, outputs)
+        batch, kind = told_decoder(model, inputs), self.kind(model, outputs)
         logits, masks, scale = logits_of(outputs), self.key(), self._scale
 
         def draw(x: Tensor, real: Tensor) -> Tensor:
@@ -261,9 +264,9 @@ class SMART(_Adversarial, name="smart"):
         climbing = _Climbing(draw)
 
         def apart(target: Tensor) -> Tensor:
-            with drawing_apart(masks), climbing.added(model, inputs) as noisy:
-                moved = logits_of(model(**without_labels(noisy)))
-            return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs)
+            with drawing_apart(masks), climbing.added(model, batch) as noisy:
+                moved = logits_of(model(**noisy))
+            return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
         for _ in range(self.adv_steps):
             with trained(dict.fromkeys(model.parameters(), False)):
@@ -366,10 +369,10 @@ class CorruptConsistency(_Corruption, name="corrupt-consistency"):
                 target = model(**inputs)
         passing = nullcontext() if self.dropout else in_mode(model, False)
         with drawing_apart(self.key()), passing:
-            others = model(**without_labels(self.corrupted(inputs)))
+            others = model(**told_decoder(model, self.corrupted(inputs)))
         kind = self.kind(model, outputs)
         apart = kl_divergence(logits_of(target), logits_of(others), kind)
-        return self.every * row_mean(apart, inputs)
+        return self.every * row_mean(apart, inputs, model)
 
 
 class Recommended(CorruptConsistency, name="recommended"):
@@ -400,12 +403,39 @@ class Recommended(CorruptConsistency, name="recommended"):
         return super().penalty(model, inputs, outputs) if self.needs_tokenizer else None
 
 
-def row_mean(apart: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of ``[B]`` over rows, or of ``[B, T]`` over the batch's real tokens."""
-    mask = batch.get("attention_mask")
-    if apart.ndim == 2 and mask is not None and mask.shape == apart.shape:
-        return apart[mask.bool()].mean()
-    return apart.mean()
+def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
+    """Return the mean of ``[B]`` over rows, or of ``[B, T]`` over the tokens the task decides.
+
+    These are the labelled ones, without labels the real ones; in a causal language model those
+    that predict one.  Columns before the batch's own are a prompt's.
+    """
+    if apart.ndim != 2:
+        return apart.mean()
+    labels, mask = batch.get("labels"), batch.get("attention_mask")
+    if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
+        labels is not None or "decoder_input_ids" in batch
+    ):
+        mask = batch.get("decoder_attention_mask")
+    shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
+    told: tuple[Any, ...] = (mask, None if labels is None else labels != NO_LABEL)
+    for given in told:
+        if isinstance(given, Tensor) and given.ndim == 2:
+            before = (apart.shape[1] - given.shape[1], 0)
+            decided &= nn.functional.pad(given.bool(), before)
+            if given is mask:
+                shown &= nn.functional.pad(given.bool(), before, value=True)
+    if is_causal(model):
+        apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
+    return apart[decided].sum() / decided.sum().clamp(min=1)
+
+
+def told_decoder(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Drop the labels, and state the decoder's inputs that the model would make from them."""
+    labels, make = batch.get("labels"), None
+    if isinstance(labels, Tensor) and labels.ndim == 2 and "decoder_input_ids" not in batch:
+        make = getattr(unwrapped(model), "prepare_decoder_input_ids_from_labels", None)
+    made = {} if make is None else {"decoder_input_ids": make(labels)}
+    return {**without_labels(batch), **made}
 
 
 def draw_noise(
