@@ -281,3 +281,63 @@ def pad(
     primal, lengths = padded(data.primal, *settings, padding_value, total_length)
     rest, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
     return data.with_streams(torch.cat([primal.unsqueeze(0), rest.movedim(2, 0)])), lengths
+
+
+# ---- linear algebra ----------------------------------------------------------------------------
+#
+# Written out, since torch's own forward modes are wrong somewhere: of a Vandermonde matrix at 0, of
+# a triangular factor whose tangent has entries outside the triangle, of right-hand sides whose
+# shape could be that of a batch of vectors, and in the gradient of a condition number's tangent.
+
+
+@jet_rule(torch.linalg.vander)
+def vander(x: Any, *, N: int | None = None) -> Any:
+    powers = [torch.ones_like(x)]
+    for _ in range((x.shape[-1] if N is None else N) - 1):
+        powers.append(powers[-1] * x)
+    return torch.stack(powers, -1)
+
+
+@jet_rule("cholesky_solve")
+def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
+    """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
+    factor = L.triu() if upper else L.tril()
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, input, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, half, upper=True)
+
+
+@jet_rule("triangular_solve")
+def triangular_solve(
+    input: Any,
+    A: Any,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> Any:
+    """Return (X, A) of A X = B, as the deprecated function of torch does."""
+    factor = A.triu() if upper else A.tril()
+    factor = factor.mT if transpose else factor
+    solution = torch.linalg.solve_triangular(
+        factor, input, upper=upper != transpose, unitriangular=unitriangular
+    )
+    return torch.return_types.triangular_solve((solution, A.clone()))
+
+
+@jet_rule(torch.linalg.cond)
+def cond(input: Any, p: Any = None) -> Any:
+    """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
+    if p in (None, 2, -2):
+        values = torch.linalg.svdvals(input)
+        ends = values[..., 0], values[..., -1]
+        return ends[0] / ends[1] if p != -2 else ends[1] / ends[0]
+
+    def norm(matrix: Any) -> Any:
+        if p == "nuc":
+            return torch.linalg.svdvals(matrix).sum(-1)
+        if p == "fro":
+            return matrix.square().sum((-2, -1)).sqrt()
+        sums = matrix.abs().sum(-2 if abs(p) == 1 else -1)
+        return sums.amax(-1) if p > 0 else sums.amin(-1)
+
+    return norm(input) * norm(torch.linalg.inv(input))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from ... import torch_private
+from ...ops.library import transformed
 from ..layout import JetLayout
 from ..registry import Rule, missing_rule, serve_generally
 from ..strides import stack_laid_out
@@ -67,6 +68,11 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         for parts, value in zip(streams, own, strict=bool(own)):
             parts[:] = [value, *(part.to(value.dtype) for part in parts[1:])]
         _refuse_views(function, [parts[0] for parts in streams], stacks)
+        if not transformed():
+            if function in _SPECTRAL:
+                _refuse_equal_values(function, args, named, stacks[0][0])
+            if function in _FACTORS and any(_is_finite_in_value_alone(parts) for parts in streams):
+                raise missing_rule(function, "its matrix is singular, where it has no derivative")
         stacked = iter(streams)
         outputs = [
             _as_jet(next(stacked), layout) if isinstance(out, Tensor) else out for out in shown[0]
@@ -142,3 +148,64 @@ def _storage(tensor: Tensor) -> int:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
+
+
+# ---- decompositions ----------------------------------------------------------------------------
+#
+# Where singular values or eigenvalues are equal, these have no derivative along most directions.
+# torch's forward mode divides by their difference: its tangents belong to one of many bases, its
+# second derivatives are wrong or NaN, and so is the gradient of the value beside them.
+
+_SINGULAR = ("svd", "Tensor.svd", "linalg.svd", "linalg.svdvals")
+_NORMS = ("functional.norm", "linalg.matrix_norm")
+_EIGEN = ("linalg.eigh", "linalg.eigvalsh", "linalg.eig", "linalg.eigvals")
+_FACTORS = {
+    named(f"torch.{name}")
+    for name in (
+        *("linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "functional.lu", "Tensor.lu"),
+        *("linalg.cholesky_ex", "linalg.qr", "qr", "Tensor.qr", "linalg.inv_ex"),
+    )
+}
+_SPECTRAL = {named(f"torch.{name}"): name for name in (*_SINGULAR, *_NORMS, *_EIGEN)}
+
+
+def _refuse_equal_values(function: Callable, args: tuple, given: dict, matrix: Tensor) -> None:
+    """Raise MissingJetRule where values that the result depends on are equal, up to rounding."""
+    values = _values_that_count(_SPECTRAL[function], args, given, matrix.detach())
+    if values is None or not values.numel():
+        return
+    apart = (values.unsqueeze(-1) - values.unsqueeze(-2)).abs()
+    same = torch.ones_like(apart, dtype=torch.bool).tril()
+    largest = values.abs().amax(-1)[..., None, None]
+    if (apart.masked_fill(same, torch.inf) <= 100 * torch.finfo(matrix.dtype).eps * largest).any():
+        raise missing_rule(
+            function,
+            "singular values or eigenvalues of its matrix are equal, or a singular value is 0, "
+            "where it has no derivative; use a function of the matrix that has one (a trace, a "
+            "determinant, the Frobenius norm), or add a small perturbation",
+        )
+
+
+def _is_finite_in_value_alone(parts: list[Tensor]) -> bool:
+    first, *rest = (part.detach() for part in parts)
+    return bool(first.isfinite().all()) and not all(bool(part.isfinite().all()) for part in rest)
+
+
+def _values_that_count(name: str, args: tuple, given: dict, matrix: Tensor) -> Tensor | None:
+    """Return the values ``[..., k]`` that must differ; None where the function has no spectrum.
+
+    A singular value of 0 counts twice, since its sign is free.
+    """
+    if name in _EIGEN:
+        symmetric = name in ("linalg.eigh", "linalg.eigvalsh")
+        return torch.linalg.eigvalsh(matrix) if symmetric else torch.linalg.eigvals(matrix)
+    order = "nuc"
+    if name in _NORMS:
+        order = given.get("ord", given.get("p", args[1] if len(args) > 1 else "fro"))
+        dims = given.get("dim", args[2] if len(args) > 2 else (-2, -1))
+        if order != "nuc" and (name == "functional.norm" or order not in (2, -2)):
+            return None
+        matrix = matrix.movedim(dims or (-2, -1), (-2, -1))
+    values = torch.linalg.svdvals(matrix)
+    values = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
+    return values[..., :2] if order == 2 else values

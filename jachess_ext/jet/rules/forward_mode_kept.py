@@ -13,7 +13,7 @@ WITH_GRADIENTS = full_names(
     {
         "torch": """
             acos acosh addbmm addmv addr alias_copy aminmax angle as_strided_copy asin asinh atan
-            atanh cholesky_solve column_stack combinations constant_pad_nd corrcoef cosh cov cross
+            atanh column_stack combinations constant_pad_nd corrcoef cosh cov cross
             cummax cummin cumulative_trapezoid deg2rad diag diag_embed diagflat diagonal_copy
             diagonal_scatter diff digamma div dstack erfinv expand_copy fill fliplr flipud fmod frac
             frexp gradient hstack i0 index_fill index_put inner kron kthvalue ldexp lgamma
@@ -21,25 +21,25 @@ WITH_GRADIENTS = full_names(
             mvlgamma nanmean nanmedian nanquantile nansum narrow_copy native_group_norm nextafter
             permute_copy pinverse polygamma put qr quantile rad2deg remainder rot90 scatter_reduce
             select_scatter sgn sinc sinh slice_scatter split_with_sizes_copy squeeze_copy svd t_copy
-            take tan trace transpose_copy trapezoid trapz triangular_solve trunc unbind_copy
+            take tan trace transpose_copy trapezoid trapz trunc unbind_copy
             unfold_copy unsqueeze_copy vdot view_copy vstack xlogy
         """,
         "torch.Tensor": """
-            __rmod__ acos acosh addbmm addmv addr aminmax angle asin asinh atan atanh cholesky_solve
+            __rmod__ acos acosh addbmm addmv addr aminmax angle asin asinh atan atanh
             corrcoef cosh cov cross cummax cummin deg2rad diag diag_embed diagflat diagonal_scatter
             diff digamma erfinv fliplr flipud fmod frac frexp i0 index_fill index_put inner kron
             kthvalue ldexp lgamma logaddexp logaddexp2 lu lu_solve masked_scatter masked_select
             matrix_exp median mode msort mvlgamma nanmean nanmedian nanquantile nansum narrow_copy
             nextafter pinverse polygamma put qr quantile rad2deg remainder rot90 scatter_reduce
             select_scatter sgn sinc sinh slice_scatter stft sum_to_size svd take tan trace
-            triangular_solve trunc vdot xlogy
+            trunc vdot xlogy
         """,
         "torch.functional": """
             block_diag cartesian_prod lu stft tensordot
         """,
         "torch.linalg": """
-            cholesky cholesky_ex cond cross inv inv_ex lstsq lu lu_factor lu_factor_ex lu_solve
-            matrix_power multi_dot pinv qr solve_triangular svd svdvals tensorinv vander vecdot
+            cholesky cholesky_ex cross inv inv_ex lstsq lu lu_factor lu_factor_ex lu_solve
+            matrix_power multi_dot pinv qr solve_triangular svd svdvals tensorinv vecdot
         """,
         "torch.nn.functional": """
             adaptive_max_pool1d adaptive_max_pool1d_with_indices adaptive_max_pool2d

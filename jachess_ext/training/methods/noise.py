@@ -417,12 +417,12 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     ):
         mask = batch.get("decoder_attention_mask")
     shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
-    told: tuple[Any, ...] = (mask, None if labels is None else labels != NO_LABEL)
-    for given in told:
+    labelled = labels != NO_LABEL if isinstance(labels, Tensor) else None
+    for name, given in (("mask", mask), ("labels", labelled)):
         if isinstance(given, Tensor) and given.ndim == 2:
             before = (apart.shape[1] - given.shape[1], 0)
             decided &= nn.functional.pad(given.bool(), before)
-            if given is mask:
+            if name == "mask":
                 shown &= nn.functional.pad(given.bool(), before, value=True)
     if is_causal(model):
         apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
