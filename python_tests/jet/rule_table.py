@@ -309,6 +309,17 @@ SHAPE = [
     Row([torch.Tensor.unfold], [X((2, 5)), 1, 2, 2]),
     Row([torch.Tensor.unfold], [X(()), 0, 1, 1]),
     Row([torch.linalg.diagonal], [X((2, 3, 2))], {"dim1": 0, "dim2": 1}),
+    Row([torch.linalg.vander], [X((2, 3))]),
+    Row([torch.linalg.vander], [X((3,))], {"N": 2}),
+    Row(["cholesky_solve"], [X((3, 2)), X((3, 3), **POSITIVE)]),
+    Row(["cholesky_solve"], [X((2, 3, 2)), P(2, 3, 3, **POSITIVE), True]),
+    Row(["triangular_solve"], [X((3, 2)), X((3, 3), **POSITIVE)]),
+    Row(
+        ["triangular_solve"], [P(3, 2), X((3, 3), **POSITIVE)], {"upper": False, "transpose": True}
+    ),
+    Near([torch.linalg.cond], [X((3, 3)), "fro"]),
+    Near([torch.linalg.cond], [X((2, 3, 3)), 1]),
+    Near([torch.linalg.cond], [X((3, 3))]),
     Row(["hsplit"], [X((2, 4)), 2]),
     Row(["hsplit"], [X((4,)), (1, 3)]),
     Row(["vsplit"], [X((4, 2)), 2]),

@@ -152,7 +152,9 @@ def _torch_s_own(call: Call) -> tuple | None:
     try:
         return call(call.x)
     except (RuntimeError, NotImplementedError) as error:
-        if "not implemented for" in str(error) or "same dtype" in str(error):
+        refusals = ("not implemented for", "same dtype", "but got BFloat16", "Got BFloat16")
+        refusals += ("but got Half", "Got Half")
+        if any(words in str(error) for words in refusals):
             return None
         raise
 

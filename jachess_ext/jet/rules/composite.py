@@ -292,6 +292,7 @@ def pad(
 
 @jet_rule(torch.linalg.vander)
 def vander(x: Any, *, N: int | None = None) -> Any:
+    x = x.unsqueeze(0) if x.ndim == 0 else x
     powers = [torch.ones_like(x)]
     for _ in range((x.shape[-1] if N is None else N) - 1):
         powers.append(powers[-1] * x)

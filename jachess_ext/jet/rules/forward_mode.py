@@ -77,7 +77,11 @@ def forward_mode_rule(function: Callable, gradients: bool) -> Rule:
         outputs = [
             _as_jet(next(stacked), layout) if isinstance(out, Tensor) else out for out in shown[0]
         ]
-        return torch_private.pytree.tree_unflatten(outputs, shown[1])
+        result = torch_private.pytree.tree_unflatten(outputs, shown[1])
+        info = getattr(result, "info", None)  # of cholesky_ex and its like
+        if info is not None and not transformed() and bool(info.any()):
+            raise missing_rule(function, "it failed, as its info says")
+        return result
 
     rule.under_autocast = True  # type: ignore[attr-defined]
     return rule
