@@ -34,6 +34,10 @@ from scipy.optimize import least_squares
 
 from jachess_ext.compare.runs import run_all
 from jachess_ext.compare.settings import Recipe
+from jachess_ext.live import read_selection, select_live
+from jachess_ext.live.choice import RUNS
+from jachess_ext.live.plan import make_plan
+from jachess_ext.live.trial import run
 from jachess_ext.scaling import (
     Ask,
     Search,
@@ -41,15 +45,10 @@ from jachess_ext.scaling import (
     fit,
     log_rmse,
     pear_corr,
-    read_selection,
     rel_acc,
-    select_live,
 )
 from jachess_ext.scaling.baselines import FEATURE_SCORES
-from jachess_ext.scaling.live import RUNS
-from jachess_ext.scaling.plan import make_plan
 from jachess_ext.scaling.selection import DEFAULT, METHODS
-from jachess_ext.scaling.trial import run
 
 from .common import RESULTS, stamped, write_frame
 
@@ -87,7 +86,7 @@ def make_runs(arguments: dict[str, Any], out: Path) -> Runs:
     select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
     selection, plan = read_selection(out), make_plan(**arguments)
     target, seed = plan.search.target, plan.search.seed
-    jobs = [plan.job(Ask(model, target, seed), out) for model in plan.search.models]
+    jobs = [plan.trial(Ask(model, target, seed), out) for model in plan.search.models]
     truth = [record for _, record in run_all(jobs, run, out / RUNS)]
     rows = [
         {

@@ -55,10 +55,11 @@ from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
-from jachess_ext.scaling import Ask, LossTable, coverage, select, select_live, trial
+from jachess_ext.live import select_live, trial
+from jachess_ext.live.choice import RUNS
+from jachess_ext.live.plan import Plan, make_plan
+from jachess_ext.scaling import Ask, LossTable, coverage, select
 from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
-from jachess_ext.scaling.live import RUNS
-from jachess_ext.scaling.plan import Plan, make_plan
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
@@ -157,7 +158,7 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
     dev = load_task(arguments["task"]).dev.part(0, TRUE_ROWS)
     asks = [Ask(c.model, size, seed) for size in (0, *SIZES) for c in plan.candidates]
     jobs = [(plan if ask.rows else scored).job(ask, out) for ask in asks]
-    full = [plan.job(Ask(c.model, ROWS, seed), out) for c in plan.candidates]
+    full = [plan.trial(Ask(c.model, ROWS, seed), out) for c in plan.candidates]
     with locked(out):
         records = {job.name: r for job, r in run_all(jobs, trial.run, out / RUNS)}
         truth = {
@@ -207,7 +208,7 @@ def _row_of(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def full_run(job: trial.Job, more_dev: Examples) -> list[dict[str, Any]]:
+def full_run(job: trial.Trial, more_dev: Examples) -> list[dict[str, Any]]:
     """Fine-tune on the job's rows; return a row for each of `PARTS` of the steps."""
     tokenizer = load_tokenizer(job.model)
     model = trial.new_model(job, tokenizer)
@@ -272,7 +273,7 @@ def ranker_scores(plan: Plan, out: Path) -> dict[str, dict[str, float]]:
         return json.loads(path.read_text("utf-8"))
     logging.disable(logging.INFO)
     library = require("transformer_ranker")
-    examples = plan.job(Ask(plan.candidates[0].model, 0), Path()).features
+    examples = plan.trial(Ask(plan.candidates[0].model, 0), Path()).features
     data = require("datasets").Dataset.from_dict(
         {"text": list(examples.texts), "label": [int(label) for label in examples.labels]}
     )

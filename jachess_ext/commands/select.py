@@ -77,7 +77,7 @@ def select(
         MissingExtra: An optional library is needed and missing.
     """
     from .. import scaling
-    from ..compare.selection import view_of_table, write_selection
+    from ..live.report import view_of_table, write_selection
 
     if budget is not None and confidence is not None:
         raise DataError("give either --budget or --confidence")

@@ -17,7 +17,7 @@ from ..compare.settings import Columns, Recipe
 from .select import Rows
 
 if TYPE_CHECKING:
-    from ..scaling import LiveSelection
+    from ..live import LiveSelection
 
 REPORT = "report.html"
 Settings = TypeVar("Settings")
@@ -51,7 +51,7 @@ def select_live(
 ) -> None:
     """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
 
-    Killed, the same command goes on.  jachess_ext.scaling.select_live has more settings.
+    Killed, the same command goes on.  jachess_ext.live.select_live has more settings.
 
     Args:
         models: Two or more to choose from: paths or hub ids.
@@ -89,13 +89,13 @@ def select_live(
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
-    from ..compare.selection import view_of_live, write_selection
-    from ..scaling import live
+    from ..live import choice
+    from ..live.report import view_of_live, write_selection
 
     if "processes" not in settings:
         connect_ray(processes)
         settings["backend"] = "ray"
-    selection = live.select_live(
+    selection = choice.select_live(
         models,
         task,
         out,
@@ -111,9 +111,9 @@ def select_live(
         **settings,
     )
     _print(selection)
-    print(f"Result: {out / live.RESULT}; the runs: {out / live.RECORDS}")
+    print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")
     if selection.winner is not None and selection.winner["error"] is None:
-        print(f"Model: {out / live.WINNER}")
+        print(f"Model: {out / choice.WINNER}")
     try:
         write_selection(out / REPORT, view_of_live(selection))
         print(f"Report: {out / REPORT}")
@@ -141,7 +141,7 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
 
 
 def _print(live: LiveSelection) -> None:
-    from ..scaling.live import said
+    from ..live.choice import said
 
     search, selection = live.search, live.search.selection()
     print(f"{live.task}, dev rows judged: {live.dev_rows:,}")

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from benchmarks import live_selection
-from jachess_ext.scaling import live, rel_acc
-from python_tests.scaling.live import save_model, write_rows
+from jachess_ext.live import choice
+from jachess_ext.scaling import rel_acc
+from python_tests.live.tiny import save_model, write_rows
 
 SIZES = (8, 16, 32)
 
@@ -77,7 +78,7 @@ def test_every_method_is_judged_by_the_truth(
     kernel = {(budget, name) for budget in SIZES for name in probed}
     assert without.keys() == found.keys() - kernel
     assert without[32, "blend"].flops_share == found[32, "blend"].flops_share
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert live_selection.main(arguments).rel_acc.tolist() == rows.rel_acc.tolist()
 
 

@@ -45,6 +45,22 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
     assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
 
 
+def test_selection_loads_nothing_that_trains() -> None:
+    """All of scaling, not its __init__ alone, whose names are imported at first use."""
+    code = """
+import sys, pkgutil, importlib, jachess_ext.scaling as scaling
+for module in pkgutil.iter_modules(scaling.__path__):
+    importlib.import_module(f"{scaling.__name__}.{module.name}")
+for name in scaling.__all__:
+    getattr(scaling, name)
+print(*sys.modules)
+"""
+    loaded = set(_run(code).split())
+    assert not {"transformers", "datasets", "accelerate", "sklearn", "matplotlib"} & loaded
+    parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
+    assert not {"training", "compare", "live", "commands", "demo"} & parts
+
+
 @pytest.mark.parametrize(
     "before",
     [

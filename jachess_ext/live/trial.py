@@ -23,8 +23,10 @@ from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer
 from ..compare.settings import Recipe
 from ..compare.tasks import Examples, Task, digest
+from ..scaling.baselines import FEATURE_SCORES
+from ..scaling.predictive import Array
+from ..scaling.selection import OPERATIONS
 from ..training import with_lora
-from .baselines import FEATURE_SCORES
 from .language import (
     TextTask,
     Windows,
@@ -33,9 +35,7 @@ from .language import (
     longest,
     windows,
 )
-from .predictive import Array
 from .probe import FORWARD, measured, residual_of
-from .selection import OPERATIONS
 
 Record = dict[str, Any]
 
@@ -70,7 +70,7 @@ def training_flops(
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """A model to fine-tune on a subset, and everything the run's result depends on.
 
     Attributes:
@@ -183,7 +183,7 @@ class RunRecord:
     lost: bool = False
 
 
-def run(job: Job) -> Record:
+def run(trial: Trial) -> Record:
     """Fine-tune a model on a subset and judge it; measure Θ and frozen features where asked for.
 
     A run that fails, whatever for, is recorded with its `error` and without losses and kernel: the
@@ -192,17 +192,17 @@ def run(job: Job) -> Record:
     Returns:
         The fields of a `RunRecord`.
     """
-    record = _head(job)
+    record = _head(trial)
     try:
-        tokenizer = load_tokenizer(job.model)
-        model = new_model(job, tokenizer)
+        tokenizer = load_tokenizer(trial.model)
+        model = new_model(trial, tokenizer)
         rows = {
-            name: encoded(job.task, part, model, tokenizer, job.recipe, trained=name == "train")
+            name: encoded(trial.task, part, model, tokenizer, trial.recipe, trained=name == "train")
             for name, part in (
-                ("train", job.task.train),
-                ("dev", job.task.dev),
-                ("probe", job.probe),
-                ("features", job.features),
+                ("train", trial.task.train),
+                ("dev", trial.task.dev),
+                ("probe", trial.probe),
+                ("features", trial.features),
             )
         }
         parameters, trained = count_parameters(model)
@@ -211,41 +211,41 @@ def run(job: Job) -> Record:
             parameters,
             trained,
             record["tokens"],
-            job.recipe.epochs,
-            job.recipe.gradient_checkpointing,
+            trial.recipe.epochs,
+            trial.recipe.gradient_checkpointing,
         )
-        figures = _figures(job, model, rows, parameters)
+        figures = _figures(trial, model, rows, parameters)
     except FloatingPointError as error:
         return record | {"error": str(error)}
     except Exception as error:  # a candidate's code raises many kinds; to the others they are one
         return record | {"error": _reason(error), "lost": True}
-    if job.keep is not None:
-        with whole_folder(job.keep) as folder:
+    if trial.keep is not None:
+        with whole_folder(trial.keep) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            write_text(folder / RUN_NAME, job.name)
+            write_text(folder / RUN_NAME, trial.name)
     return record | figures
 
 
-def killed(job: Job) -> Record:
+def killed(trial: Trial) -> Record:
     """Return the record of a run whose process was killed at every attempt."""
-    return _head(job) | {"error": "its process was killed, perhaps out of memory", "lost": True}
+    return _head(trial) | {"error": "its process was killed, perhaps out of memory", "lost": True}
 
 
-def _head(job: Job) -> Record:
+def _head(trial: Trial) -> Record:
     """Return the record of a run before anything is measured."""
     record = RunRecord(
-        run=job.name,
-        model=job.model,
+        run=trial.name,
+        model=trial.model,
         parameters=0,
-        size=job.size,
-        epochs=job.recipe.epochs,
+        size=trial.size,
+        epochs=trial.recipe.epochs,
         steps=0,
-        seed=job.seed,
-        learning_rate=job.recipe.learning_rate,
+        seed=trial.seed,
+        learning_rate=trial.recipe.learning_rate,
         time=0.0,
         tokens=0,
-        metric=job.task.metric.name,
+        metric=trial.task.metric.name,
     )
     return asdict(record)
 
@@ -258,9 +258,9 @@ def _reason(error: Exception) -> str:
     return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
 
 
-def new_model(job: Job, tokenizer: Any) -> Any:
+def new_model(trial: Trial, tokenizer: Any) -> Any:
     """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
-    model = load_for(job.model, job.task, tokenizer, job.seed, job.recipe)
+    model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -310,22 +310,22 @@ def count_tokens(data: Encoded) -> int:
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _figures(job: Job, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
+def _figures(trial: Trial, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
     """Train and judge a model, and return that part of the record."""
-    residual = residual_of(model, rows["probe"]) if len(job.probe) else None
+    residual = residual_of(model, rows["probe"]) if len(trial.probe) else None
     start = time.perf_counter()
-    record = _features(job, model, rows["features"], parameters) if len(job.features) else {}
+    record = _features(trial, model, rows["features"], parameters) if len(trial.features) else {}
     steps = _Rates()
-    if job.size:
-        fine_tune(model, rows["train"], job.recipe, seed=job.seed, callbacks=[steps])
+    if trial.size:
+        fine_tune(model, rows["train"], trial.recipe, seed=trial.seed, callbacks=[steps])
         model.eval()
     trained = time.perf_counter()
-    record |= _judged(job, model, rows["dev"], parameters)
-    t = sum(steps.rates) / job.recipe.learning_rate
+    record |= _judged(trial, model, rows["dev"], parameters)
+    t = sum(steps.rates) / trial.recipe.learning_rate
     record |= {"steps": len(steps.rates), "time": t}
     judged = time.perf_counter()
     if residual is not None:
-        path, rate = job.kernels / f"{job.name}.npz", job.recipe.learning_rate
+        path, rate = trial.kernels / f"{trial.name}.npz", trial.recipe.learning_rate
         record |= measured(model, rows["probe"], residual, t, rate, path)
     record["seconds"] = {
         "training": trained - start,
@@ -345,16 +345,16 @@ class _Rates(TrainerCallback):
         self.rates.append(float(given["optimizer"].param_groups[0]["lr"]))
 
 
-def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
+def _judged(trial: Trial, model: Any, dev: Encoded, parameters: int) -> Record:
     costs = {
-        "dev_rows": len(job.task.dev),
+        "dev_rows": len(trial.task.dev),
         "judging_flops": judging_flops(parameters, count_tokens(dev)),
     }
     if isinstance(dev, Windows):
-        return judge_text(model, job.task.dev, dev, _WINDOWS) | costs
+        return judge_text(model, trial.task.dev, dev, _WINDOWS) | costs
     dev = dev.by_length()
-    outputs = model_outputs(model, dev.in_order(_BATCH), regression=job.task.regression)
-    if job.task.regression:
+    outputs = model_outputs(model, dev.in_order(_BATCH), regression=trial.task.regression)
+    if trial.task.regression:
         labels, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
         loss, scores = float(((said - labels) ** 2).mean()), number_scores(said, labels)
     else:
@@ -365,7 +365,7 @@ def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
         scores = class_scores(outputs, labels)
     return {
         "dev_loss": loss,
-        "dev_score": job.task.metric(said, labels),
+        "dev_score": trial.task.metric(said, labels),
         "scores": scores,
     } | costs
 
@@ -392,9 +392,9 @@ def number_scores(predictions: Array, labels: Array) -> dict[str, float]:
     }
 
 
-def _features(job: Job, model: Any, data: Encoded, parameters: int) -> Record:
+def _features(trial: Trial, model: Any, data: Encoded, parameters: int) -> Record:
     features, labels = frozen_features(model, data, _BATCH), np.asarray(data.labels)
-    regression = job.task.regression
+    regression = trial.task.regression
     names = [name for name in FEATURE_SCORES if not (regression and name == "hscore")]
     scores = {name: FEATURE_SCORES[name](features, labels, regression) for name in names}
     if not np.isfinite(list(scores.values())).all():

@@ -15,16 +15,16 @@ from .._io import DataError
 from ..compare.models import load_tokenizer, model_version
 from ..compare.settings import Columns, Recipe
 from ..compare.tasks import Examples, Task, load_task
-from .baselines import FEATURE_SCORES
+from ..scaling.baselines import FEATURE_SCORES
+from ..scaling.search import Ask, Search
+from ..scaling.selection import DEFAULT, METHODS
 from .language import BITS, TextTask, check_kept, is_text, load_text
 from .probe import KERNELS
-from .search import Ask, Search
-from .selection import DEFAULT, METHODS
 from .trial import (
     CLASS_SCORES,
     LOSS,
     NUMBER_SCORES,
-    Job,
+    Trial,
     count_parameters,
     count_tokens,
     encoded,
@@ -105,11 +105,11 @@ class Plan:
     scored: int
     recipe: Recipe
 
-    def job(self, ask: Ask, folder: Path, keep: Path | None = None) -> Job:
-        """Return the job of a run; `folder` is the selection's."""
+    def trial(self, ask: Ask, folder: Path, keep: Path | None = None) -> Trial:
+        """Return the trial of a run; `folder` is the selection's."""
         rows = self.task.train
         candidate = next(c for c in self.candidates if c.model == ask.model)
-        return Job(
+        return Trial(
             model=candidate.model,
             version=candidate.version,
             task=replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0)),

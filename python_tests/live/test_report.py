@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.compare.report import Section, to_html
-from jachess_ext.compare.selection import (
+from jachess_ext.live.report import (
     SelectionView,
     advice,
     answer,
@@ -39,9 +39,8 @@ from jachess_ext.scaling import (
 )
 from jachess_ext.scaling.advice import number, scientific, share
 from python_tests.browser import assert_shown
+from python_tests.compare.pages import HOSTILE, Page, assert_legible, lines
 from python_tests.scaling import tables
-
-from .pages import HOSTILE, Page, assert_legible, lines
 
 BUDGET, TARGET = 25600.0, 1638400.0
 LONG = tuple(f"organisation-{n}/a-model-with-a-very-long-name-{n}" for n in range(14))

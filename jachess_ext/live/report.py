@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._io import require
+from ..compare.report import Picture, Section, filled, panels, styles_of, write_html
+from ..compare.tables import Table
 from ..scaling import (
     LossTable,
     Selection,
@@ -28,13 +30,11 @@ from ..scaling.advice import number, scientific, share
 from ..scaling.predictive import Array
 from ..scaling.runs import higher_is_better
 from ..scaling.selection import METHODS
-from .report import Picture, Section, filled, panels, styles_of, write_html
-from .tables import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ..scaling.live import LiveSelection
+    from .choice import LiveSelection
 
 _FORECAST, _TRUTH = "#0072b2", "#d55e00"
 

@@ -14,26 +14,27 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jachess_ext.compare.settings import Columns
-from jachess_ext.scaling import Ask, trial
-from jachess_ext.scaling.plan import make_plan
-from jachess_ext.scaling.probe import read_kernel
-from jachess_ext.scaling.trial import Job, run
+from jachess_ext.live import trial
+from jachess_ext.live.plan import make_plan
+from jachess_ext.live.probe import read_kernel
+from jachess_ext.live.trial import Trial, run
+from jachess_ext.scaling import Ask
 
 from .conftest import Settings
 
 
 @pytest.fixture
-def job(settings: Settings, tmp_path: Path) -> Job:
+def job(settings: Settings, tmp_path: Path) -> Trial:
     """Of 16 rows, with a probe of 4."""
     plan = make_plan(**settings(sizes=(8, 16, 40), probe=4))
-    return plan.job(Ask(plan.candidates[0].model, 16), tmp_path)
+    return plan.trial(Ask(plan.candidates[0].model, 16), tmp_path)
 
 
-def without_probe(job: Job, **recipe: Any) -> Job:
+def without_probe(job: Trial, **recipe: Any) -> Trial:
     return replace(job, probe=job.probe.part(0, 0), recipe=replace(job.recipe, **recipe))
 
 
-def batch_of(job: Job, part: str) -> dict[str, torch.Tensor]:
+def batch_of(job: Trial, part: str) -> dict[str, torch.Tensor]:
     """Token ids from the words, without the package's encoding."""
     examples = job.probe if part == "probe" else getattr(job.task, part)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
@@ -57,7 +58,7 @@ def explicit_kernel(model: Any, batch: dict[str, torch.Tensor]) -> np.ndarray:
     return (jacobian @ jacobian.T).numpy()
 
 
-def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_what_it_says(job: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is replaced by a known change of the weights, so that its result is at hand."""
     seen: dict[str, Any] = {}
 
@@ -107,7 +108,7 @@ def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.Mon
     assert record["error"] is None
 
 
-def test_the_cost_is_six_n_d(job: Job) -> None:
+def test_the_cost_is_six_n_d(job: Trial) -> None:
     record = run(job)
     width, words, positions = 8, 20, 16
     embeddings = (words + positions + 2 + 2) * width  # and token types, and the norm
@@ -129,7 +130,7 @@ def test_the_cost_is_six_n_d(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("epochs", "rows"), [(1.0, 40), (3.0, 16)])
-def test_time_is_the_sum_of_the_schedule(job: Job, epochs: float, rows: int) -> None:
+def test_time_is_the_sum_of_the_schedule(job: Trial, epochs: float, rows: int) -> None:
     """Linear warm-up over a tenth of the steps (rounded up), then linear decay to 0."""
     task = replace(job.task, train=job.task.train.chosen([i % 16 for i in range(rows)]))
     record = run(replace(without_probe(job, epochs=epochs, batch_size=8), task=task))
@@ -140,7 +141,7 @@ def test_time_is_the_sum_of_the_schedule(job: Job, epochs: float, rows: int) -> 
     assert record["time"] == pytest.approx(sum(rates))
 
 
-def test_size_zero_is_the_model_before_training(job: Job, tmp_path: Path) -> None:
+def test_size_zero_is_the_model_before_training(job: Trial, tmp_path: Path) -> None:
     record = run(replace(job, task=replace(job.task, train=job.probe.part(0, 0))))
     assert [record[name] for name in ("size", "steps", "time", "tokens")] == [0, 0, 0.0, 0]
     assert record["training_flops"] == 0
@@ -152,7 +153,7 @@ def test_size_zero_is_the_model_before_training(job: Job, tmp_path: Path) -> Non
     assert trained["dev_loss"] != record["dev_loss"]
 
 
-def test_a_run_does_not_depend_on_those_before_it(job: Job, tmp_path: Path) -> None:
+def test_a_run_does_not_depend_on_those_before_it(job: Trial, tmp_path: Path) -> None:
     first = run(job)
     theta = read_kernel(tmp_path, first)["theta"]
     torch.manual_seed(99)
@@ -162,13 +163,13 @@ def test_a_run_does_not_depend_on_those_before_it(job: Job, tmp_path: Path) -> N
     assert run(replace(job, seed=1))["dev_loss"] != first["dev_loss"]
 
 
-def test_a_diverged_run_says_so(job: Job) -> None:
+def test_a_diverged_run_says_so(job: Trial) -> None:
     record = run(replace(job, recipe=replace(job.recipe, lr=1e30, epochs=3.0)))
     assert "not finite" in record["error"] and not record["lost"]
     assert record["dev_loss"] is record["kernel"] is None
 
 
-def test_names_follow_what_a_run_depends_on(job: Job, tmp_path: Path) -> None:
+def test_names_follow_what_a_run_depends_on(job: Trial, tmp_path: Path) -> None:
     others = [
         replace(job, seed=5),
         replace(job, version="another"),
@@ -182,14 +183,14 @@ def test_names_follow_what_a_run_depends_on(job: Job, tmp_path: Path) -> None:
     assert replace(job, kernels=tmp_path / "elsewhere").name == job.name
 
 
-def loss_of(model: Any, job: Job) -> float:
+def loss_of(model: Any, job: Trial) -> float:
     """Cross-entropy of the dev rows in single precision, without the package."""
     batch = batch_of(job, "dev")
     with torch.no_grad():
         return float(functional.cross_entropy(logits_of(model, batch).double(), batch["labels"]))
 
 
-def test_bf16_is_of_training_alone(job: Job, tmp_path: Path) -> None:
+def test_bf16_is_of_training_alone(job: Trial, tmp_path: Path) -> None:
     plain = run(without_probe(job))
     short = run(replace(without_probe(job, bf16=True), keep=tmp_path / "kept"))
     assert short["error"] is None and short["run"] != plain["run"]
@@ -201,7 +202,7 @@ def test_bf16_is_of_training_alone(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_memory_savers_change_no_result(
-    job: Job, lora: bool, monkeypatch: pytest.MonkeyPatch
+    job: Trial, lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointed = []
     train = trial.fine_tune
@@ -227,7 +228,7 @@ def test_memory_savers_change_no_result(
     assert abs(losses[0] - untrained["dev_loss"]) > 1e-3 * losses[0]
 
 
-def test_lora_costs_what_is_trained(job: Job) -> None:
+def test_lora_costs_what_is_trained(job: Trial) -> None:
     """4 N a token for the passes to the inputs, and 2 of each number that is trained."""
     record = run(without_probe(job, lora=True))
     assert record["error"] is None
@@ -243,7 +244,7 @@ def test_scores_that_are_not_finite_are_an_error(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(**settings(method="logme"))
-    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
+    job = plan.trial(Ask(plan.candidates[0].model, 0), tmp_path)
     monkeypatch.setitem(trial.FEATURE_SCORES, "knn", lambda *given: float("nan"))
     record = run(job)
     assert "frozen features are not finite" in record["error"] and record["features"] is None
@@ -263,7 +264,7 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hscore compares classes, and the labels are numbers"):
         make_plan(**settings(**files, columns=columns, method="hscore"))
     plan = make_plan(**settings(**files, columns=columns, sizes=(4, 8, 12), probe=4))
-    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
+    job = plan.trial(Ask(plan.candidates[0].model, 0), tmp_path)
     record = run(job)
     assert record["error"] is None
     tokenizer = AutoTokenizer.from_pretrained(job.model)
@@ -278,12 +279,12 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
         batch = tokenizer(job.probe.texts, padding=True, return_tensors="pt")
         residual = model(**batch).logits.double() - torch.tensor(job.probe.labels)[:, None]
     assert read_kernel(tmp_path, record)["residual"] == pytest.approx(residual.numpy(), abs=1e-5)
-    trained = run(plan.job(Ask(job.model, 12), tmp_path))
+    trained = run(plan.trial(Ask(job.model, 12), tmp_path))
     assert trained["error"] is None and trained["dev_loss"] != record["dev_loss"]
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:60], lambda b: b"", lambda b: b[:-30]])
-def test_half_a_kernel_is_a_sentence(job: Job, tmp_path: Path, change: Any) -> None:
+def test_half_a_kernel_is_a_sentence(job: Trial, tmp_path: Path, change: Any) -> None:
     record = run(job)
     path = tmp_path / "kernels" / record["kernel"]
     path.write_bytes(change(path.read_bytes()))

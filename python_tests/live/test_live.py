@@ -22,8 +22,8 @@ from jachess_ext.cli import main
 from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
-from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
-from jachess_ext.scaling.plan import (
+from jachess_ext.live import LiveSelection, choice, read_selection, select_live, trial
+from jachess_ext.live.plan import (
     Candidate,
     default_sizes,
     judged_rows,
@@ -32,12 +32,13 @@ from jachess_ext.scaling.plan import (
     smallest_rows,
     stratified,
 )
-from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.live.probe import read_kernel
+from jachess_ext.live.trial import Trial
+from jachess_ext.scaling import Ask
 from jachess_ext.scaling.selection import METHODS
-from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
-from .live import killed, save_model, write_rows
+from .tiny import killed, save_model, write_rows
 
 Record = dict[str, Any]
 SIZES = (4, 8, 16)
@@ -144,7 +145,7 @@ def test_subsets_are_nested_and_the_same_for_all_models(settings: Settings, tmp_
     plan = make_plan(**settings(probe=4))
     first, second = plan.search.models
     small, large, other = (
-        plan.job(Ask(*run), tmp_path) for run in ((first, 16), (first, 64), (second, 64))
+        plan.trial(Ask(*run), tmp_path) for run in ((first, 16), (first, 64), (second, 64))
     )
     assert large.task.train.texts[:16] == small.task.train.texts
     assert small.probe.texts == small.task.train.texts[:4] == large.probe.texts
@@ -205,7 +206,7 @@ def test_refused_before_any_training(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("something was trained"))
     with pytest.raises(ValueError, match=words):
         select_live(out=tmp_path / "out", **settings(**given))
     assert not (tmp_path / "out").exists()
@@ -245,12 +246,12 @@ class Runs:
     """Runs done, and what each is said to give."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[Trial] = []
 
-    def loss(self, job: Job) -> float:
+    def loss(self, job: Trial) -> float:
         return (0.3 if job.model.endswith("wide") else 0.4) + 1 / (job.size + 1)
 
-    def run(self, job: Job) -> Record:
+    def run(self, job: Trial) -> Record:
         self.jobs.append(job)
         loss = self.loss(job)
         return trial._head(job) | {
@@ -273,7 +274,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     runs = Runs()
-    monkeypatch.setattr(live, "run", lambda job: runs.run(job))
+    monkeypatch.setattr(choice, "run", lambda job: runs.run(job))
     return runs
 
 
@@ -360,7 +361,7 @@ def test_a_model_that_diverges_is_left_out(
 ) -> None:
     original = runs.run
 
-    def run(job: Job) -> Record:
+    def run(job: Trial) -> Record:
         bad = job.model.endswith("wide") and job.size == 8
         return original(job) | ({"dev_loss": None, "error": "not finite"} if bad else {})
 
@@ -439,7 +440,7 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     new_model, train = trial.new_model, trial.fine_tune
     current: list[str] = []
 
-    def watched(job: Job, tokenizer: Any) -> Any:
+    def watched(job: Trial, tokenizer: Any) -> Any:
         current[:] = [job.model]
         return new_model(job, tokenizer)
 
@@ -536,7 +537,7 @@ def test_a_finished_selection_is_read_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(command("--out", str(whole[0]))) == 0 and read_selection(whole[0]) == whole[1]
     printed = capsys.readouterr().out
     first, second = (Path(name).name for name in whole[1].search.selection().ranking)
@@ -572,7 +573,7 @@ def test_every_method_runs_to_its_page(
     assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
     assert "nan" not in printed.lower()
     page.unlink()
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(arguments) == 0 and read_selection(out) == selection and page.exists()
     assert capsys.readouterr().out == printed
 
@@ -733,7 +734,7 @@ def test_bad_options_exit_with_two(
 def test_missing_libraries_are_sentences_before_any_training(
     command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("something was trained"))
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(command("--processes", "local")) == 2
     error = capfd.readouterr().err

@@ -13,7 +13,7 @@ import torch
 from .._io import DataError, write_bytes
 from ..compare.models import Encoded
 from ..ntk import Measurement, Spectrum, measure_ntk, ntk_loss
-from .predictive import Array
+from ..scaling.predictive import Array
 
 KERNELS = "kernels"
 """The folder of the files of Θ, in that of a live selection."""

@@ -10,11 +10,11 @@ from typing import Any
 from .._io import DataError, finite, from_json, read_json, require, write_json
 from ..compare.runs import locked, read_results, run_all, write_results
 from ..compare.tasks import Task
+from ..scaling.search import Ask, Search
+from ..scaling.selection import METHODS, Selection
 from .plan import Plan, make_plan
 from .probe import kernel_of, read_kernel
-from .search import Ask, Search
-from .selection import METHODS, Selection
-from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, run, score_of
+from .trial import COSTS, LOSS, RUN_NAME, Record, RunRecord, Trial, killed, run, score_of
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -38,7 +38,7 @@ class LiveSelection:
 
     Example:
         >>> import jachess_ext as jx
-        >>> live = jx.scaling.read_selection("runs")
+        >>> live = jx.live.read_selection("runs")
         >>> sorted({record["size"] for record in live.records})
         [8, 16, 31]
     """
@@ -201,7 +201,7 @@ def select_live(
 
     Example:
         >>> import jachess_ext as jx
-        >>> live = jx.scaling.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
+        >>> live = jx.live.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
         >>> live.best in models
         True
     """
@@ -219,15 +219,15 @@ def select_live(
 
         return [records[ask] for ask in sorted(records, key=place)]
 
-    def usable(job: Job, record: Record) -> bool:
+    def usable(trial: Trial, record: Record) -> bool:
         from_json(record, RunRecord, "the record")
         if record["kernel"] is not None:
             read_kernel(out, record)
         return not record["lost"]
 
-    def run_jobs(jobs: Sequence[Job]) -> Iterator[tuple[Job, Record]]:
+    def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Record]]:
         return run_all(
-            jobs,
+            trials,
             run,
             out / RUNS,
             processes=processes,
@@ -239,9 +239,9 @@ def select_live(
 
     with locked(out):
         while asks := search.open_runs():
-            jobs = {plan.job(ask, out).name: (plan.job(ask, out), ask) for ask in asks}
-            for job, record in run_jobs([job for job, _ in jobs.values()]):
-                ask = jobs[job.name][1]
+            trials = {plan.trial(ask, out).name: (plan.trial(ask, out), ask) for ask in asks}
+            for trial, record in run_trials([trial for trial, _ in trials.values()]):
+                ask = trials[trial.name][1]
                 records[ask] = record
                 seconds = sum((record["seconds"] or {}).values()) / processes
                 _tell(search, ask, record, out, seconds)
@@ -268,7 +268,7 @@ def select_live(
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
-            selection = replace(selection, winner=_winner(plan, selection.best, out, run_jobs))
+            selection = replace(selection, winner=_winner(plan, selection.best, out, run_trials))
             write_json(out / RESULT, selection.to_dict())
     return selection
 
@@ -298,17 +298,17 @@ def _winner(
     plan: Plan,
     best: str,
     out: Path,
-    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[Job, Record]]],
+    run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, Record]]],
 ) -> Record:
     """Return the record of the best model on the target's rows, and save that model."""
-    job = plan.job(Ask(best, plan.search.target, plan.search.seed), out, keep=out / WINNER)
+    trial = plan.trial(Ask(best, plan.search.target, plan.search.seed), out, keep=out / WINNER)
     try:
-        kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == job.name
+        kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
     except OSError:
         kept = False
     if not kept:  # its record alone is not enough
-        (out / RUNS / f"{job.name}.json").unlink(missing_ok=True)
-    ((_, record),) = run_jobs([job])
+        (out / RUNS / f"{trial.name}.json").unlink(missing_ok=True)
+    ((_, record),) = run_trials([trial])
     return record
 
 
@@ -320,7 +320,7 @@ def read_selection(folder: Path | str) -> LiveSelection:
 
     Example:
         >>> import jachess_ext as jx
-        >>> len(jx.scaling.read_selection("runs").records)
+        >>> len(jx.live.read_selection("runs").records)
         6
     """
     folder = Path(folder)
