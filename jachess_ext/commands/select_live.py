@@ -90,7 +90,7 @@ def select_live(
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
     from ..live import choice
-    from ..live.report import view_of_live, write_selection
+    from ..live.report import write_live_selection
 
     if "processes" not in settings:
         connect_ray(processes)
@@ -115,7 +115,7 @@ def select_live(
     if selection.winner is not None and selection.winner["error"] is None:
         print(f"Model: {out / choice.WINNER}")
     try:
-        write_selection(out / REPORT, view_of_live(selection))
+        write_live_selection(out / REPORT, selection)
         print(f"Report: {out / REPORT}")
     except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
