@@ -86,8 +86,7 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
     live = select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
     plan = make_plan(**arguments, dev_size=TRUE_ROWS)
     jobs = [
-        plan.trial(Ask(model, plan.search.target, plan.search.seed), out)
-        for model in plan.search.models
+        plan.trial(Ask(model, plan.search.target, plan.search.seed)) for model in plan.search.models
     ]
     truth = [record for _, record in run_all(jobs, run, out / "full" / RUNS)]
     rows = []

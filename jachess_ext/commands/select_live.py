@@ -42,8 +42,6 @@ def select_live(
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
     budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
     sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
-    minutes: Annotated[float | None, _shown("MINUTES")] = None,
-    screen: Annotated[float | None, _shown("SHARE")] = None,
     dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
     keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
     processes: Annotated[str, _shown("N", "1")] = "1",
@@ -64,11 +62,9 @@ def select_live(
         target: Rows to predict for, such as 10000 or 10k.
         rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
         method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
-            logme, hscore, knn, zeroshot, modelsize: nothing is trained.
+            zeroshot, modelsize: nothing is trained.
         budget: Largest subset as a share of the target.
         sizes: Rows of the subsets, instead.
-        minutes: Limit of time: a size that is expected to exceed it is not begun.
-        screen: Fine-tune only this share of the models, the best by their frozen features.
         dev_size: Dev rows judged on.
         keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
         processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
@@ -103,8 +99,6 @@ def select_live(
         method=method,
         budget=budget,
         sizes=sizes,
-        minutes=minutes,
-        screen=screen,
         dev_size=dev_size,
         keep_winner=keep_winner,
         progress=lambda text: print(text, file=sys.stderr),
@@ -155,7 +149,7 @@ def _print(live: LiveSelection) -> None:
             print(f"{model}: {reason}")
     print(f"stopped: {search.stop}")
     flops = live.flops
-    parts = {name: flops[name] for name in ("training", "judging", "probe", "features")}
+    parts = {name: flops[name] for name in ("training", "judging")}
     shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
     print(
         f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "

@@ -69,7 +69,7 @@ def test_bits_per_byte_are_those_of_the_definition(given: Record, tmp_path: Path
     plan = make_plan(**given, dev_size=5)
     found = {}
     for model in given["models"]:
-        record = run(plan.trial(Ask(model, 0), tmp_path))
+        record = run(plan.trial(Ask(model, 0)))
         assert record["error"] is None and record["dev_rows"] == 5
         expected = bits_per_byte(model, list(plan.task.dev.texts), 16)
         assert record["scores"]["bpb"] == pytest.approx(expected, rel=1e-5)
@@ -98,8 +98,8 @@ def test_every_token_is_predicted_once(decoders: tuple[str, str]) -> None:
 def test_training_lowers_the_loss_and_costs_six_n_d(given: Record, tmp_path: Path) -> None:
     plan = make_plan(**given)
     model = given["models"][1]
-    job = plan.trial(Ask(model, 64), tmp_path)
-    before, after = (run(j) for j in (plan.trial(Ask(model, 0), tmp_path), job))
+    job = plan.trial(Ask(model, 64))
+    before, after = (run(j) for j in (plan.trial(Ask(model, 0)), job))
     assert after["error"] is None and after["scores"]["bpb"] < 0.9 * before["scores"]["bpb"]
     tokenizer = load_tokenizer(model)
     rows = windows(job.task.train, tokenizer, 16, end=True).rows
@@ -131,9 +131,6 @@ def test_files_folders_and_what_is_empty(tmp_path: Path, decoders: tuple[str, st
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"method": "lensllm"}, "Θ is measured of a classifier's logits, .* take rectified"),
-        ({"method": "logme"}, "frozen features are scored against labels, and text has none"),
-        ({"screen": 0.5}, "frozen features are scored against labels"),
         ({"rank_by": "loss"}, "rank_by is 'loss'; expected one of bpb"),
     ],
 )
@@ -206,7 +203,7 @@ def test_from_text_to_a_page(
     assert winner["scores"]["bpb"] == pytest.approx(kept, rel=1e-5)
     printed = capsys.readouterr().out
     assert "bpb" in printed and "of the target 120" in printed and "perplexity" in printed
-    assert "dev bpb" in (out / "report.html").read_text(encoding="utf-8")
+    assert "bpb</th>" in (out / "report.html").read_text(encoding="utf-8")
     again = tmp_path / "again"
     arguments[arguments.index(str(out))] = str(again)
     assert killed(arguments, again, 1) and killed(arguments, again, 3)

@@ -9,8 +9,8 @@ import scipy.stats
 import sklearn.covariance
 import sklearn.metrics
 
+from benchmarks.frozen_features import hscore, knn, logme
 from jachess_ext.live.trial import class_scores, number_scores
-from jachess_ext.scaling.baselines import hscore, knn, logme
 from jachess_ext.scaling.runs import from_forecast, to_forecast
 
 RNG = np.random.default_rng(0)
