@@ -37,11 +37,12 @@ from jachess_ext._io import read_json, write_text
 from jachess_ext.compare.runs import run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Task, load_task
-from jachess_ext.scaling import Ask, Search, coverage, select_live
-from jachess_ext.scaling.language import text_task
-from jachess_ext.scaling.live import RUNS
-from jachess_ext.scaling.plan import make_plan
-from jachess_ext.scaling.trial import run, score_of
+from jachess_ext.live import select_live
+from jachess_ext.live.choice import RUNS
+from jachess_ext.live.language import text_task
+from jachess_ext.live.plan import make_plan
+from jachess_ext.live.trial import run, score_of
+from jachess_ext.scaling import Ask, Search, coverage
 
 from .common import RESULTS, commit, markdown, write_frame
 
@@ -85,8 +86,7 @@ def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: 
     live = select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
     plan = make_plan(**arguments, dev_size=TRUE_ROWS)
     jobs = [
-        plan.job(Ask(model, plan.search.target, plan.search.seed), out)
-        for model in plan.search.models
+        plan.trial(Ask(model, plan.search.target, plan.search.seed)) for model in plan.search.models
     ]
     truth = [record for _, record in run_all(jobs, run, out / "full" / RUNS)]
     rows = []

@@ -55,19 +55,22 @@ from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
-from jachess_ext.scaling import Ask, LossTable, coverage, select, select_live, trial
+from jachess_ext.live import select_live, trial
+from jachess_ext.live.choice import RUNS
+from jachess_ext.live.plan import Plan, make_plan
+from jachess_ext.scaling import Ask, LossTable, coverage, select
 from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
-from jachess_ext.scaling.live import RUNS
-from jachess_ext.scaling.plan import Plan, make_plan
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
+from .frozen_features import SCORES, frozen_features
 from .selection import BINS
 
 ROWS = 800
 TRUE_ROWS = 600
 PARTS = tuple(2.0**-k for k in range(4, -1, -1))
 SIZES = (17, 41, 100, 200)
+SCORED_ROWS = 512  # that frozen features are of
 LADDERS = {"1/8": SIZES[:3], "1/4": SIZES}
 """Sizes of a selection by budget, from an eighth (a quarter) of the rows down to 17."""
 ORDERS = 50
@@ -152,12 +155,11 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
     share = selection.flops["spent"] / selection.flops["full_tuning"]
     print(f"{out.name}: chosen {Path(selection.best).name}, cost {share:.3f}", flush=True)
     plan = make_plan(**arguments)
-    scored = make_plan(**arguments | {"screen": 0.999})  # features are scored, and all go on
     seed = arguments["seed"]
     dev = load_task(arguments["task"]).dev.part(0, TRUE_ROWS)
     asks = [Ask(c.model, size, seed) for size in (0, *SIZES) for c in plan.candidates]
-    jobs = [(plan if ask.rows else scored).job(ask, out) for ask in asks]
-    full = [plan.job(Ask(c.model, ROWS, seed), out) for c in plan.candidates]
+    jobs = [plan.trial(ask) for ask in asks]
+    full = [plan.trial(Ask(c.model, ROWS, seed)) for c in plan.candidates]
     with locked(out):
         records = {job.name: r for job, r in run_all(jobs, trial.run, out / RUNS)}
         truth = {
@@ -167,9 +169,11 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
             )
         }
     rows = [_row_of(records[job.name]) for job in jobs]
-    ranked = ranker_scores(scored, out)
+    ranked = ranker_scores(plan, out)
     for row, candidate in zip(rows, plan.candidates, strict=False):  # those of 0 rows come first
-        row |= ranked[row["model"]]
+        row |= ranked[row["model"]] | feature_scores(
+            plan.trial(Ask(candidate.model, 0, seed)), plan
+        )
         path = Path(candidate.model) / "model.safetensors"
         if path.is_file():
             with suppress(ValueError):  # too small for a spectrum
@@ -202,12 +206,21 @@ def _row_of(record: dict[str, Any]) -> dict[str, Any]:
         "training_flops": record["training_flops"],
         "judging_flops": record["judging_flops"],
         "seconds": sum(record["seconds"].values()),
-        "features_flops": record["features_flops"] or None,
-        **(record["features"] or {}),
     }
 
 
-def full_run(job: trial.Job, more_dev: Examples) -> list[dict[str, Any]]:
+def feature_scores(job: trial.Trial, plan: Plan) -> dict[str, float]:
+    """Return the scores of an untrained model's features of `SCORED_ROWS` rows, and their FLOPs."""
+    tokenizer = load_tokenizer(job.model)
+    model = trial.new_model(job, tokenizer)
+    data = encode(plan.task.train.part(0, SCORED_ROWS), tokenizer, job.recipe.max_length)
+    features, labels = frozen_features(model, data, 64), np.asarray(data.labels)
+    parameters, _ = trial.count_parameters(model)
+    flops = trial.judging_flops(parameters, trial.count_tokens(data))
+    return {"features_flops": flops} | {name: of(features, labels) for name, of in SCORES.items()}
+
+
+def full_run(job: trial.Trial, more_dev: Examples) -> list[dict[str, Any]]:
     """Fine-tune on the job's rows; return a row for each of `PARTS` of the steps."""
     tokenizer = load_tokenizer(job.model)
     model = trial.new_model(job, tokenizer)
@@ -272,7 +285,7 @@ def ranker_scores(plan: Plan, out: Path) -> dict[str, dict[str, float]]:
         return json.loads(path.read_text("utf-8"))
     logging.disable(logging.INFO)
     library = require("transformer_ranker")
-    examples = plan.job(Ask(plan.candidates[0].model, 0), Path()).features
+    examples = plan.task.train.part(0, SCORED_ROWS)
     data = require("datasets").Dataset.from_dict(
         {"text": list(examples.texts), "label": [int(label) for label in examples.labels]}
     )

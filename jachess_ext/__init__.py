@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .torch_floor import require_torch as _require_torch
 
 if TYPE_CHECKING:
-    from . import compare, ops, scaling, training
+    from . import compare, live, ops, scaling, training
     from .jet import Jet, JetTensor, MissingJetRule, jet
     from .jet.api import jvp
     from .lightning import LightningSmoothnessMonitor
@@ -37,6 +37,7 @@ __all__ = [
     "compare",
     "jet",
     "jvp",
+    "live",
     "ntk",
     "ntk_loss",
     "ops",
@@ -45,7 +46,7 @@ __all__ = [
     "training",
 ]
 
-_MODULES = ("compare", "ops", "scaling", "training")
+_MODULES = ("compare", "live", "ops", "scaling", "training")
 _NAMES = {
     "DecisionPenalty": "smoothness",
     "JacHess": "smoothness",

@@ -15,7 +15,7 @@ from transformers import PrinterCallback, Trainer
 import jachess_ext as jx
 from jachess_ext.jet import directions, registry
 from jachess_ext.jet.rules.pointwise import pointwise
-from python_tests.scaling.test_examples import LIVE
+from python_tests.live.test_examples import LIVE
 from python_tests.smoothness.tiny_models import classifier, token_batch
 from python_tests.training import runs
 
@@ -25,6 +25,7 @@ PACKAGES = (
     "jachess_ext.jet",
     "jachess_ext.ntk",
     "jachess_ext.ops",
+    "jachess_ext.live",
     "jachess_ext.scaling",
     "jachess_ext.smoothness",
     "jachess_ext.training",
@@ -64,7 +65,7 @@ def test_every_public_name_has_an_example() -> None:
     assert not [_name(value) for value in _public() if not _has_example(value)]
 
 
-OF_RUNS = {f"scaling.{name}" for name in LIVE}  # they need a folder of runs
+OF_RUNS = {f"live.{name}" for name in LIVE}  # they need a folder of runs
 
 
 @pytest.mark.parametrize(

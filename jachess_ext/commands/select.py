@@ -77,7 +77,6 @@ def select(
         MissingExtra: An optional library is needed and missing.
     """
     from .. import scaling
-    from ..compare.selection import view_of_table, write_selection
 
     if budget is not None and confidence is not None:
         raise DataError("give either --budget or --confidence")
@@ -99,20 +98,35 @@ def select(
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
-    rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
-    if selection.forecast.predicted is not None:
-        rows = rows.drop(columns="score")
-    rows = rows.dropna(axis=1, how="all")
     if report is not None:
-        view = view_of_table(losses, selection, table.name, level=level, **settings)
-        write_selection(report, view)
-    if out is not None and out.suffix == ".csv":
-        write_text(out, rows.to_csv(index=False))
-    elif out is not None:
-        facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
-        facts["metric"] = losses.metric
-        facts["advice"] = selection.advice
-        write_json(out, {**facts, "level": level, **costs, "rows": rows.to_dict("records")})
+        from ..live.report import write_selection
+
+        given = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+        parts = {"this selection": costs["flops"], "all models in full": costs["full_flops"]}
+        write_selection(
+            report,
+            selection,
+            "Which model to fine-tune",
+            [
+                f"Losses of {len(losses.names)} models in {table.name}, read up to "
+                f"{selection.budget:,.0f} examples.",
+                *(f"Not ranked: {reason}." for reason in selection.unranked.values()),
+            ],
+            level=level,
+            costs=[(what, cost) for what, cost in parts.items() if cost is not None],
+            settings={"table": table.name, **given, **settings},
+        )
+    if out is not None:  # pandas takes half a second to load
+        rows = selection.to_frame(level).drop(columns=["cost", "full_cost"])
+        if selection.forecast.predicted is not None:
+            rows = rows.drop(columns="score")
+        rows = rows.dropna(axis=1, how="all")
+        if out.suffix == ".csv":
+            write_text(out, rows.to_csv(index=False))
+        else:
+            facts = {name: getattr(selection, name) for name in ("method", "budget", "target")}
+            facts |= {"metric": losses.metric, "advice": selection.advice, "level": level}
+            write_json(out, {**facts, **costs, "rows": rows.to_dict("records")})
     print(selection.text(level))
     if costs["flops"] is not None:
         of_all = 100 * selection.flops / selection.full_flops

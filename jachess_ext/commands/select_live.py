@@ -17,7 +17,7 @@ from ..compare.settings import Columns, Recipe
 from .select import Rows
 
 if TYPE_CHECKING:
-    from ..scaling import LiveSelection
+    from ..live import LiveSelection
 
 REPORT = "report.html"
 Settings = TypeVar("Settings")
@@ -42,8 +42,6 @@ def select_live(
     method: Annotated[str, _shown("NAME", "blend")] = "blend",
     budget: Annotated[float | None, _shown("SHARE", "0.125, more of few rows")] = None,
     sizes: Annotated[tuple[int, ...] | None, _shown("ROWS …", "quarters of the budget")] = None,
-    minutes: Annotated[float | None, _shown("MINUTES")] = None,
-    screen: Annotated[float | None, _shown("SHARE")] = None,
     dev_size: Annotated[int | None, _shown("ROWS", "so few that judging is cheap")] = None,
     keep_winner: Annotated[bool, tyro.conf.FlagCreatePairsOff, _shown("")] = False,
     processes: Annotated[str, _shown("N", "1")] = "1",
@@ -51,7 +49,7 @@ def select_live(
 ) -> None:
     """Rank models by the loss they will have in full, by fine-tuning them on small subsets.
 
-    Killed, the same command goes on.  jachess_ext.scaling.select_live has more settings.
+    Killed, the same command goes on.  jachess_ext.live.select_live has more settings.
 
     Args:
         models: Two or more to choose from: paths or hub ids.
@@ -64,11 +62,9 @@ def select_live(
         target: Rows to predict for, such as 10000 or 10k.
         rank_by: accuracy, f1, matthews, brier; of numbers mae, pearson, spearman.
         method: blend, ats, rectified, power, lensllm; subtuning: the largest subset alone;
-            logme, hscore, knn, zeroshot, modelsize: nothing is trained.
+            zeroshot, modelsize: nothing is trained.
         budget: Largest subset as a share of the target.
         sizes: Rows of the subsets, instead.
-        minutes: Limit of time: a size that is expected to exceed it is not begun.
-        screen: Fine-tune only this share of the models, the best by their frozen features.
         dev_size: Dev rows judged on.
         keep_winner: Fine-tune the best on the target's rows, and save it in the folder.
         processes: Runs at a time; or "auto", "local", or an address: on this Ray cluster.
@@ -89,13 +85,13 @@ def select_live(
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
-    from ..compare.selection import view_of_live, write_selection
-    from ..scaling import live
+    from ..live import choice
+    from ..live.report import write_live_selection
 
     if "processes" not in settings:
         connect_ray(processes)
         settings["backend"] = "ray"
-    selection = live.select_live(
+    selection = choice.select_live(
         models,
         task,
         out,
@@ -103,19 +99,17 @@ def select_live(
         method=method,
         budget=budget,
         sizes=sizes,
-        minutes=minutes,
-        screen=screen,
         dev_size=dev_size,
         keep_winner=keep_winner,
         progress=lambda text: print(text, file=sys.stderr),
         **settings,
     )
     _print(selection)
-    print(f"Result: {out / live.RESULT}; the runs: {out / live.RECORDS}")
+    print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")
     if selection.winner is not None and selection.winner["error"] is None:
-        print(f"Model: {out / live.WINNER}")
+        print(f"Model: {out / choice.WINNER}")
     try:
-        write_selection(out / REPORT, view_of_live(selection))
+        write_live_selection(out / REPORT, selection)
         print(f"Report: {out / REPORT}")
     except MissingExtra as error:
         print(f"no report: {error}; then give the same command again", file=sys.stderr)
@@ -141,7 +135,7 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
 
 
 def _print(live: LiveSelection) -> None:
-    from ..scaling.live import said
+    from ..live.choice import said
 
     search, selection = live.search, live.search.selection()
     print(f"{live.task}, dev rows judged: {live.dev_rows:,}")
@@ -155,7 +149,7 @@ def _print(live: LiveSelection) -> None:
             print(f"{model}: {reason}")
     print(f"stopped: {search.stop}")
     flops = live.flops
-    parts = {name: flops[name] for name in ("training", "judging", "probe", "features")}
+    parts = {name: flops[name] for name in ("training", "judging")}
     shares = (f"{name} {100 * cost / flops['spent']:.2g} %" for name, cost in parts.items() if cost)
     print(
         f"cost {flops['spent']:.3g} FLOPs ({', '.join(shares)}), "

@@ -10,7 +10,6 @@ import numpy as np
 
 from .._io import require
 from ..scaling.advice import DASH
-from ..training import METHODS
 from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
 
 if TYPE_CHECKING:
@@ -268,6 +267,8 @@ def costs(runs: DataFrame) -> dict[str, float]:
 
 def is_control(runs: DataFrame, method: str) -> bool:
     """Return whether a method is a control or placebo, which the other methods have to beat."""
+    from ..training import METHODS  # loads transformers, which tables do without
+
     settings = runs.loc[runs["method"] == method, "settings"].iloc[0]
     entry = METHODS.get(settings["method"])
     return bool(settings.get("placebo")) or (entry is not None and entry.control)

@@ -6,13 +6,10 @@ The names are imported at first use: the command line reads `selection` and need
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .._io import require
-
 if TYPE_CHECKING:
     from .advice import Run
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
-    from .live import LiveSelection, read_selection, select_live
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
     from .readers import read_runs
     from .runs import LossTable, TableError
@@ -24,7 +21,6 @@ __all__ = [
     "Ask",
     "Bound",
     "FittedLaw",
-    "LiveSelection",
     "LossTable",
     "Run",
     "Search",
@@ -37,11 +33,9 @@ __all__ = [
     "pac_bayes",
     "pear_corr",
     "read_runs",
-    "read_selection",
     "read_table",
     "rel_acc",
     "select",
-    "select_live",
     "sufficient_budget",
 ]
 
@@ -49,7 +43,6 @@ _MODULES = {
     "Ask": "search",
     "Bound": "bound",
     "FittedLaw": "fitting",
-    "LiveSelection": "live",
     "LossTable": "runs",
     "Run": "advice",
     "Search": "search",
@@ -63,10 +56,8 @@ _MODULES = {
     "pear_corr": "metrics",
     "read_table": "tables",
     "read_runs": "readers",
-    "read_selection": "live",
     "rel_acc": "metrics",
     "select": "selection",
-    "select_live": "live",
     "sufficient_budget": "selection",
 }
 
@@ -74,6 +65,4 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _MODULES[name] == "live":
-        require("transformers")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

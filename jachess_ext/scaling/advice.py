@@ -46,8 +46,8 @@ def scientific(value: float) -> str:
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
-def table_text(selection: Selection, level: float = 0.9) -> str:
-    """Return the ranking as a table of text, best first, with what each figure is.
+def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
+    """Return the cells of the ranking as text: a header, then the models, best first.
 
     Args:
         selection: by any method.
@@ -70,13 +70,19 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
     if np.isfinite(selection.costs).any():
         costs = map(selection.cost_number, selection.costs[order])
         columns.append([selection.cost_unit or "cost", *costs])
-    widths = [max(map(len, column)) for column in columns]
+    return list(map(list, zip(*columns, strict=True)))
+
+
+def table_text(selection: Selection, level: float = 0.9) -> str:
+    """Return `ranking_rows` in lines below a head that says what was read."""
+    rows = ranking_rows(selection, level)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
             cell.ljust(width) if place == 1 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in zip(*columns, strict=True)
+        for row in rows
     ]
     head = (
         f"{selection.method}: {len(selection.names)} models, sizes up to {selection.budget:,.0f}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, finite, from_json
-from .baselines import FEATURE_SCORES, accept_then_stop
+from .baselines import accept_then_stop
 from .readers import read_runs
 from .runs import (
     LossTable,
@@ -25,8 +24,6 @@ from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
 from .tables import plain_name
 
 STRATEGIES = ("growing", "algorithm1")
-_DECIDED = 0.9  # probability of being the best that leaves nothing open
-_RIVAL = 0.1  # and the least that leaves a model in question
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,6 @@ class Result:
 
     loss: float | None = None
     cost: float = 0.0
-    seconds: float = field(default=0.0, compare=False)
-    features: Mapping[str, float] = field(default_factory=dict)
-    features_cost: float = 0.0
-    kernel_cost: float = 0.0
     error: str | None = None
     added: bool = False
 
@@ -91,26 +84,17 @@ class Search:
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
             of its larger sizes (`gamma`, `tau`).
         zero: whether models are measured before fine-tuning; None: where something reads it.
-        seeds: runs of a model and size, at most.  Another is asked for while the ranking is open:
-            of models that are best with 0.1 or more, none with 0.9.  Means count.
-        seed: of the first run of a model and size; further ones count on from it.
+        seed: of every run.
         confidence: end when a model is the best with this probability.
         drop: ask no more for a model whose probability of being the best is below this.
-        screen: share of the models that is fine-tuned at all, the best by `screen_by`, two at
-            least; None: all.
-        screen_by: a score of frozen features, told at size 0.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun.
-        minutes: the same limit of time, by the seconds told: a run is expected to take as long a
-            row as the model's last one did (and those of the first round, nothing).
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
             of the model's last run.
         unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
         results: run -> what it gave, in the order told or added.
-        kernels: run -> theta, residual, t and lr, for the method lensllm (without, its F is free);
-            no part of the state.
         stops: model -> why no further size is run of it.
         failed: models whose runs failed; they are not ranked.
         stop: why the search ended, a sentence; None while it goes on.
@@ -136,27 +120,21 @@ class Search:
     method: str = DEFAULT
     strategy: str = "growing"
     zero: bool | None = None
-    seeds: int = 1
     seed: int = 0
     confidence: float | None = None
     drop: float | None = None
-    screen: float | None = None
-    screen_by: str = "logme"
     budget: float | None = None
-    minutes: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
     unit: str = ""
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0
     results: Results = field(default_factory=dict, init=False)
-    kernels: dict[Ask, Mapping[str, Any]] = field(default_factory=dict, init=False, compare=False)
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
     stop: str | None = field(default=None, init=False)
     _place: int = field(default=-1, init=False, repr=False, compare=False)
     _round: list[Ask] = field(default_factory=list, init=False, repr=False, compare=False)
-    _seeds: int = field(default=1, init=False, repr=False, compare=False)  # of the round
     _asked: set[Ask] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +148,7 @@ class Search:
     def rounds(self) -> tuple[int, ...]:
         """Sizes in the order they are run; first 0, the model before fine-tuning, if needed."""
         method = METHODS[self.method]
-        reads = method.reads_zero or method.trains == "none" or self.screen is not None
+        reads = method.reads_zero or method.trains == "none"
         first = (0,) if (reads if self.zero is None else self.zero) else ()
         if method.trains == "none":
             return first
@@ -191,10 +169,6 @@ class Search:
         loss: float | None = None,
         *,
         cost: float = 0.0,
-        seconds: float = 0.0,
-        features: Mapping[str, float] | None = None,
-        features_cost: float = 0.0,
-        kernel_cost: float = 0.0,
         error: str | None = None,
     ) -> None:
         """Take the result of a run.
@@ -204,9 +178,6 @@ class Search:
             loss: positive, lower is better, such as a mean negative log-likelihood or an error; the
                 metric's value where the search has a `metric`.
             cost: of training and judging, in any unit (FLOPs, GPU seconds, money).
-            seconds: that it took, for `minutes`; where runs are done side by side, its share.
-            features: scores of the model's frozen features by name, at size 0.
-            features_cost, kernel_cost: of measuring these, and the run's kernel.
             error: why the run has no loss; its model is given up.
 
         Raises:
@@ -217,15 +188,7 @@ class Search:
         told = self._extrapolated(loss) if error is None else None
         if error is None and told is None:
             error = self._no_loss(loss)
-        self.results[ask] = Result(
-            loss=told,
-            cost=cost,
-            seconds=seconds,
-            features=dict(features or {}),
-            features_cost=features_cost,
-            kernel_cost=kernel_cost,
-            error=error,
-        )
+        self.results[ask] = Result(loss=told, cost=cost, error=error)
         self._advance()
 
     def add(
@@ -236,17 +199,16 @@ class Search:
         *,
         seed: int = 0,
         cost: float = 0.0,
-        features: Mapping[str, float] | None = None,
     ) -> None:
         """Take a result that one already has, of any size below the target.
 
-        This model and size are not asked for again, whatever the seed; with `seeds` further runs of
-        them count on.  What the search has decided so far is decided anew.
+        This model and size are not asked for again, whatever the seed.  What the search has decided
+        so far is decided anew.
 
         Args:
             model: a candidate.
             rows: training examples.
-            loss, features: as for `tell`.
+            loss: as for `tell`.
             seed: of the run.
             cost: of the run; counted as that of any other.
 
@@ -261,7 +223,7 @@ class Search:
             >>> search.ask()
             Ask(model='b', rows=100, seed=0)
         """
-        self._add({Ask(model, rows, seed): (loss, cost, features)})
+        self._add({Ask(model, rows, seed): (loss, cost)})
 
     def add_table(self, source: Any, metric: str | None = None) -> None:
         """Take the results of a table, see `add`: whatever `read_runs` reads.
@@ -295,13 +257,13 @@ class Search:
         for model, losses in zip(table.names, table.losses, strict=True):
             for size, loss in zip(table.sizes, losses, strict=True):
                 if not math.isnan(loss):
-                    found[Ask(model, size, self.seed)] = (float(loss), 0.0, None)
+                    found[Ask(model, size, self.seed)] = (float(loss), 0.0)
         self._add(found, extrapolated=True)
 
     def _add(self, found: Mapping[Ask, tuple[Any, ...]], extrapolated: bool = False) -> None:
         """Take results, all or none."""
         results = {}
-        for ask, (value, cost, features) in found.items():
+        for ask, (value, cost) in found.items():
             if ask.model not in self.models:
                 raise DataError(
                     f"{ask.model!r} is none of the candidates, {', '.join(self.models)}; leave it "
@@ -319,9 +281,7 @@ class Search:
             loss = value if extrapolated else self._extrapolated(value)
             if loss is None or not 0 < loss < math.inf:
                 raise DataError(f"{ask}: {self._no_loss(value)}")
-            results[ask] = Result(
-                loss=float(loss), cost=cost, features=dict(features or {}), added=True
-            )
+            results[ask] = Result(loss=float(loss), cost=cost, added=True)
         self.results |= results
         self._replay()
 
@@ -421,16 +381,7 @@ class Search:
             parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
             metric=self.metric,
         )
-        known = Known(
-            gamma=self.gamma,
-            tau=self.tau,
-            features={ask.model: r.features for ask, r in results.items() if r.features},
-            kernels={
-                model: kernel
-                for model, curve in curves.items()
-                if (kernel := self._kernel_of(model, curve)) is not None
-            },
-        )
+        known = Known(gamma=self.gamma, tau=self.tau)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
@@ -447,31 +398,11 @@ class Search:
         curve = _curve(self.results, model)
         return {size: loss for size, loss in curve.items() if size <= rows}
 
-    def measured_kernel(self, model: str, rows: float = math.inf) -> dict[str, Any] | None:
-        """Return theta, residual, t and lr of a model's curve, as `fit` takes them.
-
-        Times are in steps at the learning rate of the largest size.  None: a size has no kernel.
-        """
-        return self._kernel_of(model, self.curve(model, rows))
-
-    def _kernel_of(self, model: str, curve: Mapping[int, float]) -> dict[str, Any] | None:
-        each = [self.kernels.get(Ask(model, size, self.seed)) for size in curve]
-        whole = [kernel for kernel in each if kernel is not None]
-        if not whole or len(whole) < len(each):
-            return None
-        last = whole[-1]["lr"]
-        return {
-            "theta": [kernel["theta"] for kernel in whole],
-            "residual": [kernel["residual"] for kernel in whole],
-            "t": [kernel["t"] * kernel["lr"] / last for kernel in whole],
-            "lr": last,
-        }
-
     def paid(self, model: str, method: str, rows: float = math.inf) -> float:
         """Return what choosing by a method costs of a model's runs: of those it reads.
 
-        Losses before fine-tuning are charged to the methods that read them, kernels to lensllm
-        alone; ats is taken to visit every size.
+        Losses before fine-tuning are charged to the methods that read them; ats is taken to visit
+        every size.
         """
         results = {ask: result for ask, result in self.results.items() if ask.rows <= rows}
         return _paid(results, model, method)
@@ -497,30 +428,13 @@ class Search:
     def _active(self) -> list[str]:
         return [model for model in self.models if model not in self.stops]
 
-    def _to_run(self, models: Sequence[str], size: int, count: int) -> list[Ask]:
-        """Return the runs of a size that the models lack of `count` each, those added being had."""
-        asks = []
-        for model in models:
-            had = {
-                ask.seed: result
-                for ask, result in self.results.items()
-                if (ask.model, ask.rows) == (model, size) and result.added
-            }
-            useful = sum(
-                bool(size or result.features or not self._reads_features) for result in had.values()
-            )
-            free = (seed for seed in itertools.count(self.seed) if seed not in had)
-            seeds = itertools.islice(free, max(0, count - useful))
-            asks += [Ask(model, size, seed) for seed in seeds]
-        return [ask for ask in asks if ask not in self._asked]
-
-    @property
-    def _reads_features(self) -> bool:
-        return self.screen is not None or METHODS[self.method].needs == "features"
+    def _to_run(self, models: Sequence[str], size: int) -> list[Ask]:
+        """Return the runs of a size that the models lack, those added being had."""
+        had = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
+        return [Ask(model, size, self.seed) for model in models if model not in had]
 
     def _next_round(self) -> None:
         self._place += 1
-        self._seeds = 1
         self._round = []
         if self._place == len(self.rounds):
             self.stop = "every planned size was run"
@@ -528,15 +442,12 @@ class Search:
             self.stop = "every model was stopped"
         else:
             size = self.rounds[self._place]
-            asks = self._to_run(self._active(), size, 1)
+            asks = self._to_run(self._active(), size)
             if limit := self._exceeded(asks):
                 self.stop = f"{limit} for the next size, {size}"
             else:
-                self._begin(asks)
-
-    def _begin(self, asks: Sequence[Ask]) -> None:
-        self._round += asks
-        self._asked.update(asks)
+                self._round = asks
+                self._asked.update(asks)
 
     def _end_round(self) -> None:
         """Stop models after a finished round, and begin the next round."""
@@ -545,12 +456,7 @@ class Search:
             if error := self.results[ask].error:
                 self.failed.add(ask.model)
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
-        if size == 0:
-            self._screen_out()
-        elif more := self._more_seeds(size):
-            self._begin(more)
-            return
-        elif self.strategy == "algorithm1":
+        if size and self.strategy == "algorithm1":
             self._stop_off_line(size)
         if size and (self.confidence is not None or self.drop is not None):
             self.stop = self._decide()
@@ -569,59 +475,25 @@ class Search:
             return {}
         return dict(zip(selection.names, selection.best_probabilities.tolist(), strict=True))
 
-    def _more_seeds(self, size: int) -> list[Ask]:
-        """Return runs of another seed for the models among which the ranking is open."""
-        chances = self._chances() if self._seeds < self.seeds else {}
-        if not chances or max(chances.values()) >= _DECIDED:
-            return []
-        rivals = [model for model in self._active() if chances.get(model, 0.0) >= _RIVAL]
-        asks: list[Ask] = []
-        while self._seeds < self.seeds and not asks:
-            self._seeds += 1
-            asks = self._to_run(rivals, size, self._seeds)
-        return [] if self._exceeded(asks) else asks
-
     def _exceeded(self, asks: Sequence[Ask]) -> str | None:
-        """Return which limit does not suffice for these runs, by what they are expected to take."""
-        seen, before = self._seen, self.rounds[: self._place]
-        spent = [r for a, r in self.results.items() if a in seen or a.rows in before]
+        """Return that the budget does not suffice for these runs, by what they should cost."""
         trained = [ask for ask in asks if ask.rows]
-        if self.budget is not None and trained:
-            costs = sum(r.cost + r.features_cost + r.kernel_cost for r in spent)
-            kernels = {ask.model: result.kernel_cost for ask, result in seen.items()}
-            costs += sum(
-                self._expected(seen, ask.model, ask.rows) + kernels.get(ask.model, 0.0)
-                for ask in trained
-            )
-            if costs > self.budget:
-                return f"the budget {self.budget:g} does not pay"
-        if self.minutes is not None and trained:
-            seconds = sum(result.seconds for result in spent)
-            for ask in trained:
-                told = [(a.rows, r.seconds) for a, r in seen.items() if a.model == ask.model]
-                seconds += _in_proportion(told, ask.rows)
-            if seconds > 60 * self.minutes:
-                return f"the {self.minutes:g} minutes do not suffice"
-        return None
+        if self.budget is None or not trained:
+            return None
+        seen, before = self._seen, self.rounds[: self._place]
+        costs = sum(r.cost for a, r in self.results.items() if a in seen or a.rows in before)
+        costs += sum(self._expected(seen, ask.model, ask.rows) for ask in trained)
+        return f"the budget {self.budget:g} does not pay" if costs > self.budget else None
 
     def _expected(self, results: Results, model: str, rows: float) -> float:
-        """Return the expected cost of a run, 0 where nothing tells it; without a kernel's."""
+        """Return the expected cost of a run, 0 where nothing tells it."""
         if self.costs is not None:
             once, a_row = self.costs[model]
             return once + a_row * rows
-        told = [(a.rows, r.cost) for a, r in results.items() if a.model == model]
-        return _in_proportion(told, rows)
-
-    def _screen_out(self) -> None:
-        """Keep the models whose frozen features score best."""
-        if self.screen is None:
-            return
-        ranking = self._selected(self._seen, self.screen_by, float(self.target)).ranking
-        kept = max(2, math.ceil(self.screen * len(ranking) - 1e-9))
-        for rank, model in enumerate(ranking[kept:], start=kept + 1):
-            self.stops[model] = (
-                f"screened out: {rank} of {len(ranking)} by {self.screen_by}, untrained"
-            )
+        told = [
+            r.cost / a.rows for a, r in results.items() if a.model == model and a.rows and r.cost
+        ]
+        return told[-1] * rows if told else 0.0
 
     def _stop_off_line(self, smallest: int) -> None:
         """Stop a model at the first loss that leaves the line of the larger sizes (Algorithm 1).
@@ -673,20 +545,18 @@ class Search:
         for name, value, choices in (
             ("method", self.method, METHODS),
             ("strategy", self.strategy, STRATEGIES),
-            ("screen_by", self.screen_by, FEATURE_SCORES),
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if METHODS[self.method].needs == "weights":
+        if METHODS[self.method].needs in ("weights", "features"):
             raise DataError(
-                f"{self.method} reads the models' weights, which a search is not told; give them "
-                "to `select`, or take another method"
+                f"{self.method} reads the models' {METHODS[self.method].needs}, which a search is "
+                "not told; give them to `select`, or take another method"
             )
-        for name in ("confidence", "drop", "screen"):
+        for name in ("confidence", "drop"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
-                wanted = "share" if name == "screen" else "probability"
-                raise DataError(f"{name} is {value}; expected a {wanted} between 0 and 1")
+                raise DataError(f"{name} is {value}; expected a probability between 0 and 1")
         decides = next((n for n in ("confidence", "drop") if getattr(self, n) is not None), None)
         if decides and not METHODS[self.method].forecasts:
             raise DataError(
@@ -695,13 +565,11 @@ class Search:
             )
         if self.metric is not None:
             higher_is_better(self.metric)  # raises where its name does not tell
-        for name in ("seeds", "test_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise DataError(f"{name} is {value}; expected 1 or more")
+        if self.test_rows is not None and self.test_rows < 1:
+            raise DataError(f"test_rows is {self.test_rows}; expected 1 or more")
         if self.gamma < 3:
             raise DataError(f"gamma is {self.gamma}; expected 3 or more points for a line")
-        for name in ("tau", "budget", "minutes"):
+        for name in ("tau", "budget"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise DataError(f"{name} is {value}; expected a positive number")
@@ -735,18 +603,10 @@ def _curve(results: Results, model: str) -> dict[int, float]:
     return {size: float(np.mean(told[size])) for size in sorted(told)}
 
 
-def _in_proportion(told: Sequence[tuple[int, float]], rows: float) -> float:
-    """Return what so many rows take by the last of (rows, what these took), 0 where none tells."""
-    each = [taken / size for size, taken in told if size and taken]
-    return each[-1] * rows if each else 0.0
-
-
 def _paid(results: Results, model: str, method: str) -> float:
     """Return what choosing by a method costs of a model's runs, see `Search.paid`."""
     reads = METHODS[method]
     told = [(ask, result) for ask, result in results.items() if ask.model == model]
-    if reads.needs == "features":
-        return sum(result.features_cost for _, result in told)
     largest = max((ask.rows for ask, _ in told), default=0)
     spent = 0.0
     for ask, result in told:
@@ -754,7 +614,7 @@ def _paid(results: Results, model: str, method: str) -> float:
             reads.trains == "last" and ask.rows == largest
         )
         if trained if ask.rows else reads.reads_zero:
-            spent += result.cost + (result.kernel_cost if method == "lensllm" else 0.0)
+            spent += result.cost
     return spent
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import live_choice
 from jachess_ext.compare.settings import Recipe
-from jachess_ext.scaling import live
-from python_tests.scaling.live import save_decoder, save_model, write_rows
+from jachess_ext.live import choice
+from python_tests.live.tiny import save_decoder, save_model, write_rows
 
 TRUTH = {"a": 0.2, "b": 0.3, "c": 0.5}
 
@@ -75,7 +75,7 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (truth["rows"] == 128).all() and len(truth) == 4 and np.isfinite(truth.true_loss).all()
     page = (tmp_path / "results" / "live_choice.md").read_text(encoding="utf-8")
     assert page.count("of 2 truths") == 6
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     again = live_choice.main(results)
     assert again.chosen.tolist() == frame.chosen.tolist()
 

@@ -13,8 +13,8 @@ from transformers import AutoModel
 
 from benchmarks import selection_trial
 from benchmarks.selection_trial import COLUMNS, PARTS, ROWS, SIZES, Replay
-from jachess_ext.scaling import live
-from python_tests.scaling.live import save_model, write_rows
+from jachess_ext.live import choice
+from python_tests.live.tiny import save_model, write_rows
 
 NAMES = ("good", "bad", "worse")
 TRUTH = {"good": 0.2, "bad": 0.4, "worse": 0.5}
@@ -164,7 +164,7 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     half = next(run for run in runs if run.rows == 512 and run.part == 1 / 2)
     assert half.training_flops == pytest.approx(last.training_flops / 2, rel=1e-3)
     assert abs(last.true_loss - last.dev_loss) < 0.2
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     again = selection_trial.main(["--results", str(tmp_path / "results")])
     assert again.chosen.tolist() == found.chosen.tolist()
     assert "Chosen by accuracy" in (tmp_path / "results" / "selection_trial.md").read_text("utf-8")

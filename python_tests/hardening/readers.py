@@ -23,8 +23,9 @@ from jachess_ext.compare.report import sections
 from jachess_ext.compare.runs import run_all
 from jachess_ext.compare.settings import Columns, Grid
 from jachess_ext.compare.tasks import file_task, folder_task
-from jachess_ext.scaling import LiveSelection, Search, read_selection
-from jachess_ext.scaling.trial import RunRecord
+from jachess_ext.live import LiveSelection, read_selection
+from jachess_ext.live.trial import RunRecord
+from jachess_ext.scaling import Search
 from jachess_ext.training import DualSchedule
 from jachess_ext.training.batches import UnlabelledBatches
 from jachess_ext.training.trainer import STATE, read_state

@@ -25,7 +25,6 @@ IN_MEMORY = {
     ("training/trainer.py", "save"),  # to a file that is moved into place
     ("commands/ntk.py", "save"),  # safetensors.torch.save gives bytes
     ("commands/ntk.py", "savez"),
-    ("scaling/probe.py", "savez"),
 }
 
 

@@ -45,6 +45,45 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
     assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
 
 
+def test_selection_loads_nothing_that_trains() -> None:
+    """All of scaling, not its __init__ alone, whose names are imported at first use."""
+    code = """
+import sys, pkgutil, importlib, jachess_ext.scaling as scaling
+for module in pkgutil.iter_modules(scaling.__path__):
+    importlib.import_module(f"{scaling.__name__}.{module.name}")
+for name in scaling.__all__:
+    getattr(scaling, name)
+print(*sys.modules)
+"""
+    loaded = set(_run(code).split())
+    assert not {"transformers", "datasets", "accelerate", "sklearn", "matplotlib"} & loaded
+    parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
+    assert not {"training", "compare", "live", "commands", "demo"} & parts
+
+
+@pytest.mark.parametrize(
+    ("more", "aside"),
+    [([], {"pandas", "matplotlib", "scipy.stats"}), (["--report", "page.html"], {"scipy.stats"})],
+)
+def test_select_loads_what_it_reads(more: list[str], aside: set[str], tmp_path: Path) -> None:
+    rows = [f"{name},2.0,1.7,{last},1.3" for name, last in (("a", 1.5), ("b", 1.45))]
+    table = tmp_path / "losses.csv"
+    table.write_text("\n".join(["model,100,200,400,800", *rows]) + "\n")
+    given = ["select", str(table), "--target", "6400", *more]
+    code = f"""
+import os, sys
+from jachess_ext.cli import main
+os.chdir({str(tmp_path)!r})
+assert main({given!r}) == 0
+print("loaded", *sys.modules)
+"""
+    loaded = set(_run(code).rpartition("loaded")[2].split())
+    assert not {"torch", "transformers", "datasets", "sklearn"} & loaded and not aside & loaded
+    parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
+    assert not {"training", "smoothness", "ntk"} & parts
+    assert ("compare" in parts) == bool(more)
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -9,9 +9,9 @@ import scipy.stats
 import sklearn.covariance
 import sklearn.metrics
 
-from jachess_ext.scaling.baselines import hscore, knn, logme
+from benchmarks.frozen_features import hscore, knn, logme
+from jachess_ext.live.trial import class_scores, number_scores
 from jachess_ext.scaling.runs import from_forecast, to_forecast
-from jachess_ext.scaling.trial import class_scores, number_scores
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 24)

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.linalg
-import torch
 
 from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
-from jachess_ext.scaling.fitting import fit
 from jachess_ext.scaling.selection import METHODS, Known, forecast_each
 
 SIZES = (4, 8, 16, 32, 64)
@@ -56,8 +53,8 @@ def test_every_model_on_every_size() -> None:
 
 
 def test_the_state_goes_on_from_any_moment() -> None:
-    whole = finished(seeds=2, confidence=0.95)
-    search = Search(("narrow", "wide"), SIZES, 256, seeds=2, confidence=0.95)
+    whole = finished(seed=2, confidence=0.95)
+    search = Search(("narrow", "wide"), SIZES, 256, seed=2, confidence=0.95)
     while ask := search.ask():
         search = Search.from_state(json.loads(json.dumps(search.state())))
         search.tell(ask, crossing(ask))
@@ -145,51 +142,6 @@ def test_a_model_without_a_loss_is_left_out(loss: float) -> None:
 FOUR = {"a": 0.4, "b": 0.3, "c": 0.5, "d": 0.2}
 
 
-def test_more_seeds_only_where_the_ranking_is_open() -> None:
-    def clear(ask: Ask) -> float:
-        return FOUR[ask.model] + 1 / (ask.rows + 1)
-
-    def close(ask: Ask) -> float:
-        return 0.5 + 1 / ask.rows + 0.01 * ask.seed + 0.001 * FOUR[ask.model]
-
-    given: dict[str, Any] = {"models": list(FOUR), "sizes": (4, 8, 16), "seeds": 3}
-    asks = finished(clear, **given).results
-    assert {ask.seed for ask in asks if ask.rows < 16} == {0}, "no forecast yet"
-    search = finished(close, **given)
-    assert sorted({ask.seed for ask in search.results if ask.rows == 16}) == [0, 1, 2]
-    last = search.selection("subtuning").to_frame().set_index("name").predicted
-    apart = finished(lambda ask: (1 + 2 * (ask.model == "wide")) * ask.rows**-0.3, seeds=3)
-    assert apart.selection().best_probabilities.max() > 0.9
-    assert all(ask.seed == 0 for ask in apart.results if ask.rows == 64)
-    rivals = {ask.model for ask in search.results if ask.seed == 2}
-    for model in rivals:  # the mean of the three seeds
-        assert last[model] == pytest.approx(0.5 + 1 / 16 + 0.01 + 0.001 * FOUR[model])
-
-
-def by_features(screen: float | None = 0.5, **given: Any) -> Search:
-    search = Search(list(FOUR), (4, 8, 16), 256, screen=screen, **given)
-    while ask := search.ask():
-        features = {} if ask.rows else {"logme": -FOUR[ask.model]}
-        loss = FOUR[ask.model] + 1 / (ask.rows + 1)
-        search.tell(ask, loss, cost=ask.rows, features=features, features_cost=7.0 * (not ask.rows))
-    return search
-
-
-def test_screening_trains_only_the_best_by_features() -> None:
-    search = by_features()
-    runs = {s: [a.model for a in search.results if a.rows == s] for s in (0, 4, 16)}
-    assert runs == {0: ["a", "b", "c", "d"], 4: ["b", "d"], 16: ["b", "d"]}
-    assert search.stops["a"] == "screened out: 3 of 4 by logme, untrained"
-    assert search.selection().ranking == ["d", "b"]
-    assert search.selection("logme").ranking == ["d", "b", "a", "c"]
-    assert search.selection("logme").costs.sum() == 4 * 7
-
-
-def test_features_alone_train_nothing() -> None:
-    search = by_features(screen=None, method="logme")
-    assert {ask.rows for ask in search.results} == {0} and search.best() == "d"
-
-
 def test_costs_are_those_of_what_a_method_reads() -> None:
     price = {0: 1.0, 4: 10.0, 8: 20.0, 16: 40.0}
     search = finished(cost=lambda ask: price[ask.rows], sizes=(4, 8, 16), zero=True)
@@ -222,10 +174,6 @@ def test_a_budget_ends_before_it_is_exceeded() -> None:
         search = finished(cost=cost, costs=costs, budget=limit)
         assert spent(search) <= limit and search.curve("wide").keys() == set(SIZES[:rounds])
         assert rounds == 5 or "does not pay for the next size, 64" in str(search.stop)
-    slow = Search(("narrow", "wide"), SIZES, 256, minutes=(2 * (4 + 8 + 16) + 1) / 60)
-    while ask := slow.ask():
-        slow.tell(ask, crossing(ask), cost=1e9, seconds=float(ask.rows))
-    assert max(slow.curve("wide")) == 16 and "minutes do not suffice for the next" in str(slow.stop)
     proportional = finished(cost=lambda a: float(a.rows), budget=2 * (4 + 8 + 16) + 1)
     assert max(proportional.curve("wide")) == 16, "32 rows are expected to cost twice as much as 16"
 
@@ -309,28 +257,6 @@ def test_algorithm_1_reads_no_smaller_size_that_was_added() -> None:
     assert [a.rows for a in search.results if a.model == "narrow"] == [3, 4, 64, 32, 16, 8]
 
 
-def test_added_runs_count_among_the_seeds() -> None:
-    def close(ask: Ask) -> float:
-        return 0.5 + 1 / ask.rows + 0.001 * (ask.model == "wide")
-
-    search = Search(("narrow", "wide"), (4, 8, 16), 256, seeds=3)
-    search.add("narrow", 16, 0.56, seed=0)
-    search.add("narrow", 16, 0.57, seed=2)
-    while ask := search.ask():
-        search.tell(ask, close(ask))
-    runs = [(ask.model, ask.seed) for ask in search.results if ask.rows == 16]
-    assert sorted(runs) == [(m, seed) for m in ("narrow", "wide") for seed in (0, 1, 2)]
-    assert [ask.seed for ask, r in search.results.items() if r.added] == [0, 2]
-
-
-def test_features_are_asked_for_where_an_added_result_has_none() -> None:
-    search = Search(list(FOUR), (4, 8, 16), 256, screen=0.5)
-    search.add("a", 0, 1.0)
-    search.add("b", 0, 1.0, seed=3, features={"logme": 1.0})
-    assert [(ask.model, ask.rows) for ask in search.open_runs()] == [("a", 0), ("c", 0), ("d", 0)]
-    assert search.ask() != Ask("a", 0), "that run is known"
-
-
 def test_costs_above_those_expected_change_no_replay() -> None:
     """A budget of the expected costs, runs twice as dear: the state goes on from any moment."""
     costs = {"narrow": (0.0, 1.0), "wide": (0.0, 1.0)}
@@ -402,100 +328,27 @@ def test_no_loss_can_be_added(loss: float) -> None:
     assert not search.results
 
 
-# Eq. 10 with a measured F, by its formula -------------------------------------------------------
+# Predictions ------------------------------------------------------------------------------------
 
-ROWS, OUTPUTS, RATE, TARGET = 5, 2, 1e-3, 6400
+TARGET = 6400
 MEASURED = (0, 25, 50, 100, 200, 400, 800)
 LAWS = {"a": (30.0, 0.5, 0.2), "b": (20.0, 0.3, 0.1), "c": (60.0, 0.9, 0.4)}
 
 
-def kernel_of(seed: int, size: int) -> dict[str, Any]:
-    """A kernel that grows with training, and residuals that all sizes share."""
-    draw = np.random.default_rng(seed)
-    n = ROWS * OUTPUTS
-    root = draw.standard_normal((n, n))
-    residual = draw.standard_normal((ROWS, OUTPUTS))
-    theta = (root @ root.T * (1 + np.log1p(size))).astype(np.float32)
-    return {
-        "theta": torch.from_numpy(theta.reshape(ROWS, OUTPUTS, ROWS, OUTPUTS)).double(),
-        "residual": torch.from_numpy(residual),
-        "t": size / 5,
-        "lr": RATE / ROWS,
-    }
-
-
-def flow_loss(kernel: dict[str, Any], time: float) -> float:
-    """‖exp(−η Θ t / n) r‖² by scipy's matrix exponential."""
-    theta = kernel["theta"].numpy().reshape(ROWS * OUTPUTS, -1)
-    residual = kernel["residual"].numpy().ravel()
-    return float(((scipy.linalg.expm(-RATE * theta * time / ROWS) @ residual) ** 2).sum())
-
-
-def lens_loss(name: str, seed: int, size: int, kernel: dict[str, Any]) -> float:
-    scale, beta, floor = LAWS[name]
-    return scale / (flow_loss(kernel, size / 5) + (size**beta if size else 0.0)) + floor
-
-
-def lens_search(seeds: dict[str, int], noise: float = 0.0, **given: Any) -> Search:
-    """Losses that follow Eq. 10, told with kernels."""
+@pytest.fixture(scope="module")
+def noisy() -> Search:
+    """Losses that follow a rectified law, with a little noise."""
     draw = np.random.default_rng(0)
-    settings = {"method": "lensllm", "parameters": {"a": 9, "b": 10, "c": 11}} | given
-    search = Search(list(seeds), MEASURED[1:], TARGET, **settings)
+    parameters = {"a": 9, "b": 10, "c": 11}
+    search = Search(list(LAWS), MEASURED[1:], TARGET, zero=True, parameters=parameters)
     while ask := search.ask():
-        kernel = kernel_of(seeds[ask.model], ask.rows)
-        search.kernels[ask] = kernel
-        factor = np.exp(noise * draw.standard_normal())
-        loss = lens_loss(ask.model, seeds[ask.model], ask.rows, kernel) * factor
-        search.tell(ask, loss, cost=1.0, kernel_cost=2.0)
+        scale, beta, floor = LAWS[ask.model]
+        loss = scale / (20 + (ask.rows**beta if ask.rows else 0.0)) + floor
+        search.tell(ask, loss * np.exp(0.02 * draw.standard_normal()), cost=1.0)
     return search
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_the_law_with_measured_kernels_is_recovered(name: str) -> None:
-    search = lens_search({name: 7, "a" if name != "a" else "b": 8})
-    curve = search.curve(name)
-    fitted = fit(
-        list(curve), list(curve.values()), "lensllm", **(search.measured_kernel(name) or {})
-    )
-    scale, beta, floor = LAWS[name]
-    assert fitted.params["B"] == pytest.approx(scale, rel=1e-3)
-    assert fitted.params["beta"] == pytest.approx(beta, rel=1e-3)
-    assert fitted.params["E"] == pytest.approx(floor, rel=1e-3)
-    assert fitted.params["t"] == pytest.approx(1.0, rel=1e-2), "times are not stretched"
-    truth = lens_loss(name, 7, TARGET, kernel_of(7, 800))  # the last kernel's
-    assert fitted.predict(TARGET) == pytest.approx(truth, rel=1e-4)
-
-
-def test_a_measured_law_ranks() -> None:
-    seeds = {"a": 0, "b": 1, "c": 2}
-    search = lens_search(seeds)
-    for method, each in (("lensllm", 7 * 3.0), ("rectified", 7.0), ("blend", 6.0)):
-        assert search.selection(method).costs.tolist() == [each] * 3, "Θ is charged to lensllm"
-    frame = search.selection().to_frame()
-    truth = {n: lens_loss(n, s, TARGET, kernel_of(s, 800)) for n, s in seeds.items()}
-    assert frame.name.tolist() == sorted(truth, key=lambda name: truth[name])
-    for row in frame.itertuples():
-        assert row.predicted == pytest.approx(truth[row.name], rel=1e-3) == row.score
-        assert row.low <= row.predicted <= row.high
-    assert frame.prob_best.sum() == pytest.approx(1.0) and frame.prob_best.argmax() == 0
-
-
-def test_some_kernels_are_not_enough() -> None:
-    search = lens_search({"a": 0, "b": 1})
-    del search.kernels[Ask("b", 100)]
-    with pytest.raises(ValueError, match="reads the kernel Θ of every run, and b has runs without"):
-        search.selection()
-    search.kernels.clear()
-    free = search.selection()
-    assert free.predicted_losses.tolist() == search.selection("rectified").predicted_losses.tolist()
-
-
-@pytest.fixture(scope="module")
-def noisy() -> Search:
-    return lens_search({"a": 0, "b": 1, "c": 2}, noise=0.02, method="blend", zero=True)
-
-
-READY = [n for n, m in METHODS.items() if m.needs not in ("weights", "features") and n != "lensllm"]
+READY = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
 
 
 @pytest.mark.parametrize("method", READY)
@@ -571,9 +424,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
-    ({"screen": 1.5}, "screen is 1.5; expected a share"),
-    ({"screen_by": "luck"}, "screen_by is 'luck'; expected one of logme, hscore, knn"),
-    ({"seeds": 0}, "seeds is 0"),
+    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"test_rows": 0}, "test_rows is 0"),
     (
         {"metric": "goodness"},

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from .._io import DataError, require, whole_folder, write_text
+from .._io import require, whole_folder, write_text
 from ..compare.finetune import fine_tune
 from ..compare.judge import model_outputs
 from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer
 from ..compare.settings import Recipe
 from ..compare.tasks import Examples, Task, digest
+from ..scaling.predictive import Array
+from ..scaling.selection import OPERATIONS
 from ..training import with_lora
-from .baselines import FEATURE_SCORES
 from .language import (
     TextTask,
     Windows,
@@ -33,9 +34,6 @@ from .language import (
     longest,
     windows,
 )
-from .predictive import Array
-from .probe import FORWARD, measured, residual_of
-from .selection import OPERATIONS
 
 Record = dict[str, Any]
 
@@ -43,8 +41,11 @@ LOSS = "loss"
 """Mean negative log-likelihood (nats), or in a regression the mean squared error."""
 CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
 NUMBER_SCORES = ("mae", "pearson", "spearman")
-COSTS = ("training_flops", "judging_flops", "probe_flops", "features_flops")
+COSTS = ("training_flops", "judging_flops")
 """Operations in the record of a run."""
+FORWARD = 2.0
+"""Operations per parameter and token; a backward pass to the inputs costs as much, to the weights
+too."""
 _BATCH = 64
 _WINDOWS = 16  # at a time: their logits have the whole vocabulary
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
@@ -70,7 +71,7 @@ def training_flops(
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """A model to fine-tune on a subset, and everything the run's result depends on.
 
     Attributes:
@@ -78,22 +79,16 @@ class Job:
         version: changes with the model's files.
         task: its training rows are the subset (none: the model is only judged), its dev rows those
             to judge on; unlabelled rows play no part.
-        probe: the rows Θ is measured on; none: no Θ.
-        features: the rows whose frozen features are scored; none but at size 0.
         seed: of head, order and dropout.
         recipe: how to train.
-        kernels: folder for the file of Θ.
         keep: folder to save the fine-tuned model and its tokenizer in; None: they are not saved.
     """
 
     model: str
     version: str
     task: Task
-    probe: Examples
-    features: Examples
     seed: int
     recipe: Recipe
-    kernels: Path
     keep: Path | None = None
 
     @property
@@ -104,8 +99,7 @@ class Job:
     @cached_property
     def name(self) -> str:
         """Readable, and with a digest of all the run depends on; serves as a file name."""
-        parts = [[p.texts, p.pairs, list(p.labels)] for p in (self.probe, self.features)]
-        content = [self.model, self.version, digest(self.task), parts, self.seed]
+        content = [self.model, self.version, digest(self.task), self.seed]
         text = json.dumps([*content, asdict(self.recipe)])
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/"))[-40:].strip("-.")
@@ -118,7 +112,6 @@ class Seconds:
 
     training: float
     judging: float
-    probe: float
 
 
 @dataclass(frozen=True)
@@ -142,12 +135,7 @@ class RunRecord:
         dev_score: the task's metric.
         scores: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, of text `language.SCORES`, by name.
         dev_rows: how many were judged.
-        kernel_loss: F(Θ, t) = ‖exp(−η Θ t) r‖² (Eq. 9), Θ of the model as this run left it.
-        residual_square: ‖r‖², r = f0(X) − y on the probe before fine-tuning.
-        probe_square: ‖f(X) − y‖² after it: what Eq. 9 predicts, measured.
-        kernel: name of the file of Θ; None where none was asked for.
-        training_flops, judging_flops, probe_flops (of Θ), features_flops: operations.
-        features: scores of the model's frozen features by name, at size 0 where asked for.
+        training_flops, judging_flops: operations.
         seconds: wall-clock time; None where the run failed.
         error: why there are no losses.
         lost: whether the reason may pass (memory, a worker that was killed): the same command then
@@ -169,40 +157,31 @@ class RunRecord:
     dev_score: float | None = None
     scores: Mapping[str, float] | None = None
     dev_rows: int = 0
-    kernel_loss: float | None = None
-    residual_square: float | None = None
-    probe_square: float | None = None
-    kernel: str | None = None
     training_flops: float = 0.0
     judging_flops: float = 0.0
-    probe_flops: float = 0.0
-    features_flops: float = 0.0
-    features: Mapping[str, float] | None = None
     seconds: Seconds | None = None
     error: str | None = None
     lost: bool = False
 
 
-def run(job: Job) -> Record:
-    """Fine-tune a model on a subset and judge it; measure Θ and frozen features where asked for.
+def run(trial: Trial) -> Record:
+    """Fine-tune a model on a subset and judge it.
 
-    A run that fails, whatever for, is recorded with its `error` and without losses and kernel: the
-    other candidates go on without it.
+    A run that fails, whatever for, is recorded with its `error` and without losses: the other
+    candidates go on without it.
 
     Returns:
         The fields of a `RunRecord`.
     """
-    record = _head(job)
+    record = _head(trial)
     try:
-        tokenizer = load_tokenizer(job.model)
-        model = new_model(job, tokenizer)
+        tokenizer = load_tokenizer(trial.model)
+        model = new_model(trial, tokenizer)
         rows = {
-            name: encoded(job.task, part, model, tokenizer, job.recipe, trained=name == "train")
+            name: encoded(trial.task, part, model, tokenizer, trial.recipe, trained=name == "train")
             for name, part in (
-                ("train", job.task.train),
-                ("dev", job.task.dev),
-                ("probe", job.probe),
-                ("features", job.features),
+                ("train", trial.task.train),
+                ("dev", trial.task.dev),
             )
         }
         parameters, trained = count_parameters(model)
@@ -211,41 +190,41 @@ def run(job: Job) -> Record:
             parameters,
             trained,
             record["tokens"],
-            job.recipe.epochs,
-            job.recipe.gradient_checkpointing,
+            trial.recipe.epochs,
+            trial.recipe.gradient_checkpointing,
         )
-        figures = _figures(job, model, rows, parameters)
+        figures = _figures(trial, model, rows, parameters)
     except FloatingPointError as error:
         return record | {"error": str(error)}
     except Exception as error:  # a candidate's code raises many kinds; to the others they are one
         return record | {"error": _reason(error), "lost": True}
-    if job.keep is not None:
-        with whole_folder(job.keep) as folder:
+    if trial.keep is not None:
+        with whole_folder(trial.keep) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            write_text(folder / RUN_NAME, job.name)
+            write_text(folder / RUN_NAME, trial.name)
     return record | figures
 
 
-def killed(job: Job) -> Record:
+def killed(trial: Trial) -> Record:
     """Return the record of a run whose process was killed at every attempt."""
-    return _head(job) | {"error": "its process was killed, perhaps out of memory", "lost": True}
+    return _head(trial) | {"error": "its process was killed, perhaps out of memory", "lost": True}
 
 
-def _head(job: Job) -> Record:
+def _head(trial: Trial) -> Record:
     """Return the record of a run before anything is measured."""
     record = RunRecord(
-        run=job.name,
-        model=job.model,
+        run=trial.name,
+        model=trial.model,
         parameters=0,
-        size=job.size,
-        epochs=job.recipe.epochs,
+        size=trial.size,
+        epochs=trial.recipe.epochs,
         steps=0,
-        seed=job.seed,
-        learning_rate=job.recipe.learning_rate,
+        seed=trial.seed,
+        learning_rate=trial.recipe.learning_rate,
         time=0.0,
         tokens=0,
-        metric=job.task.metric.name,
+        metric=trial.task.metric.name,
     )
     return asdict(record)
 
@@ -258,9 +237,9 @@ def _reason(error: Exception) -> str:
     return f"out of memory ({words})" if full else f"{type(error).__name__}: {words}"
 
 
-def new_model(job: Job, tokenizer: Any) -> Any:
+def new_model(trial: Trial, tokenizer: Any) -> Any:
     """Return the model before fine-tuning, in evaluation mode, on the GPU where there is one."""
-    model = load_for(job.model, job.task, tokenizer, job.seed, job.recipe)
+    model = load_for(trial.model, trial.task, tokenizer, trial.seed, trial.recipe)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -310,27 +289,21 @@ def count_tokens(data: Encoded) -> int:
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _figures(job: Job, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
+def _figures(trial: Trial, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
     """Train and judge a model, and return that part of the record."""
-    residual = residual_of(model, rows["probe"]) if len(job.probe) else None
     start = time.perf_counter()
-    record = _features(job, model, rows["features"], parameters) if len(job.features) else {}
     steps = _Rates()
-    if job.size:
-        fine_tune(model, rows["train"], job.recipe, seed=job.seed, callbacks=[steps])
+    if trial.size:
+        fine_tune(model, rows["train"], trial.recipe, seed=trial.seed, callbacks=[steps])
         model.eval()
     trained = time.perf_counter()
-    record |= _judged(job, model, rows["dev"], parameters)
-    t = sum(steps.rates) / job.recipe.learning_rate
+    record = _judged(trial, model, rows["dev"], parameters)
+    t = sum(steps.rates) / trial.recipe.learning_rate
     record |= {"steps": len(steps.rates), "time": t}
     judged = time.perf_counter()
-    if residual is not None:
-        path, rate = job.kernels / f"{job.name}.npz", job.recipe.learning_rate
-        record |= measured(model, rows["probe"], residual, t, rate, path)
     record["seconds"] = {
         "training": trained - start,
         "judging": judged - trained,
-        "probe": time.perf_counter() - judged,
     }
     return record
 
@@ -345,16 +318,16 @@ class _Rates(TrainerCallback):
         self.rates.append(float(given["optimizer"].param_groups[0]["lr"]))
 
 
-def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
+def _judged(trial: Trial, model: Any, dev: Encoded, parameters: int) -> Record:
     costs = {
-        "dev_rows": len(job.task.dev),
+        "dev_rows": len(trial.task.dev),
         "judging_flops": judging_flops(parameters, count_tokens(dev)),
     }
     if isinstance(dev, Windows):
-        return judge_text(model, job.task.dev, dev, _WINDOWS) | costs
+        return judge_text(model, trial.task.dev, dev, _WINDOWS) | costs
     dev = dev.by_length()
-    outputs = model_outputs(model, dev.in_order(_BATCH), regression=job.task.regression)
-    if job.task.regression:
+    outputs = model_outputs(model, dev.in_order(_BATCH), regression=trial.task.regression)
+    if trial.task.regression:
         labels, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
         loss, scores = float(((said - labels) ** 2).mean()), number_scores(said, labels)
     else:
@@ -365,7 +338,7 @@ def _judged(job: Job, model: Any, dev: Encoded, parameters: int) -> Record:
         scores = class_scores(outputs, labels)
     return {
         "dev_loss": loss,
-        "dev_score": job.task.metric(said, labels),
+        "dev_score": trial.task.metric(said, labels),
         "scores": scores,
     } | costs
 
@@ -390,47 +363,3 @@ def number_scores(predictions: Array, labels: Array) -> dict[str, float]:
         "pearson": 0.0 if flat else float(np.corrcoef(predictions, labels)[0, 1]),
         "spearman": SPEARMAN(predictions, labels),
     }
-
-
-def _features(job: Job, model: Any, data: Encoded, parameters: int) -> Record:
-    features, labels = frozen_features(model, data, _BATCH), np.asarray(data.labels)
-    regression = job.task.regression
-    names = [name for name in FEATURE_SCORES if not (regression and name == "hscore")]
-    scores = {name: FEATURE_SCORES[name](features, labels, regression) for name in names}
-    if not np.isfinite(list(scores.values())).all():
-        raise FloatingPointError("the scores of the model's frozen features are not finite")
-    return {
-        "features": scores,
-        "features_flops": judging_flops(parameters, count_tokens(data)),
-    }
-
-
-@torch.no_grad()
-def frozen_features(model: Any, data: Encoded, batch_size: int) -> Array:
-    """Return means over the real tokens and all layers' outputs, [n, d], in the rows' order.
-
-    Args:
-        model: a classifier or regressor of transformers; put in evaluation mode.
-        batch_size: rows at a time.
-
-    Raises:
-        DataError: the model gives no hidden states.
-    """
-    device = next(model.parameters()).device
-    model.eval()
-    order = sorted(range(len(data)), key=lambda i: len(data.rows[i]["input_ids"]))
-    parts = []
-    for start in range(0, len(order), batch_size):
-        batch = data.batch(order[start : start + batch_size])
-        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-        outputs = model(**inputs, output_hidden_states=True)
-        states = getattr(outputs, "hidden_states", None)
-        if states is None:
-            states = getattr(outputs, "encoder_hidden_states", None)
-        if states is None:
-            raise DataError("the model gives no hidden states, which frozen features are made of")
-        # the first is the embedding, no layer's output
-        layers = torch.stack([state.double() for state in states[1:] or states]).mean(0)
-        mask = inputs["attention_mask"].to(layers.dtype)[..., None]
-        parts.append(((layers * mask).sum(1) / mask.sum(1)).cpu().numpy())
-    return np.concatenate(parts)[np.argsort(order)]

@@ -10,11 +10,10 @@ from typing import Any
 from .._io import DataError, finite, from_json, read_json, require, write_json
 from ..compare.runs import locked, read_results, run_all, write_results
 from ..compare.tasks import Task
+from ..scaling.search import Ask, Search
+from ..scaling.selection import METHODS, Selection
 from .plan import Plan, make_plan
-from .probe import kernel_of, read_kernel
-from .search import Ask, Search
-from .selection import METHODS, Selection
-from .trial import COSTS, LOSS, RUN_NAME, Job, Record, RunRecord, killed, run, score_of
+from .trial import COSTS, LOSS, RUN_NAME, Record, RunRecord, Trial, killed, run, score_of
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -38,7 +37,7 @@ class LiveSelection:
 
     Example:
         >>> import jachess_ext as jx
-        >>> live = jx.scaling.read_selection("runs")
+        >>> live = jx.live.read_selection("runs")
         >>> sorted({record["size"] for record in live.records})
         [8, 16, 31]
     """
@@ -75,7 +74,7 @@ class LiveSelection:
 
     @property
     def flops(self) -> dict[str, float]:
-        """Operations by what they went into: training, judging, probe, features; spent: their sum.
+        """Operations by what they went into: training, judging; spent: their sum.
 
         Beside them full_tuning, of training every candidate on the target's data and judging it
         once, and sub_tuning, the same on the largest subset.
@@ -102,11 +101,6 @@ class LiveSelection:
         said: dict[str, Selection] = {}
         missing: dict[str, str] = {}
         for method in METHODS:
-            if method == "lensllm" and not self.search.kernels:
-                missing[method] = (
-                    "no kernel Θ was measured, which it reads: --method lensllm does it"
-                )
-                continue
             try:
                 said[method] = self.search.selection(method)
             except ValueError as error:
@@ -185,7 +179,7 @@ def select_live(
 
     Args:
         models, task: as for `make_plan`.
-        out: folder of records, kernels and result.
+        out: folder of records and result.
         keep_winner: whether the best model is fine-tuned on the target's rows and saved.
         processes, threads, backend: as for `compare.runs.run_all`.
         progress: told of every run, in a line of text.
@@ -201,7 +195,7 @@ def select_live(
 
     Example:
         >>> import jachess_ext as jx
-        >>> live = jx.scaling.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
+        >>> live = jx.live.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
         >>> live.best in models
         True
     """
@@ -219,15 +213,13 @@ def select_live(
 
         return [records[ask] for ask in sorted(records, key=place)]
 
-    def usable(job: Job, record: Record) -> bool:
+    def usable(trial: Trial, record: Record) -> bool:
         from_json(record, RunRecord, "the record")
-        if record["kernel"] is not None:
-            read_kernel(out, record)
         return not record["lost"]
 
-    def run_jobs(jobs: Sequence[Job]) -> Iterator[tuple[Job, Record]]:
+    def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Record]]:
         return run_all(
-            jobs,
+            trials,
             run,
             out / RUNS,
             processes=processes,
@@ -239,12 +231,16 @@ def select_live(
 
     with locked(out):
         while asks := search.open_runs():
-            jobs = {plan.job(ask, out).name: (plan.job(ask, out), ask) for ask in asks}
-            for job, record in run_jobs([job for job, _ in jobs.values()]):
-                ask = jobs[job.name][1]
+            trials = {(trial := plan.trial(ask)).name: (trial, ask) for ask in asks}
+            for trial, record in run_trials([trial for trial, _ in trials.values()]):
+                ask = trials[trial.name][1]
                 records[ask] = record
-                seconds = sum((record["seconds"] or {}).values()) / processes
-                _tell(search, ask, record, out, seconds)
+                search.tell(
+                    ask,
+                    score_of(record, str(search.metric)),
+                    cost=record["training_flops"] + record["judging_flops"],
+                    error=record["error"],
+                )
                 write_results(out / RECORDS, in_order())
                 progress(f"{ask.model} on {ask.rows} rows: {said(record, str(search.metric))}")
         if len(search.failed) == len(search.models):
@@ -268,7 +264,7 @@ def select_live(
         write_json(out / RESULT, selection.to_dict())
         if keep_winner:
             progress(f"{selection.best} on {search.target} rows, to keep")
-            selection = replace(selection, winner=_winner(plan, selection.best, out, run_jobs))
+            selection = replace(selection, winner=_winner(plan, selection.best, out, run_trials))
             write_json(out / RESULT, selection.to_dict())
     return selection
 
@@ -279,36 +275,21 @@ def said(record: Record, rank_by: str) -> str:
     return str(record["error"]) if score is None else f"dev {rank_by} {score:.4g}"
 
 
-def _tell(search: Search, ask: Ask, record: Record, folder: Path, seconds: float) -> None:
-    if record["kernel"] is not None:
-        search.kernels[ask] = kernel_of(folder, record)
-    search.tell(
-        ask,
-        score_of(record, str(search.metric)),
-        cost=record["training_flops"] + record["judging_flops"],
-        seconds=seconds,
-        features=record["features"],
-        features_cost=record["features_flops"],
-        kernel_cost=record["probe_flops"],
-        error=record["error"],
-    )
-
-
 def _winner(
     plan: Plan,
     best: str,
     out: Path,
-    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[Job, Record]]],
+    run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, Record]]],
 ) -> Record:
     """Return the record of the best model on the target's rows, and save that model."""
-    job = plan.job(Ask(best, plan.search.target, plan.search.seed), out, keep=out / WINNER)
+    trial = plan.trial(Ask(best, plan.search.target, plan.search.seed), keep=out / WINNER)
     try:
-        kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == job.name
+        kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
     except OSError:
         kept = False
     if not kept:  # its record alone is not enough
-        (out / RUNS / f"{job.name}.json").unlink(missing_ok=True)
-    ((_, record),) = run_jobs([job])
+        (out / RUNS / f"{trial.name}.json").unlink(missing_ok=True)
+    ((_, record),) = run_trials([trial])
     return record
 
 
@@ -320,7 +301,7 @@ def read_selection(folder: Path | str) -> LiveSelection:
 
     Example:
         >>> import jachess_ext as jx
-        >>> len(jx.scaling.read_selection("runs").records)
+        >>> len(jx.live.read_selection("runs").records)
         6
     """
     folder = Path(folder)
@@ -348,8 +329,4 @@ def read_selection(folder: Path | str) -> LiveSelection:
             f"{path}: the metric is {search.metric!r}; expected {LOSS!r} or a score of each run in "
             f"{RECORDS}"
         )
-    for record in selection.records:
-        if record["kernel"] is not None:
-            ask = Ask(record["model"], record["size"], record["seed"])
-            search.kernels[ask] = kernel_of(folder, record)
     return selection

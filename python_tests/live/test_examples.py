@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import jachess_ext.scaling as scaling
-from python_tests.scaling.live import write_rows
+from jachess_ext import live, scaling
+from python_tests.live.tiny import write_rows
 
 LIVE = ("select_live", "read_selection", "LiveSelection")  # in this order
 
 
 def run(name: str, **names: Any) -> None:
-    tests = doctest.DocTestFinder(recurse=False).find(getattr(scaling, name), name, globs=names)
+    tests = doctest.DocTestFinder(recurse=False).find(getattr(live, name), name, globs=names)
     assert tests and tests[0].examples, f"{name} has no example"
     result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(tests[0])
     assert result.failed == 0
@@ -35,3 +35,5 @@ def test_examples_of_live_selections(
 def test_modules_of_public_names() -> None:
     for name, module in scaling._MODULES.items():
         assert hasattr(import_module(f"jachess_ext.scaling.{module}"), name)
+    for name in live.__all__:
+        assert getattr(live, name).__module__ == "jachess_ext.live.choice"

@@ -8,34 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jachess_ext.compare.settings import Columns
-from jachess_ext.scaling import Ask, trial
-from jachess_ext.scaling.plan import make_plan
-from jachess_ext.scaling.probe import read_kernel
-from jachess_ext.scaling.trial import Job, run
+from jachess_ext.live import trial
+from jachess_ext.live.plan import make_plan
+from jachess_ext.live.trial import Trial, run
+from jachess_ext.scaling import Ask
 
 from .conftest import Settings
 
 
 @pytest.fixture
-def job(settings: Settings, tmp_path: Path) -> Job:
-    """Of 16 rows, with a probe of 4."""
-    plan = make_plan(**settings(sizes=(8, 16, 40), probe=4))
-    return plan.job(Ask(plan.candidates[0].model, 16), tmp_path)
+def job(settings: Settings, tmp_path: Path) -> Trial:
+    """Of 16 rows."""
+    plan = make_plan(**settings(sizes=(8, 16, 40)))
+    return plan.trial(Ask(plan.candidates[0].model, 16))
 
 
-def without_probe(job: Job, **recipe: Any) -> Job:
-    return replace(job, probe=job.probe.part(0, 0), recipe=replace(job.recipe, **recipe))
+def changed(job: Trial, **recipe: Any) -> Trial:
+    return replace(job, recipe=replace(job.recipe, **recipe))
 
 
-def batch_of(job: Job, part: str) -> dict[str, torch.Tensor]:
+def batch_of(job: Trial, part: str) -> dict[str, torch.Tensor]:
     """Token ids from the words, without the package's encoding."""
-    examples = job.probe if part == "probe" else getattr(job.task, part)
+    examples = getattr(job.task, part)
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     tokens = tokenizer(examples.texts, padding=True, return_tensors="pt")
     return {**tokens, "labels": torch.tensor(examples.labels)}
@@ -45,26 +44,12 @@ def logits_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
-def explicit_kernel(model: Any, batch: dict[str, torch.Tensor]) -> np.ndarray:
-    """J Jᵀ from one backward pass for every number of the output."""
-    rows = []
-    for value in logits_of(model, batch).flatten():
-        gradients = torch.autograd.grad(
-            value, list(model.parameters()), retain_graph=True, allow_unused=True
-        )
-        rows.append(torch.cat([g.flatten() for g in gradients if g is not None]).double())
-    jacobian = torch.stack(rows)
-    return (jacobian @ jacobian.T).numpy()
-
-
-def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_what_it_says(job: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is replaced by a known change of the weights, so that its result is at hand."""
     seen: dict[str, Any] = {}
 
     def change(model: Any, train: Any, recipe: Any, *, seed: int, callbacks: Any) -> None:
-        batch = batch_of(job, "probe")
         with torch.no_grad():
-            seen["before"] = logits_of(model, batch).double().numpy()
             torch.manual_seed(3)
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -75,8 +60,7 @@ def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(trial, "fine_tune", change)
     record = run(job)
-    kernel = read_kernel(tmp_path, record)
-    model, probe = seen["model"], batch_of(job, "probe")
+    model = seen["model"]
     batch = batch_of(job, "dev")
     with torch.no_grad():
         logits = logits_of(model, batch)
@@ -88,26 +72,12 @@ def test_a_run_is_what_it_says(job: Job, tmp_path: Path, monkeypatch: pytest.Mon
     brier = (logits.double().softmax(-1) - one_hot).square().sum(-1).mean()
     assert record["scores"]["brier"] == pytest.approx(float(brier), rel=1e-5)
     assert record["dev_rows"] == 40
-    theta = explicit_kernel(model, probe)
-    atol = 1e-5 * theta.max()
-    np.testing.assert_allclose(kernel["theta"].reshape(8, 8), theta, rtol=1e-4, atol=atol)
-    np.testing.assert_allclose(kernel["eigenvalues"], np.linalg.eigvalsh(theta), atol=atol)
-    one_hot = np.eye(2)[probe["labels"].numpy()]
-    residual = seen["before"] - one_hot
-    np.testing.assert_allclose(kernel["residual"], residual, atol=1e-6)
-    assert record["residual_square"] == pytest.approx((residual**2).sum(), rel=1e-5)
-    with torch.no_grad():
-        after = logits_of(model, probe).double().numpy() - one_hot
-    assert record["probe_square"] == pytest.approx((after**2).sum(), rel=1e-5)
     assert (record["steps"], record["time"]) == (5, pytest.approx(5 * 2e-3 / 5e-3))
-    flow = scipy.linalg.expm(-theta * 5 * 2e-3 / 4) @ residual.flatten()  # Σ η_s / n, n = 4 rows
-    assert record["kernel_loss"] == pytest.approx((flow**2).sum(), rel=1e-4)
-    np.testing.assert_array_equal(kernel["labels"], probe["labels"])
-    assert record["size"] == 16 and record["kernel"] == f"{job.name}.npz"
+    assert record["size"] == 16
     assert record["error"] is None
 
 
-def test_the_cost_is_six_n_d(job: Job) -> None:
+def test_the_cost_is_six_n_d(job: Trial) -> None:
     record = run(job)
     width, words, positions = 8, 20, 16
     embeddings = (words + positions + 2 + 2) * width  # and token types, and the norm
@@ -120,19 +90,13 @@ def test_the_cost_is_six_n_d(job: Job) -> None:
     assert record["tokens"] == tokens
     assert record["training_flops"] == 6 * parameters * tokens * 1.0
     assert record["judging_flops"] == 2 * parameters * 40 * 8
-    # forward three times, and back for both outputs
-    assert record["probe_flops"] > 2 * parameters * 4 * 8 * 5
-    bare = run(without_probe(job))
-    assert bare["probe_flops"] == 0 and bare["kernel"] is None
-    same = ("dev_loss", "training_flops", "judging_flops")
-    assert [bare[name] for name in same] == [record[name] for name in same]
 
 
 @pytest.mark.parametrize(("epochs", "rows"), [(1.0, 40), (3.0, 16)])
-def test_time_is_the_sum_of_the_schedule(job: Job, epochs: float, rows: int) -> None:
+def test_time_is_the_sum_of_the_schedule(job: Trial, epochs: float, rows: int) -> None:
     """Linear warm-up over a tenth of the steps (rounded up), then linear decay to 0."""
     task = replace(job.task, train=job.task.train.chosen([i % 16 for i in range(rows)]))
-    record = run(replace(without_probe(job, epochs=epochs, batch_size=8), task=task))
+    record = run(replace(changed(job, epochs=epochs, batch_size=8), task=task))
     steps = int(epochs * rows / 8)
     warm = int(np.ceil(0.1 * steps))
     rates = [s / warm if s < warm else (steps - s) / (steps - warm) for s in range(steps)]
@@ -140,58 +104,50 @@ def test_time_is_the_sum_of_the_schedule(job: Job, epochs: float, rows: int) -> 
     assert record["time"] == pytest.approx(sum(rates))
 
 
-def test_size_zero_is_the_model_before_training(job: Job, tmp_path: Path) -> None:
-    record = run(replace(job, task=replace(job.task, train=job.probe.part(0, 0))))
+def test_size_zero_is_the_model_before_training(job: Trial, tmp_path: Path) -> None:
+    record = run(replace(job, task=replace(job.task, train=job.task.train.part(0, 0))))
     assert [record[name] for name in ("size", "steps", "time", "tokens")] == [0, 0, 0.0, 0]
     assert record["training_flops"] == 0
-    assert record["kernel_loss"] == pytest.approx(record["residual_square"])
-    assert record["residual_square"] == record["probe_square"]
     trained = run(job)
-    residuals = [read_kernel(tmp_path, r)["residual"] for r in (record, trained)]
-    np.testing.assert_array_equal(*residuals)  # one head, one f0
     assert trained["dev_loss"] != record["dev_loss"]
 
 
-def test_a_run_does_not_depend_on_those_before_it(job: Job, tmp_path: Path) -> None:
+def test_a_run_does_not_depend_on_those_before_it(job: Trial, tmp_path: Path) -> None:
     first = run(job)
-    theta = read_kernel(tmp_path, first)["theta"]
     torch.manual_seed(99)
     again = run(job)
     assert first | {"seconds": None} == again | {"seconds": None}
-    np.testing.assert_array_equal(theta, read_kernel(tmp_path, again)["theta"])
     assert run(replace(job, seed=1))["dev_loss"] != first["dev_loss"]
 
 
-def test_a_diverged_run_says_so(job: Job) -> None:
+def test_a_diverged_run_says_so(job: Trial) -> None:
     record = run(replace(job, recipe=replace(job.recipe, lr=1e30, epochs=3.0)))
     assert "not finite" in record["error"] and not record["lost"]
-    assert record["dev_loss"] is record["kernel"] is None
+    assert record["dev_loss"] is None
 
 
-def test_names_follow_what_a_run_depends_on(job: Job, tmp_path: Path) -> None:
+def test_names_follow_what_a_run_depends_on(job: Trial, tmp_path: Path) -> None:
     others = [
         replace(job, seed=5),
         replace(job, version="another"),
-        replace(job, probe=job.probe.part(0, 2)),
-        replace(job, features=job.probe),
         replace(job, recipe=replace(job.recipe, epochs=2.0)),
         replace(job, task=replace(job.task, dev=job.task.dev.part(0, 3))),
         replace(job, task=replace(job.task, train=job.task.train.part(0, 3))),
     ]
-    assert len({job.name, *(other.name for other in others)}) == 8
-    assert replace(job, kernels=tmp_path / "elsewhere").name == job.name
+    assert len({job.name, *(other.name for other in others)}) == 6
+    assert replace(job, keep=tmp_path / "elsewhere").name == job.name
 
 
-def loss_of(model: Any, job: Job) -> float:
+def loss_of(model: Any, job: Trial) -> float:
     """Cross-entropy of the dev rows in single precision, without the package."""
     batch = batch_of(job, "dev")
     with torch.no_grad():
         return float(functional.cross_entropy(logits_of(model, batch).double(), batch["labels"]))
 
 
-def test_bf16_is_of_training_alone(job: Job, tmp_path: Path) -> None:
-    plain = run(without_probe(job))
-    short = run(replace(without_probe(job, bf16=True), keep=tmp_path / "kept"))
+def test_bf16_is_of_training_alone(job: Trial, tmp_path: Path) -> None:
+    plain = run(changed(job))
+    short = run(replace(changed(job, bf16=True), keep=tmp_path / "kept"))
     assert short["error"] is None and short["run"] != plain["run"]
     assert short["dev_loss"] != plain["dev_loss"]
     assert short["dev_loss"] == pytest.approx(plain["dev_loss"], rel=0.05)
@@ -201,7 +157,7 @@ def test_bf16_is_of_training_alone(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_memory_savers_change_no_result(
-    job: Job, lora: bool, monkeypatch: pytest.MonkeyPatch
+    job: Trial, lora: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointed = []
     train = trial.fine_tune
@@ -211,25 +167,25 @@ def test_memory_savers_change_no_result(
         checkpointed.append(any(getattr(m, "gradient_checkpointing", 0) for m in model.modules()))
 
     monkeypatch.setattr(trial, "fine_tune", watched)
-    job = without_probe(job, lora=lora, batch_size=4)
+    job = changed(job, lora=lora, batch_size=4)
     losses = []
     for how in (
         {},
         {"gradient_checkpointing": True},
         {"batch_size": 2, "gradient_accumulation": 2},
     ):
-        record = run(without_probe(job, **how))
+        record = run(changed(job, **how))
         assert record["error"] is None and record["steps"] == 4
         losses.append(record["dev_loss"])
     assert checkpointed == [False, True, False]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
-    untrained = run(replace(job, task=replace(job.task, train=job.probe.part(0, 0))))
+    untrained = run(replace(job, task=replace(job.task, train=job.task.train.part(0, 0))))
     assert abs(losses[0] - untrained["dev_loss"]) > 1e-3 * losses[0]
 
 
-def test_lora_costs_what_is_trained(job: Job) -> None:
+def test_lora_costs_what_is_trained(job: Trial) -> None:
     """4 N a token for the passes to the inputs, and 2 of each number that is trained."""
-    record = run(without_probe(job, lora=True))
+    record = run(changed(job, lora=True))
     assert record["error"] is None
     model = AutoModelForSequenceClassification.from_pretrained(job.model)
     base = sum(p.numel() for p in model.parameters())
@@ -237,16 +193,6 @@ def test_lora_costs_what_is_trained(job: Job) -> None:
     trained = record["training_flops"] / record["tokens"] / 2 - 2 * record["parameters"]
     assert head < trained < base / 2
     assert record["parameters"] >= base
-
-
-def test_scores_that_are_not_finite_are_an_error(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = make_plan(**settings(method="logme"))
-    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
-    monkeypatch.setitem(trial.FEATURE_SCORES, "knn", lambda *given: float("nan"))
-    record = run(job)
-    assert "frozen features are not finite" in record["error"] and record["features"] is None
 
 
 def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
@@ -260,10 +206,8 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
 
     files = {"train": write("train.csv", 0), "dev": write("dev.csv", 1)}
     columns = Columns(regression=True)
-    with pytest.raises(ValueError, match="hscore compares classes, and the labels are numbers"):
-        make_plan(**settings(**files, columns=columns, method="hscore"))
-    plan = make_plan(**settings(**files, columns=columns, sizes=(4, 8, 12), probe=4))
-    job = plan.job(Ask(plan.candidates[0].model, 0), tmp_path)
+    plan = make_plan(**settings(**files, columns=columns, sizes=(4, 8, 12)))
+    job = plan.trial(Ask(plan.candidates[0].model, 0))
     record = run(job)
     assert record["error"] is None
     tokenizer = AutoTokenizer.from_pretrained(job.model)
@@ -274,20 +218,5 @@ def test_numbers_are_predicted(settings: Settings, tmp_path: Path) -> None:
     truth = torch.tensor(job.task.dev.labels, dtype=torch.float64)
     assert record["dev_loss"] == pytest.approx(float(((said - truth) ** 2).mean()), rel=1e-5)
     assert record["scores"]["mae"] == pytest.approx(float((said - truth).abs().mean()), rel=1e-5)
-    with torch.no_grad():
-        batch = tokenizer(job.probe.texts, padding=True, return_tensors="pt")
-        residual = model(**batch).logits.double() - torch.tensor(job.probe.labels)[:, None]
-    assert read_kernel(tmp_path, record)["residual"] == pytest.approx(residual.numpy(), abs=1e-5)
-    trained = run(plan.job(Ask(job.model, 12), tmp_path))
+    trained = run(plan.trial(Ask(job.model, 12)))
     assert trained["error"] is None and trained["dev_loss"] != record["dev_loss"]
-
-
-@pytest.mark.parametrize("change", [lambda b: b[:60], lambda b: b"", lambda b: b[:-30]])
-def test_half_a_kernel_is_a_sentence(job: Job, tmp_path: Path, change: Any) -> None:
-    record = run(job)
-    path = tmp_path / "kernels" / record["kernel"]
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"its kernel .*npz cannot be read"):
-        read_kernel(tmp_path, record)
-    with pytest.raises(ValueError, match="has no kernel"):
-        read_kernel(tmp_path, record | {"kernel": None})

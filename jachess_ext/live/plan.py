@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +14,14 @@ from .._io import DataError
 from ..compare.models import load_tokenizer, model_version
 from ..compare.settings import Columns, Recipe
 from ..compare.tasks import Examples, Task, load_task
-from .baselines import FEATURE_SCORES
+from ..scaling.search import Ask, Search
+from ..scaling.selection import DEFAULT, METHODS
 from .language import BITS, TextTask, check_kept, is_text, load_text
-from .probe import KERNELS
-from .search import Ask, Search
-from .selection import DEFAULT, METHODS
 from .trial import (
     CLASS_SCORES,
     LOSS,
     NUMBER_SCORES,
-    Job,
+    Trial,
     count_parameters,
     count_tokens,
     encoded,
@@ -92,8 +89,6 @@ class Plan:
         task: its training rows in the order they are taken in, and the dev rows judged on.
         candidates: the models that load, in the order given.
         unloadable: the other models, and why.
-        probe: how many training rows Θ is measured on, the first of the order.
-        scored: how many training rows' frozen features are scored, the first.
         recipe: how every model is fine-tuned.
     """
 
@@ -101,23 +96,18 @@ class Plan:
     task: Task
     candidates: tuple[Candidate, ...]
     unloadable: Mapping[str, str]
-    probe: int
-    scored: int
     recipe: Recipe
 
-    def job(self, ask: Ask, folder: Path, keep: Path | None = None) -> Job:
-        """Return the job of a run; `folder` is the selection's."""
+    def trial(self, ask: Ask, keep: Path | None = None) -> Trial:
+        """Return the trial of a run; `keep` is the folder to save its model in."""
         rows = self.task.train
         candidate = next(c for c in self.candidates if c.model == ask.model)
-        return Job(
+        return Trial(
             model=candidate.model,
             version=candidate.version,
             task=replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0)),
-            probe=rows.part(0, self.probe),
-            features=rows.part(0, 0 if ask.rows else self.scored),
             seed=ask.seed,
             recipe=self.recipe,
-            kernels=folder / KERNELS,
             keep=keep,
         )
 
@@ -132,12 +122,17 @@ def make_plan(
     flops: float | None = None,
     target: int | None = None,
     rank_by: str | None = None,
-    probe: int | None = None,
-    screen_rows: int = 512,
     dev_size: int | None = None,
     data_seed: int = 0,
     recipe: Recipe = Recipe(),  # noqa: B008  frozen
-    **search: Any,
+    method: str = DEFAULT,
+    strategy: str = "growing",
+    zero: bool | None = None,
+    seed: int = 0,
+    confidence: float | None = None,
+    drop: float | None = None,
+    gamma: int = 3,
+    tau: float = 5.0,
 ) -> Plan:
     """Read the data, load every model once, and decide on the sizes.
 
@@ -155,13 +150,10 @@ def make_plan(
         target: training examples to predict for; None: all training rows.
         rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
             "loss", of text "bpb", bits per byte.
-        probe: training rows that Θ is measured on, 0: none; None: 32 with lensllm, else 0.
-        screen_rows: training rows whose frozen features are scored where something reads that.
         dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
         data_seed: of the order the training rows are taken in.
         recipe: how every model is fine-tuned.
-        search: further settings of `Search`: method, strategy, seeds, seed, confidence, drop,
-            minutes, screen, screen_by, gamma, tau.
+        method, strategy, zero, seed, confidence, drop, gamma, tau: as for `Search`.
 
     Raises:
         DataError: data, models, sizes or settings that cannot be used; nothing was trained.
@@ -175,19 +167,7 @@ def make_plan(
         raise DataError("the dev rows are the training rows; losses must be measured on other rows")
     rows = len(task.train)
     target = rows if target is None else target
-    method = search.get("method", DEFAULT)
-    if probe is None:
-        probe = 32 if method == "lensllm" else 0
-    _check_numbers(task, target, rank_by, probe, screen_rows, dev_size)
-    if method == "lensllm" and not probe:
-        raise DataError(
-            "lensllm reads the kernel Θ of every run, and probe is 0; give it rows to measure Θ "
-            "on, or take rectified, which is the same law with F free"
-        )
-    if task.regression and "hscore" in (method, search.get("screen") and search.get("screen_by")):
-        raise DataError("hscore compares classes, and the labels are numbers; take logme or knn")
-    if isinstance(task, TextTask):
-        _check_text(method, probe, search.get("screen"))
+    _check_numbers(task, target, rank_by, dev_size)
     largest = max(sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")
@@ -203,34 +183,34 @@ def make_plan(
         sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
     elif sizes is None:
         sizes = default_sizes(rows, target, recipe)
-    for name in ("metric", "test_rows", "costs", "unit", "parameters"):
-        if name in search:
-            raise DataError(
-                f"{name} is a setting of Search alone; rank_by says what is forecast, and models "
-                "and data tell the rest"
-            )
-    scores = search.get("screen") is not None or method in FEATURE_SCORES
-    settings: dict[str, Any] = {
-        "sizes": sizes,
-        "target": target,
-        "budget": flops,
-        "zero": True if probe or scores else None,
-        "metric": rank_by,
-        "unit": "FLOPs",
-        **search,
-    }
-    Search(models, **settings)  # refuses what cannot be used before models are loaded
+    search = Search(
+        models,
+        sizes,
+        target,
+        metric=rank_by,
+        method=method,
+        strategy=strategy,
+        zero=zero,
+        seed=seed,
+        confidence=confidence,
+        drop=drop,
+        budget=flops,
+        unit="FLOPs",
+        gamma=gamma,
+        tau=tau,
+    )  # refuses what cannot be used before models are loaded
     order = stratified(task.dev, data_seed, task.regression)
     train = task.train.chosen(stratified(task.train, data_seed, task.regression))
     task = replace(task, train=train, dev=task.dev.chosen(order))
     _check_smallest(min(sizes), task, recipe)
-    candidates, unloadable = _candidates(models, task, search.get("seed", 0), recipe)
+    candidates, unloadable = _candidates(models, task, seed, recipe)
     judged = dev_size or judged_rows(candidates, recipe, target, sizes)
     places = sorted(range(len(order)), key=order.__getitem__)
     task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
     return Plan(
-        search=Search(
-            [candidate.model for candidate in candidates],
+        search=replace(
+            search,
+            models=[candidate.model for candidate in candidates],
             test_rows=len(task.dev),
             costs={
                 candidate.model: (
@@ -240,48 +220,23 @@ def make_plan(
                 for candidate in candidates
             },
             parameters={candidate.model: candidate.parameters for candidate in candidates},
-            **settings,
         ),
         task=task,
         candidates=candidates,
         unloadable=unloadable,
-        probe=probe,
-        scored=screen_rows if scores else 0,
         recipe=recipe,
     )
 
 
-def _check_numbers(
-    task: Task, target: int, rank_by: str, probe: int, screen_rows: int, dev_size: int | None
-) -> None:
-    for name, value, least in (
-        ("probe", probe, 0),
-        ("dev_size", dev_size, 1),
-        ("target", target, 1),
-        ("screen_rows", screen_rows, 8),
-    ):
-        if value is not None and value < least:
-            raise DataError(f"{name} is {value}; expected {least} or more")
-    if probe > len(task.train):
-        raise DataError(f"probe is {probe}, and there are {len(task.train)} training rows")
+def _check_numbers(task: Task, target: int, rank_by: str, dev_size: int | None) -> None:
+    for name, value in (("dev_size", dev_size), ("target", target)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; expected 1 or more")
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
     if isinstance(task, TextTask):
         scores = (BITS,)  # what is counted a token depends on the tokenizer
     if rank_by not in scores:
         raise DataError(f"rank_by is {rank_by!r}; expected one of {', '.join(scores)}")
-
-
-def _check_text(method: str, probe: int, screen: float | None) -> None:
-    if method in FEATURE_SCORES or screen is not None:
-        raise DataError(
-            "frozen features are scored against labels, and text has none; leave out screen, and "
-            "take a method that reads losses, such as blend"
-        )
-    if probe:
-        raise DataError(
-            "the kernel Θ is measured of a classifier's logits, and these are language models; "
-            "take rectified, which is lensllm's law with F free"
-        )
 
 
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:

@@ -22,8 +22,8 @@ from jachess_ext.cli import main
 from jachess_ext.commands import use_device
 from jachess_ext.compare.settings import Columns, Recipe
 from jachess_ext.compare.tasks import Examples, Task
-from jachess_ext.scaling import Ask, LiveSelection, live, read_selection, select_live, trial
-from jachess_ext.scaling.plan import (
+from jachess_ext.live import LiveSelection, choice, read_selection, select_live, trial
+from jachess_ext.live.plan import (
     Candidate,
     default_sizes,
     judged_rows,
@@ -32,12 +32,12 @@ from jachess_ext.scaling.plan import (
     smallest_rows,
     stratified,
 )
-from jachess_ext.scaling.probe import read_kernel
+from jachess_ext.live.trial import Trial
+from jachess_ext.scaling import Ask
 from jachess_ext.scaling.selection import METHODS
-from jachess_ext.scaling.trial import Job
 
 from .conftest import Settings
-from .live import killed, save_model, write_rows
+from .tiny import killed, save_model, write_rows
 
 Record = dict[str, Any]
 SIZES = (4, 8, 16)
@@ -53,7 +53,7 @@ def untimed(selection: LiveSelection) -> list[Record]:
 def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None:
     plan = make_plan(**settings())  # a quarter of 256 rows; 16 and more make sense
     assert plan.search.sizes == plan.search.rounds == (16, 32, 64) and plan.search.target == 256
-    assert make_plan(**settings(probe=4)).search.rounds == (0, 16, 32, 64)
+    assert make_plan(**settings(zero=True)).search.rounds == (0, 16, 32, 64)
     assert make_plan(**settings(strategy="algorithm1")).search.rounds == (64, 32, 16)
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
@@ -80,7 +80,7 @@ def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_pat
     method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
     plan = make_plan(**given, method=method, sizes=[int(sizes)])
     assert plan.search.rounds == (166,)
-    assert make_plan(**given, method="logme").search.rounds == (0,), "nothing is trained"
+    assert make_plan(**given, method="zeroshot").search.rounds == (0,), "nothing is trained"
     more = settings(train=write_rows(tmp_path / "more.csv", 168, 3), budget=None)
     assert make_plan(**more).search.rounds == (16, 32, 64)
 
@@ -141,13 +141,12 @@ def test_dev_rows_are_as_many_as_judging_may_cost(settings: Settings, tmp_path: 
 
 
 def test_subsets_are_nested_and_the_same_for_all_models(settings: Settings, tmp_path: Path) -> None:
-    plan = make_plan(**settings(probe=4))
+    plan = make_plan(**settings())
     first, second = plan.search.models
     small, large, other = (
-        plan.job(Ask(*run), tmp_path) for run in ((first, 16), (first, 64), (second, 64))
+        plan.trial(Ask(*run)) for run in ((first, 16), (first, 64), (second, 64))
     )
     assert large.task.train.texts[:16] == small.task.train.texts
-    assert small.probe.texts == small.task.train.texts[:4] == large.probe.texts
     assert other.task == large.task and other.name != large.name
     rows = make_plan(**settings(data_seed=1)).task.train.texts
     assert rows != plan.task.train.texts and sorted(rows) == sorted(plan.task.train.texts)
@@ -175,13 +174,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
     ({"method": "nlpmetrics"}, "nlpmetrics reads the models' weights, which a search is not told"),
-    ({"probe": 1000}, "probe is 1000, and there are 256 training rows"),
-    ({"probe": -1}, "probe is -1; expected 0 or more"),
-    ({"probe": 0, "method": "lensllm"}, "lensllm reads the kernel Θ of every run, and probe is 0"),
+    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
-    ({"metric": "accuracy"}, "metric is a setting of Search alone; rank_by says what"),
-    ({"costs": {}}, "costs is a setting of Search alone"),
     ({"target": 0}, "target is 0"),
     ({"models": ("a",)}, "1 model to choose from"),
     (
@@ -205,7 +200,7 @@ def test_refused_before_any_training(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("something was trained"))
     with pytest.raises(ValueError, match=words):
         select_live(out=tmp_path / "out", **settings(**given))
     assert not (tmp_path / "out").exists()
@@ -245,12 +240,12 @@ class Runs:
     """Runs done, and what each is said to give."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[Trial] = []
 
-    def loss(self, job: Job) -> float:
+    def loss(self, job: Trial) -> float:
         return (0.3 if job.model.endswith("wide") else 0.4) + 1 / (job.size + 1)
 
-    def run(self, job: Job) -> Record:
+    def run(self, job: Trial) -> Record:
         self.jobs.append(job)
         loss = self.loss(job)
         return trial._head(job) | {
@@ -262,7 +257,7 @@ class Runs:
             "dev_rows": 40,
             "training_flops": 1000.0 * job.size,
             "judging_flops": 10.0,
-            "seconds": {"training": 1.0, "judging": 2.0, "probe": 0.0},
+            "seconds": {"training": 1.0, "judging": 2.0},
         }
 
     @property
@@ -273,7 +268,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     runs = Runs()
-    monkeypatch.setattr(live, "run", lambda job: runs.run(job))
+    monkeypatch.setattr(choice, "run", lambda job: runs.run(job))
     return runs
 
 
@@ -293,10 +288,10 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     said, missing = selection.selections()
     assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
     assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "--method lensllm" in missing["lensllm"] and "reads scores of frozen" in missing["knn"]
+    assert "reads scores of frozen" in missing["knn"]
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
-    assert flops["spent"] == flops["training"] + 60 and flops["probe"] == flops["features"] == 0
+    assert flops["spent"] == flops["training"] + 60
     costs = selection.search.costs
     assert costs is not None
     full = sum(once + 256 * row for once, row in costs.values())
@@ -341,26 +336,12 @@ def test_too_small_a_budget_keeps_the_runs(go: Go, runs: Runs, settings: Setting
     assert go().share == 1 / 16 and runs.done == ALL[2:]
 
 
-def test_minutes_are_not_exceeded(go: Go, runs: Runs) -> None:
-    """Every run takes 3 seconds; of twice the rows it is expected to take twice as long."""
-    selection = go(minutes=17.9 / 60, method="subtuning")
-    assert runs.done == ALL[:2] and "minutes do not suffice for the next size, 8" in str(
-        selection.search.stop
-    )
-    runs.jobs.clear()
-    selection = go(minutes=23.9 / 60, method="subtuning")  # 12 are spent, the last two take 6 each
-    assert runs.done == ALL[2:4] and "do not suffice for the next size, 16" in str(
-        selection.search.stop
-    )
-    assert go(minutes=24.1 / 60).search.stop == "every planned size was run"
-
-
 def test_a_model_that_diverges_is_left_out(
     go: Go, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = runs.run
 
-    def run(job: Job) -> Record:
+    def run(job: Trial) -> Record:
         bad = job.model.endswith("wide") and job.size == 8
         return original(job) | ({"dev_loss": None, "error": "not finite"} if bad else {})
 
@@ -439,7 +420,7 @@ def test_bad_candidates_are_named_and_the_rest_goes_on(
     new_model, train = trial.new_model, trial.fine_tune
     current: list[str] = []
 
-    def watched(job: Job, tokenizer: Any) -> Any:
+    def watched(job: Trial, tokenizer: Any) -> Any:
         current[:] = [job.model]
         return new_model(job, tokenizer)
 
@@ -485,31 +466,11 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return out, read_selection(out)
 
 
-@pytest.fixture(scope="module")
-def plain(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one without kernels."""
-    out = tmp_path_factory.mktemp("plain") / "out"
-    assert main(command("--method", "rectified", "--out", str(out))) == 0
-    return out
-
-
-def kernels_of(folder: Path) -> dict[str, bytes]:
-    """Θ, residual and eigenvalues of every run (npz files hold the time they were written at)."""
-    return {
-        record["run"]: b"".join(part.tobytes() for part in read_kernel(folder, record).values())
-        for record in read_selection(folder).records
-    }
-
-
 def same(folder: Path, whole: Whole) -> bool:
     """Whether a folder holds what an undisturbed selection holds."""
     selection = read_selection(folder)
     records = untimed(selection) == untimed(whole[1])
-    return (
-        records
-        and selection.search == whole[1].search
-        and kernels_of(folder) == kernels_of(whole[0])
-    )
+    return records and selection.search == whole[1].search
 
 
 def test_from_files_to_a_ranking(whole: Whole) -> None:
@@ -520,7 +481,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     assert set(missing) == {"nlpmetrics", "logme", "hscore", "knn"} and len(said) == 8
     assert selection.search.selection().has_intervals
     flops = selection.flops
-    assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"] and flops["probe"] > 0
+    assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"]
     assert all(r["time"] == pytest.approx(r["steps"] / 2, abs=1) for r in records)
     last = {record["model"]: record["dev_loss"] for record in records if record["size"] == 64}
     for row in said["subtuning"].to_frame().itertuples():
@@ -536,7 +497,7 @@ def test_a_finished_selection_is_read_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(command("--out", str(whole[0]))) == 0 and read_selection(whole[0]) == whole[1]
     printed = capsys.readouterr().out
     first, second = (Path(name).name for name in whole[1].search.selection().ranking)
@@ -544,23 +505,22 @@ def test_a_finished_selection_is_read_not_repeated(
     assert "stopped: every planned size was run" in printed and "% of training all" in printed
 
 
-LIVE_METHODS = [name for name, method in METHODS.items() if method.needs != "weights"]
+LIVE_METHODS = [
+    name for name, method in METHODS.items() if method.needs not in ("weights", "features")
+]
 
 
 @pytest.mark.parametrize("method", LIVE_METHODS)
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
-    plain: Path,
     method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    if METHODS[method].needs != "features":  # of the same runs
-        runs = whole[0] if method == "lensllm" else plain
-        shutil.copytree(runs, out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
+    shutil.copytree(whole[0], out, ignore=shutil.ignore_patterns("*.html", "selection.json"))
     arguments = command("--method", method, "--out", str(out))
     assert main(arguments) == 0
     selection, page = read_selection(out), out / "report.html"
@@ -572,7 +532,7 @@ def test_every_method_runs_to_its_page(
     assert printed.index(Path(ranking[0]).name) < printed.index(Path(ranking[1]).name)
     assert "nan" not in printed.lower()
     page.unlink()
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("a finished run was repeated"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("a finished run was repeated"))
     assert main(arguments) == 0 and read_selection(out) == selection and page.exists()
     assert capsys.readouterr().out == printed
 
@@ -609,7 +569,7 @@ def test_killed_selections_go_on(command: Command, whole: Whole, tmp_path: Path)
     assert same(out, whole) and not list(out.rglob("*.broken"))
 
 
-@pytest.mark.parametrize("victim", ["runs/*wide-64-*", "kernels/*wide-64-*"])
+@pytest.mark.parametrize("victim", ["runs/*wide-64-*"])
 def test_half_a_file_costs_one_run(
     command: Command, whole: Whole, tmp_path: Path, victim: str
 ) -> None:
@@ -682,7 +642,6 @@ BAD_COMMANDS = [
     (["--recipe", "epoch", "3"], "--recipe knows epochs, batch_size, lr, "),
     (["--recipe", "epochs", "many"], "--recipe's epochs is 'many'; expected a finite number"),
     (["--recipe", "lr", "-1"], "lr is -1"),
-    (["--minutes", "0"], "minutes is 0.0; expected a positive number"),
     (["--task", "/nowhere"], "unknown task '/nowhere'"),
 ]
 
@@ -708,7 +667,7 @@ def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
     options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", shown))
     assert all(re.search(rf"\b{name}\b", shown) for name in LIVE_METHODS)
     assert all(name in shown for name in Recipe.__dataclass_fields__)
-    assert {"--models", "--task", "--minutes", "--keep-winner"} < options
+    assert {"--models", "--task", "--keep-winner"} < options
     assert len(options) <= 15 and "--no-keep-winner" not in options
 
 
@@ -733,7 +692,7 @@ def test_bad_options_exit_with_two(
 def test_missing_libraries_are_sentences_before_any_training(
     command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live, "run", lambda job: pytest.fail("something was trained"))
+    monkeypatch.setattr(choice, "run", lambda job: pytest.fail("something was trained"))
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(command("--processes", "local")) == 2
     error = capfd.readouterr().err
@@ -757,7 +716,6 @@ CHANGES: list[Callable[[Path], Any]] = [
     lambda folder: (folder / "selection.json").write_text("{}"),
     lambda folder: (folder / "selection.json").write_text('{"state": {"search": {}}}'),
     lambda folder: (folder / "records.jsonl").write_text('{"run": "a"}\n'),
-    lambda folder: next(folder.glob("kernels/*")).unlink(),
 ]
 
 
@@ -767,5 +725,5 @@ def test_a_folder_that_is_not_whole_is_a_sentence(
 ) -> None:
     shutil.copytree(whole[0], tmp_path / "copy")
     change(tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"selection\.json|state of a search|its kernel|records"):
+    with pytest.raises(ValueError, match=r"selection\.json|state of a search|records"):
         read_selection(tmp_path / "copy")
