@@ -867,27 +867,32 @@ def _mixed_samples(evidence: str) -> RuntimeError:
     )
 
 
+_ROWS_APART = 4
+
+
 def _require_same_values(
     outputs: OutputMap, samples: Samples, rows: Sequence[int], together: Tensor
 ) -> None:
-    """Compare the outputs of a block, f [n, C], with those of its samples in other batches.
+    """Compare the outputs of a block, f [n, C], with those of its samples in other company.
 
-    Two passes over the block, in √n parts each: n = g² samples as a square, by rows and by columns,
-    so that any two samples are apart in one of them; in reverse order.
+    Once all in reverse order, so that what is taken of another place is another sample's; and a few
+    samples, the first, the last and two between, without the rest.
 
     Raises:
         RuntimeError: the outputs of a sample depend on the others.
     """
     count = len(rows)
-    size = math.ceil(math.sqrt(count))
-    places = list(range(count))[::-1]
-    parts = [places[start::size] for start in range(size)]
-    parts += [places[start : start + size] for start in range(0, count, size)]
-    limit = _tolerance(together.dtype) * float(together.abs().max())
-    for part in parts if count > 1 else []:
+    if count == 1:
+        return
+    few = min(_ROWS_APART, count - 1)
+    apart = {round(n * (count - 1) / max(few - 1, 1)) for n in range(few)}
+    # Outputs that are 0 in exact arithmetic differ by the rounding of what cancelled in them.
+    largest = max(float(together.abs().max()), torch.finfo(together.dtype).eps ** 0.5)
+    limit = _tolerance(together.dtype) * largest
+    for part in (list(range(count))[::-1], sorted(apart, reverse=True)):
         with torch.no_grad():
-            apart = outputs(samples.rows([rows[place] for place in part]))
-        differences = (apart - together[part]).abs().amax(1)
+            found = outputs(samples.rows([rows[place] for place in part]))
+        differences = (found - together[part]).abs().amax(1)
         worst = int(differences.argmax())
         if not float(differences[worst]) <= limit:
             raise _mixed_samples(
@@ -1039,9 +1044,12 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
                 separation.require()
         both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = both[: len(edges)], both[len(edges) :]
+        # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
         noise = max(
-            (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None), default=0.0
+            (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None),
+            default=0.0,
         )
+        noise = max(noise, 300 * torch.finfo(f.dtype).eps * _norm_of(signs))
         parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
     gradients = {
         name: torch.zeros_like(parameter) if g is None else g
