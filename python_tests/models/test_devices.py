@@ -40,6 +40,6 @@ def test_jets_are_the_cpus(name: str, attention: str) -> None:
     assert found.keys() == expected.keys() and len(found) > 4
     largest = max(float(other.abs().max()) for other in expected.values())
     for part, other in expected.items():
-        nothing = part.endswith(("key.bias", "k_proj.bias", "k_lin.bias"))
+        nothing = part.endswith(("key.bias", "key_proj.bias", "k_proj.bias", "k_lin.bias"))
         floor = 1e-5 * (largest if nothing else float(other.abs().max()))
         torch.testing.assert_close(found[part], other, rtol=1e-5, atol=floor, msg=part)
