@@ -255,6 +255,18 @@ def check_point(x: Any, name: str) -> None:
             f"{name} has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
             "embeddings (model.get_input_embeddings()(input_ids)), not token ids"
         )
+    kinds = {
+        "nested": x.is_nested,
+        "sparse": x.layout is not torch.strided,
+        "without data, on the device meta": x.is_meta and type(x) is Tensor,
+        str(x.dtype): x.dtype.itemsize == 1,
+    }
+    if any(kinds.values()):
+        kind = next(kind for kind, found in kinds.items() if found)
+        raise TypeError(
+            f"{name} is {kind}, which jets cannot start from; pass a dense tensor of float64, "
+            "float32, bfloat16 or float16 on a device"
+        )
 
 
 def check_output(tensor: Tensor, layout: JetLayout) -> None:

@@ -303,7 +303,8 @@ def _affine(func: Callable, args: tuple, named: dict, weight: Any = None, bias: 
         return NotImplemented
     primal = func(dual.primal, weight, bias, *rest[0], **rest[1])
     with torch.no_grad():
-        if func is F.linear and not torch.is_autocast_enabled(dual.device.type):
+        dense = weight is not None and weight.layout is torch.strided
+        if func is F.linear and dense and not torch.is_autocast_enabled(dual.device.type):
             tangent = rows_times(dual.tangent, weight)
         else:
             tangent = func(dual.tangent, weight, None, *rest[0], **rest[1])

@@ -339,6 +339,8 @@ def _refusal(function: type | None) -> RuntimeError:
         )
     name = f" {function.__module__}.{function.__qualname__}" if function is not None else ""
     other = " Write what it computes with torch's own functions."
+    if not name:
+        other += " A full backward hook of a module is one: remove it for the pass."
     return RuntimeError(
         f"a jet went into {'the' if name else 'a'} torch.autograd.Function{name}, which would lose "
         f"its gradients.{known_fix(name) or other}"

@@ -9,7 +9,6 @@ a plain backward pass, and `check_kernel` the finished kernel.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -360,3 +360,60 @@ def test_a_constant_may_require_a_gradient_before_anything_is_detached() -> None
 
     x = torch.ones(3)
     assert torch.equal(jx.jvp(fn, (x,), (x,))[1], 2 * x)
+
+
+# ---- constants and points of other kinds ---------------------------------------------------------
+
+SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": Tensor.to_sparse,
+    "csr": Tensor.to_sparse_csr,
+    "csc": Tensor.to_sparse_csc,
+    "bsr": lambda matrix: matrix.to_sparse_bsr((2, 2)),
+}
+PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
+    "@ vector": lambda m, x: m @ x[:, 0],
+    "mv": lambda m, x: torch.mv(m, x[:, 0]),
+    "@ matrix": lambda m, x: m @ x,
+    "mm": lambda m, x: torch.mm(m, x.sin()),
+    "linear": lambda m, x: F.linear(x.mT, m),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("kind", SPARSE)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_constant_sparse_matrix(kind: str, product: str) -> None:
+    """Against the dense one."""
+    dense = torch.randn(4, 4).double()
+    sparse, multiply = SPARSE[kind](dense), PRODUCTS[product]
+    x, u = _point(4, 3)
+    expected = jx.jet(lambda x: multiply(dense, x) ** 2, x, u).streams
+    found = jx.jet(lambda x: multiply(sparse, x) ** 2, x, u).streams
+    torch.testing.assert_close(found, expected)
+    for differentiable in (True, False):
+        _, tangent = jx.jvp(
+            lambda x: multiply(sparse, x) ** 2, (x,), (u[0],), differentiable=differentiable
+        )
+        torch.testing.assert_close(tangent, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (lambda: torch.ones(2, device="meta"), "on the device meta"),
+        (lambda: torch.ones(2).to(torch.float8_e4m3fn), "float8"),
+        (lambda: torch.eye(2).to_sparse(), "sparse"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_point_of_another_kind_is_refused(point: Callable[[], Tensor], words: str) -> None:
+    with pytest.raises(TypeError, match=f"{words}.*pass a dense tensor"):
+        jx.jvp(lambda x: x * 2, (point(),), (point(),))
+
+
+def test_a_full_backward_hook_is_named() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_full_backward_hook(lambda *given: None)
+    with pytest.raises(RuntimeError, match="full backward hook"):
+        jx.jvp(module, (torch.ones(2),), (torch.ones(2),))

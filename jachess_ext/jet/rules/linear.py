@@ -60,6 +60,14 @@ def baddbmm(
 
 @jet_rule("matmul", "bmm", "mm", "mv", "dot", "__matmul__")
 def matmul(input: Any, other: Any) -> JetTensor:
+    for jet, factor in ((other, input), (input, other)):
+        if not isinstance(factor, JetTensor) and factor.layout is not torch.strided:
+            # A constant sparse matrix: torch has no product of it with a batch.
+            streams = [
+                torch.matmul(s, factor) if factor is other else torch.matmul(factor, s)
+                for s in jet.streams
+            ]
+            return jet.with_streams(torch.stack(streams))
     if input.ndim < 2 or other.ndim < 2:
         return _matmul_with_vector(input, other)
     if isinstance(input, JetTensor) and not isinstance(other, JetTensor) and other.ndim == 2:
