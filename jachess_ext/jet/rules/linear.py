@@ -28,7 +28,8 @@ from .streamwise import (
 
 @jet_rule("linear")
 def linear(input: JetTensor, weight: Tensor, bias: Tensor | None = None) -> JetTensor:
-    if not isinstance(input, JetTensor) or isinstance(weight, JetTensor):
+    sparse = not isinstance(weight, JetTensor) and weight.layout is not torch.strided
+    if not isinstance(input, JetTensor) or isinstance(weight, JetTensor) or sparse:
         out: Any = torch.matmul(input, weight.mT if weight.ndim > 1 else weight)
         return out if bias is None else out + bias
     if is_quantised(weight):
