@@ -26,10 +26,10 @@ from typing import Any
 import pandas as pd
 
 from jachess_ext._io import DataError, write_text
+from jachess_ext._text import DASH
 from jachess_ext.compare.finetune import run_grid
 from jachess_ext.compare.settings import Conditions, Grid, Recipe, quick
 from jachess_ext.compare.tables import REFERENCE, costs, differences
-from jachess_ext.scaling.advice import DASH
 
 from .common import RESULTS, markdown, stamped, write_frame
 

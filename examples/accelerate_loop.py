@@ -16,7 +16,7 @@ from small_task import accuracy, load, parse
 from torch.utils.data import DataLoader
 
 import jachess_ext as jx
-from jachess_ext.smoothness.estimators import without_labels
+from jachess_ext.models import without_labels
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .torch_floor import require_torch as _require_torch
+from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
     from . import compare, live, ops, scaling, training

@@ -10,7 +10,7 @@ import torch
 
 from .ops import build_info
 from .ops.library import OLDEST_GPU, STATE
-from .torch_floor import TORCH_FLOOR, release
+from .torch_private import TORCH_FLOOR, release
 
 # Distributions that commands need, and the extra of this package that installs them.
 _OPTIONAL = {

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from .._io import DataError, read_text, shown
-from ..smoothness.estimators import token_table
+from ..models import token_table
 
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")  # letters, with hyphens or apostrophes between
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..smoothness.estimators import (
+from ..models import (
     gradient_of_tokens,
     in_mode,
     leaf_embeddings,

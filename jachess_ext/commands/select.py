@@ -14,7 +14,7 @@ from . import check_ending
 
 
 def _size(words: list[str]) -> float:
-    from ..scaling.cells import parse_size
+    from ..scaling.tables import parse_size
 
     return parse_size(words[0])
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from ..attack import Candidates, attack_words, candidates_from
+from ..models import in_mode, on_device_of, without_labels
 from ..smoothness import decision_slopes, smoothness
-from ..smoothness.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
-from ..smoothness.estimators import in_mode, on_device_of, without_labels
+from ..training.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
 from .metrics import (
     Floats,
     Metric,

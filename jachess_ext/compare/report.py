@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._io import require, write_json, write_text
-from ..scaling.advice import DASH
+from .._text import DASH
 from . import tables
 from .metrics import Reliability
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table

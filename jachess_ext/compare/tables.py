@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._io import require
-from ..scaling.advice import DASH
+from .._text import DASH
 from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The engine: 2-jets through unmodified PyTorch code (docs/how_it_works.md)."""
 
-from .api import Jet, jet, jvp
+from .api import jet, jvp
+from .eager import Jet
 from .layout import JetLayout, composed_rules
 from .registry import MissingJetRule, jet_rule
 from .tensor import JetTensor

@@ -16,7 +16,7 @@ from .._io import DataError, require
 from ..compare.metrics import Metric
 from ..compare.models import Batch, Encoded, load_config, load_head_model
 from ..compare.tasks import Examples, Task, open_text
-from ..smoothness.estimators import on_device_of
+from ..models import on_device_of
 
 BITS = "bpb"
 """Bits per byte of the dev text: comparable over tokenizers, as no figure per token is."""

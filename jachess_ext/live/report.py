@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._text import scientific
 from ..compare.report import Picture, Section, filled, panels, write_html
 from ..compare.tables import Table
-from ..scaling.advice import ranking_rows, scientific
-from ..scaling.selection import Selection
+from ..scaling.selection import Selection, ranking_rows
 
 if TYPE_CHECKING:
     from .choice import LiveSelection

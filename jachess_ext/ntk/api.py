@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..jet.context import EAGERLY
-from ..smoothness.estimators import unwrapped
+from ..models import unwrapped
 from .capture import Probe, Watched, capture, check_kernel, evaluating, probe
 from .contract import Choice, Contribution, LinearForm, Settings, contract, plan
 from .outputs import Batch, Chosen, OutputMap, Outputs, Samples, choose_parameters

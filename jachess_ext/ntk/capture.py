@@ -23,8 +23,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
+from ..models import in_mode
 from ..ops.gemm import onednn_serves, rows_times
-from ..smoothness.estimators import in_mode
 from .contract import (
     Contribution,
     Dense,

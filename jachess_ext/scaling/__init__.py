@@ -7,14 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .advice import Run
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
     from .metrics import coverage, log_rmse, pear_corr, rel_acc
     from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
-    from .selection import Selection, select, sufficient_budget
+    from .selection import Run, Selection, select, sufficient_budget
     from .tables import read_table
 
 __all__ = [

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 
 from .._io import DataError, MissingExtra, parse_json
-from .cells import Grid, listed, parse_size, read_grid
 from .runs import LossTable, TableError, higher_is_better, metric_word, shown
-from .tables import ROW_COLUMNS, SEED_COLUMNS, Records, plain_name, read_table, to_table
+from .tables import (
+    ROW_COLUMNS,
+    SEED_COLUMNS,
+    Grid,
+    Records,
+    listed,
+    parse_size,
+    plain_name,
+    read_grid,
+    read_table,
+    to_table,
+)
 
 Said = str | Mapping[str, Any] | Callable[[str], Any]
 """Where something is found of a run: the name of a column or parameter, a regular expression with

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from .._io import from_json
-from ..jet.api import make_input
 from ..jet.directions import DrawCounter, draw_directions
+from ..jet.eager import make_input
 from ..jet.layout import MAX_DIRECTIONS
 from ..jet.tensor import JetTensor
-from .estimators import in_mode, padding_mask, run_model, unwrapped
+from ..models import in_mode, padding_mask, unwrapped
+from .estimators import run_model
 from .parallel import has_tokens, ranks_of, stand_in
 from .settings import Randomness, StepOutput, check_every, check_penalty
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +26,23 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ..jet.api import check_point, make_input
-from ..jet.context import EAGERLY, without_dynamo
+from ..jet.context import without_dynamo
 from ..jet.directions import Distribution, draw_directions
+from ..jet.eager import check_point, make_input
 from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.tensor import JetTensor, ending, primal_of
+from ..models import (
+    _TWO_STACKS,
+    backbone_of,
+    hooked_embeddings,
+    in_mode,
+    leaf_embeddings,
+    on_device_of,
+    padding_mask,
+    unwrapped,
+    without_labels,
+)
 from ..ops import jet_mean_squares
 from ..ops.library import wide_dtype, widened
 from ..ops.norm import normalised_jet
@@ -53,19 +63,11 @@ from .settings import (
 )
 
 Enter = Callable[[Tensor], Tensor]
-Replace = Callable[[Tensor, Tensor], Tensor]
 PREFIX = "smoothness/"
 _NO_HIDDEN_STATES = (
     "the model returned no hidden states; expected a transformers model (or one like it) that "
     "accepts output_hidden_states=True and returns .hidden_states = (embeddings, block 1, ...)"
 )
-_TWO_STACKS = (
-    "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
-    "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
-)
-
-
-_NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 
 
 @dataclass(frozen=True)
@@ -176,31 +178,6 @@ def measure(
 # the embedding layer returns.
 
 
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Hold all modules in training or evaluation mode, and give each its own mode back."""
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode
-
-
-@contextmanager
-def trained(wanted: Mapping[nn.Parameter, bool]) -> Iterator[None]:
-    """Set ``requires_grad`` of parameters for a while."""
-    before = {parameter: parameter.requires_grad for parameter in wanted}
-    try:
-        for parameter, wants in wanted.items():
-            parameter.requires_grad_(wants)
-        yield
-    finally:
-        for parameter, wants in before.items():
-            parameter.requires_grad_(wants)
-
-
 @dataclass
 class Pass:
     """Results of a forward pass.
@@ -216,63 +193,6 @@ class Pass:
     blocks: list[Tensor]
     output: Any
     logits: Tensor | None
-
-
-def padding_mask(batch: Mapping[str, Any], *, check_rows: bool = True) -> Tensor:
-    """Return ``[B, T]`` booleans, true at real tokens.
-
-    Args:
-        check_rows: False leaves out the check for rows that are all padding, the only one that
-            reads the mask, for which the host would wait for a GPU.
-
-    Raises:
-        TypeError, ValueError: not a mapping; no input; a mask of another shape; an empty batch; a
-            row that is all padding.
-    """
-    if not isinstance(batch, Mapping):
-        raise TypeError(
-            f"batch must be a dict of tensors as a collator yields it, not {type(batch).__name__}"
-        )
-    inputs = batch.get("input_ids")
-    inputs = batch.get("inputs_embeds") if inputs is None else inputs
-    if inputs is None:
-        raise ValueError("the batch has neither input_ids nor inputs_embeds; one of them is needed")
-    for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        value = batch.get(name)
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(
-                f"{name} is a {type(value).__name__}; expected a tensor: torch.tensor({name})"
-            )
-    shape = inputs.shape[:2]
-    mask = batch.get("attention_mask")
-    if mask is None:
-        mask = torch.ones(shape, dtype=torch.bool, device=inputs.device)
-    if mask.shape != shape:
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}, but the inputs need {list(shape)} "
-            "(one number per token; 1 real, 0 padding)"
-        )
-    mask = mask.bool()
-    if not mask.numel():
-        raise ValueError("the batch is empty; expected at least one row and one token")
-    empty = (~mask.any(1)).nonzero().flatten().tolist() if check_rows else []
-    if empty:
-        raise ValueError(
-            f"rows {empty} of the batch are all padding, so they have no smoothness; drop them"
-        )
-    return mask
-
-
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the labels, so that the model computes no task loss."""
-    labels = ("labels", "label", "label_ids", "start_positions", "end_positions")
-    return {key: value for key, value in batch.items() if key not in labels}
-
-
-def on_device_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the batch with its tensors where the model is."""
-    device = next(model.parameters()).device
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
 def run_model(
@@ -354,18 +274,6 @@ def _field(output: Any, name: str) -> Any:
     return getattr(output, name, None)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's model inside torch.compile and data-parallel wrappers."""
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        if isinstance(model, wrappers):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
-
-
 def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict[str, Any]:
     """Return the batch with the switches that the model's ``forward`` takes."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
@@ -379,165 +287,6 @@ def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict
         if name in parameters:
             arguments[name] = value
     return arguments
-
-
-def token_tables(model: nn.Module) -> dict[nn.Module, bool]:
-    """Return the layers in which ``forward`` looks up token embeddings, and whether a decoder's.
-
-    The encoder's comes first.  BART and T5 have a table in each of both, and do not call the one
-    that their ``get_input_embeddings`` returns.
-    """
-    inner: Any = unwrapped(model)
-    stacks = (getattr(inner, f"get_{name}", lambda: None)() for name in ("encoder", "decoder"))
-    encoder, decoder = (_table_of(stack) for stack in stacks)
-    two = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
-    found = {encoder: False, decoder: two and decoder is not encoder}
-    tables = {table: of_decoder for table, of_decoder in found.items() if table is not None}
-    whole = None if tables else _table_of(inner)
-    return tables if whole is None else {whole: False}
-
-
-def token_table(model: nn.Module) -> Any:
-    """Return the first of `token_tables`, in which the ids of a batch are looked up.
-
-    Raises:
-        ValueError: the model has none.
-    """
-    table = next(iter(token_tables(model)), None)
-    if table is None:
-        raise ValueError(_NO_TABLE.format(type(unwrapped(model)).__name__))
-    return table
-
-
-def _table_of(stack: Any) -> nn.Module | None:
-    """Return a stack's layer of token embeddings; None for other stacks, as those of images."""
-    try:
-        layer = stack.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-    return layer if getattr(getattr(layer, "weight", None), "ndim", 0) == 2 else None
-
-
-@contextmanager
-def hooked_embeddings(
-    model: nn.Module, replace: Replace, batch: Mapping[str, Any] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Put ``replace(x, real)`` in place of the token embeddings x of the passes within.
-
-    x ``[B, T, d]`` is what a table of `token_tables` returns, of an encoder-decoder first the
-    encoder's and then the decoder's; real ``[B, T]`` is true at tokens that are no padding.
-
-    A model that ``torch.compile`` compiled runs its own Python meanwhile: dynamo reuses code that
-    it compiled without the hooks, or with them.
-
-    Args:
-        batch: what the model is called with; None: not known here, and all tokens are real.
-
-    Yields:
-        The batch to call the model with: its ``inputs_embeds`` have been replaced.
-
-    Raises:
-        ValueError: the model has no token embeddings, or made none in the block.
-    """
-    batch = dict(batch or {})
-    calls: list[bool] = []
-
-    def enter(x: Tensor, of_decoder: bool) -> Tensor:
-        calls.append(of_decoder)
-        return replace(x, _real_tokens(x, batch, of_decoder))
-
-    given = {"inputs_embeds": False, "decoder_inputs_embeds": True}
-    for name, of_decoder in given.items():
-        if batch.get(name) is not None:
-            batch[name] = enter(batch[name], of_decoder)
-    tables, name = token_tables(model), type(unwrapped(model)).__name__
-    if not tables and not calls:
-        raise ValueError(_NO_TABLE.format(name))
-    with ExitStack() as hooks:
-        for table, of_decoder in tables.items():
-            handle = table.register_forward_hook(
-                lambda module, args, x, of_decoder=of_decoder: enter(x, of_decoder)
-            )
-            hooks.callback(handle.remove)
-        if "torch._dynamo" in sys.modules:
-            hooks.enter_context(EAGERLY)
-        yield batch
-    if not calls or (all(calls) and batch.get("input_ids") is not None):
-        raise ValueError(
-            f"{name} did not call the layer that get_input_embeddings() returns, so that its token "
-            "embeddings could not be reached; let it return the layer that forward calls, or pass "
-            "inputs_embeds in the batch"
-        )
-
-
-def _real_tokens(x: Tensor, batch: Mapping[str, Any], of_decoder: bool) -> Tensor:
-    """Return booleans ``[B, T]`` for the embeddings x ``[B, T, d]`` of a stack."""
-    mask, labels = batch.get("attention_mask"), batch.get("labels")
-    if of_decoder:  # reads its own tokens, or the labels, or the encoder's tokens, one place later
-        if isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point():
-            mask = labels != -100
-        own = batch.get("decoder_attention_mask")
-        mask = mask if own is None else own
-        mask = None if mask is None or mask.shape != x.shape[:2] else mask
-    return padding_mask({"inputs_embeds": x, "attention_mask": mask}, check_rows=False).to(x.device)
-
-
-@contextmanager
-def leaf_embeddings(
-    model: nn.Module, batch: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-    """Make the token embeddings of a pass leaves of the graph.
-
-    Yields:
-        The batch to call the model with, and the leaves, which the pass fills in.
-    """
-    leaves: list[Tensor] = []
-
-    def leaf(x: Tensor, real: Tensor) -> Tensor:
-        leaves.append(x.detach().requires_grad_())
-        return leaves[-1]
-
-    with hooked_embeddings(model, leaf, batch) as batch:
-        yield batch, leaves
-
-
-def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-    """Return ∂loss/∂x ``[B, T, d]`` by the embeddings of the batch's tokens.
-
-    The decoder of a classifier reads the same tokens one place later, by a table tied to the
-    encoder's, and its share is added.
-    """
-    gradient, *others = torch.autograd.grad(loss, leaves)
-    for share, x in zip(others, leaves[1:], strict=True):
-        if x.shape == leaves[0].shape and torch.equal(x[:, 1:], leaves[0][:, :-1]):
-            gradient[:, :-1] += share[:, 1:]
-    return gradient
-
-
-def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
-    """Name the modules with weights that the model's checkpoint lacked; None: it is not known.
-
-    They are in the attribute ``drawn_modules``; without it, they are those that transformers has
-    not marked as loaded.
-    """
-    inner: Any = unwrapped(model)
-    if hasattr(inner, "drawn_modules"):
-        return tuple(inner.drawn_modules)
-    named = inner.named_parameters()
-    loaded = {name: getattr(p, "_is_hf_initialized", False) for name, p in named}
-    if not any(loaded.values()):
-        return None
-    return tuple(sorted({name.rpartition(".")[0] for name, known in loaded.items() if not known}))
-
-
-def backbone_of(model: nn.Module) -> nn.Module:
-    """Return the model without its head, inside wrappers and peft."""
-    inner = unwrapped(model)
-    unwrap_peft = getattr(inner, "get_base_model", None)
-    if unwrap_peft is not None:
-        inner = cast(nn.Module, unwrap_peft())  # type: ignore[operator]
-    base = getattr(inner, "base_model", inner)
-    return base if isinstance(base, nn.Module) else inner
 
 
 # ---- norms of a block -------------------------------------------------------------------------

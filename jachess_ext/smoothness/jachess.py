@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from .._io import DataError, from_json
 from ..jet.directions import Distribution
-from .estimators import Smoothness, in_mode, measure, padding_mask
+from ..models import in_mode, padding_mask
+from .estimators import Smoothness, measure
 from .parallel import Ranks, has_tokens, raise_together, ranks_of, stand_in, zero_of_gradients
 from .settings import (
     Dimensions,

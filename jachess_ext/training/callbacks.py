@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from ..models import on_device_of
 from ..ntk import kernel_drift, label_alignment, measure_ntk
 from ..ntk.loss import has_one_label_each
-from ..smoothness.estimators import SmoothnessProbe, on_device_of
+from ..smoothness.estimators import SmoothnessProbe
 from ..smoothness.settings import check_every
 
 

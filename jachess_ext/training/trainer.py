@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from ..models import in_mode
 from ..smoothness.decision import NO_LABEL
-from ..smoothness.estimators import in_mode
 from ..smoothness.parallel import ranks_of
 from .batches import Batch, LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
 from .callbacks import StepLog

@@ -12,7 +12,7 @@ import jachess_ext.compare
 
 MODULES = [
     "demo",
-    "smoothness.corruption",
+    "training.corruption",
     *(f"compare.{each.name}" for each in pkgutil.iter_modules(jachess_ext.compare.__path__)),
 ]
 EXAMPLES = [

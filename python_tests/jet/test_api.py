@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import jachess_ext as jx
 from jachess_ext.jet import composed_rules, jet_rule, registry
-from jachess_ext.jet.api import make_input
+from jachess_ext.jet.eager import make_input
 from jachess_ext.jet.layout import operators_enabled
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

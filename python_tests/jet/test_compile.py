@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from transformers import BertConfig, BertForSequenceClassification
 
 import jachess_ext as jx
-from jachess_ext.torch_floor import release
+from jachess_ext.torch_private import release
 from python_tests import processes
 from python_tests.jet.compiled_blocks import (
     BLOCKS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.api import make_input
+from jachess_ext.jet.eager import make_input
 from jachess_ext.jet.layout import make_layout
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

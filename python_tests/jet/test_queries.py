@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
-from jachess_ext.jet.api import make_input
+from jachess_ext.jet.eager import make_input
 from jachess_ext.jet.registry import function_name
 
 from .calls import make_call

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jachess_ext._text import number, scientific, share
 from jachess_ext.live import report
 from jachess_ext.scaling import LossTable, Selection, read_table, select
-from jachess_ext.scaling.advice import number, scientific, share
 from python_tests.browser import assert_shown
 from python_tests.compare.pages import HOSTILE, Page, assert_legible
 from python_tests.scaling import tables

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 import jachess_ext as jx
-from jachess_ext.torch_floor import release
+from jachess_ext.torch_private import release
 
 from . import oracles
 from .zoo import ATTENTIONS, FAMILIES, PADDINGS, Case, build_case

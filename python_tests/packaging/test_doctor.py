@@ -31,7 +31,7 @@ def run_copy(folder: Path, break_library: bool) -> str:
     """Use a copy of the package whose operators' library is missing or broken."""
     target = folder / "jachess_ext"
     shutil.copytree(PACKAGE / "ops", target / "ops", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("doctor.py", "torch_floor.py", "torch_private.py"):
+    for name in ("doctor.py", "torch_private.py"):
         shutil.copy(PACKAGE / name, target)
     (target / "__init__.py").write_text("")
     if break_library:

@@ -27,13 +27,13 @@ def _run(code: str) -> str:
 
 @pytest.mark.parametrize(
     "start",
-    ["import jachess_ext", "import jachess_ext.cli", "import jachess_ext.torch_floor"],
+    ["import jachess_ext", "import jachess_ext.cli", "import jachess_ext.torch_private"],
 )
 def test_neither_torch_nor_transformers_is_loaded(start: str) -> None:
     loaded = _run(f"{start}\nimport sys; print(*sys.modules)").split()
     assert not {"torch", "numpy", "transformers"} & set(loaded)
     ours = [name for name in loaded if name.startswith("jachess_ext.")]
-    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_floor", "cli", "_io")}
+    assert set(ours) <= {f"jachess_ext.{name}" for name in ("torch_private", "cli", "_io")}
 
 
 def test_derivatives_load_no_more_than_the_engine() -> None:
@@ -41,7 +41,7 @@ def test_derivatives_load_no_more_than_the_engine() -> None:
         "import jachess_ext as jx; jx.jet, jx.jvp\nimport sys; print(*sys.modules)"
     ).split()
     parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
-    assert parts <= {"torch_floor", "torch_private", "jet", "ops", "_C", "_ops"}
+    assert parts <= {"torch_private", "jet", "ops", "_C", "_ops"}
     assert not {"transformers", "torch._dynamo", "scipy", "sklearn", "matplotlib"} & set(loaded)
 
 

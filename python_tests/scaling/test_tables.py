@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table
-from jachess_ext.scaling.cells import parse_size
 from jachess_ext.scaling.runs import (
     forecast_label,
     from_forecast,
@@ -20,7 +19,7 @@ from jachess_ext.scaling.runs import (
     metric_word,
     to_forecast,
 )
-from jachess_ext.scaling.tables import plain_name
+from jachess_ext.scaling.tables import parse_size, plain_name
 from python_tests import processes
 
 # Sizes ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_floor import release
+from ...torch_private import release
 from ..registry import attribute, find_rule, general_rule, jet_rule
 from ..strides import note_memory
 from ..tensor import JetTensor, aligned, common_layout, constant, lift, primal_of

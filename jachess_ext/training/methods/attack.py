@@ -11,20 +11,20 @@ from torch.nn import functional as F
 
 from ...attack.candidates import NEAREST, candidates_from
 from ...attack.tokens import TokenSwaps, counts, random_swaps, steepest_swaps
-from ...jet.api import make_input
+from ...jet.eager import make_input
 from ...jet.tensor import JetTensor
-from ...smoothness.decision import Kind, kl_divergence
-from ...smoothness.estimators import (
+from ...models import (
     gradient_of_tokens,
     in_mode,
     leaf_embeddings,
     padding_mask,
-    run_model,
     token_table,
     trained,
     unwrapped,
     without_labels,
 )
+from ...smoothness.decision import Kind, kl_divergence
+from ...smoothness.estimators import run_model
 from ...smoothness.settings import StepOutput
 from ..batches import Batch, drawing_apart
 from .base import Loss, Method, Run, check_count, check_fraction, logits_of

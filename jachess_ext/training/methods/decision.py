@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from ...models import in_mode
 from ...smoothness import DecisionPenalty, Isotropic, Substitution
 from ...smoothness.decision import Perturbation
-from ...smoothness.estimators import in_mode
 from ..batches import Batch, drawing_apart
 from .base import Loss, Method, Run, check_choice, check_flag, check_positive
 from .jachess import OnePass

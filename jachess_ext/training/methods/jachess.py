@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models import in_mode, without_labels
 from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
-from ...smoothness.estimators import in_mode, without_labels
 from ...smoothness.parallel import ranks_of
 from ..batches import Batch, drawing_apart, endless
 from ..callbacks import flat, write_entry

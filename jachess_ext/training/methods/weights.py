@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..._io import require
-from ...smoothness.estimators import backbone_of, drawn_modules, trained, unwrapped
+from ...models import backbone_of, drawn_modules, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
 from .base import Method, check_fraction, check_positive, check_share
 

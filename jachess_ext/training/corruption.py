@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .estimators import hooked_embeddings, token_table
+from ..models import hooked_embeddings, token_table
 
 
 def perturbed_embeddings(

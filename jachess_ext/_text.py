@@ -1,0 +1,34 @@
+"""Numbers in words, as tables and reports print them."""
+
+from __future__ import annotations
+
+import math
+
+DASH = "–"
+
+
+def number(value: float | None) -> str:
+    """Return 0.2500, 1,500, 20,000; a dash where there is no number."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
+
+
+def share(probability: float) -> str:
+    """Return 0.314 as 31 %."""
+    if math.isnan(probability):
+        return DASH
+    if 0 < probability < 0.001:
+        return "< 0.1 %"
+    return f"{100 * probability:.{0 if 0.01 <= probability <= 0.99 else 1}f} %"
+
+
+def scientific(value: float) -> str:
+    """Return 1.23 × 10¹⁵."""
+    if not (math.isfinite(value) and value > 0):
+        return f"{value:g}"
+    mantissa, power = f"{value:.2e}".split("e")
+    return f"{mantissa} × 10{str(int(power)).translate(_RAISED)}"
+
+
+_RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
