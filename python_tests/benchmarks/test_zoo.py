@@ -34,9 +34,9 @@ from benchmarks.make_zoo import (
     read_corpus,
 )
 from benchmarks.vocabulary import train_byte_pairs, train_wordpiece
+from examples.docstrings import file_sentences, source_files
 from jachess_ext._io import DataError
 from jachess_ext.compare.models import load_model, load_tokenizer
-from jachess_ext.demo import file_sentences, source_files
 from python_tests import processes
 
 TINY = (

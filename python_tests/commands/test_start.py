@@ -7,7 +7,6 @@ import importlib.util
 import io
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,14 +131,8 @@ def test_the_whole_process_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """At its exit, too, where Python flushes once more."""
     given = write_table(tmp_path / "t.csv", 3)
     with reader_gone(monkeypatch, "stdout"):
-        done = subprocess.run(
-            [sys.executable, "-m", "jachess_ext", *given],
-            stdout=sys.stdout,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=120,
-        )
-    assert (done.returncode, done.stderr) == (0, b"")
+        done = processes.run([sys.executable, "-m", "jachess_ext", *given], stdout=sys.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])

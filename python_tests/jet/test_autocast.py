@@ -24,7 +24,12 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ON_A_GPU = {"mv": torch.bfloat16, "bmm": torch.bfloat16, "baddbmm": torch.bfloat16}
 ON_A_GPU["scaled_dot_product_attention"] = torch.bfloat16
 # torch has no kernel for halves on the CPU, whose autocast therefore avoids them.
-NO_HALVES_ON_THE_CPU = ("avg_pool3d",)
+NO_HALVES_ON_THE_CPU = (
+    "cholesky_solve",
+    "triangular_solve",
+    "cond",
+    "avg_pool3d",
+)
 
 
 class autocast:

@@ -17,7 +17,7 @@ LINES = {
     "commands": 890,
     "compare": 4524,
     "demo": 411,
-    "jet": 7498,
+    "jet": 7506,
     "live": 1503,
     "ntk": 2983,
     "ops": 2065,

@@ -290,6 +290,11 @@ def pad(
 # shape could be that of a batch of vectors, and in the gradient of a condition number's tangent.
 
 
+def _in_single(x: Any) -> Any:
+    """Return a tensor of half precision in float32, which torch takes it in under autocast."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 @jet_rule(torch.linalg.vander)
 def vander(x: Any, *, N: int | None = None) -> Any:
     x = x.unsqueeze(0) if x.ndim == 0 else x
@@ -302,6 +307,7 @@ def vander(x: Any, *, N: int | None = None) -> Any:
 @jet_rule("cholesky_solve")
 def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
     """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
+    input, L = _in_single(input), _in_single(L)
     factor = L.triu() if upper else L.tril()
     lower = factor.mH if upper else factor
     half = torch.linalg.solve_triangular(lower, input, upper=False)
@@ -317,6 +323,7 @@ def triangular_solve(
     unitriangular: bool = False,
 ) -> Any:
     """Return (X, A) of A X = B, as the deprecated function of torch does."""
+    input, A = _in_single(input), _in_single(A)
     factor = A.triu() if upper else A.tril()
     factor = factor.mT if transpose else factor
     solution = torch.linalg.solve_triangular(
@@ -328,6 +335,7 @@ def triangular_solve(
 @jet_rule(torch.linalg.cond)
 def cond(input: Any, p: Any = None) -> Any:
     """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
+    input = _in_single(input)
     if p in (None, 2, -2):
         values = torch.linalg.svdvals(input)
         ends = values[..., 0], values[..., -1]
