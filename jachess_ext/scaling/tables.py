@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...numbers import Real
 from ...os import PathLike
 from .._io import require
 from .predictive import Array
