@@ -42,8 +42,9 @@ __device__ inline char* dynamic_shared_memory() {
   return memory;
 }
 
-// Starts a kernel; 0 or a cudaError_t. CUDA refuses a launch of no blocks. This library holds a CUDA runtime of its own (static), which
-// must be told the device beside torch's. More than 48 kB of shared memory must be asked for first.
+// Starts a kernel; 0 or a cudaError_t. CUDA refuses a launch of no blocks. This library holds a
+// CUDA runtime of its own (static), which must be told the device beside torch's. More than 48 kB
+// of shared memory must be asked for first.
 template <typename Kernel, typename... Arguments>
 int launch_with_shared(Kernel kernel, int64_t blocks, int threads, size_t shared_bytes, Queue queue,
                        Arguments... arguments) {
