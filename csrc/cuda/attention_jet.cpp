@@ -19,8 +19,8 @@ void check_sizes(const char* op, const AttentionProblem& p) {
       "to ",
       kLargestHead, ": call jachess_ext.ops.attention_jet, which goes on without them.");
   // Blocks are counted in 32 bits: a block takes at least 16 tokens of a head, and of the results'
-  // columns at least an eighth.
-  const int64_t most = std::numeric_limits<int32_t>::max() / 8;
+  // columns at least a sixteenth.
+  const int64_t most = std::numeric_limits<int32_t>::max() / 16;
   const int64_t tiles = std::max(p.queries, p.keys) / 16 + 1;
   check(p.batch * p.heads <= most / tiles, op, p.batch, " batch entries of ", p.heads,
         " heads and ", p.queries, " queries are more than one launch can count; expected",

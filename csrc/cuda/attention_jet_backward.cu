@@ -16,7 +16,7 @@
 //     value    k              q, ȳ, and l         p           [16, N]    v̄ [16, V]
 //
 // Own tokens lie in shared memory throughout, others in one stage of N = 16 or 32 or, where they
-// fit, in two, so that the next tile is loaded behind the products of this one. V is 32 to 128, and
+// fit, in two, so that the next tile is loaded behind the products of this one. V is 16 to 64, and
 // wider results are shared out over blocks.
 #include "attention_launch.h"
 
@@ -26,8 +26,8 @@ namespace {
 enum class Role { query, key, value };
 
 // Columns of the result of a warp, by what fits its registers.
-template <typename T>
-constexpr int kWidest = sizeof(T) == 4 ? 32 : 64;
+template <typename T, int S>
+constexpr int kWidest = sizeof(T) == 4 ? (S == 4 ? 16 : 32) : 64;
 
 // From the products of the scores to the weights' jets, in place; where the score is capped, the
 // scores themselves are kept in the tile.
@@ -247,7 +247,7 @@ template <typename T, int S, Role role>
 int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const JetHeads& gy,
                  const JetHeads& out, Queue queue) {
   constexpr bool of_keys = role != Role::query;
-  constexpr int V = kWidest<T>;
+  constexpr int V = kWidest<T, S>;
   AttentionPlan& plan = args.plan;
   plan.depth = depth_of(args.size);
   plan.second_depth = round_up(args.value_size, 16);
