@@ -34,10 +34,10 @@ from .._io import (
     write_text,
 )
 from ..attack import NEAREST, read_synonyms
+from ..smoothness.corruption import embedding_scale
 from ..smoothness.settings import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
 from ..training.batches import mixed_seed
-from ..training.corruption import embedding_scale
 from ..training.methods.weights import is_masked
 from .judge import judge, judge_task
 from .models import (

@@ -14,7 +14,7 @@ import torch
 from ..attack import Candidates, attack_words, candidates_from
 from ..models import in_mode, on_device_of, without_labels
 from ..smoothness import decision_slopes, smoothness
-from ..training.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
+from ..smoothness.corruption import corrupt_tokens, perturbed_embeddings, unknown_token_id
 from .metrics import (
     Floats,
     Metric,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._io import DataError, require
-from ..training.corruption import unknown_token_id
+from ..smoothness.corruption import unknown_token_id
 from .tasks import Examples, Task
 
 Batch = dict[str, Tensor]

@@ -43,7 +43,7 @@ _MODULES = {
     "Bound": "bound",
     "FittedLaw": "fitting",
     "LossTable": "runs",
-    "Run": "advice",
+    "Run": "selection",
     "Search": "search",
     "Selection": "selection",
     "TableError": "runs",

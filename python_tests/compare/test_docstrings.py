@@ -12,7 +12,7 @@ import jachess_ext.compare
 
 MODULES = [
     "demo",
-    "training.corruption",
+    "smoothness.corruption",
     *(f"compare.{each.name}" for each in pkgutil.iter_modules(jachess_ext.compare.__path__)),
 ]
 EXAMPLES = [

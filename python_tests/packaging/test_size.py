@@ -22,8 +22,8 @@ LINES = {
     "ntk": 2983,
     "ops": 2065,
     "scaling": 6474,
-    "smoothness": 2215,
-    "training": 3350,
+    "smoothness": 2377,
+    "training": 3188,
     ".": 1204,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a

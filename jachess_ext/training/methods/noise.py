@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...models import hooked_embeddings, in_mode, token_table, trained, unwrapped, without_labels
+from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import NO_LABEL, kl_divergence
 from ..batches import Batch, RandomState, drawing_apart, is_causal
-from ..corruption import chosen_tokens, embedding_scale, known_unknown_token
 from .base import (
     Loss,
     Method,

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTo
 from jachess_ext.compare.judge import _corrupted
 from jachess_ext.compare.models import encode, load_tokenizer
 from jachess_ext.compare.tasks import Examples
-from jachess_ext.training.corruption import (
+from jachess_ext.smoothness.corruption import (
     corrupt_tokens,
     embedding_scale,
     perturbed_embeddings,
