@@ -31,8 +31,10 @@ struct RowState {
 };
 
 // A row's centre follows a score that is larger than its primal part by more than this: weights
-// stay below e^4, and rows are seldom centred anew.
-constexpr float kHeadroom = 4.0f;
+// stay below e^4, and rows are seldom centred anew. Not in float16, whose range the second-order
+// stream of such weights would leave.
+template <typename T>
+constexpr float kHeadroom = std::is_same_v<T, Half> ? 0.0f : 4.0f;
 
 // Calls f(block, element) for every score of a lane.
 template <int N, typename F>
@@ -116,7 +118,7 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
 
 // From the scores' products to the weights, in place; the denominators' sums; and, where rows are
 // centred anew, the numerators'.
-template <int S, int N, int V>
+template <typename T, int S, int N, int V>
 __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, false>& tile,
                                     float (&w)[S][N / 8][4], RowState<S>& state,
                                     float (&sums)[S][V / 8][4]) {
@@ -144,7 +146,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
     warp_reduce<Larger, 1, 4>(&top[row]);
-    rises[row] = top[row] > state.centre[row][0] + kHeadroom;
+    rises[row] = top[row] > state.centre[row][0] + kHeadroom<T>;
   }
   if (__any_sync(0xFFFFFFFFu, rises[0] || rises[1]))
     centre_rows<S, N, V>(w, rises, top, state, sums);
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         float weights[S][N / 8][4] = {};
         tile.fill(rules, place);
         multiply_tokens<Sides::factors, S, N>(queries, strip, keys_of(stage), plan.depth, weights);
-        weigh_scores<S, N, V>(rules, tile, weights, state, sums);
+        weigh_scores<T, S, N, V>(rules, tile, weights, state, sums);
         multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0,
                                                   args.value_size - block.column, sums);
       });

@@ -196,6 +196,21 @@ def test_mask_and_a_query_that_sees_nothing(programs: Programs) -> None:
     assert stats[0, 0, 0, 1] == -torch.inf and not stats[1:, 0, 0, 1].any()
 
 
+def test_second_order_weights_fit_float16(programs: Programs) -> None:
+    """Scores of 0, then of 3.9 whose tangents are 60 either way: their weights' second-order
+    stream is 60 * 60 times the weight, which e^3.9 would take beyond float16."""
+    query, key, value = inputs(2, 4, torch.float16, 1, 1, 1, 1, 32, 16).values()
+    query.zero_()[0, ..., 0] = 1
+    key.zero_()[0, ..., 16:, 0] = 3.9
+    key[1:3, ..., 16::2, 0], key[1:3, ..., 17::2, 0] = 60, -60
+    value[1:] = 0
+    tensors = {"query": query, "key": key, "value": value}
+    output = run_attention(programs("none"), tensors, None, [], {"q": 2, "scale": 1.0})
+    expected = ops.attention_jet_reference(*(t.double() for t in tensors.values()), q=2, scale=1.0)
+    y, _ = by_token(output, 0, expected.to(torch.float16))
+    assert relative_error(y, expected) < BOUNDS[torch.float16]
+
+
 def test_heads_without_entries(programs: Programs) -> None:
     """Their keys' and queries' gradients have no blocks, and CUDA refuses to launch none."""
     tensors = inputs(2, 4, torch.bfloat16, size=0, value_size=8)
