@@ -130,14 +130,20 @@ in_processes() {
 }
 export -f in_processes
 
+# files NAME SECONDS FILE...: a step of these files of tests.
+files() {
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash "$@"
+}
+
 # For the sanitizers: 16 bits, which take the asynchronous copies, both numbers of streams.
 SANITIZED=${SANITIZED:-heads_of_models and ([float16-4-64-causal or bfloat16-2-128-padded)}
 
 if [ "$COMMAND" = tests ]; then
-  step first 100 bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash \
-    python_tests/ops/test_attention.py
+  files first 100 python_tests/ops/test_attention.py
   # By name: to collect whole folders takes longer than to run the tests.
-  step operators 150 bash -c "$(declare -p PYTEST); in_processes \"\$@\"" bash \
+  files operators 150 \
     python_tests/ops/test_{activation,directions,jet_mean_squares,norm,ntk,softmax}.py \
     python_tests/ops/test_{transforms,large_offsets}.py \
     python_tests/{jet,models,smoothness}/test_devices.py

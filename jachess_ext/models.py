@@ -13,14 +13,10 @@ from torch import Tensor, nn
 from .jet.context import EAGERLY
 
 Replace = Callable[[Tensor, Tensor], Tensor]
-
-
-_TWO_STACKS = (
+TWO_STACKS = (
     "the model embeds its tokens more than once in a pass (an encoder-decoder?); derivatives are "
     "taken through one encoder or decoder: pass that part, for example model.get_encoder()"
 )
-
-
 _NO_TABLE = "{} has no get_input_embeddings(); pass inputs_embeds in the batch"
 
 

@@ -22,8 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, fake_tensor_tls
 from torch.utils import _pytree as pytree
 
 from ..torch_private import release
-from . import eager
-from .eager import eager_jvp, split_output, with_tangents
+from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
 from .layout import ORDERS, make_layout, map_tensors
 from .tensor import carries_derivatives, lift
 
@@ -65,7 +64,7 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
     why = _why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
-        return eager.eager_jet(fn, x, directions, order)
+        return eager_jet(fn, x, directions, order)
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
     for known in ORDERS:  # with dynamic=True, the order is a symbol
@@ -76,7 +75,7 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
     layout = make_layout.__wrapped__(count, order)
 
     def as_jet(tensor: Tensor) -> Any:
-        return eager.Jet(tensor, layout) if carries_derivatives(tensor) else tensor
+        return Jet(tensor, layout) if carries_derivatives(tensor) else tensor
 
     return map_tensors(stacks, as_jet)
 
@@ -171,7 +170,7 @@ def _stacks(
     """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
-        jets, layout = eager.make_arguments(x, directions, order, check_values=False)
+        jets, layout = make_arguments(x, directions, order, check_values=False)
         with _only_inputs():
             value = module(*_with_none(args), *jets, **_with_none(named))
         return map_tensors(

@@ -14,62 +14,42 @@ from typing import Any
 from torch import Tensor
 
 from .layout import each_tensor, map_tensors, replace_tensors
+from .strides import memory_of, note_memory
 
-# Memory of the constants of every pass that exist.
+# Storages of the constants of every pass that exist.
 _STORAGES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def _storage(plain: Tensor | None) -> Any:
-    """Return a tensor's memory; None where it has none, or a transform of torch.func hides it."""
-    try:
-        return None if plain is None else plain.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def note_constant(plain: Tensor) -> None:
+def note_constant(tensor: Tensor) -> None:
     """Note that no derivative has been written into the memory of this tensor."""
-    if (storage := _storage(plain)) is not None:
-        _STORAGES[storage._cdata] = storage
+    note_memory(tensor, _STORAGES)
 
 
-def forget_constant(plain: Tensor) -> None:
+def forget_constant(tensor: Tensor) -> None:
     """Note that a derivative may be written into the memory of this tensor."""
-    if _STORAGES and (storage := _storage(plain)) is not None:
-        _STORAGES.pop(storage._cdata, None)
+    if _STORAGES:
+        _STORAGES.pop(memory_of(tensor), None)
 
 
-def is_constant(plain: Tensor | None) -> bool:
+def is_constant(tensor: Tensor) -> bool:
     """Return whether no derivative has been written into the memory of this tensor."""
-    storage = _storage(plain) if _STORAGES else None
-    return storage is not None and storage._cdata in _STORAGES
+    return bool(_STORAGES) and memory_of(tensor) in _STORAGES
 
 
-def call_on_constants(
-    func: Callable,
-    args: tuple,
-    named: dict,
-    kind: type,
-    recorded: Callable[[Any], Tensor | None],
-    primal: Callable[[Any], Tensor],
-    wrap: Callable[[Tensor, Any], Any],
-) -> Any:
+def call_on_constants(func: Callable, args: tuple, named: dict, kind: type) -> Any:
     """Return a function of constants alone; NotImplemented where a derivative takes part, or where
     the result is a view, into which one may still be written.
 
     Args:
-        kind: class of the tensors that carry derivatives.
-        recorded: returns the tensor whose memory was noted; None for one not computed yet.
-        primal: returns the plain tensor that the function is called with.
-        wrap: makes a constant of a plain tensor, given one of the arguments.
+        kind: `DerivativeTensor`, whose file imports this one.
     """
     if not _STORAGES:
         return NotImplemented
     own: Any = [t for t in each_tensor((args, named)) if isinstance(t, kind)]
-    if not all(is_constant(recorded(tensor)) for tensor in own):
+    if not all(tensor.is_constant() for tensor in own):
         return NotImplemented
-    primals = {id(tensor): primal(tensor) for tensor in own}
-    memory = {plain.untyped_storage()._cdata for plain in primals.values()}
+    primals = {id(tensor): tensor.primal for tensor in own}
+    memories = {memory_of(plain) for plain in primals.values()}
 
     def plain(tensor: Tensor) -> Tensor:
         return primals.get(id(tensor), tensor)
@@ -79,10 +59,10 @@ def call_on_constants(
     for part in each_tensor(result):
         target = written.get(id(part))
         known = target is not None and target.shape == part.shape and target.dtype == part.dtype
-        if not known and part.untyped_storage()._cdata in memory:
+        if not known and memory_of(part) in memories:
             return NotImplemented
 
     def wrapped(part: Tensor) -> Any:
-        return written[id(part)] if id(part) in written else wrap(part, own[0])
+        return written[id(part)] if id(part) in written else own[0].as_constant(part)
 
     return map_tensors(result, wrapped)

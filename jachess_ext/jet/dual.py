@@ -26,7 +26,7 @@ from .context import call_rule
 from .layout import JetLayout, each_tensor, replace_tensors
 from .registry import attribute, find_rule, missing_rule, spellings
 from .rules.quantised import is_quantised
-from .strides import refuse_overlap
+from .strides import memory_of, note_memory, refuse_overlap
 from .tensor import (
     DerivativeTensor,
     JetTensor,
@@ -53,8 +53,7 @@ class Pass:
 
     def forbid_writes(self, primal: Tensor) -> None:
         """Refuse writes into this tensor's memory from now on."""
-        storage = primal.untyped_storage()
-        self.read_only[storage._cdata] = storage
+        note_memory(primal, self.read_only)
 
 
 class DualTensor(DerivativeTensor):
@@ -87,6 +86,15 @@ class DualTensor(DerivativeTensor):
     def _recorded(self) -> Tensor:
         return self.primal
 
+    def is_constant(self) -> bool:
+        return is_constant(self.primal)
+
+    def as_constant(self, value: Tensor) -> Tensor:
+        if not carries_derivatives(value):
+            return value
+        note_constant(value)
+        return DualTensor(value, torch.zeros_like(value, requires_grad=False), self.of_pass)
+
     def with_primal(self, primal: Tensor) -> DualTensor:
         """Return the same tangent with another primal of this shape, in its dtype."""
         return DualTensor(primal, self.tangent.to(primal.dtype), self.of_pass)
@@ -112,9 +120,7 @@ class DualTensor(DerivativeTensor):
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
-        result = call_on_constants(
-            func, args, named, DualTensor, attrgetter("primal"), attrgetter("primal"), _constant
-        )
+        result = call_on_constants(func, args, named, DerivativeTensor)
         if result is not NotImplemented:
             return result
         by_tangents = _TANGENTS.get(func)
@@ -122,14 +128,6 @@ class DualTensor(DerivativeTensor):
         result = _by_jet_rule(func, args, named) if result is NotImplemented else result
         check_pass(func, args, result)
         return result
-
-
-def _constant(plain: Tensor, like: DualTensor) -> Tensor:
-    """Return a plain tensor as a constant of the pass of ``like``."""
-    if not carries_derivatives(plain):
-        return plain
-    note_constant(plain)
-    return DualTensor(plain, torch.zeros_like(plain, requires_grad=False), like.of_pass)
 
 
 def _laid_out_as(primal: Tensor, tangent: Tensor) -> Tensor:
@@ -235,10 +233,6 @@ def _beside(primal: Any, tangent: Any, source: DualTensor) -> Any:
     if not isinstance(primal, Tensor) or not carries_derivatives(primal):
         return primal
     return DualTensor(primal, tangent, source.of_pass)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 @_tangent_of("add", "__add__", "__radd__", "sub", "subtract", "__sub__", "rsub", "__rsub__")
@@ -408,9 +402,9 @@ def _paired(func: Callable, by_jets: Any, plain: Any, sources: dict[int, DualTen
         if id(by_jets) in sources:  # the argument itself, perhaps written into
             return sources[id(by_jets)]
         of_pass = next(iter(sources.values())).of_pass
-        if any(_storage(dual.primal) == _storage(plain) for dual in sources.values()):
+        if any(memory_of(dual.primal) == memory_of(plain) for dual in sources.values()):
             of_pass.forbid_writes(plain)
-        elif is_constant(by_jets.streams):
+        elif by_jets.is_constant():
             note_constant(plain)
         return DualTensor(plain, by_jets.streams[1].to(plain.dtype), of_pass)
     if isinstance(by_jets, list | tuple) and not isinstance(by_jets, torch.Size):
@@ -425,7 +419,7 @@ _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, torch.Size, 
 
 
 def _check_writable(func: Callable, dual: DualTensor) -> None:
-    if _storage(dual.primal) in dual.of_pass.read_only:
+    if memory_of(dual.primal) in dual.of_pass.read_only:
         raise missing_rule(
             func,
             "it writes into an expanded input, or into a tensor of which "

@@ -254,10 +254,10 @@ def memory_of(tensor: Any) -> Any:
         return None
 
 
-def note_memory(jet: Jet, noted: MutableMapping[int, Any]) -> None:
-    """Add the memory of a jet to a (weak) mapping."""
-    if (memory := memory_of(jet)) is not None:
-        noted[memory] = jet.streams.untyped_storage()
+def note_memory(tensor: Any, noted: MutableMapping[int, Any]) -> None:
+    """Add the memory of a tensor to a (weak) mapping."""
+    if (memory := memory_of(tensor)) is not None:
+        noted[memory] = _plain(tensor).untyped_storage()
 
 
 def _key(value: Any) -> Any:
@@ -397,7 +397,7 @@ def stack_laid_out(streams: Tensor, strides: tuple[int, ...], copy: bool = False
 # contiguous and their rules' results are contiguous, in memory of their own.
 _NOT_CONTIGUOUS = frozenset(
     [
-        *spellings("to", "rot90"),
+        *spellings("to", "rot90", "triangular_solve"),
         *(torch.nn.functional.scaled_dot_product_attention, torch.einsum, torch.stft),
         *(torch.Tensor.stft, torch.Tensor.unfold),
     ]

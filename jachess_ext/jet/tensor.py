@@ -6,14 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .. import torch_private
-from .constants import call_on_constants, note_constant
+from .constants import call_on_constants, is_constant, note_constant
 from .context import call_rule, without_autocast
 from .deferred import Deferred, Pattern
 from .layout import JetLayout, Run, replace_tensors
@@ -43,6 +42,15 @@ class DerivativeTensor(torch.Tensor):
     @property
     def _recorded(self) -> Tensor:
         """Return the plain tensor that autograd knows."""
+        raise NotImplementedError
+
+    def is_constant(self) -> bool:
+        """Return whether its tangents are zero and stay so until one is written into it."""
+        raise NotImplementedError
+
+    def as_constant(self, value: Tensor) -> Tensor:
+        """Return a plain tensor as a constant of the same pass; itself where its dtype carries no
+        derivatives."""
         raise NotImplementedError
 
     @property
@@ -187,6 +195,16 @@ class JetTensor(DerivativeTensor):
     def layout_of_pass(self) -> JetLayout:
         return self.jet_layout
 
+    def is_constant(self) -> bool:
+        return is_constant(self)
+
+    def as_constant(self, value: Tensor) -> Tensor:
+        if not carries_derivatives(value):
+            return value
+        jet = lift(value, self.jet_layout)
+        note_constant(jet)
+        return jet
+
     def with_streams(self, streams: Tensor) -> JetTensor:
         """Return a jet of the same layout with another stack ``[S, ...]``."""
         return JetTensor(streams, self.jet_layout)
@@ -217,10 +235,7 @@ class JetTensor(DerivativeTensor):
     ) -> Any:
         check_call(cls, func, types, args, kwargs)
         named = kwargs or {}
-        result = call_on_constants(
-            *(func, args, named, JetTensor, attrgetter("made_streams"), attrgetter("primal")),
-            lambda plain, jet: constant_jet(plain, jet.jet_layout),
-        )
+        result = call_on_constants(func, args, named, DerivativeTensor)
         if result is not NotImplemented:
             return result
         rule = find_rule(func)
@@ -276,17 +291,18 @@ def ending(run: Run | None) -> Iterator[None]:
 
     Until then `Tensor.requires_grad_` is `_guarded_requires_grad`.
     """
+    global _open_anywhere
     _OPEN.runs.append(run)
-    with _OPEN_ANYWHERE:
-        _OPEN_ANYWHERE.passes += 1
+    with _LOCK:
+        _open_anywhere += 1
         Tensor.requires_grad_ = _guarded_requires_grad  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         _OPEN.runs.pop()
-        with _OPEN_ANYWHERE:
-            _OPEN_ANYWHERE.passes -= 1
-            if not _OPEN_ANYWHERE.passes:
+        with _LOCK:
+            _open_anywhere -= 1
+            if not _open_anywhere:
                 del Tensor.requires_grad_
         end(run)
 
@@ -307,22 +323,9 @@ class _Open(threading.local):
         self.runs: list[Run | None] = []
 
 
-class _OpenAnywhere:
-    """How many passes are open on any thread; a lock."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 _OPEN = _Open()
-_OPEN_ANYWHERE = _OpenAnywhere()
+_open_anywhere = 0  # passes, on any thread
+_LOCK = threading.Lock()
 _requires_grad_ = Tensor.requires_grad_
 
 
@@ -471,16 +474,6 @@ def lift(value: Any, layout: JetLayout, like: Tensor | None = None) -> JetTensor
     zeros = value.new_zeros(layout.streams - 1, *value.shape)
     with without_autocast(value.device.type):
         return JetTensor(torch.cat([value.unsqueeze(0), zeros]), layout)
-
-
-def constant_jet(value: Tensor, layout: JetLayout) -> Tensor:
-    """Return a constant as a jet that stays one until a jet is written into it; itself where its
-    dtype carries no derivatives."""
-    if not carries_derivatives(value):
-        return value
-    jet = lift(value, layout)
-    note_constant(jet.streams)
-    return jet
 
 
 def aligned(jet: JetTensor, ndim: int) -> Tensor:

@@ -1044,11 +1044,9 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = both[: len(edges)], both[len(edges) :]
         # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
-        noise = max(
-            (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None),
-            default=0.0,
-        )
-        noise = max(noise, 300 * torch.finfo(f.dtype).eps * _norm_of(signs))
+        least = 300 * torch.finfo(f.dtype).eps * _norm_of(signs)
+        noises = (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None)
+        noise = max([least, *noises])
         parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
     gradients = {
         name: torch.zeros_like(parameter) if g is None else g

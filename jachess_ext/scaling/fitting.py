@@ -647,8 +647,6 @@ class FittedLaw(ABC):
     _single: bool
 
     def __repr__(self) -> str:
-        pass
-
         return describe(self)
 
     @property
@@ -998,9 +996,9 @@ class FittedLine(FittedLaw):
         return self.line.predict(np.log(sizes))
 
 
+# ---- a law in words: what a notebook shows of it -------------------------------------------------
+
 _MOST_CURVES = 10
-
-
 _LABELS = 12  # characters of the first column
 
 
@@ -1105,13 +1103,11 @@ def _many_curves(fitted: FittedLaw) -> list[str]:
     return rows
 
 
+# ---- how far a curve leaves its law beyond the sizes measured ------------------------------------
+
 _SHARE = 0.85
-
-
 _DOF = 2.0
 """Chosen on LCDB's data sets whose number 4 divides, and FLAN's even rows."""
-
-
 _RECENT = 3  # sizes that the slope of a curve's end is taken from
 
 

@@ -36,15 +36,12 @@ class Known:
         gamma, tau: Algorithm 1's points accepted unseen and deviations that stop it.
         weights: for nlpmetrics, each model's weight matrices (a state dict or an iterable).
         features: for logme, hscore and knn, each model's scores of frozen features by name.
-        kernels: for lensllm, each model's theta, residual, t and lr at the table's sizes, as `fit`
-            takes them; a model without is fitted with F free.
     """
 
     gamma: int = 3
     tau: float = 5.0
     weights: Mapping[str, Any] = field(default_factory=dict)
     features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,30 +141,15 @@ def _power(table: LossTable, target: float, known: Known) -> Forecast:
 
 
 def _lensllm(table: LossTable, target: float, known: Known) -> Forecast:
-    """Predict by Eq. 10, with F(Θ, t) as measured; where no kernel is known F is free."""
-    missing = [name for name in table.names if name not in known.kernels]
-    if len(missing) == len(table.names):
-        return _rectified(table, target, known)  # F is a free number, as D_l is
-    if missing:
-        raise ValueError(
-            f"lensllm reads the kernel Θ of every run, and {missing[0]} has runs without; measure "
-            "it after every run"
-        )
-    each = []
-    for name, losses in zip(table.names, table.losses, strict=True):
-        single = LossTable((name,), table.sizes, losses[None], None)
-        kernel = known.kernels[name]
-        each.append(_of_law(single, target, "lensllm", table.sizes, losses, **kernel))
-    return joined(each)
+    """Predict by Eq. 10 with F free: F is a number then, as D_l is."""
+    return _rectified(table, target, known)
 
 
-def _of_law(
-    table: LossTable, target: float, law: str, sizes: Array, losses: Array, **kernel: Any
-) -> Forecast:
+def _of_law(table: LossTable, target: float, law: str, sizes: Array, losses: Array) -> Forecast:
     """Forecast by a fitted law; without a width where it has as many parameters as sizes."""
     from .fitting import fit  # needs torch
 
-    fitted = fit(sizes, losses, law, **kernel)
+    fitted = fit(sizes, losses, law)
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
     return Forecast(predicted, predicted, predictive, _all_sizes(table), _fall(table, predicted))
@@ -281,8 +263,7 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
     parts, places = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))
-        # lensllm's kernels are of the model's own sizes, and it learns nothing from other models
-        group = rows if method == "lensllm" else np.flatnonzero(present[:, pattern].all(1))
+        group = np.flatnonzero(present[:, pattern].all(1))
         chosen = table.rows(group)
         shared = replace(chosen, sizes=table.sizes[pattern], losses=chosen.losses[:, pattern])
         ahead = None
@@ -828,12 +809,10 @@ class Selection:
         return distribution
 
 
+# ---- in words: the table, what is tied, and the one run that would decide -----------------------
+
 _SURE = 0.9  # probability of being the best that needs no further run
-
-
 _GAIN = 0.02  # in that probability, the least that a run is advised for
-
-
 _NAMED = 4  # models of those tied, at most
 
 

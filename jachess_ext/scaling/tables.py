@@ -529,12 +529,10 @@ def _refuse_rising(what: str, losses: Array) -> None:
         )
 
 
+# ---- cells as people write them ----------------------------------------------------------------
+
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-
-
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
-
-
 _SIZE = re.compile(
     r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
     r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
@@ -542,17 +540,9 @@ _SIZE = re.compile(
     r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:rows|samples|examples|instances|sentences))?",
     re.IGNORECASE,
 )
-
-
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
-
-
 _WITH_POINT = re.compile(r"-?(?:0?\.\d+|\d+\.(?!\d{3}$)\d+) ?%?")  # and not 1.000
-
-
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
-
-
 _COMMA_FOR_POINT = str.maketrans(",.", ".,")
 
 

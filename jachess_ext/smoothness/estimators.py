@@ -33,7 +33,7 @@ from ..jet.fsdp import jets_through_fsdp
 from ..jet.layout import MAX_DIRECTIONS, map_tensors
 from ..jet.tensor import JetTensor, ending, primal_of
 from ..models import (
-    _TWO_STACKS,
+    TWO_STACKS,
     backbone_of,
     hooked_embeddings,
     in_mode,
@@ -226,7 +226,7 @@ def run_model(
 
     def replace(x: Tensor, real: Tensor) -> Tensor:
         if seen:
-            raise ValueError(_TWO_STACKS)
+            raise ValueError(TWO_STACKS)
         seen.append(x)
         entered = enter(x)
         if isinstance(entered, JetTensor):
@@ -752,7 +752,7 @@ def decision_slopes(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, flo
         if logits.ndim != 2:
             return {}
         if len(leaves) > 1:
-            raise ValueError(_TWO_STACKS)
+            raise ValueError(TWO_STACKS)
         real = padding_mask(batch).unsqueeze(-1)
 
         def norms(of: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..registry import attribute, find_rule, general_rule, jet_rule, missing_rule, spellings
 from ..strides import note_memory, refuse_overlap
-from ..tensor import JetTensor, constant, constant_jet, lift, primal_of
+from ..tensor import JetTensor, constant, lift, primal_of
 from .streamwise import (
     behind_streams,
     lifted_streams,
@@ -91,7 +91,7 @@ def _buffer(name: str) -> None:
     def rule(input: JetTensor, *args: Any, **named: Any) -> Any:
         named.pop("memory_format", None)
         buffer = function(input.primal, *primal_of(args), **named)
-        return constant_jet(buffer, input.jet_layout)
+        return input.as_constant(buffer)
 
 
 for _name in ("zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"):

@@ -153,7 +153,7 @@ def prepare_write(target: JetTensor) -> None:
     refuse_expanded(target)
     make_pending()
     renew_memory(target)
-    forget_constant(target.streams)
+    forget_constant(target)
 
 
 def lifted_streams(values: Sequence[Any]) -> tuple[list[Tensor], JetTensor]:
