@@ -10,7 +10,7 @@ a plain backward pass, and `check_kernel` the finished kernel.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -1032,7 +1032,19 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
         edges = [call.edge for call in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
-        if rows[0] != rows[1]:
+        both = torch.autograd.grad((f * signs).sum(), inputs, retain_graph=True, allow_unused=True)
+        cotangents, whole = both[: len(edges)], both[len(edges) :]
+        # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
+        least = 300 * torch.finfo(f.dtype).eps * _norm_of(signs)
+        noises = (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None)
+        noise = max([least, *noises])
+        parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
+        gradients = {
+            name: torch.zeros_like(parameter) if g is None else g
+            for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
+        }
+        wrong = _not_whole(watched, gradients, parts, noise, unbatched)
+        if (wrong or unbatched) and rows[0] != rows[1]:  # are samples mixed?
             _require_same_values(outputs, samples, rows, f.detach())
             if edges:
                 # With random weights, and with another multiple of these for each sample.
@@ -1041,29 +1053,23 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
                 separation.add(multiples, separation.differentiate(ones))
                 separation.add(-ones, separation.differentiate(multiples))
                 separation.require()
-        both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
-        cotangents, whole = both[: len(edges)], both[len(edges) :]
-        # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
-        least = 300 * torch.finfo(f.dtype).eps * _norm_of(signs)
-        noises = (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None)
-        noise = max([least, *noises])
-        parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
-    gradients = {
-        name: torch.zeros_like(parameter) if g is None else g
-        for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
-    }
-    watched.fallback.update(unbatched)
-    _compare(watched, gradients, parts, noise)
+    watched.fallback.update(unbatched | dict.fromkeys(wrong, _NOT_WHOLE))
     parts = {name: part for name, part in parts.items() if name not in watched.fallback}
     return Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
 
 
-def _compare(
+def _not_whole(
     watched: Watched,
     gradients: Mapping[str, Tensor],
     parts: Mapping[str, Contribution],
     noise: float,
-) -> None:
+    known: Container[str],
+) -> list[str]:
+    """Return the parameters whose gradient is not what their calls contribute.
+
+    Args:
+        known: parameters that are not compared.
+    """
     norms = {name: _norm_of(g) for name, g in gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
@@ -1072,15 +1078,17 @@ def _compare(
             "(look for a division by zero or an overflow in the model, or use a wider dtype)"
         )
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
+    found = []
     for name, gradient in gradients.items():
-        if name in watched.fallback:
+        if name in watched.fallback or name in known:
             continue
         part = parts.get(name)
         missing = norms[name] if part is None else _norm_of(_left_over(gradient, part))
         # A part below √eps of the whole gradient changes the kernel by less than eps.
         negligible = _round_off(gradient.dtype) * whole
         if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, noise):
-            watched.fallback[name] = _NOT_WHOLE
+            found.append(name)
+    return found
 
 
 def _left_over(gradient: Tensor, part: Contribution) -> Tensor:

@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 body = [part for _ in range(4) for part in (nn.Linear(128, 128), nn.Tanh())]
 model = nn.Sequential(*body, nn.Flatten(), nn.Linear(128 * 128, 2, bias=False))
-x = torch.randn(48, 128, 128)
+x = torch.randn(96, 128, 128)
 jx.ntk(model, x[:2])
 status = lambda field: next(int(line.split()[1]) / 1024 for line in
     Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
@@ -44,6 +44,6 @@ def test_a_small_budget_is_kept() -> None:
     within a quarter of the budget and 16 MiB."""
     whole, all_samples = _peak(4096)
     kept, block = _peak(32)
-    assert all_samples == 48 and 1 <= block < 24
+    assert all_samples == 96 and 1 <= block < 24
     assert kept < 32 * 1.25 + 16
     assert whole > 1.5 * kept
