@@ -10,7 +10,7 @@ a plain backward pass, and `check_kernel` the finished kernel.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -740,44 +740,45 @@ def capture(
         first = samples.name not in watched.separate and len(rows) > 1
         if first:
             _require_same_values(outputs, samples, rows, f.detach())
-        parts = _collect(watched, f, calls, check=first)
+        separation = Separation(f) if first and calls else None
+        parts = _collect(watched, f, calls, separation)
+        del f, calls
+        if separation is not None and (suspects := separation.suspects()):
+            f, calls, _ = _watched_forward(
+                watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
+            )
+            separation.require(f, [call.edge for call in calls], suspects)
+            del f, calls
         if first:
             watched.separate.add(samples.name)
-        del f, calls
         return parts | _per_sample(watched, outputs, samples, rows)
 
 
 def _collect(
-    watched: Watched, f: Tensor, calls: list[Call], *, check: bool
+    watched: Watched, f: Tensor, calls: list[Call], separation: Separation | None
 ) -> dict[str, Contribution]:
     """Take one backward pass an output, to the recorded calls; then their contributions.
 
     Args:
-        check: one more pass shows whether samples depend on one another.
-
-    Raises:
-        RuntimeError: they do.
+        separation: given these passes, and one more; None: no such check.
     """
     count, outputs = f.shape
     store: list[list[Tensor | None]] = [[] for _ in calls]
     edges = [call.edge for call in calls]
-    separation = Separation(f, edges) if check and calls else None
     if separation is not None:
         ones = torch.ones_like(f[:, 0])
-        separation.add(-ones, separation.differentiate(ones))
+        separation.add(-ones, separation.differentiate(f, edges, ones))
     for c in range(outputs if calls else 0):
         cotangents = torch.autograd.grad(
             f[:, c].sum(),
             edges,
-            retain_graph=separation is not None or c + 1 < outputs,
+            retain_graph=c + 1 < outputs,
             allow_unused=True,
         )
         if separation is not None:
             separation.add(separation.weights[:, c], cotangents)
         for kept, cotangent in zip(store, cotangents, strict=True):
             kept.append(cotangent)
-    if separation is not None:
-        separation.require()
     return _contributions(watched, calls, store, count)
 
 
@@ -904,26 +905,30 @@ class Separation:
     """Weighted sum of backward passes over a graph, which is 0 unless samples are mixed.
 
     With cotangents δ_k and weights a_k of pass k, Σ_k a_{k,n} δ_{k,n} should be 0 for every sample
-    n and recorded call.  Only a random product of each sample's cotangents is kept.
-
-    Args:
-        f: the outputs, [n, C], with their graph.
-        edges: of the calls' outputs, [n·s, ...] each.
+    n and recorded call, outputs f [n, C].  A random product of each sample's cotangents is kept.
     """
 
-    def __init__(self, f: Tensor, edges: Sequence[GradientEdge]) -> None:
-        self._f, self._edges = f, edges
-        self._vectors: list[Tensor | None] = [None] * len(edges)
-        self._rests: list[Tensor | None] = [None] * len(edges)
-        self._sizes = [0.0] * len(edges)
+    def __init__(self, f: Tensor) -> None:
+        # By the call's number.
+        self._vectors: dict[int, Tensor] = {}
+        self._rests: dict[int, Tensor] = {}
+        self._sizes: dict[int, float] = {}
         self._generator = torch.Generator().manual_seed(_SEPARATION_SEED)
         normal = torch.randn(f.shape, generator=self._generator, dtype=torch.float64)
         self.weights = normal.to(f)
 
-    def differentiate(self, factors: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the cotangents of Σ_{n,c} factors_n w_{n,c} f_{n,c}; factors [n]."""
-        total = (self._f * self.weights * factors[:, None]).sum()
-        return torch.autograd.grad(total, self._edges, retain_graph=True, allow_unused=True)
+    def differentiate(
+        self, f: Tensor, edges: Sequence[GradientEdge], factors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of Σ_{n,c} factors_n w_{n,c} f_{n,c} at the calls' outputs.
+
+        Args:
+            f: with its graph, which is kept.
+            edges: of the calls' outputs, [n·s, ...] each.
+            factors: [n].
+        """
+        total = (f * self.weights * factors[:, None]).sum()
+        return torch.autograd.grad(total, edges, retain_graph=True, allow_unused=True)
 
     def add(self, times: Tensor, cotangents: Sequence[Tensor | None]) -> None:
         """Add a pass.
@@ -937,28 +942,30 @@ class Separation:
                 continue
             rows = cotangent.reshape(len(times), -1)
             wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
-            vector = self._vectors[call]
-            if vector is None:
-                vector = torch.randn(rows.shape[1], generator=self._generator).to(rows)
-                self._vectors[call] = vector
-            product = (rows @ vector).to(wide) * times.to(wide)
+            if call not in self._vectors:
+                vector = torch.randn(rows.shape[1], generator=self._generator)
+                self._vectors[call] = vector.to(rows)
+            product = (rows @ self._vectors[call]).to(wide) * times.to(wide)
             norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide) * times.to(wide).abs()
-            rest = self._rests[call]
-            self._rests[call] = product if rest is None else rest + product
-            self._sizes[call] = max(self._sizes[call], float(norms.max()))
+            self._rests[call] = self._rests.get(call, 0.0) + product
+            self._sizes[call] = max(self._sizes.get(call, 0.0), float(norms.max()))
 
-    def require(self) -> None:
-        """Raise RuntimeError where samples contribute to one another."""
-        dtype, suspects = self._f.dtype, set()
-        least = _round_off(dtype) * max(self._sizes)
-        for rest, size in zip(self._rests, self._sizes, strict=True):
-            # NaN has an error of its own.
-            if rest is not None and float(rest.abs().max()) > max(_tolerance(dtype) * size, least):
-                suspects.add(int(rest.abs().argmax()))
+    def suspects(self) -> set[int]:
+        """Return samples to which others seem to contribute: they may, or it is rounding."""
+        dtype, found = self.weights.dtype, set()
+        least = _round_off(dtype) * max(self._sizes.values(), default=0.0)
+        for call, rest in self._rests.items():
+            limit = max(_tolerance(dtype) * self._sizes[call], least)
+            if float(rest.abs().max()) > limit:  # NaN has an error of its own
+                found.add(int(rest.abs().argmax()))
+        return found
+
+    def require(self, f: Tensor, edges: Sequence[GradientEdge], suspects: set[int]) -> None:
+        """Raise RuntimeError where other samples contribute to one of the suspects."""
         for sample in suspects:
-            factors = torch.ones_like(self._f[:, 0])
+            factors = torch.ones_like(f[:, 0])
             factors[sample] = 0.0
-            for cotangent in self.differentiate(factors):
+            for cotangent in self.differentiate(f, edges, factors):
                 if cotangent is None or not cotangent.numel():
                     continue
                 rows = cotangent.reshape(len(factors), -1).double()
@@ -1032,45 +1039,32 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
         signs = (torch.randint(0, 2, f.shape, generator=generator) * 2 - 1).to(f)
         edges = [call.edge for call in calls]
         inputs: list[Any] = [*edges, *watched.parameters.values()]
-        both = torch.autograd.grad((f * signs).sum(), inputs, retain_graph=True, allow_unused=True)
+        both = torch.autograd.grad((f * signs).sum(), inputs, allow_unused=True)
         cotangents, whole = both[: len(edges)], both[len(edges) :]
         # A norm's backward multiplies the rounding of what cancels in it by up to 1 / √1e-5.
         least = 300 * torch.finfo(f.dtype).eps * _norm_of(signs)
         noises = (_round_off(c.dtype) * _norm_of(c) for c in cotangents if c is not None)
         noise = max([least, *noises])
         parts = _contributions(watched, calls, [[c] for c in cotangents], _PROBED)
-        gradients = {
-            name: torch.zeros_like(parameter) if g is None else g
-            for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
-        }
-        wrong = _not_whole(watched, gradients, parts, noise, unbatched)
-        if (wrong or unbatched) and rows[0] != rows[1]:  # are samples mixed?
-            _require_same_values(outputs, samples, rows, f.detach())
-            if edges:
-                # With random weights, and with another multiple of these for each sample.
-                ones, multiples = torch.ones_like(f[:, 0]), torch.tensor([-1.0, 2.0]).to(f)
-                separation = Separation(f, edges)
-                separation.add(multiples, separation.differentiate(ones))
-                separation.add(-ones, separation.differentiate(multiples))
-                separation.require()
-    watched.fallback.update(unbatched | dict.fromkeys(wrong, _NOT_WHOLE))
-    parts = {name: part for name, part in parts.items() if name not in watched.fallback}
-    return Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+    gradients = {
+        name: torch.zeros_like(parameter) if g is None else g
+        for (name, parameter), g in zip(watched.parameters.items(), whole, strict=True)
+    }
+    watched.fallback.update(unbatched)
+    found = Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
+    wrong = _not_whole(watched, found)
+    if (wrong or unbatched) and rows[0] != rows[1]:
+        capture(watched, outputs, found, rows)  # raises where it is because samples are mixed
+        watched.separate.discard(samples.name)
+    watched.fallback.update(dict.fromkeys(wrong, _NOT_WHOLE))
+    for name in watched.fallback:
+        parts.pop(name, None)
+    return found
 
 
-def _not_whole(
-    watched: Watched,
-    gradients: Mapping[str, Tensor],
-    parts: Mapping[str, Contribution],
-    noise: float,
-    known: Container[str],
-) -> list[str]:
-    """Return the parameters whose gradient is not what their calls contribute.
-
-    Args:
-        known: parameters that are not compared.
-    """
-    norms = {name: _norm_of(g) for name, g in gradients.items()}
+def _not_whole(watched: Watched, found: Probe) -> list[str]:
+    """Return the parameters whose gradient is not what their calls contribute."""
+    norms = {name: _norm_of(g) for name, g in found.gradients.items()}
     bad = [name for name, norm in norms.items() if not norm < float("inf")]
     if bad:
         raise ValueError(
@@ -1078,17 +1072,17 @@ def _not_whole(
             "(look for a division by zero or an overflow in the model, or use a wider dtype)"
         )
     whole = sum(norm**2 for norm in norms.values()) ** 0.5
-    found = []
-    for name, gradient in gradients.items():
-        if name in watched.fallback or name in known:
+    wrong = []
+    for name, gradient in found.gradients.items():
+        if name in watched.fallback:
             continue
-        part = parts.get(name)
+        part = found.contributions.get(name)
         missing = norms[name] if part is None else _norm_of(_left_over(gradient, part))
         # A part below √eps of the whole gradient changes the kernel by less than eps.
         negligible = _round_off(gradient.dtype) * whole
-        if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, noise):
-            found.append(name)
-    return found
+        if missing > max(_tolerance(gradient.dtype) * norms[name], negligible, found.noise):
+            wrong.append(name)
+    return wrong
 
 
 def _left_over(gradient: Tensor, part: Contribution) -> Tensor:
