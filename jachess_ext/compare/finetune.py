@@ -31,7 +31,6 @@ from .._io import (
     shown,
     whole_folder,
     write_json,
-    write_text,
 )
 from ..attack import NEAREST, read_synonyms
 from ..smoothness.corruption import embedding_scale
@@ -564,21 +563,17 @@ def run(
     judging = float((_now() - trained + aside)[0])
     record["seconds"] = {"training": training, "processor": processor, "judging": judging}
     if models is not None:
-        _save(model, tokenizer, job, record, models / job.name)
+        _save(model, tokenizer, job, models / job.name)
     return record
 
 
-def _save(model: Any, tokenizer: Any, job: Job, record: Record, path: Path) -> None:
-    from .report import model_card
-
+def _save(model: Any, tokenizer: Any, job: Job, path: Path) -> None:
     with whole_folder(path) as folder:
         # TAPT changes the weights below LoRA's adapters, too
         below = job.recipe.lora and job.configured.name == "tapt"
         whole = model.merge_and_unload() if below else model
         whole.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        card = model_card(job.name, record, adapters=job.recipe.lora and whole is model)
-        write_text(folder / "README.md", str(card))  # in place of peft's
 
 
 def _now() -> np.ndarray:

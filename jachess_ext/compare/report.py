@@ -23,7 +23,6 @@ from .metrics import Reliability
 from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table
 
 if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
     from pandas import DataFrame
 
 COLOURS = (
@@ -326,15 +325,7 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
                 tables=tables.condition_tables(runs, "noise"),
                 pictures=_curves(runs, "noisy", of_noise, styles),
             ),
-            Section(
-                "Smoothness",
-                tables=[
-                    *tables.task_tables(runs, tables.SMOOTHNESS),
-                    *tables.association_tables(runs),
-                ],
-            ),
-            Section("Ablations", tables=tables.ablation_tables(runs)),
-            Section("Chosen strengths", tables=tables.chosen_tables(runs)),
+            Section("Smoothness", tables=tables.task_tables(runs, tables.SMOOTHNESS)),
             Section("Failures", tables=tables.failed_tables(runs)),
             Section("Settings", literal=[json.dumps(settings, indent=1, ensure_ascii=False)]),
         ]
@@ -582,79 +573,3 @@ def attack_text(figures: Record) -> str:
         words = f"{attack['changed']:.1f} words ({100 * attack['share']:.1f} %)"
         text += f"; where it succeeded it changed {words}"
     return f"{text}; candidates: {figures['attack_candidates']}"
-
-
-_CARD_FIGURES = {
-    "accuracy": "accuracy",
-    "auc": "area under the ROC curve",
-    "nll": "negative log-likelihood, nats",
-    "brier": "Brier score, summed over classes",
-    "ece": "expected calibration error, 8 bins",
-}
-
-
-def model_card(run: str, record: Record, *, adapters: bool) -> ModelCard:
-    """Return the hub's card of a run's model: what it is, how it was trained, and its figures.
-
-    Args:
-        run: The run's name, which is the model's.
-        record: As in the results file.
-        adapters: Whether the folder has LoRA's adapters alone.
-    """
-    hub = require("huggingface_hub")
-    local = Path(record["model"]).exists()
-    base = Path(record["model"]).name if local else record["model"]
-    rows = _card_rows(record)
-    results = [
-        hub.EvalResult(
-            task_type="text-classification",
-            dataset_type=dataset,
-            dataset_name=dataset,
-            dataset_split="dev",
-            metric_type=metric,
-            metric_name=name,
-            metric_value=value,
-        )
-        for dataset, metric, name, value in rows
-    ]
-    data = hub.ModelCardData(
-        model_name=run,
-        base_model=None if local else base,  # the hub takes no path
-        library_name="peft" if adapters else "transformers",
-        pipeline_tag="text-classification",
-        tags=["jachess_ext", record["settings"]["method"]],
-        metrics=list(dict.fromkeys(metric for _, metric, _, _ in rows)) or None,
-        eval_results=results or None,
-    )
-    train, unlabelled, judged = record["rows"]
-    noise = record.get("label_noise")
-    sentences = [
-        f"`{base}`, fine-tuned on {train} rows of {record['task']} by the method "
-        f"`{record['method']}` from seed {record['seed']}.",
-        f"The method also saw {unlabelled} rows without their labels." * bool(unlabelled),
-        f"{100 * noise:.0f} % of the training labels were wrong on purpose." if noise else "",
-        f"Judged on {judged} rows that were not trained on. One run: what lies within the scatter "
-        "over seeds says nothing about the method.",
-    ]
-    lines = "".join(f"| {dataset} | {name} | {value:.4f} |\n" for dataset, _, name, value in rows)
-    settings = json.dumps({"recipe": record["recipe"], "method": record["settings"]}, indent=1)
-    return hub.ModelCard(
-        f"---\n{data.to_yaml()}\n---\n\n# {run}\n\n{' '.join(filter(None, sentences))}\n\n"
-        f"| rows of | figure | value |\n|---|---|---|\n{lines}\n"
-        f"## Settings\n\n```json\n{settings}\n```\n"
-    )
-
-
-def _card_rows(record: Record) -> list[tuple[str, str, str, float]]:
-    """Return (task of the rows, metric, its name, value) of the task's own rows, then of others."""
-    task, metric = record["task"], record["metric"]
-    key = metric.lower().replace(" ", "_")
-    rows = [(task, key, metric, record["score"])]
-    rows += [(task, k, name, record.get(k)) for k, name in _CARD_FIGURES.items() if k != key]
-    for share, score in record.get("corrupted", {}).items():
-        name = f"{metric}, {100 * float(share):.0f} % of the tokens unknown"
-        rows.append((task, f"{key}_corrupted_{share}", name, score))
-    for target, of in record.get("shift", {}).items():
-        rows.append((target, "score", "score, in the target's own metric", of["score"]))
-        rows += [(target, name, _CARD_FIGURES[name], of[name]) for name in ("brier", "ece")]
-    return [row for row in rows if row[-1] is not None]

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 import pytest
-from huggingface_hub import ModelCard
 from scipy import stats
 
 from jachess_ext.compare.metrics import reliability
@@ -24,7 +23,6 @@ from jachess_ext.compare.report import (
     forest_figure,
     forests,
     judged_section,
-    model_card,
     norms_figure,
     pooled,
     print_report,
@@ -296,46 +294,3 @@ def test_a_judged_model() -> None:
 def test_the_pages_in_a_browser(tmp_path: Path) -> None:
     write_report(tmp_path / "r.html", by_method({"none": PLAIN, "sam": PLAIN[::-1]}, "ab"))
     assert assert_shown(tmp_path / "r.html", tmp_path) == 2 + 2 + 1 + 4
-
-
-# --- the model's card
-
-
-def test_card_of_shift_noise_and_a_model_of_the_hub() -> None:
-    given = record(
-        "l2",
-        "here",
-        3,
-        0.75,
-        model="a/b",
-        metric="Matthews correlation",
-        accuracy=0.875,
-        auc=None,
-        label_noise=0.2,
-        shift={"there": {"score": 0.25, "brier": 0.5, "ece": None}},
-    )
-    card = ModelCard(str(model_card("final-here-l2", given, adapters=True)))
-    shown = {(r.dataset_name, r.metric_type): r.metric_value for r in card.data.eval_results}
-    assert shown == {
-        ("here", "matthews_correlation"): 0.75,
-        ("here", "accuracy"): 0.875,
-        ("here", "brier"): 0.2,
-        ("here", "ece"): 0.1,
-        ("here", "matthews_correlation_corrupted_0.05"): 0.75 - 0.01,
-        ("here", "matthews_correlation_corrupted_0.2"): 0.75 - 0.1,
-        ("there", "score"): 0.25,
-        ("there", "brier"): 0.5,
-    }
-    assert card.data.base_model == "a/b" and card.data.library_name == "peft"
-    assert "`a/b`, fine-tuned on 10 rows of here by the method `l2` from seed 3" in card.text
-    assert "20 % of the training labels were wrong" in card.text
-    assert "| there | Brier score, summed over classes | 0.5000 |" in card.text
-
-
-def test_card_of_a_regression_has_a_score_alone() -> None:
-    given = record("none", "likeness", 0, 0.5, metric="Spearman correlation", brier=None, ece=None)
-    del given["corrupted"]
-    card = ModelCard(str(model_card("final-likeness", given, adapters=False)))
-    (result,) = card.data.eval_results
-    assert (result.metric_type, result.metric_value) == ("spearman_correlation", 0.5)
-    assert card.data.base_model == "tiny"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -124,35 +123,7 @@ def test_smoothness() -> None:
     assert tables.task_tables(to_frame([unmeasured]), SMOOTHNESS) == []
 
 
-def test_ablations_compare_what_differs_in_nothing_else() -> None:
-    methods = [
-        "jachess-train,weights=norm",
-        "jachess-train,weights=uniform",
-        "jachess-train,weights=norm,dimensions=5",
-        "jachess-unlab,weights=norm",
-    ]
-    runs = to_frame([record(m, "a", 0, 0.1 * i) for i, m in enumerate(methods)])
-    strategy, dimensions = tables.ablation_tables(runs)
-    assert rows(strategy) == {"norm": ["0.0", "0.0"], "uniform": ["10.0", "10.0"]}
-    assert rows(dimensions) == {"10": ["0.0", "0.0"], "5": ["20.0", "20.0"]}
-    assert strategy.caption.startswith("jachess-train:")
-
-
-def test_ablations_take_given_strengths_as_settings_and_chosen_ones_not() -> None:
-    softmax, weaker, uniform = (
-        "jachess-unlab,unlab_lr_ratio=0.03",
-        "jachess-unlab,unlab_lr_ratio=0.01",
-        "jachess-unlab,weights=uniform,unlab_lr_ratio=0.03",
-    )
-    given = to_frame([record(m, "a", 0, 0.1 * i) for i, m in enumerate((softmax, weaker, uniform))])
-    (table,) = tables.ablation_tables(given)
-    assert rows(table) == {"softmax": ["0.0", "0.0"], "uniform": ["20.0", "20.0"]}
-    chosen = to_frame([record(m, "a", 0, 0.3, value=0.03) for m in (weaker, uniform)])
-    (table,) = tables.ablation_tables(chosen)
-    assert list(rows(table)) == ["softmax", "uniform"]
-
-
-def test_chosen_values_and_failures() -> None:
+def test_failures() -> None:
     runs = to_frame(
         [
             record("l2", "a", 0, 0.5, value=0.1),
@@ -160,8 +131,7 @@ def test_chosen_values_and_failures() -> None:
             record("l2", "a", 0, 0.5, kind="tuning", value=0.3),
         ]
     )
-    (chosen,), (failed,) = tables.chosen_tables(runs), tables.failed_tables(runs)
-    assert rows(chosen) == {"l2": ["0.1"], "none": ["as given"]}
+    (failed,) = tables.failed_tables(runs)
     assert list(failed.rows[0]) == ["none", "a", "0", "the loss is not finite"]
     assert rows(tables.score_tables(runs)[0])["none"] == ["–"]
 
@@ -263,73 +233,3 @@ def test_nothing_to_compare_with() -> None:
         alone = to_frame([record(name, "a", 0, 0.5)])
         assert tables.paired_tables(alone) == tables.overall_tables(alone) == []
         assert tables.best_control_tables(alone) == tables.cost_tables(alone) == []
-
-
-METHODS = ("none", "l2", "sam", "r3f")
-
-
-def smooth_grid(
-    seeds: int, quality: str = "score", rises: bool = False, **settings: Any
-) -> list[dict[str, Any]]:
-    """Norms fall from method to method; quality rises or falls; each seed far from the others."""
-    records = []
-    for seed in range(seeds):
-        for place, method in enumerate(METHODS):
-            far = 10.0 * (-1) ** seed * seed
-            of = record(method, "a", seed, 0.5, jacobian=[50 + far, 10.0 - place], hessian=[1.0])
-            sign = 1 if rises else -1
-            records.append(of | {quality: sign * (far + 0.25 * place)} | settings)
-    return records
-
-
-def test_the_seeds_luck_is_taken_out_of_the_association() -> None:
-    (table,) = tables.association_tables(to_frame(smooth_grid(seeds=4, rises=True)))
-    # smoother with every method and better with every method, though the seeds say the contrary
-    assert table.rows == [
-        ["a", "Σ‖J‖", "16", "-1.00", "–", "–"],
-        ["a", "Σ‖H‖", "16", "–", "–", "–"],
-    ]
-    assert tables.association_tables(to_frame(smooth_grid(4)))[0].rows[0][3] == "+1.00"
-    of_brier = tables.association_tables(to_frame(smooth_grid(4, "brier")))[0].rows[0]
-    assert of_brier[3:] == ["–", "+1.00", "–"]
-
-
-def test_association_is_scipys_on_deviations_of_chance() -> None:
-    norms, scores = np.random.default_rng(0).random((2, 3, len(METHODS)))
-    runs = to_frame(
-        [
-            record(method, "a", seed, scores[seed, i], jacobian=[norms[seed, i]])
-            for seed in range(3)
-            for i, method in enumerate(METHODS)
-        ]
-    )
-    flat = [(x - x.mean(1, keepdims=True)).ravel() for x in (norms, scores)]
-    (table,) = tables.association_tables(runs)
-    assert table.rows[0][3] == f"{stats.spearmanr(*flat).statistic:+.2f}"
-
-
-def test_runs_that_differ_by_rounding_share_a_rank() -> None:
-    """Deviations of tenths and hundredths from seed to seed, against those of whole numbers."""
-    draw = random.Random(0)
-    norms, scores = ([[draw.randrange(4) for _ in METHODS] for _ in range(6)] for _ in range(2))
-    runs = [
-        record(method, "a", seed, (seed + scores[seed][i]) / 10, jacobian=[0.3 * norms[seed][i]])
-        for seed in range(6)
-        for i, method in enumerate(METHODS)
-    ]
-    whole = [
-        [len(of) * value - sum(of) for of in figure for value in of] for figure in (norms, scores)
-    ]
-    (table,) = tables.association_tables(to_frame(runs))
-    expected = stats.spearmanr(*whole).statistic
-    assert table.rows[0][3] == f"{expected:+.2f}"
-
-
-def test_association_leaves_out_runs_without_a_norm_or_a_figure() -> None:
-    broken = [record("none", "a", 9, 0.5, jacobian=[None, 1.0]), record("none", "a", 8, None)]
-    regression = smooth_grid(3, brier=None, ece=None, task="b")
-    (table,) = tables.association_tables(to_frame([*smooth_grid(3), *broken, *regression]))
-    of_j = [row[:4] for row in table.rows if row[1] == "Σ‖J‖"]
-    assert of_j == [[task, "Σ‖J‖", "12", "+1.00"] for task in "ab"]
-    assert [row[4:] for row in table.rows if row[0] == "b"] == [["–", "–"]] * 2
-    assert tables.association_tables(to_frame(smooth_grid(2))) == [], "too few runs"

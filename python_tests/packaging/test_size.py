@@ -15,7 +15,7 @@ PACKAGE = ROOT / "jachess_ext"
 LINES = {
     "attack": 787,
     "commands": 890,
-    "compare": 4524,
+    "compare": 4347,
     "demo": 411,
     "jet": 7506,
     "live": 1503,
