@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
 
-from jachess_ext.smoothness.decision import kl_divergence
+from jachess_ext.smoothness import decision, estimators
+from jachess_ext.training import METHODS
 from jachess_ext.training.methods import noise
 from python_tests.smoothness.tiny_models import classifier
+
+from .runs import trainer
+from .test_architectures import (
+    ARCHITECTURES,
+    LOUD,
+    OURS,
+    TOKENIZER,
+    TWO_STACKS,
+    rows_of,
+    without_dropout,
+)
+
+DECISIONS = ("fisher", "divergence", "margin", "attack-jet")
+SWAPS = ("attack-augment", "attack-jet", "synonym-augment", "synonym-consistency")
 
 
 def seq2seq(family: str) -> Any:
@@ -58,22 +74,15 @@ def test_mean_over_the_labelled(family: str, more: int) -> None:
         assert noise.row_mean(prompted, given, model) == torch.stack(wanted).mean()
 
 
-@pytest.mark.parametrize("family", ["bart", "t5"])
-def test_both_passes_have_the_same_decoder_inputs(family: str) -> None:
-    model, given = seq2seq(family).eval(), batch(0)
-    told = model(**noise.told_decoder(model, given)).logits
-    assert not kl_divergence(model(**given).logits, told).abs().max() > 1e-6
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_real_tokens_of_a_causal_model_without_labels(side: str) -> None:
     model = classifier("gpt2", head=tf.AutoModelForCausalLM)
     mask = torch.tensor([[1, 1, 1, 0]]) if side == "right" else torch.tensor([[0, 1, 1, 1]])
     apart = torch.tensor([[1.0, 10.0, 100.0, 1000.0]])
     wanted = 5.5 if side == "right" else 55.0
-    assert noise.row_mean(apart, {"attention_mask": mask}, model) == wanted
+    assert noise.row_mean(apart, {"input_ids": mask, "attention_mask": mask}, model) == wanted
     prompted = torch.cat([torch.tensor([[1e6, 7.0]]), apart], 1)
-    given = {"attention_mask": mask[:, mask[0].bool()]}
+    given = {name: mask[:, mask[0].bool()] for name in ("input_ids", "attention_mask")}
     assert noise.row_mean(prompted[:, :5], given, model) == (7.0 + 1 + 10) / 3
 
 
@@ -81,3 +90,126 @@ def test_a_batch_without_labels_has_no_penalty() -> None:
     given = batch(0)
     given["labels"].fill_(-100)
     assert noise.row_mean(torch.ones(2, 4), given, classifier("bert")) == 0.0
+
+
+TRIED = {
+    **{name: LOUD[name] for name in LOUD if name not in ("tapt", "wise-ft", "recommended", *OURS)},
+    "label-smoothing": {"smoothing": 0.3},
+    "r3f": {"strength": 1.0, "noise": 0.5},
+    "neftune": {"alpha": 5.0},
+    "freelb": {"adv_start": 1.0},
+    "smart": {"strength": 1.0},
+    **{name: {"swapped": 0.5} for name in ("corrupt-augment", "corrupt-consistency")},
+    **{name: {"swapped": 0.5, "synonyms": "embeddings"} for name in SWAPS},
+    **{name: {"strength": 1.0} for name in ("fisher", "divergence", "margin", *OURS)},
+}
+CLIMBING = ("freelb", "smart", "sam", "attack-augment", "attack-jet")
+"""Methods whose loss is no mean over decisions: what is added to one depends on the others."""
+HEADS = ("bert", "bert-tokens", "llama-causal", "bart", "bart-seq2seq", "t5-seq2seq", "t5-tokens")
+
+
+def padded(rows: list[dict], inputs: int, labels: int) -> dict[str, torch.Tensor]:
+    """Collate rows as they are, with so many columns of padding."""
+    batch: dict[str, torch.Tensor] = {}
+    for name in rows[0]:
+        values = [torch.as_tensor(row[name]) for row in rows]
+        if values[0].ndim == 0:
+            batch[name] = torch.stack(values)
+            continue
+        more = inputs if name in ("input_ids", "attention_mask") else labels
+        width = max(len(value) for value in values) + more
+        fill = -100 if name == "labels" else 0
+        batch[name] = torch.stack(
+            [torch.nn.functional.pad(v, (0, width - len(v)), value=fill) for v in values]
+        )
+    return batch
+
+
+def loss_of(
+    folder: Path, method: str, case: str, rows: list[dict], *, inputs: int = 0, labels: int = 0
+) -> float:
+    """The first loss, without dropout."""
+    made = trainer(
+        folder,
+        METHODS[method](**TRIED[method]),
+        model=without_dropout(ARCHITECTURES[case]().double()),
+        data=rows,
+        options={
+            "processing_class": TOKENIZER,
+            "data_collator": lambda rows: padded(rows, inputs, labels),
+        },
+        max_steps=1,
+    )
+    made.train()
+    return made.state.log_history[0]["loss"]
+
+
+def rows_for(case: str) -> list[dict]:
+    rows = rows_of(case, (6, 4, 5, 6))
+    for row in rows:
+        row.pop("decoder_input_ids", None)
+    return rows
+
+
+def refused(method: str, case: str) -> str | None:
+    if method in (*OURS, *DECISIONS) and case in TWO_STACKS:
+        return "embeds its tokens more than once"
+    if method == "attack-jet" and case != "bert":
+        return "for classifiers of whole rows"
+    return None
+
+
+@pytest.fixture
+def drawn_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directions are those of a wider batch, of which the batch's own columns are taken."""
+
+    def wide(draw: Any) -> Any:
+        def drawn(like: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            wider = like.new_zeros(like.shape[0], 16, *like.shape[2:])
+            return draw(wider, *args, **kwargs)[..., : like.shape[1], :]
+
+        return drawn
+
+    for module in (estimators, decision):
+        monkeypatch.setattr(module, "draw_directions", wide(module.draw_directions))
+
+
+@pytest.mark.parametrize("case", HEADS)
+@pytest.mark.parametrize("method", TRIED)
+@pytest.mark.usefixtures("drawn_per_token")
+def test_padding_changes_no_loss(tmp_path: Path, method: str, case: str) -> None:
+    """Of the inputs alone, of the labels alone; of tokens that have labels, both."""
+    rows = rows_for(case)
+    if (sentence := refused(method, case)) is not None:
+        with pytest.raises(ValueError, match=sentence):
+            loss_of(tmp_path, method, case, rows)
+        return
+    wanted = loss_of(tmp_path, method, case, rows)
+    apart = "seq2seq" in case
+    for inputs, labels in ((3, 0), (0, 3)) if apart else ((3, 3),):
+        found = loss_of(tmp_path, method, case, rows, inputs=inputs, labels=labels)
+        assert found == pytest.approx(wanted, rel=1e-5), (inputs, labels)
+
+
+@pytest.mark.parametrize("case", [case for case in HEADS if case != "bert" and case != "bart"])
+@pytest.mark.parametrize("method", [name for name in TRIED if name not in CLIMBING])
+@pytest.mark.usefixtures("drawn_per_token")
+def test_tokens_without_a_label_do_not_count(tmp_path: Path, method: str, case: str) -> None:
+    """The loss of some tokens and that of the others have the loss of all for their mean."""
+    if refused(method, case) is not None:
+        pytest.skip("refused, which the test of padding sees")
+    rows = rows_of(case, (6, 6, 6, 6))
+    for row in rows:
+        if "decoder_input_ids" in row:
+            row["decoder_attention_mask"] = torch.ones_like(row["decoder_input_ids"])
+    losses, counts = [], []
+    for keeps in (lambda at: at % 3 == 0, lambda at: at % 3 > 0, lambda at: at >= 0):
+        some = []
+        for row in rows:
+            at = torch.arange(len(row["labels"]))
+            some.append({**row, "labels": row["labels"].masked_fill(~keeps(at), -100)})
+        losses.append(loss_of(tmp_path, method, case, some))
+        first = int("causal" in case)
+        counts.append(sum(int((row["labels"][first:] != -100).sum()) for row in some))
+    mean = (counts[0] * losses[0] + counts[1] * losses[1]) / counts[2]
+    assert losses[2] == pytest.approx(mean, rel=1e-5)
