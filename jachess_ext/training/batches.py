@@ -240,16 +240,17 @@ def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str,
     """
     inner: Any = unwrapped(model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-    labels, config = batch.get("labels"), getattr(inner, "config", None)
+    labels = batch.get("labels")
     given = any(batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds"))
     if given or not isinstance(labels, Tensor) or labels.ndim != 2:
         return dict(batch)
+    labels = labels.clone()  # FSMT's method writes its padding into them
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
         return {**batch, "decoder_input_ids": inner.prepare_decoder_input_ids_from_labels(labels)}
     shift = getattr(sys.modules[type(inner).__module__], "shift_tokens_right", None)
     if shift is None or not type(inner).__name__.endswith("ForConditionalGeneration"):
         return dict(batch)
-    made = shift(labels, config.pad_token_id, config.decoder_start_token_id)
+    made = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
     return {**batch, "decoder_input_ids": made}
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as tf
 
+import jachess_ext as jx
+from jachess_ext.models import without_labels
 from jachess_ext.smoothness import decision, estimators
 from jachess_ext.training import METHODS
+from jachess_ext.training.batches import with_decoder_inputs
 from jachess_ext.training.methods import noise
 from python_tests.smoothness.tiny_models import classifier
 
@@ -213,3 +217,147 @@ def test_tokens_without_a_label_do_not_count(tmp_path: Path, method: str, case: 
         counts.append(sum(int((row["labels"][first:] != -100).sum()) for row in some))
     mean = (counts[0] * losses[0] + counts[1] * losses[1]) / counts[2]
     assert losses[2] == pytest.approx(mean, rel=1e-5)
+
+
+def translator(name: str) -> Any:
+    """A model of transformers that makes its decoder's inputs from the labels."""
+    sizes: dict[str, Any] = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_ffn_dim": 16 for side in ("encoder", "decoder")}
+    sizes |= {"vocab_size": 20, "d_model": 12, "max_position_embeddings": 32, "dropout": 0.0}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    kind = getattr(tf, f"{name}MTModel" if name == "Marian" else f"{name}ForConditionalGeneration")
+    sizes |= {
+        "NllbMoe": {"num_experts": 2, "expert_capacity": 4},
+        "Whisper": {"num_mel_bins": 4, "max_source_positions": 4, "max_target_positions": 16},
+        "Speech2Text": {"input_feat_per_channel": 4, "conv_channels": 8},
+        "FSMT": {"langs": ["en", "de"], "src_vocab_size": 20, "tgt_vocab_size": 20},
+        "LED": {"attention_window": 4},
+    }.get(name, {})
+    torch.manual_seed(0)
+    return kind(getattr(tf, f"{name}Config")(**sizes)).eval()
+
+
+TRANSLATORS = ("M2M100", "Blenderbot", "BlenderbotSmall", "NllbMoe", "Whisper", "Speech2Text")
+WITH_A_METHOD = ("Marian", "Pegasus", "MBart", "PLBart", "Mvp", "LED")
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, *WITH_A_METHOD])
+def test_a_pass_without_labels_has_the_same_decoder_inputs(name: str) -> None:
+    model, given = translator(name), batch(0)
+    if name in ("Whisper", "Speech2Text"):
+        shape = (2, 4, 8) if name == "Whisper" else (2, 16, 4)
+        given = {"input_features": torch.randn(shape), "labels": given["labels"]}
+    stated = with_decoder_inputs(model, given)
+    assert stated.keys() - given.keys() == {"decoder_input_ids"}
+    wanted, found = model(**given).logits, model(**without_labels(stated)).logits
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["M2M100", "Blenderbot", "Marian"])
+@pytest.mark.parametrize("method", ["label-smoothing", "r3f", "corrupt-consistency"])
+def test_methods_of_translators(tmp_path: Path, method: str, name: str) -> None:
+    """As with the decoder's inputs in the batch."""
+    rows, losses = rows_for("bart-seq2seq"), []
+    for told in (False, True):
+        if told:
+            for row in rows:
+                row["decoder_input_ids"] = torch.cat([torch.tensor([2]), row["labels"][:-1]])
+        made = trainer(
+            tmp_path,
+            METHODS[method](**TRIED[method]),
+            model=translator(name),
+            data=rows,
+            options={"processing_class": TOKENIZER, "data_collator": lambda r: padded(r, 0, 0)},
+            max_steps=1,
+        )
+        made.train()
+        losses.append(made.state.log_history[0]["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["labels", "attention_mask"])
+@pytest.mark.parametrize("width", [3, 9])
+def test_labels_of_other_tokens(name: str, width: int) -> None:
+    """As in CTC, whose logits are of frames: neither cropped nor taken for a prompt's."""
+    given = {"input_values": torch.ones(2, 50), name: torch.ones(2, width, dtype=torch.long)}
+    with pytest.raises(ValueError, match="does not match the model's logits"):
+        noise.row_mean(torch.ones(2, 6), given, classifier("bert"))
+    if width > 6:
+        given["input_ids"] = given[name]
+        with pytest.raises(ValueError, match="does not match the model's logits"):
+            noise.row_mean(torch.ones(2, 6), given, classifier("bert"))
+
+
+def test_labels_stay_as_they_are() -> None:
+    """FSMT's method writes padding over labels of -100, which then would count."""
+    given = batch(3)
+    before = given["labels"].clone()
+    stated = with_decoder_inputs(translator("FSMT"), given)
+    assert torch.equal(stated["labels"], before)
+    assert stated["decoder_input_ids"].min() >= 0
+
+
+def prompted(task: str) -> Any:
+    kinds = {"CAUSAL_LM": "llama-causal", "TOKEN_CLS": "bert-tokens", "SEQ_CLS": "bert"}
+    torch.manual_seed(0)
+    config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=2)
+    return peft.get_peft_model(without_dropout(ARCHITECTURES[kinds[task]]().double()), config)
+
+
+@pytest.mark.parametrize("form", ["fisher", "divergence", "margin"])
+def test_decisions_behind_a_prompt(form: str) -> None:
+    """Those of the model itself with two tokens more, whose embeddings are the prompt's."""
+    model = prompted("CAUSAL_LM")
+    plain = model.get_base_model()
+    ids = torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]])
+    table = plain.get_input_embeddings().weight
+    with torch.no_grad():
+        model.prompt_encoder["default"].embedding.weight.copy_(table[[10, 11]])
+    own = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids}
+    before = {"input_ids": torch.tensor([[10, 11]] * 2), "attention_mask": torch.ones(2, 2).long()}
+    before["labels"] = torch.full((2, 2), -100)
+    long = {name: torch.cat([before[name], own[name]], 1) for name in own}
+
+    decided = plain(**{n: long[n] for n in before if n != "labels"}).logits[:, 1:-1].argmax(-1)
+    own["labels"] = decided.masked_fill(ids == 0, -100)
+    long["labels"] = torch.cat([before["labels"], own["labels"]], 1)
+
+    def along(m: Any, b: Any, x: torch.Tensor, mask: torch.Tensor, count: int, draw: Any) -> Any:
+        u = torch.linspace(-1, 1, 2 * 4 * x.shape[-1], dtype=x.dtype).view(1, 2, 4, -1) * 0.1
+        u = u * (ids != 0)[..., None]
+        return torch.nn.functional.pad(u, (0, 0, x.shape[1] - 4, 0)).expand(count, -1, -1, -1)
+
+    def value(m: Any, b: dict) -> float:
+        penalty = jx.DecisionPenalty(m.eval(), form=form, perturbation=along, directions=1)
+        return float(penalty(b).loss)
+
+    assert value(model, own) == pytest.approx(value(plain, long), rel=1e-9)
+    assert value(plain, long) != 0
+
+
+@pytest.mark.parametrize("method", ["label-smoothing", "recommended"])
+@pytest.mark.parametrize("task", ["SEQ_CLS", "CAUSAL_LM"])
+def test_smoothing_with_a_prompt(tmp_path: Path, method: str, task: str) -> None:
+    """A sentence, or for `recommended` what is left of it, with a warning."""
+    case = "bert" if task == "SEQ_CLS" else "llama-causal"
+    given = {
+        "model": prompted(task),
+        "data": rows_of(case),
+        "unlabelled": rows_of(case),
+        "options": {"processing_class": TOKENIZER, "data_collator": tf.default_data_collator},
+        "max_steps": 1,
+    }
+    if method == "label-smoothing":
+        with pytest.raises(ValueError, match=r"prompt tuning.*use smoothing=0 or another method"):
+            trainer(tmp_path, method, **given)
+        return
+    with pytest.warns(UserWarning, match="leaves out label smoothing: with prompt tuning"):
+        made = trainer(tmp_path, method, **given)
+    assert made.train().training_loss > 0
+
+
+@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS", "CAUSAL_LM"])
+def test_ntk_of_a_prompt(task: str) -> None:
+    with pytest.raises(ValueError, match=r"learned by peft \(prompt.*use LoRA"):
+        jx.ntk(prompted(task).eval(), {"input_ids": torch.tensor([[4, 5], [6, 7]])})

@@ -425,7 +425,7 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
                     "that are compared"
                 )
             decided &= nn.functional.pad(given.bool(), before)
-            if given is mask:
+            if name == "attention mask":
                 shown &= nn.functional.pad(given.bool(), before, value=True)
     if is_causal(model):
         apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
