@@ -247,6 +247,13 @@ def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     return gradient
 
 
+def learns_prompts(model: nn.Module) -> bool:
+    """Tell whether peft puts virtual tokens or a prefix before the model's own tokens."""
+    return getattr(
+        getattr(unwrapped(model), "active_peft_config", None), "is_prompt_learning", False
+    )
+
+
 def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
     """Name the modules with weights that the model's checkpoint lacked; None: it is not known.
 

@@ -117,9 +117,12 @@ def random_swaps(ids: Tensor, options: Tensor, count: Tensor, generator: torch.G
     Arguments are those of `steepest_swaps`; the generator is on the CPU.
     """
     others = options != ids.unsqueeze(-1)
-    numbers = torch.rand(options.shape, generator=generator).to(ids.device)
-    which = numbers.masked_fill(~others, -1).argmax(-1)
-    keys = torch.rand(ids.shape, generator=generator).to(ids.device)
-    rank = keys.masked_fill(~others.any(-1), 2.0).argsort(dim=1).argsort(dim=1)
-    chosen = (rank < count.to(rank).unsqueeze(1)) & others.any(-1)
+    open_tokens = others.any(-1)
+    # Numbers for tokens with candidates alone, so that padding does not change what is drawn.
+    drawn = torch.rand(int(open_tokens.sum()), options.shape[-1] + 1, generator=generator)
+    numbers = torch.full((*ids.shape, drawn.shape[-1]), 2.0, device=ids.device)
+    numbers[open_tokens] = drawn.to(ids.device)
+    which = numbers[..., 1:].masked_fill(~others, -1).argmax(-1)
+    rank = numbers[..., 0].argsort(dim=1).argsort(dim=1)
+    chosen = (rank < count.to(rank).unsqueeze(1)) & open_tokens
     return torch.where(chosen, options.gather(-1, which.unsqueeze(-1)).squeeze(-1), ids)

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..models import learns_prompts
 from ..smoothness.decision import NO_LABEL
 
 Batch = Mapping[str, Any] | Tensor
@@ -186,7 +187,12 @@ class OutputMap:
             )
 
     def check(self, samples: Samples) -> None:
-        """Raise ValueError where ``outputs`` needs labels the batch does not have."""
+        """Raise ValueError for a learned prompt, and for labels that the batch does not have."""
+        if learns_prompts(self.model):
+            raise ValueError(
+                "the model's prompt is learned by peft (prompt or prefix tuning), whose gradient "
+                "of each row the NTK does not separate; use LoRA, or model.get_base_model()"
+            )
         if self.outputs == "label" and _labels(samples.batch) is None:
             raise ValueError(
                 f"outputs='label' needs labels, and {samples.name} has none; add 'labels' to it "

@@ -335,11 +335,23 @@ class DecisionPenalty:
         kind = decision_kind(model, logits)
         labels = batch.get("labels")
         if logits.ndim == 3:  # a decision a token
-            labelled = mask
+            prompt = streams.shape[2] - mask.shape[1]  # virtual tokens before the batch's own
+            if prompt < 0:
+                raise ValueError(
+                    f"the logits are of {streams.shape[2]} tokens and the batch has "
+                    f"{mask.shape[1]}, so that its padding cannot be told; expected a model with "
+                    "logits for each of its tokens"
+                )
+            labelled = nn.functional.pad(mask, (prompt, 0))
+            mask = nn.functional.pad(mask, (prompt, 0), value=True)
+            if labels is not None:
+                labels = nn.functional.pad(
+                    labels, (streams.shape[2] - labels.shape[1], 0), value=NO_LABEL
+                )
             # A causal language model decides the next token, from real tokens alone.  transformers
             # takes a model without a loss_type for one.
             if getattr(model, "loss_type", "") in ("ForCausalLM", None):
-                streams, labelled, mask = streams[:, :, :-1], mask[:, 1:], mask[:, :-1]
+                streams, labelled, mask = streams[:, :, :-1], labelled[:, 1:], mask[:, :-1]
                 labels = None if labels is None else labels[:, 1:]
             chosen = mask & (labelled if labels is None else labels != NO_LABEL)
             streams = streams[:, chosen]

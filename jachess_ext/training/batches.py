@@ -7,6 +7,7 @@ their steps of task loss.
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ class UnlabelledBatches:
         for number, batch in enumerate(self._loader):
             if number >= before:
                 self._taken = number + 1
-                yield without_labels(self._prepare(batch))
+                yield dict(self._prepare(without_labels(batch)))
         over = before > 0 and self._taken == before
         self._round, self._taken = self._round + 1, 0
         if over:
@@ -229,6 +230,28 @@ def is_causal(model: nn.Module) -> bool:
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     named = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     return named or getattr(inner, "loss_type", None) == "ForCausalLM"
+
+
+def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """State the decoder's inputs that an encoder-decoder makes from a batch's labels ``[B, T]``.
+
+    Without them, a pass without labels (label smoothing's, a penalty's) would have other inputs.
+    Blenderbot, M2M100 and others shift the labels by a function of their file, not by a method.
+    """
+    inner: Any = unwrapped(model)
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    labels = batch.get("labels")
+    given = any(batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds"))
+    if given or not isinstance(labels, Tensor) or labels.ndim != 2:
+        return dict(batch)
+    labels = labels.clone()  # FSMT's method writes its padding into them
+    if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
+        return {**batch, "decoder_input_ids": inner.prepare_decoder_input_ids_from_labels(labels)}
+    shift = getattr(sys.modules[type(inner).__module__], "shift_tokens_right", None)
+    if shift is None or not type(inner).__name__.endswith("ForConditionalGeneration"):
+        return dict(batch)
+    made = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
+    return {**batch, "decoder_input_ids": made}
 
 
 @torch.no_grad()

@@ -18,7 +18,14 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ..models import in_mode
 from ..smoothness.decision import NO_LABEL
 from ..smoothness.parallel import ranks_of
-from .batches import Batch, LeftPadding, SeededOrder, UnlabelledBatches, without_padding_targets
+from .batches import (
+    Batch,
+    LeftPadding,
+    SeededOrder,
+    UnlabelledBatches,
+    with_decoder_inputs,
+    without_padding_targets,
+)
 from .callbacks import StepLog
 from .methods import Method, parse_method
 from .methods.weights import placebo
@@ -208,6 +215,7 @@ class MethodMixin(_Base):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         assert self.model is not None
         inputs = without_padding_targets(self.model, super()._prepare_inputs(inputs))
+        inputs = with_decoder_inputs(self.model, inputs)
         return self._left_padding(self.model, inputs)
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,18 +13,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "attack": 787,
+    "attack": 790,
     "commands": 890,
     "compare": 4347,
     "demo": 411,
     "jet": 7506,
     "live": 1503,
-    "ntk": 2983,
+    "ntk": 2987,
     "ops": 2065,
     "scaling": 6474,
-    "smoothness": 2377,
-    "training": 3188,
-    ".": 1204,
+    "smoothness": 2389,
+    "training": 3225,
+    ".": 1208,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a
 number; one that raises it says why in its message."""

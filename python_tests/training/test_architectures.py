@@ -135,8 +135,9 @@ def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return model
 
 

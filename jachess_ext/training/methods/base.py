@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ...models import learns_prompts
 from ...smoothness.decision import Kind, decision_kind
 from ..batches import Batch
 
@@ -249,6 +250,10 @@ class Method:
             problem = self.problem()
             if trainer.compute_loss_func is not None:
                 self._leave_out_smoothing("compute_loss_func takes the labels")
+            elif learns_prompts(trainer.model):
+                self._leave_out_smoothing(
+                    "with prompt tuning transformers smooths no labels (LoRA's it does)"
+                )
             elif problem == "multi_label_classification":
                 self._leave_out_smoothing("the model has several labels a row")
             elif problem == "regression":

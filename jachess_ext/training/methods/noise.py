@@ -74,8 +74,7 @@ class R3F(Method, name="r3f"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows (of decisions per token: `row_mean`)."""
-        batch, kind = told_decoder(model, inputs), self.kind(model, outputs)
-        logits = logits_of(outputs)
+        kind, logits = self.kind(model, outputs), logits_of(outputs)
         device = logits.device.type
         # accelerate wraps forward in autocast and keeps the plain one under this name
         run = getattr(unwrapped(model), "_original_forward", model)
@@ -88,9 +87,9 @@ class R3F(Method, name="r3f"):
             contexts.enter_context(drawing_apart(self.key()))
             if run is not model or torch.is_autocast_enabled(device):
                 contexts.enter_context(torch.autocast(device, enabled=False))
-                logits = logits_of(run(**batch))
-            noisy = contexts.enter_context(hooked_embeddings(model, add, batch))
-            moved = logits_of(run(**noisy))
+                logits = logits_of(run(**without_labels(inputs)))
+            noisy = contexts.enter_context(hooked_embeddings(model, add, inputs))
+            moved = logits_of(run(**without_labels(noisy)))
         return row_mean(kl_divergence(logits, moved, kind, symmetric=True), inputs, model)
 
 
@@ -243,8 +242,8 @@ class SMART(_Adversarial, name="smart"):
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows in nats; all passes with noise have the same dropout masks."""
-        batch, kind = told_decoder(model, inputs), self.kind(model, outputs)
-        logits, masks, scale = logits_of(outputs), self.key(), self._scale
+        logits, kind = logits_of(outputs), self.kind(model, outputs)
+        masks, scale = self.key(), self._scale
 
         def draw(x: Tensor, real: Tensor) -> Tensor:
             return token_noise(x, real, self.adv_start * scale, "normal", self.generator())
@@ -257,8 +256,8 @@ class SMART(_Adversarial, name="smart"):
         climbing = _Climbing(draw)
 
         def apart(target: Tensor) -> Tensor:
-            with drawing_apart(masks), climbing.added(model, batch) as noisy:
-                moved = logits_of(model(**noisy))
+            with drawing_apart(masks), climbing.added(model, inputs) as noisy:
+                moved = logits_of(model(**without_labels(noisy)))
             return row_mean(kl_divergence(target, moved, kind, symmetric=True), inputs, model)
 
         for _ in range(self.adv_steps):
@@ -362,7 +361,7 @@ class CorruptConsistency(_Corruption, name="corrupt-consistency"):
                 target = model(**inputs)
         passing = nullcontext() if self.dropout else in_mode(model, False)
         with drawing_apart(self.key()), passing:
-            others = model(**told_decoder(model, self.corrupted(inputs)))
+            others = model(**without_labels(self.corrupted(inputs)))
         kind = self.kind(model, outputs)
         apart = kl_divergence(logits_of(target), logits_of(others), kind)
         return self.every * row_mean(apart, inputs, model)
@@ -401,6 +400,9 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
 
     These are the labelled ones, without labels the real ones; in a causal language model those
     that predict one.  Columns before the batch's own are a prompt's.
+
+    Raises:
+        ValueError: the labels or the mask are of other tokens than the logits, as in CTC.
     """
     if apart.ndim != 2:
         return apart.mean()
@@ -411,24 +413,23 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
         mask = batch.get("decoder_attention_mask")
     shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
     labelled = labels != NO_LABEL if isinstance(labels, Tensor) else None
-    for name, given in (("mask", mask), ("labels", labelled)):
+    for name, given in (("attention mask", mask), ("labels", labelled)):
         if isinstance(given, Tensor) and given.ndim == 2:
             before = (apart.shape[1] - given.shape[1], 0)
+            own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
+            if before[0] < 0 or (before[0] and own.isdisjoint(batch)):
+                raise ValueError(
+                    f"the {name} [B, {given.shape[1]}] does not match the model's logits "
+                    f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be "
+                    "told; give labels of one token per decision, or use a method without passes "
+                    "that are compared"
+                )
             decided &= nn.functional.pad(given.bool(), before)
-            if name == "mask":
+            if name == "attention mask":
                 shown &= nn.functional.pad(given.bool(), before, value=True)
     if is_causal(model):
         apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
     return apart[decided].sum() / decided.sum().clamp(min=1)
-
-
-def told_decoder(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Drop the labels, and state the decoder's inputs that the model would make from them."""
-    labels, make = batch.get("labels"), None
-    if isinstance(labels, Tensor) and labels.ndim == 2 and "decoder_input_ids" not in batch:
-        make = getattr(unwrapped(model), "prepare_decoder_input_ids_from_labels", None)
-    made = {} if make is None else {"decoder_input_ids": make(labels)}
-    return {**without_labels(batch), **made}
 
 
 def draw_noise(
