@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .jet.api import jvp
     from .lightning import LightningSmoothnessMonitor
     from .ntk import ntk, ntk_loss
-    from .smoothness import DecisionPenalty, JacHess, Smoothness, SmoothnessProbe, smoothness
+    from .smoothness import JacHess, Smoothness, SmoothnessProbe, smoothness
     from .training import SmoothnessMonitor
 
 _require_torch()  # first, since the rest fails with an older torch in many ways
 
 __version__ = "0.1.0"
 __all__ = [
-    "DecisionPenalty",
     "JacHess",
     "Jet",
     "JetTensor",
@@ -48,7 +47,6 @@ __all__ = [
 
 _MODULES = ("compare", "live", "ops", "scaling", "training")
 _NAMES = {
-    "DecisionPenalty": "smoothness",
     "JacHess": "smoothness",
     "Jet": "jet",
     "JetTensor": "jet",

@@ -109,20 +109,3 @@ def steepest_swaps(
         chosen = (rank < count.to(rank).unsqueeze(1)) & (best > 0)
         other = options.gather(-1, which.unsqueeze(-1)).squeeze(-1)
     return torch.where(chosen, other, ids)
-
-
-def random_swaps(ids: Tensor, options: Tensor, count: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the ids with that many swaps of each row, drawn at random, [B, T].
-
-    Arguments are those of `steepest_swaps`; the generator is on the CPU.
-    """
-    others = options != ids.unsqueeze(-1)
-    open_tokens = others.any(-1)
-    # Numbers for tokens with candidates alone, so that padding does not change what is drawn.
-    drawn = torch.rand(int(open_tokens.sum()), options.shape[-1] + 1, generator=generator)
-    numbers = torch.full((*ids.shape, drawn.shape[-1]), 2.0, device=ids.device)
-    numbers[open_tokens] = drawn.to(ids.device)
-    which = numbers[..., 1:].masked_fill(~others, -1).argmax(-1)
-    rank = numbers[..., 0].argsort(dim=1).argsort(dim=1)
-    chosen = (rank < count.to(rank).unsqueeze(1)) & open_tokens
-    return torch.where(chosen, options.gather(-1, which.unsqueeze(-1)).squeeze(-1), ids)

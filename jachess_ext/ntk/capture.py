@@ -770,10 +770,7 @@ def _collect(
         separation.add(-ones, separation.differentiate(f, edges, ones))
     for c in range(outputs if calls else 0):
         cotangents = torch.autograd.grad(
-            f[:, c].sum(),
-            edges,
-            retain_graph=c + 1 < outputs,
-            allow_unused=True,
+            f[:, c].sum(), edges, retain_graph=c + 1 < outputs, allow_unused=True
         )
         if separation is not None:
             separation.add(separation.weights[:, c], cotangents)

@@ -1,19 +1,14 @@
 """Smoothness of a model (docs/how_it_works.md): estimators, layer weights, the regulariser."""
 
-from .decision import DecisionOutput, DecisionPenalty, Isotropic, Substitution
 from .estimators import Smoothness, SmoothnessProbe, decision_slopes, smoothness
 from .jachess import BaseNorms, JacHess, JacHessOutput, layer_profile
 
 __all__ = [
     "BaseNorms",
-    "DecisionOutput",
-    "DecisionPenalty",
-    "Isotropic",
     "JacHess",
     "JacHessOutput",
     "Smoothness",
     "SmoothnessProbe",
-    "Substitution",
     "decision_slopes",
     "layer_profile",
     "smoothness",

@@ -201,7 +201,6 @@ def run_model(
     enter: Enter,
     *,
     through_head: bool = True,
-    hidden: bool = True,
 ) -> Pass:
     """Call ``model(**batch)`` with its embeddings x replaced by ``enter(x)``.
 
@@ -209,7 +208,6 @@ def run_model(
         enter: makes a jet of x, or returns x itself.
         through_head: False hands the head primals only, so that head and loss cost what they
             cost without jets.
-        hidden: False asks for no hidden states, and leaves ``blocks`` empty.
 
     Raises:
         ValueError: the model returns no hidden states, or has no embedding layer to hook.
@@ -234,9 +232,7 @@ def run_model(
         return entered
 
     with ExitStack() as hooks:
-        arguments = hooks.enter_context(
-            hooked_embeddings(model, replace, _arguments(model, batch, hidden))
-        )
+        arguments = hooks.enter_context(hooked_embeddings(model, replace, _arguments(model, batch)))
         if not through_head:
             hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
         hooks.enter_context(jets_through_fsdp())
@@ -245,11 +241,9 @@ def run_model(
         except IndexError as error:
             _explain_ids(model, arguments.get("input_ids"), error)
             raise
-    states: Any = ()
-    if hidden:
-        states = collected[0] if collected else _field(output, "hidden_states")
-        if not states or len(states) < 2:
-            raise ValueError(_NO_HIDDEN_STATES)
+    states = collected[0] if collected else _field(output, "hidden_states")
+    if not states or len(states) < 2:
+        raise ValueError(_NO_HIDDEN_STATES)
     plain = map_tensors(output, primal_of)
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
 
@@ -274,15 +268,13 @@ def _field(output: Any, name: str) -> Any:
     return getattr(output, name, None)
 
 
-def _arguments(model: nn.Module, batch: Mapping[str, Any], hidden: bool) -> dict[str, Any]:
+def _arguments(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the batch with the switches that the model's ``forward`` takes."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments = dict(batch)
-    if hidden:
-        if "output_hidden_states" not in parameters and not takes_any:
-            raise ValueError(_NO_HIDDEN_STATES)
-        arguments["output_hidden_states"] = True
+    if "output_hidden_states" not in parameters and not takes_any:
+        raise ValueError(_NO_HIDDEN_STATES)
+    arguments = {**batch, "output_hidden_states": True}
     for name, value in (("return_dict", True), ("use_cache", False)):
         if name in parameters:
             arguments[name] = value

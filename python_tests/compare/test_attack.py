@@ -31,7 +31,7 @@ def test_comparison_and_evaluate(
     grid: MakeGrid, synonyms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = grid(
-        methods=("none", f"attack-jet,synonyms={synonyms}"),
+        methods=("none", f"attack-augment,synonyms={synonyms}"),
         seeds=(0,),
         conditions=attacked(synonyms, attack_rows=12),
     )

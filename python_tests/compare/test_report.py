@@ -79,7 +79,7 @@ def test_better_worse_and_neither() -> None:
 
 
 def test_many_methods_a_zero_and_fewer_seeds() -> None:
-    names = ("l2", "sam", "r3f", "tapt", "fisher")
+    names = ("l2", "sam", "r3f", "tapt", "smart")
     changes = {name: (0.01 * i, -0.01 * i, 0.0001) for i, name in enumerate(names)}
     text = answer(to_frame(results(**changes)))[0]
     assert "not told apart from the plain model: 5 methods, the largest difference" in text
@@ -121,8 +121,8 @@ def test_forests() -> None:
 
 def test_long_names_leave_room_for_the_differences() -> None:
     """The methods' names are broken into lines: the panel keeps at least half of the width."""
-    name = "fisher,directions=1,along=noise,smoothing=0.3,strength=3"
-    broken = ["fisher,directions=1,", "along=noise,smoothing=0.3,", "strength=3"]
+    name = "smart,adv_steps=2,adv_lr=2,smoothing=0.3,strength=3"
+    broken = ["smart,adv_steps=2,", "adv_lr=2,smoothing=0.3,", "strength=3"]
     assert wrapped(name).splitlines() == broken
     assert wrapped("none, best epoch by NLL") == "none, best epoch by NLL"
     apart = pandas.DataFrame({"mean": [1.0], "±": [0.5]}, index=[name])

@@ -22,7 +22,7 @@ from python_tests.processes import die_with_parent
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, WIDTH, classifier
 
 ROWS, TOKENS = 2, 5
-KINDS = ("jet", "jvp", "jvp without a graph", "decision")
+KINDS = ("jet", "jvp", "jvp without a graph")
 SETTINGS: dict[str, Any] = {"dimensions": 4, "weights": "uniform", "strength": 1e-3, "seed": 11}
 
 
@@ -239,11 +239,6 @@ def loss_of(kind: str, model: Any, batch: dict[str, Tensor]) -> Tensor:
     def logits(x: Tensor) -> Tensor:
         return model(inputs_embeds=x, attention_mask=real).logits
 
-    if kind == "decision":
-        u = torch.stack(directions)
-        fed = {"inputs_embeds": x, "attention_mask": real, "labels": batch["labels"]}
-        penalty = jx.DecisionPenalty(model, perturbation=lambda *_: u, seed=0)
-        return penalty(fed).total
     if kind == "jet":
         return jx.jet(logits, x, torch.stack(directions)).streams.sin().sum(-1).mean()
     differentiable = kind == "jvp"

@@ -13,18 +13,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "attack": 790,
+    "attack": 773,
     "commands": 890,
     "compare": 4347,
     "demo": 411,
-    "jet": 7506,
+    "jet": 7472,
     "live": 1503,
-    "ntk": 2987,
+    "ntk": 2986,
     "ops": 2065,
-    "scaling": 6474,
-    "smoothness": 2389,
-    "training": 3225,
-    ".": 1208,
+    "scaling": 6439,
+    "smoothness": 1886,
+    "training": 2980,
+    ".": 1206,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a
 number; one that raises it says why in its message."""

@@ -12,19 +12,17 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
 
-from jachess_ext.attack.tokens import TokenSwaps, counts, random_swaps, steepest_swaps
-from jachess_ext.smoothness.estimators import ComposedNorms
-from jachess_ext.training.methods import AttackAugment, AttackJet, SynonymConsistency
+from jachess_ext.attack.tokens import TokenSwaps, counts, steepest_swaps
+from jachess_ext.training.methods import AttackAugment
 from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
-from .runs import SGD, examples, first, furthest, method_trainer, parameters, tensors
+from .runs import SGD, examples, furthest, method_trainer, parameters, tensors
 from .test_known_answers import word_tokenizer
 
 WORDS = ["<pad>", "aa", "bb", *(f"word{chr(ord('a') + n)}" for n in range(VOCABULARY - 3))]
 TOKENIZER = word_tokenizer(WORDS)
 TOKENIZER.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 SYNONYMS = {word: [w for w in WORDS[3:] if w != word][:4] for word in WORDS[3:15]}
-METHODS = ("synonym-augment", "synonym-consistency", "attack-augment", "attack-jet")
 
 
 @pytest.fixture
@@ -56,71 +54,8 @@ def known_ids(monkeypatch: pytest.MonkeyPatch, rows: list[dict], seed: int = 3) 
         ]
         return swapped[order]
 
-    monkeypatch.setattr("jachess_ext.training.methods.attack._Attack.attacked", attacked)
+    monkeypatch.setattr("jachess_ext.training.methods.attack.AttackAugment.attacked", attacked)
     return swapped
-
-
-def expanded_rise(model: Any, rows: list[dict], swapped: Tensor, order: int) -> Tensor:
-    """Rise of the loss by reverse mode alone: D z[u] and D²z[u, u] by derivatives of gradients."""
-    batch = tensors(rows)
-    embed = model.get_input_embeddings()
-    x = embed(batch["input_ids"])
-    u = embed(swapped) - x
-    at = torch.zeros((), dtype=x.dtype, requires_grad=True)
-
-    def logits(t: Tensor) -> Tensor:
-        with ComposedNorms():  # third derivatives of torch's own layer norm are wrong
-            return model(inputs_embeds=x + t * u, attention_mask=batch["attention_mask"]).logits
-
-    z = logits(at)
-    moved = z.clone()
-    rows_of = []
-    for b, c in itertools.product(range(z.shape[0]), range(z.shape[1])):
-        (slope,) = torch.autograd.grad(z[b, c], at, create_graph=True)
-        bend = torch.autograd.grad(slope, at, create_graph=True)[0] if order == 2 else 0.0
-        rows_of.append(slope + bend / 2)
-    moved = z + torch.stack(rows_of).view_as(z)
-    return F.cross_entropy(moved, batch["labels"]) - F.cross_entropy(z, batch["labels"])
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_jet_against_double_backward(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch, order: int
-) -> None:
-    """The step of plain SGD is that of loss + 0.7 · rise, all derivatives by reverse mode."""
-    rows, model, other = examples(4), classifier("bert"), classifier("bert")
-    swapped = known_ids(monkeypatch, rows)
-    method = {"strength": 0.7, "order": order}
-    trained = made(tmp_path, "attack-jet", file, model, method=method, data=rows)
-    trained.train()
-    batch = tensors(rows)
-    rise = expanded_rise(other, rows, swapped, order)
-    assert first(trained, "jachess/penalty") == pytest.approx(0.7 * rise.item(), rel=1e-6)
-    assert abs(rise.item()) > 1e-3
-    (other(**batch).loss + 0.7 * rise).backward()
-    for new, old in zip(parameters(model).values(), other.parameters(), strict=True):
-        slope = torch.zeros_like(old) if old.grad is None else old.grad
-        expected = old.detach() - SGD["learning_rate"] * slope
-        torch.testing.assert_close(new, expected, rtol=1e-7, atol=1e-9)
-
-
-def test_orders_come_closer_to_the_copy_as_the_way_shrinks() -> None:
-    """Against finite differences: the error of order 1 is of t², of order 2 of t³."""
-    rows, model = examples(4), classifier("bert")
-    table = model.get_input_embeddings().weight
-    start, middle = table.detach().clone(), table.detach().mean(0)
-    ids = torch.stack([row["input_ids"] for row in rows])
-    swapped = (ids - 3 + 1) % (VOCABULARY - 3) + 3
-    errors: dict[int, list[float]] = {1: [], 2: []}
-    for size in (0.02, 0.01):
-        with torch.no_grad():
-            table.copy_(middle + size * (start - middle))
-        batch = tensors(rows)
-        copy = model(**{**batch, "input_ids": swapped}).loss - model(**batch).loss
-        for order, found in errors.items():
-            found.append(abs((expanded_rise(model, rows, swapped, order) - copy).item()))
-    assert errors[1][0] / errors[1][1] == pytest.approx(4, rel=0.2)
-    assert errors[2][0] / errors[2][1] == pytest.approx(8, rel=0.2)
 
 
 def test_augment_is_the_mean_of_row_and_copy(
@@ -135,27 +70,6 @@ def test_augment_is_the_mean_of_row_and_copy(
         slope = torch.zeros_like(old) if old.grad is None else old.grad
         expected = old.detach() - SGD["learning_rate"] * slope
         torch.testing.assert_close(new, expected, rtol=1e-7, atol=1e-9)
-
-
-def test_finite_share_mixes_both(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = examples(4)
-    known_ids(monkeypatch, rows)
-    penalties = []
-    for name, method in (
-        ("attack-jet", {}),
-        ("attack-augment", {}),
-        ("attack-jet", {"finite": 0.25}),
-        ("attack-jet", {"finite": 1.0}),
-    ):
-        trained = made(tmp_path, name, file, method=method, data=rows)
-        trained.train()
-        penalties.append(first(trained, "jachess/penalty"))
-    jet, finite, mixed, whole = penalties
-    assert mixed == pytest.approx(0.75 * jet + 0.25 * finite, rel=1e-5)
-    assert whole == pytest.approx(finite, rel=1e-5)
-    assert abs(jet - finite) > 1e-4
 
 
 class Additive(torch.nn.Module):
@@ -229,30 +143,15 @@ def test_options_are_the_single_tokens_of_whole_words() -> None:
     assert torch.equal(options[others], ids[others].unsqueeze(-1).expand(-1, 3))
 
 
-def test_counts_and_random_swaps(file: str) -> None:
+def test_counts() -> None:
     ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
-    mask = (ids != 0).long()
-    count = counts(ids, mask, torch.tensor([0]), 0.3)
-    assert count.tolist() == [3, 1]
-    options = table_of(file).options(ids, mask)
-    generator = torch.Generator().manual_seed(0)
-    seen = set()
-    for _ in range(50):
-        swapped = random_swaps(ids, options, count, generator)
-        assert (swapped != ids).sum(1).tolist() == [3, 1]
-        for row, place in (swapped != ids).nonzero().tolist():
-            assert swapped[row, place] in options[row, place]
-            seen.add((row, place))
-    assert len(seen) == 12
+    assert counts(ids, (ids != 0).long(), torch.tensor([0]), 0.3).tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_seeds_repeat_a_run_and_it_is_not_the_plain_one(
-    tmp_path: Path, file: str, name: str
-) -> None:
+def test_seeds_repeat_a_run_and_it_is_not_the_plain_one(tmp_path: Path, file: str) -> None:
     ends = []
     for folder in "ab":
-        trained = made(tmp_path / folder, name, file, max_steps=2)
+        trained = made(tmp_path / folder, "attack-augment", file, max_steps=2)
         trained.train()
         ends.append(trained.model)
     plain = method_trainer(tmp_path / "none", "none")
@@ -292,31 +191,28 @@ def test_two_steps_follow_the_gradient_at_the_copy(tmp_path: Path, file: str) ->
 
 
 def test_the_rows_own_batches_and_masks_are_as_in_the_plain_run(tmp_path: Path, file: str) -> None:
-    """With strength 0 every method is plain training, dropout masks included."""
+    """With strength 0 it is plain training, dropout masks included."""
     plain = method_trainer(
         tmp_path / "none", "none", model=classifier("bert", dropout=0.3), max_steps=2
     )
     plain.train()
-    for name in METHODS:
-        trained = made(
-            tmp_path / name,
-            name,
-            file,
-            classifier("bert", dropout=0.3),
-            method={"strength": 0.0},
-            max_steps=2,
-        )
-        trained.train()
-        assert furthest(plain.model, trained.model) < 1e-12, name
+    trained = made(
+        tmp_path / "attack",
+        "attack-augment",
+        file,
+        classifier("bert", dropout=0.3),
+        method={"strength": 0.0},
+        max_steps=2,
+    )
+    trained.train()
+    assert furthest(plain.model, trained.model) < 1e-12
 
 
 @pytest.mark.parametrize(
     "build, words",
     [
-        (lambda: AttackJet(order=3), "order is 3; expected 1 or 2"),
-        (lambda: AttackJet(finite=2.0), "finite is 2.0; expected a share"),
         (lambda: AttackAugment(steps=0), "steps is 0; expected a whole number"),
-        (lambda: SynonymConsistency(synonyms=""), "synonyms is ''; expected a path"),
+        (lambda: AttackAugment(synonyms=""), "synonyms is ''; expected a path"),
     ],
 )
 def test_settings_out_of_range(build: Any, words: str) -> None:
@@ -329,5 +225,3 @@ def test_what_they_need(tmp_path: Path, file: str) -> None:
         method_trainer(tmp_path, "attack-augment", method={"synonyms": file})
     with pytest.raises(ValueError, match="no-such-file cannot be read"):
         made(tmp_path, "attack-augment", "no-such-file")
-    with pytest.raises(ValueError, match="cannot use compute_loss_func"):
-        made(tmp_path, "attack-jet", file, options={"compute_loss_func": lambda *_: None})

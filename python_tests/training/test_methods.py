@@ -263,9 +263,12 @@ def test_presets_reach_the_regulariser(name: str) -> None:
 
 
 def test_modes_say_what_they_need() -> None:
-    assert parse_method("fisher-joint,along=noise").needs_unlabelled
-    assert not parse_method("fisher-joint,along=noise").needs_tokenizer
-    assert not parse_method("fisher").needs_unlabelled and parse_method("fisher").needs_tokenizer
+    for name in ("jacobian", "corrupt-consistency"):
+        assert parse_method(f"{name}-joint").needs_unlabelled
+        assert not parse_method(name).needs_unlabelled
+    assert (
+        not parse_method("r3f").needs_tokenizer and parse_method("attack-augment").needs_tokenizer
+    )
     assert parse_method("jachess-unlab").needs_unlabelled and METHODS["tapt"].needs_unlabelled
 
 
@@ -285,7 +288,7 @@ def test_settings_of_another_method(method: type, settings: dict, error: str) ->
 BAD = [
     ("jachess-dual", "unknown method 'jachess-dual'; expected one of none, label-smoothing"),
     ("sam-train", "unknown method 'sam-train'"),
-    ("fisher-unlab", "unknown method 'fisher-unlab'"),
+    ("corrupt-consistency-unlab", "unknown method 'corrupt-consistency-unlab'"),
     ("recommended-joint", "unknown method 'recommended-joint'"),
     ("sam,strength=1", "method 'sam' has no setting 'strength'; it has rho"),
     ("none,rho=1", "method 'none' has no setting 'rho'; it has none"),
@@ -297,9 +300,6 @@ BAD = [
     ("jachess,hessian=perhaps", "hessian is 'perhaps'; expected yes or no"),
     ("r3f,noise_distribution=cauchy", "expected one of uniform, normal"),
     ("tapt,tapt_masked=1", "tapt_masked is 1.0; expected a share"),
-    ("margin,mode=unlab", "mode is 'unlab'; expected one of train, joint"),
-    ("fisher,directions=5", "directions is 5; expected 1 to 4"),
-    ("fisher,along=both", "along is 'both'; expected one of swaps, noise"),
     ("jachess,mode=dual", "mode is 'dual'; expected one of train, joint, unlab"),
     ("jachess,strength=-1", "strength is -1.0; expected a number from 0 up"),
     ("jachess,weights=biggest", "weights is 'biggest'; expected one of uniform"),
@@ -335,7 +335,7 @@ def test_bad_methods(text: str, sentence: str) -> None:
 def test_tapt_needs_text_and_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="method='tapt' needs processing_class"):
         method_trainer(tmp_path, "tapt")
-    for name in ("tapt", "fisher-joint,along=noise"):
+    for name in ("tapt", "jacobian-joint"):
         with pytest.raises(ValueError, match=r"method='.*' needs unlabelled_dataset"):
             MethodTrainer(
                 model=classifier("bert"),

@@ -85,7 +85,6 @@ def test_every_method_sees_the_same_batches(tmp_path: Path) -> None:
         ("r3f", {"strength": TINY}),
         ("sam", {"rho": TINY}),
         ("jachess-joint", {"strength": TINY}),
-        ("fisher-joint,along=noise", {"strength": TINY}),
         ("cross-holder-unlab", {"unlab_lr_ratio": TINY, "unlab_every": None}),
         ("jachess-unlab", {"unlab_lr_ratio": TINY, "unlab_every": 3}),
     ],

@@ -14,10 +14,12 @@ from jachess_ext import JacHess
 from jachess_ext.smoothness import BaseNorms
 from jachess_ext.training import DualSchedule
 from jachess_ext.training.trainer import STATE, read_state
-from python_tests.smoothness.tiny_models import classifier
+from python_tests.smoothness.tiny_models import VOCABULARY, classifier
 
 from .runs import Padder, assert_same_parameters, examples, method_trainer, trainer
+from .test_known_answers import word_tokenizer
 
+TOKENIZER = word_tokenizer(["<pad>", "<unk>", *(f"word{n}" for n in range(VOCABULARY - 2))])
 UNLABELLED = examples(8, seed=5, labels=False)
 
 RESUMED = [
@@ -158,8 +160,7 @@ RESUMING = (
     "r3f",
     "jacobian-joint",
     "cross-holder-unlab",
-    "fisher-joint,along=noise",
-    "fisher-joint,along=noise,every=2",
+    "corrupt-consistency-joint,every=2",
 )
 
 
@@ -176,7 +177,7 @@ def test_every_method_resumes(tmp_path: Path, name: str, step: int) -> None:
         "save_strategy": "steps",
         "save_steps": 1,
         "max_steps": 7,
-        "options": {"data_collator": Padder("right")},
+        "options": {"data_collator": Padder("right"), "processing_class": TOKENIZER},
     }
     runs = [
         method_trainer(tmp_path / kind, name, model=classifier("bert", dropout=0.1), **settings)

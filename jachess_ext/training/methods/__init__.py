@@ -4,9 +4,8 @@ To add a method, write a class ``class Mine(Method, name="mine")`` in a file tha
 here, and a line in docs/methods.md.
 """
 
-from .attack import AttackAugment, AttackJet, SynonymAugment, SynonymConsistency
+from .attack import AttackAugment
 from .base import METHODS, LabelSmoothing, Loss, Method, Plain, parse_method
-from .decision import Divergence, Fisher, Margin
 from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, Published
 from .noise import (
     R3F,
@@ -29,27 +28,21 @@ __all__ = [
     "SMART",
     "TAPT",
     "AttackAugment",
-    "AttackJet",
     "CorruptAugment",
     "CorruptConsistency",
     "CrossHolder",
-    "Divergence",
     "DualSchedule",
-    "Fisher",
     "FreeLB",
     "JacHess",
     "Jacobian",
     "LabelSmoothing",
     "Loss",
-    "Margin",
     "Method",
     "NEFTune",
     "Plain",
     "Published",
     "RDrop",
     "Recommended",
-    "SynonymAugment",
-    "SynonymConsistency",
     "WiSEFT",
     "parse_method",
     "with_lora",

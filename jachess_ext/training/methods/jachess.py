@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models import in_mode, without_labels
-from ...smoothness import DecisionOutput, DecisionPenalty, JacHessOutput
 from ...smoothness import JacHess as Regulariser
+from ...smoothness import JacHessOutput
 from ...smoothness.parallel import ranks_of
 from ..batches import Batch, drawing_apart, endless
 from ..callbacks import flat, write_entry
@@ -327,10 +327,10 @@ class OnePass:
         result: the regulariser's output in the last call.
     """
 
-    def __init__(self, model: nn.Module, regulariser: Regulariser | DecisionPenalty) -> None:
+    def __init__(self, model: nn.Module, regulariser: Regulariser) -> None:
         self._model = model
         self._regulariser = regulariser
-        self.result: JacHessOutput | DecisionOutput | None = None
+        self.result: JacHessOutput | None = None
 
     # isinstance() reads it, by which the Trainer recognises PEFT models and wrappers
     @property  # type: ignore[misc]
