@@ -529,7 +529,7 @@ def sufficient_budget(
     losses = read_table(table, metric=metric, test_rows=test_rows)
     budgets = _sizes_below(losses, target)
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
-    largest.best_probabilities  # noqa: B018 - raises where the method has none
+    largest._distribution(largest.forecast.apart)  # raises where the method has none
     for budget in budgets:
         try:
             selection = select(losses, budget, target, method, **settings)
@@ -786,12 +786,12 @@ class Selection:
             ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
         table = self.table
         losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
-        self.predicted_losses  # noqa: B018 - raises where the method has none
+        predicted = dict(zip(self.names, table.shown(self.predicted_losses), strict=True))
         for row in self.to_frame(level).head(len(self.names)).itertuples():
             (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
-            ends = [[row.predicted - row.low], [row.high - row.predicted]]
+            ends = [[predicted[row.name] - row.low], [row.high - predicted[row.name]]]
             drawn = ends if np.isfinite(ends).all() else None
-            ax.errorbar(self.target, row.predicted, drawn, fmt="D", color=line.get_color())
+            ax.errorbar(self.target, predicted[row.name], drawn, fmt="D", color=line.get_color())
         ax.set_xscale("log")
         if table.metric is None or not higher_is_better(table.metric):
             ax.set_yscale("log")
