@@ -548,10 +548,10 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if METHODS[self.method].needs in ("weights", "features"):
+        if METHODS[self.method].needs == "features":
             raise DataError(
-                f"{self.method} reads the models' {METHODS[self.method].needs}, which a search is "
-                "not told; give them to `select`, or take another method"
+                f"{self.method} reads the models' features, which a search is not told; give them "
+                "to `select`, or take another method"
             )
         for name in ("confidence", "drop"):
             value = getattr(self, name)
