@@ -219,8 +219,6 @@ def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | 
                 f"{size:g}; keep each size once"
             )
         taken[size] = place
-    if seeded is None:
-        _refuse_repeated(sheet.what, names)
     values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
     count = len(sizes)
     return Records(
@@ -248,15 +246,6 @@ def _names(
             f"{shown(sheet.labels[0])}, holds numbers; expected one called name or model"
         )
     return place or 0, sheet.texts(place or 0)
-
-
-def _refuse_repeated(what: str, names: Sequence[str]) -> None:
-    twice = [name for row, name in enumerate(names) if name in names[:row]]
-    if twice:
-        raise TableError(
-            f"{what} has the model {shown(twice[0])} twice; expected one row a model, or a column "
-            "'seed' if its runs were repeated"
-        )
 
 
 def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
@@ -462,24 +451,23 @@ def _pivot(records: Records, places: Any, count: int) -> tuple[Array, Array | No
     """Return losses by model and size, [n, count], NaN where missing, and standard errors."""
     rows = {name: row for row, name in enumerate(records.names)}
     index = np.array([rows[name] for name in records.models], dtype=np.intp)
-    if records.seeds is None:
-        twice = _first_repeated(list(zip(index.tolist(), places.tolist(), strict=True)))
-        if twice is not None:
-            raise TableError(
-                f"{records.what} has the model {shown(records.models[twice])} at size "
-                f"{records.sizes[twice]:g} twice; expected one row a model and size, or a column "
-                "'seed' if its runs were repeated"
-            )
-        losses = np.full((len(rows), count), np.nan)
-        losses[index, places] = records.values
-        return losses, None
-    runs = list(zip(index.tolist(), places.tolist(), records.seeds, strict=True))
-    twice = _first_repeated(runs)
+    seeds = records.seeds or [""] * len(index)
+    twice = _first_repeated(list(zip(index.tolist(), places.tolist(), seeds, strict=True)))
     if twice is not None:
         raise TableError(
             f"{records.what} has the model {shown(records.models[twice])} at size "
-            f"{records.sizes[twice]:g} with seed {records.seeds[twice]} twice"
+            f"{records.sizes[twice]:g}"
+            + (
+                f" with seed {seeds[twice]} twice"
+                if records.seeds
+                else " twice; expected one row a model, or a column 'seed' if its runs were "
+                "repeated"
+            )
         )
+    if records.seeds is None:
+        losses = np.full((len(rows), count), np.nan)
+        losses[index, places] = records.values
+        return losses, None
     frame = require("pandas").DataFrame({"row": index, "place": places, "loss": records.values})
     means = frame.groupby(["row", "place"])["loss"].agg(["mean", "sem"]).unstack()
     losses, noise = (

@@ -215,7 +215,7 @@ def test_bad_calls(change: dict, words: str) -> None:
 FRAMES = [
     (lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]), "no column named by"),
     (lambda f: pd.concat([f, f[[400]]], axis=1), "'400' and '400' of the table are both of size"),
-    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' twice"),
+    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
     (lambda f: f.rename(columns={200: "x", 0: "y", 400: "z"}).iloc[:, :2], "no column named by"),

@@ -219,9 +219,9 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name;100\na;1.5\nb;2,5\n", {"decimal": ","}, "'1.5' in column '100' of 'a' is no number$"),
     ("name;100\na;1\nb;2\n", {"decimal": ";"}, "decimal is ';'; expected '.' or ','"),
     (
-        "name,100,1k\na,2,1.5\na,3,2.5\n",
+        "name,100,1k\na,2,1.5\na,3,2.5\nb,3,2.5\n",
         {},
-        "'a' twice; expected one row a model, or a column 'seed'",
+        "'a' at size 100 twice; expected one row a model, or a column 'seed'",
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
