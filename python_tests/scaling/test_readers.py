@@ -17,7 +17,7 @@ from python_tests.snippets import blocks, run
 
 FILES = Path(__file__).parent / "files"
 ACCURACIES = {("small", 100): 0.5, ("small", 400): 0.75, ("large", 100): 0.6, ("large", 400): 0.8}
-SPLIT = {"model": "^(.*)-n=", "size": r"n=(\d+)$"}
+SPLIT: dict[str, Any] = {"model": "^(.*)-n=", "size": r"n=(\d+)$"}
 
 
 def check(table: LossTable, order: tuple[str, str] = ("large", "small")) -> None:
@@ -183,7 +183,7 @@ def copied(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
-PATHS = {"model": "^([^/]+)/", "size": r"/(\d+)/"}
+PATHS: dict[str, Any] = {"model": "^([^/]+)/", "size": r"/(\d+)/"}
 
 
 def test_what_trainer_runs_do_not_tell_is_asked_for(trained: Path, tmp_path: Path) -> None:
