@@ -4,12 +4,8 @@
     python -m benchmarks.selection budgets --table flan.csv
     python -m benchmarks.selection halves --table flan.csv --halves 10
     python -m benchmarks.selection laws --table flan.csv
-    python -m benchmarks.selection paper --table flan.csv
     python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
-    python -m benchmarks.selection fastest --lcdb lcdb-0.1.0/lcdb
-    python -m benchmarks.selection transitions
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
-    python -m benchmarks.selection judging --lcdb lcdb-0.1.0/lcdb
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
@@ -32,25 +28,12 @@ judged on the three larger sizes, which it did not see; and the same of `power`.
 a measured F is `rectified`.  The published figures are those of the README of the paper's
 repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
 
-paper (paper.csv, paper.md): LensLLM's Tables 2 and 3 beside ours, and what of them is not
-reproduced.  Table 3: PearCorr and RelAcc of every method at the paper's budgets, 1/8 to 1/512 of
-1,638,400 examples, and their means.  Table 2 is the means of `laws`, which is run, too.
-
 default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
 from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it, and
 per cent of the curves whose loss there lies in the 50 and 90 % intervals; every curve fitted alone
 (default), and one law for all curves of a table.  Halves A and B are those of families; A has 40
 synthetic curves each of a power law with a floor and of the rectified law, too, with 1 % of noise.
 What was chosen about `fit` was chosen on A (of LCDB, on the numbers that 4 divides).
-
-fastest (fastest.csv): the rectified law with exponents β up to 3 and up to 1, as it is: root mean
-square and median of |ln error| at the largest size of LCDB's curves, from 1/8 and 1/32 of it, and
-the 5 and 95 % quantiles of the difference of the former by a bootstrap over tables.  The bound was
-chosen on the numbers of half A that 4 divides.
-
-transitions (transitions.csv): per cent of 300 synthetic curves of 8 and of 14 sizes for which the
-rectified law names a transition: of power laws with a floor, which have none, and of rectified laws
-whose D* lies well inside the sizes (a factor of 8 from both ends) or 8 to 100 times beyond them.
 
 families (selection_families_A.csv, .md; B): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -68,14 +51,6 @@ RelAcc, and by how much its error of forecasts is smaller, both with 95 % interv
 over tables; how often its first has the largest P(best); coverage of 50 and 90 % intervals; for
 five bins of P(best) what was said and how often it was true; the means of all figures; and what one
 run more, the one that is advised, made of P(best) and of the choice.
-
-judging (selection_judging.csv): what fewer dev rows, and a smaller largest subset, cost the choice
-of a short live selection.  LCDB's accuracies (half A) at 16 to 128 rows stand for the true ones;
-what a selection sees is drawn anew, right or wrong on so many dev rows, the same for all learners
-and sizes.  A row is hard for all learners alike (half of the variance), for one learner (0.3), for
-one learner at one size (0.2).  The target is 1,024 rows.  Means over data sets and draws of RelAcc
-and of the points of accuracy lost, and what it would cost live with 3 epochs, as a share of full
-tuning, judging counted.
 """
 
 from __future__ import annotations
@@ -85,13 +60,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
 
 from jachess_ext._io import write_text
 from jachess_ext.scaling import (
@@ -307,110 +281,6 @@ def laws(options: argparse.Namespace) -> pd.DataFrame:
     return frame
 
 
-# The paper's tables beside ours -----------------------------------------------------------------
-
-TABLE_2 = {"Wikitext": (0.276, 1.211), "Gigaword": (0.280, 1.136)}
-"""LensLLM's and the rectified law's RMSE × 10, means of 14 models, in the README of the paper's
-repository; of FLAN: `PUBLISHED`."""
-TABLE_3 = {"FLAN": (78.4, 88.3), "Wikitext": (82.6, 90.2), "Gigaword": (85.8, 91.1)}
-"""LensLLM's PearCorr and RelAcc, one figure a data set."""
-RELEASED = {
-    "tau=5": (89.1, 72.7, 67.5, 63.0, 53.7, 50.8, 45.7),
-    "tau=1": (96.5, 83.3, 75.2, 58.6, 58.0, 48.9, 44.8),
-}
-"""PearCorr on FLAN by budget, 1/8 to 1/512, in the paper's repository: Result/hyper-study.csv with
-gamma = 3."""
-PAPER_FRACTIONS = tuple(2**k for k in range(3, 10))
-NOT_REPRODUCED = """\
-- Wikitext and Gigaword: there is no table of their losses here.
-- F(Θ, t): FLAN's losses come without kernels, so that `lensllm` has F free and is the rectified
-  law.  Algorithm 1 as printed forecasts by a line in ln L over ln D: that is `ats`.
-- Table 3 has one figure a data set and does not say at which budget.  It is no mean of the figures
-  by budget in the paper's repository, either: their means are {means}.  Those figures are AtS's,
-  to {distance:.1f} points at every budget.
-- NLPmetrics: it needs the weights of all models.
-- Table 2 does not say which sizes are fitted and which are judged.
-- Tables 5 to 11 and Corollary 1.
-"""
-
-
-def table_3(table: LossTable, methods: Sequence[str]) -> pd.DataFrame:
-    """Return PearCorr and RelAcc of the published figures and of the methods, a row each."""
-    target = float(table.sizes[-1])
-    truth = table.losses_at(target)
-    rows = []
-    for name in methods:
-        chosen = [select(table, target / f, target, **METHODS[name]) for f in PAPER_FRACTIONS]
-        corr = [pear_corr(each.forecasts, truth) for each in chosen]
-        accuracy = [rel_acc(each.scores, truth) for each in chosen]
-        rows += [("PearCorr", f"{name}, here", corr), ("RelAcc", f"{name}, here", accuracy)]
-    for name, values in RELEASED.items():
-        rows.append(("PearCorr", f"LensLLM {name}, in its repository", list(values)))
-    columns = [f"1/{f}" for f in PAPER_FRACTIONS]
-    frame = pd.DataFrame([dict(zip(columns, values, strict=True)) for _, _, values in rows])
-    frame.insert(0, "figure", [figure for figure, _, _ in rows])
-    frame.insert(1, "method", [name for _, name, _ in rows])
-    frame["mean"] = frame[columns].mean(axis=1)
-    published = [
-        {"figure": figure, "method": "LensLLM, as published", "mean": value}
-        for figure, value in zip(("PearCorr", "RelAcc"), TABLE_3["FLAN"], strict=True)
-    ]
-    frame = pd.concat([pd.DataFrame(published), frame])[[*frame.columns]]
-    return frame.sort_values("figure", kind="stable").reset_index(drop=True)
-
-
-def paper(options: argparse.Namespace) -> pd.DataFrame:
-    """Print and write the paper's Tables 2 and 3 beside ours."""
-    errors = laws(options).drop(columns="commit").iloc[-1]
-    frame = table_3(read_table(options.table), options.methods)
-    means = frame[frame.figure == "PearCorr"].set_index("method").drop(columns=["figure"])
-    near = [
-        means.loc[f"{ours}, here"] - means.loc[f"LensLLM {theirs}, in its repository"]
-        for ours, theirs in (("ats", "tau=5"), ("ats tau=1", "tau=1"))
-        if f"{ours}, here" in means.index
-    ]
-    released = [
-        f"{means.loc[f'LensLLM {name}, in its repository', 'mean']:.1f} ({name})"
-        for name in RELEASED
-    ]
-    reasons = NOT_REPRODUCED.format(
-        means=" and ".join(released),
-        distance=max((float(each.abs().max()) for each in near), default=np.nan),
-    )
-    shown = frame.map(lambda value: _number(value, 1) if isinstance(value, float) else value)
-    names = {
-        "published_lensllm": "LensLLM, as published",
-        "published_rectified": "rectified, as published",
-        "rectified": "rectified here, fitted to all sizes and judged on them",
-        "rectified_without_zero": "the same without the loss before fine-tuning",
-        "rectified_ahead": "rectified here, fitted up to 1/8 and judged beyond",
-        "power": "power here, fitted to all sizes and judged on them",
-        "power_ahead": "power here, fitted up to 1/8 and judged beyond",
-    }
-    second = pd.DataFrame(
-        [
-            [f"FLAN: {text}, {errors.model}", _number(float(errors[name]), 2)]
-            for name, text in names.items()
-        ]
-        + [
-            [f"{data}: {law}, as published", _number(value, 2)]
-            for data, pair in TABLE_2.items()
-            for law, value in zip(("LensLLM", "rectified"), pair, strict=True)
-        ],
-        columns=["Table 2", "RMSE × 10"],
-    )
-    others = ", ".join(f"{data} {a} and {b}" for data, (a, b) in TABLE_3.items() if data != "FLAN")
-    text = (
-        f"Commit {commit()}; {options.table.name}.\n\nTable 3, per cent (published for other data, "
-        f"PearCorr and RelAcc: {others}):\n\n{markdown(shown)}\nTable 2:\n\n{markdown(second)}\n"
-        f"Not reproduced:\n\n{reasons}"
-    )
-    print(text)
-    write_text(options.results / "paper.md", text)
-    write_frame(frame.assign(commit=commit()), options.results / "paper.csv")
-    return frame
-
-
 # The law that fit chooses -----------------------------------------------------------------------
 
 FRACTIONS = (8, 32)
@@ -498,80 +368,6 @@ def default_law(options: argparse.Namespace) -> pd.DataFrame:
     frame = pd.DataFrame(rows).assign(commit=commit())
     print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
     write_frame(frame, options.results / "default_law.csv", digits=4)
-    return frame
-
-
-# The fastest fall -------------------------------------------------------------------------------
-
-DRAWS = 2000
-
-
-def exponent_errors(case: Case, budget: float, highest: float) -> np.ndarray:
-    """Return ln errors at the largest size with exponents up to `highest`, [n]."""
-    sizes, losses = case.table.sizes, case.table.losses
-    known = sizes <= budget
-    bounds = {"beta": (0.01, highest)}
-    fitted = fit(sizes[known], losses[:, known], "rectified", bounds=bounds)
-    return np.log(np.asarray(fitted.predict(sizes[-1])) / losses[:, -1])
-
-
-def fastest(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge the bound of the rectified law's exponent, curves paired and tables drawn."""
-    found: dict[tuple[str, str, int], list[np.ndarray]] = {}
-    for half in options.half:
-        for case in lcdb_cases(options.lcdb, half, options.most):
-            for fraction, budget in zip(FRACTIONS, case.budgets, strict=True):
-                if (case.table.trained <= budget).sum() >= 4:
-                    pair = [exponent_errors(case, budget, highest) for highest in (3.0, 1.0)]
-                    found.setdefault((case.family, half, fraction), []).append(np.stack(pair))
-    rows = []
-    for (family, half, fraction), tables in found.items():
-        errors = np.abs(np.concatenate(tables, 1))
-        squares = np.stack([(each**2).sum(1) for each in tables])
-        counts = np.array([each.shape[1] for each in tables])
-        drawn = np.random.default_rng(0).integers(0, len(tables), (DRAWS, len(tables)))
-        rms = np.sqrt(squares[drawn].sum(1) / counts[drawn].sum(1)[:, None])
-        low, high = np.quantile(rms[:, 1] - rms[:, 0], (0.05, 0.95))
-        row = {"family": family, "half": half, "fraction": fraction, "curves": errors.shape[1]}
-        for highest, each in zip((3, 1), errors, strict=True):
-            row[f"rms, beta to {highest}"] = np.sqrt((each**2).mean())
-            row[f"median, beta to {highest}"] = np.median(each)
-        rows.append(row | {"difference, 5 %": low, "difference, 95 %": high})
-    frame = pd.DataFrame(rows).assign(commit=commit())
-    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
-    write_frame(frame, options.results / "fastest.csv", digits=4)
-    return frame
-
-
-# Transitions ------------------------------------------------------------------------------------
-
-
-def bent_curves(kind: str, sizes: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return 300 curves without noise: "none", "inside" or "beyond" is where D* lies."""
-    beta, floor = draw.uniform(0.2, 0.8, (300, 1)), draw.uniform(0.05, 1, (300, 1))
-    if kind == "none":
-        return draw.uniform(2, 30, (300, 1)) * sizes**-beta + floor
-    ends = (8 * sizes[0], sizes[-1] / 8) if kind == "inside" else (8 * sizes[-1], 100 * sizes[-1])
-    transition = np.exp(draw.uniform(*np.log(ends), (300, 1)))
-    return draw.uniform(1, 5, (300, 1)) / (1 + (sizes / transition) ** beta) + floor
-
-
-def transitions(options: argparse.Namespace) -> pd.DataFrame:
-    """Count the transitions that fit names."""
-    rows = []
-    for kind in ("none", "inside", "beyond"):
-        for count in (8, 14):
-            draw, sizes = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(count)
-            losses = bent_curves(kind, sizes, draw)
-            for noise in (0.003, 0.01, 0.03):
-                noisy = losses * np.exp(noise * draw.standard_normal(losses.shape))
-                found: Any = fit(sizes, noisy, "rectified").transition
-                named = [each is not None for each in found]
-                row = {"transition": kind, "sizes": count, "noise": noise}
-                rows.append(row | {"named": 100 * np.mean(named)})
-    frame = pd.DataFrame(rows).assign(commit=commit())
-    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3g}"))
-    write_frame(frame, options.results / "transitions.csv")
     return frame
 
 
@@ -830,77 +626,6 @@ def families(options: argparse.Namespace) -> pd.DataFrame:
     return judged
 
 
-# Judging on fewer rows --------------------------------------------------------------------------
-
-TARGET, EPOCHS = 1024, 3
-LADDERS = ((16, 45, 128), (16, 45, 91), (16, 32, 64))
-JUDGED = (200, 120, 80)
-DESIGNS: tuple[tuple[str, tuple[int, ...], int | None], ...] = (
-    ("blend", LADDERS[0], None),
-    *(("blend", sizes, judged) for sizes in LADDERS for judged in JUDGED),
-    *(("subtuning", sizes[-1:], judged) for sizes in LADDERS for judged in JUDGED),
-)
-"""Method, sizes, and rows judged on; None: the true accuracies."""
-
-
-def seen(errors: np.ndarray, judged: int, draw: np.random.Generator) -> np.ndarray:
-    """Return shares of so many rows that are wrong, half a row at least, of true ones [n, m]."""
-    models, sizes = errors.shape
-    row, learner = draw.standard_normal(judged), draw.standard_normal((models, 1, judged))
-    own = draw.standard_normal((models, sizes, judged))
-    ease = np.sqrt(0.5) * row + np.sqrt(0.3) * learner + np.sqrt(0.2) * own
-    limit = norm.ppf(np.clip(errors, 1e-9, 1 - 1e-9))
-    return np.maximum((ease < limit[..., None]).mean(-1), 0.5 / judged)
-
-
-def judge_designs(case: Case, number: int) -> list[tuple[float, float]]:
-    """Return RelAcc and points lost of every design; the same rows are drawn for all."""
-    table = case.table
-    truth = table.losses_at(TARGET)
-    results = []
-    for method, sizes, judged in DESIGNS:
-        errors = np.stack([table.losses_at(size) for size in sizes], -1)
-        if judged is not None:
-            errors = seen(errors, judged, np.random.default_rng(number))
-        known = LossTable(table.names, np.array(sizes, float), errors, None)
-        scores = select(known, sizes[-1], TARGET, method).scores
-        results.append((rel_acc(scores, truth), 100 * (truth[scores.argmin()] - truth.min())))
-    return results
-
-
-def judging(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge all designs; `error` is the standard error of `lost`."""
-    cases = [
-        case
-        for case in lcdb_cases(options.lcdb, "A", options.most, ("accuracy",))
-        if {TARGET, *chain(*LADDERS)} <= set(case.table.sizes)
-        and np.ptp(case.table.losses_at(TARGET)) > 0
-    ]
-    draws = range(options.draws)
-    results = np.array([[judge_designs(case, number) for number in draws] for case in cases])
-    rows = []
-    for place, (method, sizes, judged) in enumerate(DESIGNS):
-        accuracy, lost = results[:, :, place].mean((0, 1))
-        share = (judged or 0) / (3 * EPOCHS)  # a forward pass, in rows trained on
-        rows.append(
-            {
-                "method": method,
-                "sizes": " ".join(map(str, sizes)),
-                "judged": judged,
-                "rel_acc": accuracy,
-                "lost": lost,
-                "error": results[:, :, place, 1].mean(1).std() / np.sqrt(len(cases)),
-                "cost": (sum(sizes) + len(sizes) * share) / (TARGET + share),
-                "tables": len(cases),
-                "commit": commit(),
-            }
-        )
-    frame = pd.DataFrame(rows)
-    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}", na_rep="true"))
-    write_frame(frame, options.results / "selection_judging.csv")
-    return frame
-
-
 # The command ------------------------------------------------------------------------------------
 
 
@@ -918,7 +643,7 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
         options.set_defaults(run=function)
         return options
 
-    for function in (budgets, halves, laws, paper):
+    for function in (budgets, halves, laws):
         options = part(function)
         options.add_argument(
             "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
@@ -927,33 +652,27 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
             options.add_argument("--target", type=float, help="default: the table's largest size")
             fractions = [2**k for k in range(3, 10)]
             options.add_argument("--fractions", type=int, nargs="+", default=fractions)
-        if function in (budgets, paper):
+        if function is budgets:
             options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if function is halves:
             options.add_argument("--halves", type=int, default=20)
-    part(transitions)
-    for function in (families, judging, default_law, fastest):
+    for function in (families, default_law):
         options = part(function)
         options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
         options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
         if function is families:
             options.add_argument("--half", choices=("A", "B"), default="A")
-        if function in (default_law, fastest):
+        options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
+        options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
+        if function is default_law:
             options.add_argument("--half", choices=("A", "B"), nargs="+", default=["A", "B"])
-        if function in (families, default_law):
-            options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
-            options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
-        if function is families:
+        else:
             options.add_argument(
                 "--methods", nargs="+", choices=FAMILY_METHODS, default=FAMILY_METHODS
             )
-        if function is judging:
-            options.add_argument("--draws", type=int, default=4)
     given = parser.parse_args(argv)
     if given.run is families and not (given.flan or given.llm or given.lcdb):
         parser.error("no tables: give --flan, --llm or --lcdb")
-    if given.run in (judging, fastest) and not given.lcdb:
-        parser.error(f"{given.run.__name__} needs --lcdb")
     return given.run(given)
 
 

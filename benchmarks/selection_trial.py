@@ -59,12 +59,13 @@ from jachess_ext.live import select_live, trial
 from jachess_ext.live.choice import RUNS
 from jachess_ext.live.plan import Plan, make_plan
 from jachess_ext.scaling import Ask, LossTable, coverage, select
-from jachess_ext.scaling.baselines import FEATURE_SCORES, mean_exponent
+from jachess_ext.scaling.baselines import FEATURE_SCORES
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
 from .frozen_features import SCORES, frozen_features
 from .selection import BINS
+from .tails import mean_exponent
 
 ROWS = 800
 TRUE_ROWS = 600

@@ -52,8 +52,7 @@ def select(
     """Rank models by the loss or score they will have in full, from runs on small subsets.
 
     Args:
-        table: csv: a row a model and columns named by sizes, or a row a run; or a folder of runs
-            (transformers, MLflow, TensorBoard).
+        table: csv: a row a model and columns named by sizes, or a row a run; or Trainer's folders.
         target: Size of the full data, such as 10000 or 10k.
         metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
         method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
@@ -61,9 +60,9 @@ def select(
         confidence: Use the smallest budget at which one model is best with this probability.
         reference: Models whose loss at the target is in the table: intervals are calibrated on
             them.
-        read: How to read it, in pairs: model, size and seed with the columns of a table (of a
-            folder's runs, a parameter or a regular expression), test_rows with the examples a score
-            was measured on, ignore with columns or runs that do not count, separated by commas.
+        read: How to read it, in pairs: model, size and seed with the columns of a table (of
+            folders with regular expressions), decimal with a decimal comma, test_rows with the
+            examples a score was measured on, ignore with columns or runs, separated by commas.
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
         gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
@@ -82,7 +81,9 @@ def select(
         raise DataError("give either --budget or --confidence")
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
-    losses, selection = scaling.read_runs(table, metric, **_reading(read)), None
+    reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
+    losses = reader(table, metric=metric, **_reading(read, folder=table.is_dir()))
+    selection = None
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
     settings |= {"gpu_flops": gpu_flops, "gpu_price": gpu_price}
     if confidence is not None:
@@ -136,12 +137,11 @@ def select(
         print(f"written to {path}")
 
 
-def _reading(read: dict[str, str]) -> dict[str, Any]:
-    """Return the arguments of `read_runs` that `--read` gives."""
-    known = ("model", "size", "seed", "ignore", "test_rows")
-    for name in read:
-        if name not in known:
-            raise DataError(f"--read knows {', '.join(known)}, not {name!r}")
+def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
+    """Return the arguments of `read_table` or `read_runs` that `--read` gives."""
+    known = ("model", "size", "ignore", "test_rows", *(() if folder else ("seed", "decimal")))
+    if others := sorted(set(read) - set(known)):
+        raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
     given: dict[str, Any] = dict(read)
     if "ignore" in read:
         given["ignore"] = [name.strip() for name in read["ignore"].split(",")]

@@ -364,7 +364,7 @@ def _unchained(call: Call, cotangents: Tensor) -> tuple[Call, Tensor]:
 
 
 @dataclass
-class Layout:
+class SampleLayout:
     """Layout of samples in the outputs of calls, learned from a pass over one sample.
 
     Attributes:
@@ -400,7 +400,7 @@ class Recorder(TorchFunctionMode):
         self,
         names: Names,
         samples: int,
-        layout: Layout,
+        layout: SampleLayout,
         local: Owners,
         *,
         owners: Owners | None = None,
@@ -651,7 +651,7 @@ class Watched:
         return {module: roles for module, roles in kept.items() if roles}
 
 
-def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Layout:
+def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> SampleLayout:
     """Learn from a pass over one sample how calls lay out samples, and which parameters need other
     means.
 
@@ -659,7 +659,7 @@ def learn_layout(watched: Watched, outputs: OutputMap, samples: Samples) -> Layo
     """
     owners = _owners_of(watched.model, watched.covered)
     for known in (owners, {}):
-        layout, added = Layout(), False
+        layout, added = SampleLayout(), False
         recorder = Recorder(
             watched.covered, 1, layout, watched.active_local(), owners=owners, learn=True
         )
@@ -688,7 +688,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _watched_forward(
     watched: Watched,
     outputs: OutputMap,
-    layout: Layout,
+    layout: SampleLayout,
     batch: Batch,
     count: int,
     inputs_only: bool = False,
@@ -1002,7 +1002,7 @@ class Probe:
     """
 
     samples: Samples
-    layout: Layout
+    layout: SampleLayout
     rows: list[int]
     signs: Tensor
     gradients: dict[str, Tensor]

@@ -11,7 +11,6 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import accept_then_stop
-from .readers import read_runs
 from .runs import (
     LossTable,
     check_sizes,
@@ -21,7 +20,7 @@ from .runs import (
     worst_value,
 )
 from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
-from .tables import plain_name
+from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
 
@@ -226,11 +225,11 @@ class Search:
         self._add({Ask(model, rows, seed): (loss, cost)})
 
     def add_table(self, source: Any, metric: str | None = None) -> None:
-        """Take the results of a table, see `add`: whatever `read_runs` reads.
+        """Take the results of a table, see `add`.
 
         Args:
-            source: a LossTable of `read_table` or `read_runs`, or what these read; the mean counts
-                of several seeds.
+            source: what `read_table` reads, or a LossTable of `read_runs`; the mean counts of
+                several seeds.
             metric: of what is to be read; None: the search's.
 
         Raises:
@@ -247,7 +246,8 @@ class Search:
         """
         table = source
         if not isinstance(source, LossTable):
-            table = read_runs(source, metric or self.metric, fewest=1, test_rows=self.test_rows)
+            metric = metric or self.metric
+            table = read_table(source, 1, metric=metric, test_rows=self.test_rows)
         if not _comparable(table.metric, self.metric):
             raise DataError(
                 f"the table holds {table.metric or 'losses'}, and this search is told "
@@ -548,10 +548,10 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if METHODS[self.method].needs in ("weights", "features"):
+        if METHODS[self.method].needs == "features":
             raise DataError(
-                f"{self.method} reads the models' {METHODS[self.method].needs}, which a search is "
-                "not told; give them to `select`, or take another method"
+                f"{self.method} reads the models' features, which a search is not told; give them "
+                "to `select`, or take another method"
             )
         for name in ("confidence", "drop"):
             value = getattr(self, name)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._io import require
 from .._text import DASH, number, scientific, share
-from .baselines import FEATURE_SCORES, accept_then_stop, mean_exponent
+from .baselines import FEATURE_SCORES, accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
 from .predictive import Array, Index, Student, apart, check_level
 from .runs import LossTable, TableError, higher_is_better
@@ -34,13 +34,11 @@ class Known:
 
     Attributes:
         gamma, tau: Algorithm 1's points accepted unseen and deviations that stop it.
-        weights: for nlpmetrics, each model's weight matrices (a state dict or an iterable).
         features: for logme, hscore and knn, each model's scores of frozen features by name.
     """
 
     gamma: int = 3
     tau: float = 5.0
-    weights: Mapping[str, Any] = field(default_factory=dict)
     features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -89,7 +87,7 @@ class Method:
     Attributes:
         forecast: (losses up to the budget, target, what else is known) -> its forecast.
         needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning),
-            "parameters" (numbers of them), "weights", or scores of frozen "features".
+            "parameters" (numbers of them), or scores of frozen "features".
         trains: the subsets every model is fine-tuned on for it: "all" up to the budget, the "last"
             alone, those a "walk" down from the budget visits, or "none".
         points: losses of a model it needs, the loss before fine-tuning counted where it
@@ -99,7 +97,7 @@ class Method:
     """
 
     forecast: Callable[[LossTable, float, Known], Forecast]
-    needs: Literal["losses", "zero", "parameters", "weights", "features"]
+    needs: Literal["losses", "zero", "parameters", "features"]
     trains: Literal["all", "last", "walk", "none"]
     points: int = 0
     points_for_width: int | None = None
@@ -186,17 +184,6 @@ def _modelsize(table: LossTable, target: float, known: Known) -> Forecast:
     return Forecast(-np.log(table.known_parameters()), None, None, np.zeros(len(table.names)))
 
 
-def _nlpmetrics(table: LossTable, target: float, known: Known) -> Forecast:
-    missing = [name for name in table.names if name not in known.weights]
-    if missing:
-        raise TableError(
-            f"nlpmetrics reads the models' weights, and there are none for {missing[0]!r}; pass "
-            "weights={name: model.state_dict()} with one entry a model"
-        )
-    score = np.array([mean_exponent(known.weights[name]) for name in table.names])
-    return Forecast(score, None, None, np.zeros(len(table.names)))
-
-
 def _by_features(name: str) -> Method:
     def forecast(table: LossTable, target: float, known: Known) -> Forecast:
         missing = [model for model in table.names if name not in known.features.get(model, {})]
@@ -228,7 +215,6 @@ METHODS: dict[str, Method] = {
     "subtuning": Method(_subtuning, "losses", "last", 1),
     "zeroshot": Method(_zeroshot, "zero", "none", 1, reads_zero=True),
     "modelsize": Method(_modelsize, "parameters", "none"),
-    "nlpmetrics": Method(_nlpmetrics, "weights", "none"),
     **{name: _by_features(name) for name in FEATURE_SCORES},
 }
 
@@ -347,7 +333,6 @@ def select(
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
-    weights: Mapping[str, Any] | None = None,
     features: Mapping[str, Mapping[str, float]] | None = None,
     tokens: float = 1.0,
     epochs: float = 1.0,
@@ -373,7 +358,6 @@ def select(
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
-        weights: for nlpmetrics, {name: state dict or weight matrices}.
         features: for logme, hscore and knn, {name: {score: value}}.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
         gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
@@ -417,7 +401,7 @@ def select(
         raise ValueError(next(iter(unranked.values())))
     ranked = np.flatnonzero([name not in unranked for name in read.names])
     read = read.rows(ranked)
-    known = Known(gamma, tau, weights or {}, features or {})
+    known = Known(gamma, tau, features or {})
     forecast = forecast_each(read, float(target), method, known)
     for name in references:
         if name in unranked:
@@ -529,7 +513,7 @@ def sufficient_budget(
     losses = read_table(table, metric=metric, test_rows=test_rows)
     budgets = _sizes_below(losses, target)
     largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
-    largest.best_probabilities  # noqa: B018 - raises where the method has none
+    largest._distribution(largest.forecast.apart)  # raises where the method has none
     for budget in budgets:
         try:
             selection = select(losses, budget, target, method, **settings)
@@ -659,7 +643,7 @@ class Selection:
         subtuning and zeroshot predict that the loss stays what it is.
 
         Raises:
-            ValueError: the method ranks without predicting a loss (modelsize, nlpmetrics).
+            ValueError: the method ranks without predicting a loss (modelsize).
         """
         if self.forecast.predicted is None:
             raise ValueError(f"{self.method} ranks models and predicts no loss; see .scores")
@@ -786,12 +770,12 @@ class Selection:
             ax = require("matplotlib.pyplot").figure(figsize=(7, 4.5)).add_subplot()
         table = self.table
         losses = dict(zip(self.names, table.shown(table.trained_losses), strict=True))
-        self.predicted_losses  # noqa: B018 - raises where the method has none
+        predicted = dict(zip(self.names, table.shown(self.predicted_losses), strict=True))
         for row in self.to_frame(level).head(len(self.names)).itertuples():
             (line,) = ax.plot(table.trained, losses[row.name], "o-", label=row.name)
-            ends = [[row.predicted - row.low], [row.high - row.predicted]]
+            ends = [[predicted[row.name] - row.low], [row.high - predicted[row.name]]]
             drawn = ends if np.isfinite(ends).all() else None
-            ax.errorbar(self.target, row.predicted, drawn, fmt="D", color=line.get_color())
+            ax.errorbar(self.target, predicted[row.name], drawn, fmt="D", color=line.get_color())
         ax.set_xscale("log")
         if table.metric is None or not higher_is_better(table.metric):
             ax.set_yscale("log")

@@ -52,6 +52,7 @@ def read_table(
     model: str | None = None,
     size: str | None = None,
     seed: str | None = None,
+    decimal: str = ".",
 ) -> LossTable:
     """Read a table of losses or scores; a LossTable is returned as it is.
 
@@ -67,8 +68,8 @@ def read_table(
     that begins like a number and is no size: `ignore` says that they are not to be read.
 
     Args:
-        source: path of a csv file (separated by commas, tabs or semicolons, with these perhaps a
-            decimal comma), pandas DataFrame, or LossTable.
+        source: path of a csv file (separated by commas, tabs or semicolons), pandas DataFrame, or
+            LossTable.
         fewest: models there must be.
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
@@ -77,6 +78,7 @@ def read_table(
             an accuracy or error rate has the noise of a sample of so many.
         ignore: columns that are not to be read.
         model, size, seed: columns of a long table (of a wide one model and seed) by other names.
+        decimal: "," where 0,5 is a half and 1.000 a thousand, in cells and names that are text.
 
     Raises:
         TableError: not readable, no sizes, one size twice, a column that is not understood, too few
@@ -106,49 +108,49 @@ def read_table(
                 "give it where the LossTable is made"
             )
         return source
-    grid = read_grid(source)
+    if decimal not in (".", ","):
+        raise TableError(f"decimal is {shown(decimal)}; expected '.' or ','")
+    sheet = read_sheet(source, decimal == ",")
     for label in ignore:
-        grid.place(label, ())  # raises where there is none
-    grid = grid.keep(lambda place: grid.labels[place] not in ignore)
-    grid = grid.keep(lambda place: bool(grid.labels[place]) or not grid.empty(place))
-    repeated = [label for label in grid.labels if f"{label}.1" in grid.labels]
-    if repeated and grid.what == "the table":
+        sheet.place(label, ())  # raises where there is none
+    sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
+    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not sheet.empty(place))
+    repeated = [label for label in sheet.labels if f"{label}.1" in sheet.labels]
+    if repeated and sheet.what == "the table":
         raise TableError(
             f"the table has the column {shown(repeated[0])} twice (pandas calls the second "
             f"{shown(repeated[0] + '.1')}); keep each size once"
         )
-    grid, metric = _one_metric(grid, metric)
-    if model is None:
-        grid = _without_row_numbers(grid)
-    sizes = {} if size is not None else _sizes_of(grid)
+    sheet, metric = _one_metric(sheet, metric)
+    sizes = {} if size is not None else _sizes_of(sheet)
     if sizes:
-        records = _wide(grid, sizes, model, seed)
+        records = _wide(sheet, sizes, model, seed)
     else:
-        records = _long(grid, metric, model, size, seed)
+        records = _long(sheet, metric, model, size, seed)
     return to_table(records, metric or records.metric, fewest, test_rows)
 
 
-def _one_metric(grid: Grid, metric: str | None) -> tuple[Grid, str | None]:
+def _one_metric(sheet: Sheet, metric: str | None) -> tuple[Sheet, str | None]:
     """Return the rows of one metric where a column `metric` names it, and the metric."""
-    place = grid.place(None, ("metric",))
-    if place is None or grid.numeric(place):
-        return grid, metric
-    said = grid.texts(place)
+    place = sheet.place(None, ("metric",))
+    if place is None or sheet.numeric(place):
+        return sheet, metric
+    said = sheet.texts(place)
     names = list(dict.fromkeys(said))
     if metric is not None:
         rows = [row for row, name in enumerate(said) if plain_name(name) == plain_name(metric)]
         if not rows:
             raise TableError(
-                f"{grid.what} has no rows of the metric {shown(metric)}; its column "
-                f"{shown(grid.labels[place])} holds {listed(names)}"
+                f"{sheet.what} has no rows of the metric {shown(metric)}; its column "
+                f"{shown(sheet.labels[place])} holds {listed(names)}"
             )
-        return grid.rows(rows), metric
+        return sheet.rows(rows), metric
     if len({metric_word(name) for name in names}) > 1:
         raise TableError(
-            f"{grid.what} holds several metrics, {listed(names)}; say which: "
+            f"{sheet.what} holds several metrics, {listed(names)}; say which: "
             f"metric={shown(names[0])}"
         )
-    return grid, names[0] if names else None
+    return sheet, names[0] if names else None
 
 
 def plain_name(metric: str) -> str:
@@ -157,27 +159,16 @@ def plain_name(metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.rpartition(":")[0] or name)
 
 
-def _sizes_of(grid: Grid) -> dict[int, float]:
+def _sizes_of(sheet: Sheet) -> dict[int, float]:
     """Return the sizes by the places of the columns that are named by them."""
     sizes: dict[int, float] = {}
-    for place, header in enumerate(grid.headers):
+    for place, header in enumerate(sheet.headers):
         try:
-            sizes[place] = grid.size(header)
+            sizes[place] = sheet.size(header)
         except TableError as error:
             if "may mean" in str(error):
-                raise TableError(f"in the header of {grid.what}, {error}") from None
+                raise TableError(f"in the header of {sheet.what}, {error}") from None
     return sizes
-
-
-def _without_row_numbers(grid: Grid) -> Grid:
-    """Leave out the first column where it is a DataFrame's default index and names no model."""
-    first = grid.labels and re.fullmatch(r"|Unnamed: 0|index", grid.labels[0])
-    count = len(grid.columns[0]) if grid.columns else 0
-    if first and grid.texts(0) == [str(row) for row in range(count)]:
-        rest = grid.keep(lambda place: place > 0)
-        if rest.place(None, NAME_COLUMNS) is not None or (rest.labels and not rest.numeric(0)):
-            return rest
-    return grid
 
 
 @dataclass(frozen=True)
@@ -205,197 +196,184 @@ class Records:
     per_cent: bool = False
 
 
-def _wide(grid: Grid, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
-    named, names = _names(grid, sizes, model)
-    seeded = grid.place(seed, SEED_COLUMNS)
+def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
+    named, names = _names(sheet, sizes, model)
+    seeded = sheet.place(seed, SEED_COLUMNS)
     counted = [
         place
-        for place, label in enumerate(grid.labels)
+        for place, label in enumerate(sheet.labels)
         if label.lower() in PARAMETER_COLUMNS and place not in sizes
     ]
     if len(counted) > 1:
         raise TableError(
-            f"{grid.what} has the columns {listed([grid.labels[p] for p in counted])}, all of them "
-            "numbers of parameters; keep one"
+            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in counted])}, all of "
+            "them numbers of parameters; keep one"
         )
-    _refuse_others(grid, {*sizes, *counted, named, seeded})
+    _refuse_others(sheet, {*sizes, *counted, named, seeded})
     taken: dict[float, int] = {}
     for place, size in sizes.items():
         if size in taken:
-            first, second = (grid.labels[each] for each in (taken[size], place))
+            first, second = (sheet.labels[each] for each in (taken[size], place))
             raise TableError(
-                f"the columns {shown(first)} and {shown(second)} of {grid.what} are both of size "
+                f"the columns {shown(first)} and {shown(second)} of {sheet.what} are both of size "
                 f"{size:g}; keep each size once"
             )
         taken[size] = place
-    if seeded is None:
-        _refuse_repeated(grid.what, names)
-    values = np.stack([grid.numbers(place, names) for place in sizes], -1)
+    values = np.stack([sheet.numbers(place, names) for place in sizes], -1)
     count = len(sizes)
     return Records(
-        what=grid.what,
+        what=sheet.what,
         models=[name for name in names for _ in range(count)],
         sizes=np.tile(np.array(list(sizes.values())), len(names)),
         values=values.ravel(),
         names=list(dict.fromkeys(names)),
-        seeds=None if seeded is None else list(np.repeat(grid.texts(seeded), count)),
-        parameters=_parameters(grid, counted[0] if counted else None, names),
-        per_cent=grid.per_cent(list(sizes)),
+        seeds=None if seeded is None else list(np.repeat(sheet.texts(seeded), count)),
+        parameters=_parameters(sheet, counted[0] if counted else None, names),
+        per_cent=sheet.per_cent(list(sizes)),
     )
 
 
-def _names(grid: Grid, sizes: dict[int, float], model: str | None) -> tuple[int | None, list[str]]:
+def _names(
+    sheet: Sheet, sizes: dict[int, float], model: str | None
+) -> tuple[int | None, list[str]]:
     """Return the column of the models' names, None for the index, and the names."""
-    place = grid.place(model, NAME_COLUMNS)
-    numbered = grid.index is not None and list(grid.index) == list(range(len(grid.index)))
-    if place is None and (grid.index is None or numbered):
-        place = 0
-        if 0 in sizes and grid.index is None:
-            raise TableError(
-                f"the first column of {grid.what} is of size {sizes[0]:g}, and no column names the "
-                "models; expected one called name or model"
-            )
-        if 0 in sizes or grid.numeric(0):
-            place = None if numbered else 0
-    if place is None:
-        assert grid.index is not None, "files have a first column"
-        return None, [str(name).strip() for name in grid.index]
-    return place, grid.texts(place)
-
-
-def _refuse_repeated(what: str, names: Sequence[str]) -> None:
-    twice = [name for row, name in enumerate(names) if name in names[:row]]
-    if twice:
+    place = sheet.place(model, NAME_COLUMNS)
+    if place is None and sheet.index is not None:
+        return None, [str(name).strip() for name in sheet.index]
+    if place is None and (0 in sizes or sheet.numeric(0)):
         raise TableError(
-            f"{what} has the model {shown(twice[0])} twice; expected one row a model, or a column "
-            "'seed' if its runs were repeated"
+            f"no column of {sheet.what} names the models, and its first, "
+            f"{shown(sheet.labels[0])}, holds numbers; expected one called name or model"
         )
+    return place or 0, sheet.texts(place or 0)
 
 
-def _refuse_others(grid: Grid, used: set[int | None]) -> None:
+def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
     """Raise TableError for a column that is not used and cannot be plain text."""
-    for place, label in enumerate(grid.labels):
+    for place, label in enumerate(sheet.labels):
         if place in used:
             continue
         if re.match(r"[^\w]*\d", label):
             raise TableError(
-                f"the column {shown(label)} of {grid.what} is no size that can be read; name it "
+                f"the column {shown(label)} of {sheet.what} is no size that can be read; name it "
                 f"like 1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
             )
-        if grid.numeric(place):
+        if sheet.numeric(place):
             raise TableError(
-                f"the column {shown(label)} of {grid.what} holds numbers and is no size that can "
+                f"the column {shown(label)} of {sheet.what} holds numbers and is no size that can "
                 "be read; name it like 1000, 1k or 1,000, or leave it out with "
                 f"ignore=[{shown(label)}]"
             )
 
 
-def _parameters(grid: Grid, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
+def _parameters(sheet: Sheet, place: int | None, names: Sequence[str]) -> dict[str, float] | None:
     if place is None:
         return None
     found: dict[str, float] = {}
-    for cell, name in zip(grid.columns[place], names, strict=True):
+    for cell, name in zip(sheet.columns[place], names, strict=True):
         missing = str(cell).strip().lower() in MISSING
         try:
-            count = math.nan if missing else grid.size(cell)
+            count = math.nan if missing else sheet.size(cell)
         except TableError:
             raise TableError(
-                f"{shown(cell)} in column {shown(grid.labels[place])} of {shown(name)} is no "
+                f"{shown(cell)} in column {shown(sheet.labels[place])} of {shown(name)} is no "
                 "number of parameters; expected one such as 110000000 or 110M"
             ) from None
         if name in found and not (found[name] == count or missing):
-            raise TableError(f"{grid.what} has two numbers of parameters of {shown(name)}")
+            raise TableError(f"{sheet.what} has two numbers of parameters of {shown(name)}")
         found.setdefault(name, count)
     return found
 
 
 def _long(
-    grid: Grid, metric: str | None, model: str | None, size: str | None, seed: str | None
+    sheet: Sheet, metric: str | None, model: str | None, size: str | None, seed: str | None
 ) -> Records:
-    sized = _size_column(grid, size)
-    named = grid.place(model, NAME_COLUMNS)
+    sized = _size_column(sheet, size)
+    named = sheet.place(model, NAME_COLUMNS)
     if named is None:
         raise TableError(
-            f"{grid.what} has no column named by a number of training examples, such as 1000 or "
-            f"1k; if {shown(grid.labels[sized])} holds them, a column has to name the models "
-            "(call it model, or say model='…'); a table with a column a model has to be turned "
-            f"first: frame.set_index({shown(grid.labels[sized])}).T"
+            f"{sheet.what} has no column named by a number of training examples, such as 1000 or "
+            f"1k; if {shown(sheet.labels[sized])} holds them, a column has to name the models: "
+            "call it model, or say model='…'"
         )
-    seeded = grid.place(seed, SEED_COLUMNS)
-    valued = _value_column(grid, metric, {sized, named, seeded})
+    seeded = sheet.place(seed, SEED_COLUMNS)
+    valued = _value_column(sheet, metric, {sized, named, seeded})
     counted = None
-    for place, label in enumerate(grid.labels):
+    for place, label in enumerate(sheet.labels):
         if place not in (sized, named, seeded, valued) and label.lower() in PARAMETER_COLUMNS:
             counted = place
-    known = {place for place, label in enumerate(grid.labels) if metric_word(label) is not None}
-    _refuse_others(grid, {sized, named, seeded, valued, counted, *known})
-    names = grid.texts(named)
+    known = {place for place, label in enumerate(sheet.labels) if metric_word(label) is not None}
+    _refuse_others(sheet, {sized, named, seeded, valued, counted, *known})
+    names = sheet.texts(named)
     sizes = []
-    for cell, name in zip(grid.columns[sized], names, strict=True):
+    for cell, name in zip(sheet.columns[sized], names, strict=True):
         try:
-            sizes.append(grid.size(cell))
+            sizes.append(sheet.size(cell))
         except TableError as error:
             raise TableError(
-                f"in the column {shown(grid.labels[sized])} of {shown(name)}, {error}"
+                f"in the column {shown(sheet.labels[sized])} of {shown(name)}, {error}"
             ) from None
-    label, values = grid.labels[valued], grid.numbers(valued, names)
-    for value, name, number in zip(values, names, sizes, strict=True):
-        if not np.isfinite(value):  # a mean over the other seeds would hide a run that diverged
-            raise TableError(
-                f"the {label} of a run of {shown(name)} at size {number:g} is {value:g} or empty; "
-                "expected a number: leave that row out if the run is not to count"
-            )
+    label, values = sheet.labels[valued], sheet.numbers(valued, names)
+    seeds = None if seeded is None else sheet.texts(seeded)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):  # a mean over the other seeds would hide a run that diverged
+        run = wrong[0]
+        raise TableError(
+            f"the {label} of the run of {shown(names[run])} at size {sizes[run]:g}"
+            f"{f' with seed {seeds[run]}' if seeds else ''} is {values[run]:g} or empty; expected "
+            "a number: leave that row out if the run is not to count"
+        )
     return Records(
-        what=grid.what,
+        what=sheet.what,
         models=names,
         sizes=np.array(sizes, dtype=float),
         values=values,
         names=list(dict.fromkeys(names)),
-        seeds=None if seeded is None else grid.texts(seeded),
-        parameters=_parameters(grid, counted, names),
+        seeds=seeds,
+        parameters=_parameters(sheet, counted, names),
         metric=label if metric_word(label) is not None else None,
-        per_cent=grid.per_cent([valued]),
+        per_cent=sheet.per_cent([valued]),
     )
 
 
-def _size_column(grid: Grid, size: str | None) -> int:
-    found = [place for place, label in enumerate(grid.labels) if label.lower() in ROW_COLUMNS]
+def _size_column(sheet: Sheet, size: str | None) -> int:
+    found = [place for place, label in enumerate(sheet.labels) if label.lower() in ROW_COLUMNS]
     if size is None and len(found) > 1:
         raise TableError(
-            f"{grid.what} has the columns {listed([grid.labels[p] for p in found])}, any of which "
-            "may be the number of training examples; say which: "
-            f"size={shown(grid.labels[found[0]])}"
+            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in found])}, any of "
+            "which may be the number of training examples; say which: "
+            f"size={shown(sheet.labels[found[0]])}"
         )
-    place = grid.place(size, ROW_COLUMNS)
+    place = sheet.place(size, ROW_COLUMNS)
     if place is None:
         raise TableError(
-            f"{grid.what} has no column named by a number of training examples, such as 1000, 1k "
+            f"{sheet.what} has no column named by a number of training examples, such as 1000, 1k "
             f"or 1,000, and none that holds them (rows, n, train_samples); it has "
-            f"{listed(grid.labels)}"
+            f"{listed(sheet.labels)}"
         )
     return place
 
 
-def _value_column(grid: Grid, metric: str | None, used: set[int | None]) -> int:
-    free = [p for p in range(len(grid.labels)) if p not in used and grid.numeric(p)]
-    plain = [p for p in free if grid.labels[p].lower() in VALUE_COLUMNS]
-    named = [p for p in free if metric_word(grid.labels[p]) is not None]
+def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> int:
+    free = [p for p in range(len(sheet.labels)) if p not in used and sheet.numeric(p)]
+    plain = [p for p in free if sheet.labels[p].lower() in VALUE_COLUMNS]
+    named = [p for p in free if metric_word(sheet.labels[p]) is not None]
     if metric is not None:
-        exact = [p for p in free if grid.labels[p] == metric]
-        alike = [p for p in free if plain_name(grid.labels[p]) == plain_name(metric)]
+        exact = [p for p in free if sheet.labels[p] == metric]
+        alike = [p for p in free if plain_name(sheet.labels[p]) == plain_name(metric)]
         found = exact or alike or plain
     else:
         found = [*plain, *named]
     if len(found) != 1:
-        names = listed([grid.labels[p] for p in found or free])
+        names = listed([sheet.labels[p] for p in found or free], 3)
         raise TableError(
-            f"{grid.what} has no column of values that is known"
+            f"{sheet.what} has no column of values that is known"
             + (f" for the metric {shown(metric)}" if metric else "")
             + f"; it has the numbers {names or 'of no other column'}; call one value, or by its "
             "metric, such as loss"
             if not found
-            else f"{grid.what} has several columns of values, {names}; say which: "
-            f"metric={shown(grid.labels[found[0]])}"
+            else f"{sheet.what} has several columns of values, {names}; say which: "
+            f"metric={shown(sheet.labels[found[0]])}"
         )
     return found[0]
 
@@ -473,24 +451,23 @@ def _pivot(records: Records, places: Any, count: int) -> tuple[Array, Array | No
     """Return losses by model and size, [n, count], NaN where missing, and standard errors."""
     rows = {name: row for row, name in enumerate(records.names)}
     index = np.array([rows[name] for name in records.models], dtype=np.intp)
-    if records.seeds is None:
-        twice = _first_repeated(list(zip(index.tolist(), places.tolist(), strict=True)))
-        if twice is not None:
-            raise TableError(
-                f"{records.what} has the model {shown(records.models[twice])} at size "
-                f"{records.sizes[twice]:g} twice; expected one row a model and size, or a column "
-                "'seed' if its runs were repeated"
-            )
-        losses = np.full((len(rows), count), np.nan)
-        losses[index, places] = records.values
-        return losses, None
-    runs = list(zip(index.tolist(), places.tolist(), records.seeds, strict=True))
-    twice = _first_repeated(runs)
+    seeds = records.seeds or [""] * len(index)
+    twice = _first_repeated(list(zip(index.tolist(), places.tolist(), seeds, strict=True)))
     if twice is not None:
         raise TableError(
             f"{records.what} has the model {shown(records.models[twice])} at size "
-            f"{records.sizes[twice]:g} with seed {records.seeds[twice]} twice"
+            f"{records.sizes[twice]:g}"
+            + (
+                f" with seed {seeds[twice]} twice"
+                if records.seeds
+                else " twice; expected one row a model, or a column 'seed' if its runs were "
+                "repeated"
+            )
         )
+    if records.seeds is None:
+        losses = np.full((len(rows), count), np.nan)
+        losses[index, places] = records.values
+        return losses, None
     frame = require("pandas").DataFrame({"row": index, "place": places, "loss": records.values})
     means = frame.groupby(["row", "place"])["loss"].agg(["mean", "sem"]).unstack()
     losses, noise = (
@@ -541,7 +518,7 @@ _SIZE = re.compile(
     re.IGNORECASE,
 )
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
-_WITH_POINT = re.compile(r"-?(?:0?\.\d+|\d+\.(?!\d{3}$)\d+) ?%?")  # and not 1.000
+_DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT = str.maketrans(",.", ".,")
 
@@ -581,7 +558,7 @@ def parse_size(value: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Sheet:
     """Columns of cells as they were read.
 
     Attributes:
@@ -589,8 +566,8 @@ class Grid:
         labels: the columns' names.
         headers: the same as they were, perhaps numbers.
         columns: their cells.
-        index: names of the rows, where the columns need not hold them.
-        comma: whether a comma is the decimal mark and a point marks thousands.
+        index: names of the rows, None where the columns hold them.
+        comma: whether a comma is the decimal mark of text, and a point marks thousands.
     """
 
     what: str
@@ -600,7 +577,7 @@ class Grid:
     index: Sequence[Any] | None = None
     comma: bool = False
 
-    def keep(self, wanted: Callable[[int], bool]) -> Grid:
+    def keep(self, wanted: Callable[[int], bool]) -> Sheet:
         """Return the columns at the places that are wanted."""
         places = [place for place in range(len(self.labels)) if wanted(place)]
         return replace(
@@ -610,7 +587,7 @@ class Grid:
             columns=[self.columns[place] for place in places],
         )
 
-    def rows(self, rows: Sequence[int]) -> Grid:
+    def rows(self, rows: Sequence[int]) -> Sheet:
         """Return these rows."""
         columns = [[column[row] for row in rows] for column in self.columns]
         index = None if self.index is None else [self.index[row] for row in rows]
@@ -660,11 +637,15 @@ class Grid:
 
     def numeric(self, place: int) -> bool:
         """Return whether a column holds numbers, and nothing but numbers and empty cells."""
-        try:
-            values = [self.number(cell) for cell in self.columns[place]]
-        except (TypeError, ValueError):
-            return False
-        return not all(map(math.isnan, values))
+        found = False
+        for cell in self.columns[place]:
+            try:
+                found |= not math.isnan(self.number(cell))
+            except (TypeError, ValueError):
+                if not _WITH_COMMA.fullmatch(str(cell).strip()):
+                    return False
+                found = True  # which `numbers` refuses, and says how it is read
+        return found
 
     def empty(self, place: int) -> bool:
         """Return whether every cell of a column is empty."""
@@ -681,9 +662,10 @@ class Grid:
             try:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
+                comma = not self.comma and _WITH_COMMA.fullmatch(str(cell).strip())
                 raise TableError(
-                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is "
-                    "no number"
+                    f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
+                    f"number{_DECIMAL if comma else ''}"
                 ) from None
         return np.array(values)
 
@@ -705,18 +687,32 @@ def listed(labels: Sequence[str], most: int = 10) -> str:
     return ", ".join(map(shown, labels[:most])) + (", …" if len(labels) > most else "")
 
 
-def read_grid(source: Any) -> Grid:
-    """Return the cells of a csv file or a DataFrame; errors are those of `read_table`."""
+def read_sheet(source: Any, comma: bool = False) -> Sheet:
+    """Return the cells of a csv file or a DataFrame; errors are those of `read_table`.
+
+    A first column without a name is the index.  An index of whole numbers counts rows: it names no
+    models.
+    """
     if isinstance(source, (str, PathLike)):
-        return _from_csv(Path(source))
-    if hasattr(source, "columns") and hasattr(source, "index"):
-        return _from_frame(source)
-    raise TableError(
-        f"the table is {type(source).__name__}; expected a csv file's path or a pandas DataFrame"
-    )
+        sheet = _from_csv(Path(source), comma)
+    elif hasattr(source, "columns") and hasattr(source, "index"):
+        labels = [str(column).strip() for column in source.columns]
+        columns = [list(source.iloc[:, place]) for place in range(len(labels))]
+        index = list(source.index)
+        sheet = Sheet("the table", labels, list(source.columns), columns, index, comma)
+    else:
+        raise TableError(
+            f"the table is {type(source).__name__}; expected a csv file's path or a pandas "
+            "DataFrame"
+        )
+    if sheet.labels and sheet.labels[0] in ("", "Unnamed: 0"):
+        sheet = replace(sheet.keep(lambda place: place > 0), index=sheet.columns[0])
+    if sheet.index is not None and all(str(name).strip().isdigit() for name in sheet.index):
+        sheet = replace(sheet, index=None)
+    return sheet
 
 
-def _from_csv(path: Path) -> Grid:
+def _from_csv(path: Path, comma: bool) -> Sheet:
     if path.is_dir():
         raise TableError(f"{path} is a folder; jx.scaling.read_runs reads folders of runs")
     try:
@@ -726,7 +722,7 @@ def _from_csv(path: Path) -> Grid:
     if not text.strip(' ,;\t\r\n"'):
         raise TableError(f"{path} is empty; expected a header and one line a model")
     try:
-        rows, separator = _split(text)
+        rows = _split(text)
     except csv.Error as error:
         raise TableError(f"{path} is not well-formed: {error}") from None
     labels = [cell.strip() for cell in rows[0][1]]
@@ -744,31 +740,20 @@ def _from_csv(path: Path) -> Grid:
         )
     lines = [line for _, line in rows[1:]]
     columns = list(zip(*lines, strict=True)) or [()] * len(labels)
-    cells = [cell.strip() for line in lines for cell in line]
-    comma = separator != "," and any(_WITH_COMMA.fullmatch(cell) for cell in cells)
-    comma = comma and not any(_WITH_POINT.fullmatch(cell) for cell in cells)
-    return Grid(str(path), labels, labels, columns, None, comma)
+    return Sheet(str(path), labels, labels, columns, None, comma)
 
 
-def _split(text: str) -> tuple[list[tuple[int, list[str]]], str]:
-    """Return the lines' numbers and cells, and the separator: tab, semicolon or comma.
+def _split(text: str) -> list[tuple[int, list[str]]]:
+    """Return the lines' numbers and cells, separated by tabs, semicolons or commas.
 
-    It is the first that splits every line into as many cells, two or more; if there is none, the
-    one that splits the header into most.
+    The first of these counts that splits every line into as many cells, two or more; if there is
+    none, the one that splits the header into most.
     """
-    read = {}
+    read = []
     for separator in ("\t", ";", ","):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        read[separator] = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-        counts = {len(row) for _, row in read[separator]}
+        read.append([(reader.line_num, row) for row in reader if any(map(str.strip, row))])
+        counts = {len(row) for _, row in read[-1]}
         if len(counts) == 1 and counts != {1}:
-            return read[separator], separator
-    separator = max(reversed(read), key=lambda mark: len(read[mark][0][1]))
-    return read[separator], separator
-
-
-def _from_frame(frame: Any) -> Grid:
-    labels = [str(column).strip() for column in frame.columns]
-    columns = [list(frame.iloc[:, place]) for place in range(len(labels))]
-    index = list(frame.index)
-    return Grid("the table", labels, list(frame.columns), columns, index)
+            return read[-1]
+    return max(reversed(read), key=lambda lines: len(lines[0][1]))

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import bench_micro, selection
-from jachess_ext.scaling import LossTable, fit, pear_corr, rel_acc, select
+from jachess_ext.scaling import LossTable, fit, pear_corr, select
 from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
 
@@ -163,36 +163,6 @@ def test_bins_compare_what_was_said_with_what_was_true() -> None:
         assert row[2] == "0.10 0.00 (1)" and row[6] == "0.92 0.67 (3)"
 
 
-def test_judged_rows_are_wrong_as_often_as_they_should_be() -> None:
-    errors = np.array([[0.5, 0.2], [0.4, 0.0]])
-    draws = [selection.seen(errors, 50, np.random.default_rng(k)) for k in range(400)]
-    found = np.array(draws)
-    np.testing.assert_allclose(found.mean(0), np.maximum(errors, 0.01), atol=0.02)
-    assert (found >= 0.01).all() and np.ptp(found[:, 1, 1]) == 0
-    together = np.corrcoef(found[:, 0, 0], found[:, 1, 0])[0, 1]
-    assert 0.2 < together < np.corrcoef(found[:, 0, 0], found[:, 0, 1])[0, 1] < 0.95
-
-
-def test_designs_of_judging(tmp_path: Path) -> None:
-    folder = lcdb_folder(tmp_path, (16, 32, 45, 64, 91, 128, 512, 1024))
-    given = ["--lcdb", str(folder), "--draws", "1", "--results", str(tmp_path)]
-    rows = selection.main(["judging", *given])
-    assert len(rows) == len(selection.DESIGNS) and set(rows.tables) == {2}
-    table = next(case.table for case in selection.lcdb_cases(folder, "A", None, ("accuracy",)))
-    truth = table.losses_at(1024)
-    assert np.isnan(rows.judged[0]) and rows.cost[0] == pytest.approx(189 / 1024)
-    known = LossTable(
-        table.names,
-        np.array([16.0, 45.0, 128.0]),
-        np.stack([table.losses_at(size) for size in (16, 45, 128)], -1),
-        None,
-    )
-    scores = select(known, 128, 1024).scores
-    assert rows.lost[0] == pytest.approx(100 * (truth[scores.argmin()] - truth.min()))
-    with (tmp_path / "selection_judging.csv").open() as file:
-        assert [row["judged"] for row in csv.DictReader(file)][:2] == ["", "200"]
-
-
 def test_laws_are_judged_where_they_say(tmp_path: Path) -> None:
     """Rectified curves: the law is exact on all sizes and beyond; the power law is not."""
     sizes = np.concatenate([[0.0], 200.0 * 2.0 ** np.arange(14)])
@@ -269,82 +239,3 @@ def test_halves_of_the_default_law_share_no_table(tmp_path: Path) -> None:
         assert {int(10 * (1 - loss)) for loss in first["lcdb accuracy", half]} == tenths
     given.half = ["B"]
     assert {half for _, half, _, _ in selection.law_tables(given)} == {"B"}
-
-
-def test_the_papers_tables_stand_beside_ours(tmp_path: Path) -> None:
-    sizes = np.concatenate([[0.0], 200.0 * 2.0 ** np.arange(14)])
-    generator = np.random.default_rng(4)
-    levels, floors = generator.uniform(30, 90, (6, 1)), generator.uniform(0.3, 1.2, (6, 1))
-    losses = levels / (30.0 + sizes**0.4) + floors
-    names = ("gpt2", "t5-base", "another", "a", "b", "c")
-    table = LossTable(names, sizes, losses, np.ones(6))
-    path = tables.write_csv(tmp_path / "t.csv", table)
-    methods = ["ats", "ats tau=1", "subtuning"]
-    arguments = ["--table", str(path), "--results", str(tmp_path), "--methods", *methods]
-    frame = selection.main(["paper", *arguments]).set_index(["figure", "method"])
-    truth = losses[:, -1]
-    for fraction in (8, 512):
-        budget = sizes[-1] / fraction
-        ats = select(path, budget, float(sizes[-1]), "ats")
-        row = frame[f"1/{fraction}"]
-        assert row["PearCorr", "ats, here"] == pytest.approx(pear_corr(ats.forecasts, truth))
-        assert row["RelAcc", "ats, here"] == pytest.approx(rel_acc(ats.scores, truth))
-    budgets = [f"1/{2**k}" for k in range(3, 10)]
-    row = frame.loc[("PearCorr", "subtuning, here")]
-    assert row["mean"] == pytest.approx(row[budgets].mean())
-    assert frame.loc[("RelAcc", "LensLLM, as published"), "mean"] == 88.3
-    released = frame.loc[("PearCorr", "LensLLM tau=1, in its repository")]
-    assert released["mean"] == pytest.approx(66.5, abs=0.05)
-    text = (tmp_path / "paper.md").read_text()
-    ours = frame.loc[[("PearCorr", f"{name}, here") for name in methods[:2]], budgets]
-    theirs = [selection.RELEASED[name] for name in ("tau=5", "tau=1")]
-    far = np.abs(ours.to_numpy() - np.array(theirs)).max()
-    assert f"to {far:.1f} points at every budget" in text
-    assert "66.5 (tau=1)" in text
-    assert "| Gigaword: LensLLM, as published | 0.28 |" in text
-    assert f"| FLAN: LensLLM, as published, mean of 2 | {(0.30 + 0.26) / 2:.2f} |" in text
-    assert (tmp_path / "law_errors.csv").exists() and (tmp_path / "paper.csv").exists()
-
-
-def test_transitions_are_where_they_say(tmp_path: Path) -> None:
-    """Slopes of the curves: one throughout above the floor, or bending at D*."""
-    sizes = 200.0 * 2.0 ** np.arange(14)
-    bends = {}
-    for kind in ("none", "inside", "beyond"):
-        losses = selection.bent_curves(kind, sizes, np.random.default_rng(0))
-        assert losses.shape == (300, 14) and (np.diff(losses) < 0).all()
-        slopes = -np.diff(np.log(losses), axis=1)
-        bends[kind] = np.median(slopes[:, :6].mean(1) / slopes[:, 6:9].mean(1))
-    assert bends["none"] > 1 > bends["inside"] and bends["beyond"] < 1
-    frame = selection.main(["transitions", "--results", str(tmp_path)])
-    named = frame.set_index(["transition", "sizes", "noise"]).named
-    assert named["none", 14, 0.003] < 5
-    assert named["inside", 14, 0.003] > 90
-    assert (tmp_path / "transitions.csv").exists()
-
-
-def test_the_bound_of_the_exponent_is_judged_by_pairs(tmp_path: Path) -> None:
-    folder = lcdb_folder(tmp_path)
-    frame = selection.main(["fastest", "--lcdb", str(folder), "--results", str(tmp_path)])
-    rows = frame.set_index(["family", "half", "fraction"])
-    tables = [case.table for case in selection.lcdb_cases(folder, "B", None, ("logloss",))]
-    for highest in (1, 3):
-        errors = []
-        for table in tables:
-            known = table.sizes <= table.sizes[-1] / 8
-            found = fit(
-                table.sizes[known],
-                table.losses[:, known],
-                "rectified",
-                bounds={"beta": (0.01, highest)},
-            )
-            errors.append(np.log(np.asarray(found.predict(table.sizes[-1])) / table.losses[:, -1]))
-        error = np.concatenate(errors)
-        row = rows.loc["lcdb logloss", "B", 8]
-        assert row[f"rms, beta to {highest}"] == pytest.approx(np.sqrt((error**2).mean()))
-        assert row[f"median, beta to {highest}"] == pytest.approx(np.median(np.abs(error)))
-    assert (rows["difference, 5 %"] <= rows["difference, 95 %"]).all()
-    difference = rows["rms, beta to 1"] - rows["rms, beta to 3"]
-    assert (rows["difference, 5 %"] <= difference + 1e-9).all()
-    assert (difference <= rows["difference, 95 %"] + 1e-9).all()
-    assert (tmp_path / "fastest.csv").exists()

@@ -186,6 +186,27 @@ def test_select_reads_as_it_is_told(tmp_path: Path) -> None:
         assert [row["name"] for row in csv.DictReader(file)] == ["b", "a"]
 
 
+def test_select_with_decimal_commas(tmp_path: Path, capfd: Capture) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name;100;200;400\na;0,5;0,4;0,3\nb;0,6;0,5;0,45\n")
+    given = ["select", str(path), "--target", "800"]
+    assert main(given) == 2 and "--read decimal ," in capfd.readouterr().err
+    assert main([*given, "--read", "decimal", ","]) == 0
+
+
+def test_select_from_a_folder_of_runs(tmp_path: Path, capfd: Capture) -> None:
+    for name, gap in (("a", 0.5), ("b", 0.4)):
+        for size in (100, 200, 400):
+            (tmp_path / name / f"{size}").mkdir(parents=True)
+            log = json.dumps({"log_history": [{"eval_loss": gap * size**-0.2}]})
+            (tmp_path / name / f"{size}" / "trainer_state.json").write_text(log)
+    given = ["select", str(tmp_path), "--target", "800", "--read", "size", r"/(\d+)$"]
+    assert main([*given, "model", "^(.)/"]) == 0
+    assert "2 models, sizes up to 400" in capfd.readouterr().out
+    assert main([*given, "seed", "x"]) == 2
+    assert "--read knows model, size, ignore, test_rows here" in capfd.readouterr().err
+
+
 def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:
     assert main(["select", str(tmp_path), "--target", "9"]) == 2
-    assert "holds no runs that can be read" in capfd.readouterr().err
+    assert "holds no trainer_state.json" in capfd.readouterr().err

@@ -173,7 +173,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": 1 / 100}, "a subset needs 16 rows or more"),
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
-    ({"method": "nlpmetrics"}, "nlpmetrics reads the models' weights, which a search is not told"),
     ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
@@ -478,7 +477,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     records = selection.records
     assert [record["size"] for record in records] == [s for s in (0, 8, 16, 32, 64) for _ in "ab"]
     said, missing = selection.selections()
-    assert set(missing) == {"nlpmetrics", "logme", "hscore", "knn"} and len(said) == 8
+    assert set(missing) == {"logme", "hscore", "knn"} and len(said) == 8
     assert selection.search.selection().has_intervals
     flops = selection.flops
     assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"]

@@ -21,7 +21,7 @@ LINES = {
     "live": 1503,
     "ntk": 2986,
     "ops": 2065,
-    "scaling": 6439,
+    "scaling": 6004,
     "smoothness": 1886,
     "training": 2980,
     ".": 1206,

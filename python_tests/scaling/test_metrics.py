@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import linregress, pearsonr, t
 
 from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc
-from jachess_ext.scaling.baselines import accept_then_stop, mean_exponent, tail_exponent
+from jachess_ext.scaling.baselines import accept_then_stop
 from jachess_ext.scaling.predictive import Student
 
 
@@ -97,34 +96,6 @@ def test_line_intervals_cover() -> None:
     away = np.abs(y[:, 9] - found.predict([9.0])[:, 0]) / found.standard_error([9.0])[:, 0]
     inside = away < t.ppf(0.95, found.count - 2)
     assert inside.mean() == pytest.approx(0.9, abs=0.03)
-
-
-def test_tail_exponent_of_a_pareto_sample() -> None:
-    """Eigenvalues drawn from λ^−α: the estimate's standard error is (α − 1)/√n."""
-    generator = np.random.default_rng(0)
-    for alpha in (2.0, 3.5):
-        values = np.sort((1 - generator.uniform(size=4000)) ** (-1 / (alpha - 1)))
-        assert tail_exponent(values) == pytest.approx(alpha, rel=0.1)
-
-
-def test_tail_starts_where_the_power_law_does() -> None:
-    generator = np.random.default_rng(1)
-    tail = (1 - generator.uniform(size=3000)) ** (-1 / 1.5)
-    body = generator.uniform(0.2, 1.0, 3000)
-    assert tail_exponent(np.sort(np.append(tail, body))) == pytest.approx(2.5, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ([torch.ones(4, 4)], "no weight matrix"),
-        ({"a": torch.ones(20), "b": torch.full((20, 20), torch.nan)}, "NaN"),
-        ([torch.eye(20)], "that differ"),
-    ],
-)
-def test_bad_weights(weights, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=words):
-        mean_exponent(weights)
 
 
 # Who is probably the lowest: against drawing from the distributions with numpy ------------------

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.stats import t as student
 
 from jachess_ext.scaling import LossTable, TableError, read_table, select, sufficient_budget
@@ -63,22 +62,6 @@ def test_methods_that_only_rank() -> None:
     assert frame.score.notna().all() and frame[["predicted", "low", "prob_best"]].isna().all(
         axis=None
     )
-
-
-def test_nlpmetrics_ranks_by_heavy_tails() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for place, name in enumerate(TABLE.names):
-        left, _ = torch.linalg.qr(torch.randn(80, 80, generator=generator))
-        right, _ = torch.linalg.qr(torch.randn(80, 80, generator=generator))
-        # Singular values whose squares have the tail exponent 2 + place / 10.
-        values = (torch.arange(1, 81) / 81.0) ** (-0.5 / (1 + place / 10))
-        weights[name] = {"layer.weight": left @ torch.diag(values) @ right, "bias": torch.ones(80)}
-    found = select(TABLE, BUDGET, TARGET, "nlpmetrics", weights=weights)
-    assert found.ranking == list(TABLE.names)
-    np.testing.assert_allclose(found.scores, 2 + np.arange(20) / 10, rtol=0.06)
-    with pytest.raises(TableError, match="none for 'model-0'"):
-        select(TABLE, BUDGET, TARGET, "nlpmetrics")
 
 
 def test_scores_of_frozen_features_rank() -> None:
@@ -232,7 +215,7 @@ def test_bad_calls(change: dict, words: str) -> None:
 FRAMES = [
     (lambda f: f.drop(columns=[c for c in f.columns if isinstance(c, int)]), "no column named by"),
     (lambda f: pd.concat([f, f[[400]]], axis=1), "'400' and '400' of the table are both of size"),
-    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' twice"),
+    (lambda f: pd.concat([f, f.iloc[:1]]), "'model-0' at size 0 twice"),
     (lambda f: f.iloc[:1], "has 1 models"),
     (lambda f: f.assign(**{"size": 0.0}), "of 'model-0' is 0; expected a positive"),
     (lambda f: f.rename(columns={200: "x", 0: "y", 400: "z"}).iloc[:, :2], "no column named by"),
@@ -285,7 +268,7 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
 # What the table of methods says -----------------------------------------------------------------
 
 SIX, _ = tables.population(0, models=6)
-READY = [name for name, m in METHODS.items() if m.needs not in ("features", "weights")]
+READY = [name for name, m in METHODS.items() if m.needs != "features"]
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -572,7 +555,7 @@ def test_a_target_out_of_reach_has_a_forecast_or_a_sentence(method: str, target:
     assert not np.isnan(found.best_probabilities).any()
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "nlpmetrics"])
+@pytest.mark.parametrize("method", METHODS)
 def test_models_without_a_loss(method: str) -> None:
     """One of them is left out where losses are read; a table of nothing else is a sentence."""
     columns = frame(SIX)

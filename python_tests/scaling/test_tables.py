@@ -131,7 +131,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("\ufeffname,100,1k,10k\r\na,2,1.5,1\r\n\r\nb,3,2.5,2\r\n", {}, WIDE),
     ("name\t100\t1 000\t10 000\na\t2\t1.5\t1\nb\t3\t2.5\t2\n", {}, WIDE),
     ("name;100;1000;10000\na;2;1.5;1\nb;3;2.5;2\n", {}, WIDE),
-    ("name;100;1.000;10.000\na;2;1,5;1\nb;3;2,5;2\n", {}, WIDE),  # decimal commas
+    ("name;100;1.000;10.000\na;2;1,5;1\nb;3;2,5;2\n", {"decimal": ","}, WIDE),
     ("learner,100,1k,10k\na,2,1.5,1\nb,3,2.5,2\n", {}, WIDE),  # the first column has the names
     (",name,100,1k,10k\n0,a,2,1.5,1\n1,b,3,2.5,2\n", {}, WIDE),  # DataFrame.to_csv
     ("size,family,name,100,1k,10k\n110M,x,a,2,1.5,1\n1.1b,y,b,3,2.5,2\n", {}, WIDE),
@@ -176,7 +176,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ),
     ("who,amount,run,loss\na,100,x,2\nb,100,y,3\n", {"model": "who", "size": "amount"}, [[2], [3]]),
     ("model\trows\tloss\na\t1,000\t.5\nb\t1,000\t0.25\n", {}, [[0.5], [0.25]]),
-    ("model;train_samples;loss\na;1.000;0,5\nb;1.000;0,25\n", {}, [[0.5], [0.25]]),
+    ("model;train_samples;loss\na;1.000;0,5\nb;1.000;0,25\n", {"decimal": ","}, [[0.5], [0.25]]),
     (
         "model,rows,eval_loss,test_loss\na,100,2,3\nb,100,4,5\n",
         {"metric": "test_loss"},
@@ -210,11 +210,18 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
     ("name,size,parameters,100\na,1,1,2\nb,1,1,3\n", {}, "all of them numbers of parameters"),
     ("name,size,100\na,big,2\nb,1,3\n", {}, "'big' in column 'size' of 'a' is no number of param"),
-    ("100,1k,10k\n2,1.5,1\n3,2.5,2\n", {}, "first column .* is of size 100, and no column names"),
+    ("100,1k,10k\n2,1.5,1\n3,2.5,2\n", {}, "no column .* names the models, and its first, '100'"),
+    (",100,1k\n0,2,1.5\n1,3,2.5\n", {}, "no column .* names the models, and its first, '100'"),
+    ("lr,100,1k\n.1,2,1.5\n.2,3,2.5\n", {}, "no column .* names the models, and its first, 'lr'"),
+    ("name;100;1k\na;2;1,5\nb;3;2,5\n", {}, "'1,5' in column '1k' of 'a' .* say decimal=','"),
+    ("model;rows;loss\na;1k;0,5\nb;1k;,25\n", {}, "no column of values that is known"),
+    ("model;rows;loss\na;1k;0,5\nb;1k;0,25\n", {}, "'0,5' in column 'loss' .* say decimal=','"),
+    ("name;100\na;1.5\nb;2,5\n", {"decimal": ","}, "'1.5' in column '100' of 'a' is no number$"),
+    ("name;100\na;1\nb;2\n", {"decimal": ";"}, "decimal is ';'; expected '.' or ','"),
     (
-        "name,100,1k\na,2,1.5\na,3,2.5\n",
+        "name,100,1k\na,2,1.5\na,3,2.5\nb,3,2.5\n",
         {},
-        "'a' twice; expected one row a model, or a column 'seed'",
+        "'a' at size 100 twice; expected one row a model, or a column 'seed'",
     ),
     ("name,seed,100\na,1,2\na,1,3\nb,1,3\n", {}, "'a' at size 100 with seed 1 twice"),
     ("name,100,1k\na,2,1_0\nb,3,2.5\n", {}, "'1_0' in column '1k' of 'a' is no number"),
@@ -258,11 +265,7 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("name,metric,100\na,f1,.5\nb,acc,.6\n", {}, "holds several metrics, 'f1', 'acc'; say which"),
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "no column of values that is known"),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
-    (
-        "size,a,b\n100,2,3\n1000,1.5,2.5\n",
-        {},
-        r"has to be turned first: frame.set_index\('size'\)\.T",
-    ),
+    ("size,a,b\n100,2,3\n1k,1,2\n", {}, "if 'size' holds them, a column has to name the models"),
     ("name,family\na,x\nb,y\n", {}, "no column named by a number of training examples"),
 ]
 
@@ -345,6 +348,7 @@ FRAME = pd.DataFrame({100: [2.0, 3.0], 1000: [1.5, 2.5]}, index=["a", "b"])
         FRAME.rename_axis("name").reset_index(),
         FRAME.reset_index(names="checkpoint"),
         FRAME.reset_index(names="who"),  # names in a first column, as in a csv file
+        FRAME.reset_index(names="who").set_index(pd.Index([5, 3])),  # rows of a larger one
         FRAME.assign(family="x", best=[True, False]),
         FRAME.astype(object).where(FRAME > 0, None),
         FRAME.convert_dtypes(),
@@ -362,6 +366,8 @@ def test_frames_that_are_refused() -> None:
         read_table(FRAME.assign(**{"100.1": 1.0}).rename(columns=str))
     with pytest.raises(TableError, match="column 'year' of the table holds numbers"):
         read_table(FRAME.assign(year=2024))
+    with pytest.raises(TableError, match="no column of the table names the models, and its first"):
+        read_table(FRAME.reset_index(drop=True))
     with pytest.raises(TableError, match="column '-5' of the table is no size"):
         read_table(FRAME.assign(**{"-5": 1.0}))
 
