@@ -12,7 +12,7 @@
 //     keys     [N, size]      (x 2)    N                     [16, V]
 //     values   [N, V]         (x 2)    centre, L             per row
 //
-// N is 16 or 32; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
+// N is 16 to 64; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
 // and values is loaded behind the products of this one where two fit.
 #include "attention_launch.h"
 
@@ -194,10 +194,9 @@ __device__ inline void write_stats(const AttentionArguments& args, const ScorePl
   }
 }
 
-template <typename T, int S, int V>
+template <typename T, int S, int N, int V>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     forward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int N = attention_tile(S);
   const AttentionPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
@@ -260,14 +259,13 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
                        [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
 }
 
-template <typename T, int S, int V>
+template <typename T, int S, int N, int V>
 int launch_forward(AttentionArguments args, const AttentionProblem& problem, Queue queue) {
   const int value_size = round_up(args.value_size, 16);
   AttentionPlan& plan = args.plan;
   plan.depth = depth_of(args.size);
   plan.second_depth = value_size < V ? value_size : V;
   plan.chunks = (value_size + V - 1) / V;
-  constexpr int N = attention_tile(S);
   if (!make_plan<T, S, N>(problem.queries, 1, Jets::none, scratch_of<S>(problem, N, false),
                           shared_memory_limit(queue.device), plan))
     return kNoTileFits;
@@ -275,7 +273,7 @@ int launch_forward(AttentionArguments args, const AttentionProblem& problem, Que
                  heads_aligned<T>(problem.key, problem.size) &&
                  heads_aligned<T>(problem.value, problem.value_size);
   const int64_t blocks = problem.batch * problem.heads * plan.tiles * plan.chunks;
-  return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.warps * kWarp,
+  return launch_with_shared(forward_kernel<T, S, N, V>, blocks, plan.warps * kWarp,
                             static_cast<size_t>(plan.bytes), queue, args);
 }
 
@@ -289,11 +287,16 @@ int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats,
   args.out = y;
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    constexpr int S = decltype(streams)::value, V = kWidest<T, S>;
+    constexpr int S = decltype(streams)::value, N = attention_tile(S), V = kWidest<T, S>;
     if constexpr (V == 128) {
-      if (problem.value_size <= 64) return launch_forward<T, S, 64>(args, problem, queue);
+      // With sums for 64 columns, the registers hold the scores of twice as many keys.
+      if (problem.value_size <= 64 && problem.size <= 64) {
+        const int error = launch_forward<T, S, 2 * N, 64>(args, problem, queue);
+        if (error != kNoTileFits) return error;
+      }
+      if (problem.value_size <= 64) return launch_forward<T, S, N, 64>(args, problem, queue);
     }
-    return launch_forward<T, S, V>(args, problem, queue);
+    return launch_forward<T, S, N, V>(args, problem, queue);
   });
 }
 
