@@ -111,18 +111,20 @@ def parts_after(S: int, D: int) -> dict[str, list[Part]]:
     """Return the kernels of the version with a strip a warp."""
     N, common = 32 if S == 2 else 16, {"S": S, "D": D, "T": {2: 3, 4: 9}[S]}
 
-    def part(file: str, kernel: str, V: int, sites: int, wide: int) -> Part:
+    def part(file: str, kernel: str, N: int, V: int, sites: int, wide: int) -> Part:
         chunks = -(-D // V)
         values = {"chunks": chunks, "W": 4 * 32 // N * chunks, "sites": sites}
         copied = {"copied": S * D // 8 * (chunks + (chunks if wide else 1))}
         return Part(file, kernel, "  go_over(", "      });", AFTER, common | values | copied)
 
-    V = 128 if S == 2 and D > 64 else 64
+    V, forward_N = 128 if S == 2 and D > 64 else 64, 64 if S == 2 and D <= 64 else N
     roles = [(0, 2), (1, 2), (2, 1)]
     return {
-        "forward": [part("forward", f"forward_kernel<BFloat16, {S}, {V}>", V, 1, 0)],
+        "forward": [
+            part("forward", f"forward_kernel<BFloat16, {S}, {forward_N}, {V}>", forward_N, V, 1, 0)
+        ],
         "backward": [
-            part("backward", rf"tiles_kernel<BFloat16, {S}, 64, .*\){role}>", 64, sites, 1)
+            part("backward", rf"tiles_kernel<BFloat16, {S}, 64, .*\){role}>", N, 64, sites, 1)
             for role, sites in roles
         ],
     }

@@ -61,11 +61,11 @@ JACHESS_HD constexpr int attention_row(int element, int size) {
   return (size + 15) / 16 * 16 * element + 16;
 }
 
-// Bytes that a warp has to itself: what mask, band and dropout do to a tile of scores (ScoreTile of
-// cuda/attention_elements.h), and, with `scores`, the scores themselves, which the backward of a
-// soft cap needs once more.
-JACHESS_HD constexpr int attention_scratch(int streams, bool scores) {
-  return attention_tile(streams) * (100 + (scores ? 64 * streams : 0));
+// Bytes that a warp may need to itself: what mask and dropout do to its scores of `tile` other
+// tokens (ScoreTile of cuda/attention_elements.h), and `streams` streams of the scores themselves,
+// which the backward of a soft cap needs once more.
+JACHESS_HD constexpr int attention_scratch(int tile, int streams) {
+  return tile * (100 + 64 * streams);
 }
 
 // The shared memory that a block needs at least, in bytes: one warp's own tokens and a tile of
@@ -76,7 +76,7 @@ JACHESS_HD constexpr int attention_least_bytes(int element, int streams, int siz
   const int others = attention_tile(streams);
   return streams *
              ((kAttentionStrip + others) * rows + 2 * others * static_cast<int>(sizeof(float))) +
-         attention_scratch(streams, true);
+         attention_scratch(others, streams);
 }
 
 // ---- dropout of the weights ----------------------------------------------------------------

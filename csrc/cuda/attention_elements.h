@@ -15,6 +15,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 struct ScoreRules {
   float scale, softcap;
   float kept_weight;   // 1 / (1 − dropout_p)
+  bool numbers;        // whether the mask adds numbers rather than hides
   uint32_t keep_from;  // dropout_threshold; 0: no dropout
   const int64_t* seed;
   int heads, queries, keys, left, right;
@@ -34,6 +35,7 @@ inline ScoreRules score_rules(const AttentionProblem& problem) {
   rules.left = static_cast<int>(problem.left);
   rules.right = static_cast<int>(problem.right);
   rules.mask = problem.mask;
+  rules.numbers = problem.mask.kind != MaskKind::none && problem.mask.kind != MaskKind::boolean;
   return rules;
 }
 
@@ -102,36 +104,50 @@ __device__ inline bool tile_takes_part(const ScoreRules& rules, const ScorePlace
 
 // ---- a warp's tile of scores --------------------------------------------------------------------
 
+// Calls f(block, element) for every score of a lane.
+template <int N, typename F>
+__device__ inline void for_each_score(const F& f) {
+  JACHESS_UNROLL
+  for (int n = 0; n < N / 8; ++n) {
+    JACHESS_UNROLL
+    for (int e = 0; e < 4; ++e) f(n, e);
+  }
+}
+
 __device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
   const uint32_t low = which & 1 ? words.y : words.x, high = which & 1 ? words.w : words.z;
   return which & 2 ? high : low;
 }
 
-// What mask, band and dropout do to the scores of a strip, in the warp's own shared memory: lanes
-// go over it along the keys, four at a time, as memory and random words lie, and read it back as
-// the fragments of the scores have them.
-template <int S, bool of_keys>
+// What mask, band and dropout do to the scores of a strip and N other tokens. Mask and dropout lie
+// in the warp's own shared memory: lanes go over it along the keys, four at a time, as memory and
+// random words lie, and read it back as the fragments of the scores have them.
+template <int N, bool of_keys>
 struct ScoreTile {
-  static constexpr int N = attention_tile(S);
   static constexpr int kQueries = of_keys ? N : kStrip, kKeys = of_keys ? kStrip : N;
   static constexpr int kLine = kKeys + 8;  // other banks for other queries
-  static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(S, false), "");
+  static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(N, 0), "");
 
-  float* offset;         // [query][key]: what is added
-  uint8_t* kept;         // [query][key / 4]: a bit for each weight that dropout keeps
-  float* scores;         // a lane's own, see attention_scratch
+  float* offset;  // [query][key]: what is added
+  uint8_t* kept;  // [query][key / 4]: a bit for each weight that dropout keeps
+  float* scores;  // a lane's own, see attention_scratch
+  int first_query, first_key;
   bool masked, dropped;  // whether there is anything to read
+  bool changed;          // whether anything is added, −inf above all
 
   __device__ inline ScoreTile(char* scratch) {
     offset = reinterpret_cast<float*>(scratch);
     kept = reinterpret_cast<uint8_t*>(offset + kQueries * kLine);
-    scores = reinterpret_cast<float*>(scratch + attention_scratch(S, false)) + lane_index();
+    scores = reinterpret_cast<float*>(scratch + attention_scratch(N, 0)) + lane_index();
   }
 
   // For the tile from `first` on; the whole warp calls it.
   __device__ inline void fill(const ScoreRules& rules, const ScorePlace& first) {
-    masked = rules.mask.kind != MaskKind::none || !tile_within_band(rules, first, kQueries, kKeys);
+    masked = rules.mask.kind != MaskKind::none;
     dropped = rules.keep_from != 0;
+    changed = masked || !tile_within_band(rules, first, kQueries, kKeys);
+    first_query = first.query;
+    first_key = first.key;
     if (!masked && !dropped) return;
 #pragma unroll 1
     for (int quad = lane_index(); quad < kQueries * kKeys / 4; quad += kWarp) {
@@ -160,8 +176,11 @@ struct ScoreTile {
   static __device__ inline int key_of(int n, int e) {
     return of_keys ? lane_index() / 4 + e / 2 * 8 : 8 * n + lane_index() % 4 * 2 + e % 2;
   }
-  __device__ inline float added(int n, int e) const {
-    return offset[query_of(n, e) * kLine + key_of(n, e)];
+  // What is added to a score.
+  __device__ inline float added(const ScoreRules& rules, int n, int e) const {
+    const int query = query_of(n, e), key = key_of(n, e);
+    if (masked) return offset[query * kLine + key];
+    return in_band(rules, first_query + query, first_key + key) ? 0 : kMinusInfinity;
   }
   // What dropout multiplies a weight by.
   __device__ inline float factor(const ScoreRules& rules, int n, int e) const {
@@ -199,10 +218,22 @@ __device__ inline void cap_score(float softcap, float* s) {
   for (int k = 1; k < S; ++k) s[k] = capped[k];
 }
 
-// The jet of e^s for s with primal part s[0] <= 0.
+// e^s to a relative error of 2^-22; 0 below the smallest normal number.
+__device__ inline float fast_exp(float s) {
+  const float power = s * 1.44269504f;  // of two
+#if defined(__CUDACC__)
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(power));
+  return e;
+#else
+  return ::exp2f(power);
+#endif
+}
+
+// The jet of e^s.
 template <int S>
 __device__ inline void exp_jet(const float* s, float* e) {
-  e[0] = exp_nonpositive(s[0]);
+  e[0] = fast_exp(s[0]);
   pointwise_jet<kDirections<S>, kPairs<S>>(e[0], e[0], s, e);
 }
 

@@ -29,67 +29,79 @@ enum class Role { query, key, value };
 template <typename T, int S>
 constexpr int kWidest = sizeof(T) == 4 ? (S == 4 ? 16 : 32) : 64;
 
+// Zeros in the place of scores that take no part.
+template <int S, int N, bool of_keys>
+__device__ inline void clear_hidden(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
+                                    float (&w)[S][N / 8][4]) {
+  if (!tile.changed) return;
+  for_each_score<N>([&](int n, int e) {
+    const bool hidden = tile.added(rules, n, e) == kMinusInfinity;
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) w[k][n][e] = hidden ? 0 : w[k][n][e];
+  });
+}
+
 // From the products of the scores to the weights' jets, in place; where the score is capped, the
 // scores themselves are kept in the tile.
 template <int S, bool of_keys, int N, typename Normaliser>
-__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<S, of_keys>& tile,
+__device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
                              const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
-  JACHESS_UNROLL
-  for (int n = 0; n < N / 8; ++n) {
-    JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      const float offset = tile.masked ? tile.added(n, e) : 0;
-      float z[S], p[S];
+  float scale = rules.scale;
+  if (rules.softcap != 0 || rules.numbers) {
+    for_each_score<N>([&](int n, int e) {
+      float z[S];
       JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) z[k] = rules.scale * w[k][n][e];
+      for (int k = 0; k < S; ++k) z[k] = scale * w[k][n][e];
       if (rules.softcap != 0) {
         JACHESS_UNROLL
         for (int k = 0; k < S; ++k) tile.score(k, n, e) = z[k];
         cap_score<S>(rules.softcap, z);
       }
-      z[0] += offset;
+      if (rules.numbers) z[0] += tile.added(rules, n, e);
       JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) z[k] -= normaliser(k, n, e);
-      exp_jet<S>(z, p);
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) w[k][n][e] = offset == kMinusInfinity ? 0 : p[k];
-    }
+      for (int k = 0; k < S; ++k) w[k][n][e] = z[k];
+    });
+    scale = 1;
   }
+  for_each_score<N>([&](int n, int e) {
+    float z[S], p[S];
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) z[k] = scale * w[k][n][e] - normaliser(k, n, e);
+    exp_jet<S>(z, p);
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) w[k][n][e] = p[k];
+  });
+  clear_hidden<S>(rules, tile, w);
 }
 
 // From the weights p and their gradients gp to the scores' gradients, in place of gp.
 template <int S, bool of_keys, int N, typename Share>
-__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<S, of_keys>& tile,
+__device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
                                      const Share& share, const float (&p)[S][N / 8][4],
                                      float (&gp)[S][N / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
-  JACHESS_UNROLL
-  for (int n = 0; n < N / 8; ++n) {
+  for_each_score<N>([&](int n, int e) {
+    const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
+    float weight[S], g[S], gs[S] = {};
     JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
-      float weight[S], g[S], gs[S] = {};
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) {
-        weight[k] = p[k][n][e];
-        g[k] = factor * gp[k][n][e] - share(k, n, e);
-      }
-      product_jet_backward_add<q, P>(weight, g, gs);
-      if (rules.softcap != 0) {
-        float s[S], uncapped[S];
-        JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) s[k] = tile.score(k, n, e);
-        const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
-        pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
-        JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
-      }
-      // A score that takes no part has the weight 0, but R may be NaN.
-      const bool hidden = weight[0] == 0;
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) gp[k][n][e] = hidden ? 0 : rules.scale * gs[k];
+    for (int k = 0; k < S; ++k) {
+      weight[k] = p[k][n][e];
+      g[k] = factor * gp[k][n][e] - share(k, n, e);
     }
-  }
+    product_jet_backward_add<q, P>(weight, g, gs);
+    if (rules.softcap != 0) {
+      float s[S], uncapped[S];
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) s[k] = tile.score(k, n, e);
+      const Derivatives<float> d = softcap_derivatives(s[0], rules.softcap);
+      pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, s, gs, uncapped);
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
+    }
+    JACHESS_UNROLL
+    for (int k = 0; k < S; ++k) gp[k][n][e] = rules.scale * gs[k];
+  });
+  clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: R may be NaN
 }
 
 template <typename T, int S, int V, Role role>
@@ -119,8 +131,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   };
   // Jets of l and R of some queries, [2][S][count]: of a tile's, or of the block's own.
   const auto jets_at = [&](int offset) { return reinterpret_cast<float*>(memory + offset); };
-  ScoreTile<S, of_keys> tile(memory + plan.scratch +
-                             warp * attention_scratch(S, rules.softcap != 0));
+  ScoreTile<N, of_keys> tile(memory + plan.scratch + warp * plan.own_scratch);
   const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
   const auto load_jets = [&](float* to, int count, int head, int query) {
     for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {
@@ -132,8 +143,9 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     }
   };
   const auto load_rows = [&](const JetHeads& x, int head, int count, int size, int from,
-                             const Tile<T>& to, int depth) {
-    load_tile<S>(to, rows_of<T>(x, block.batch, head, count, size, args.aligned), from, 0, depth);
+                             const Tile<T>& to, int depth, int shift) {
+    load_tile<S>(to, rows_of<T>(x, block.batch, head, count, size, args.aligned), from, 0, depth,
+                 shift);
   };
 
   // A step is a tile of other tokens of one of the heads that the block goes over.
@@ -147,10 +159,10 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
                       of_keys ? own_token : other};
   };
 
-  load_rows(args.own, block.owner, own_count, args.size, block.first, own, plan.depth);
+  load_rows(args.own, block.owner, own_count, args.size, block.first, own, plan.depth, plan.shift);
   if constexpr (role != Role::value)
     load_rows(args.own_second, block.owner, own_count, args.value_size, block.first, own_second,
-              plan.second_depth);
+              plan.second_depth, plan.second_shift);
   if constexpr (!of_keys) load_jets(jets_at(plan.own_jets), rows, block.owner, block.first);
   float sums[S][V / 8][4] = {};
   go_over(
@@ -165,9 +177,9 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         const int head = head_of(step), token = step % per_head * N;
         const int other_head = of_keys ? head : head / args.group;
         load_rows(args.other, other_head, other_count, args.size, token, other_of(stage),
-                  plan.depth);
+                  plan.depth, plan.shift);
         load_rows(args.other_second, other_head, other_count, args.value_size, token,
-                  other_second_of(stage), plan.second_depth);
+                  other_second_of(stage), plan.second_depth, plan.second_shift);
         if constexpr (of_keys) load_jets(jets_at(stage_at(stage) + plan.jets), N, head, token);
       },
       [&](int step, int stage) {
@@ -252,9 +264,11 @@ int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const
   plan.depth = depth_of(args.size);
   plan.second_depth = round_up(args.value_size, 16);
   plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
-  if (!make_plan<T, S>(of_keys ? problem.keys : problem.queries, role == Role::value ? 1 : 2,
-                       of_keys ? Jets::other : Jets::own, problem.softcap != 0,
-                       shared_memory_limit(queue.device), plan))
+  constexpr int N = attention_tile(S);
+  if (!make_plan<T, S, N>(of_keys ? problem.keys : problem.queries, role == Role::value ? 1 : 2,
+                          of_keys ? Jets::other : Jets::own,
+                          scratch_of<S>(problem, N, problem.softcap != 0),
+                          shared_memory_limit(queue.device), plan))
     return kNoTileFits;
   args.own = of_keys ? problem.key : problem.query;
   args.own_second = of_keys ? problem.value : gy;

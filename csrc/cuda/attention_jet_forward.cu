@@ -12,7 +12,7 @@
 //     keys     [N, size]      (x 2)    N                     [16, V]
 //     values   [N, V]         (x 2)    centre, L             per row
 //
-// N is 16 or 32; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
+// N is 16 to 64; V is 32 to 128, and wider values are shared out over blocks. The next tile of keys
 // and values is loaded behind the products of this one where two fit.
 #include "attention_launch.h"
 
@@ -36,35 +36,28 @@ struct RowState {
 template <typename T>
 constexpr float kHeadroom = std::is_same_v<T, Half> ? 0.0f : 4.0f;
 
-// Calls f(block, element) for every score of a lane.
-template <int N, typename F>
-__device__ inline void for_each_score(const F& f) {
-  JACHESS_UNROLL
-  for (int n = 0; n < N / 8; ++n) {
-    JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) f(n, e);
-  }
-}
+// A centre's primal part to subtract: 0 rather than the −inf of a query that has seen nothing yet,
+// whose weights and sums then become zeros and not NaN.
+__device__ inline float base_of(float centre) { return centre == kMinusInfinity ? 0 : centre; }
 
-// The jet of the weight of a score, zeros where it takes no part.
+// The jet of the weight of a score, `scale` times w.
 template <int S, int N>
-__device__ inline void weight_of(const float (&w)[S][N / 8][4], int n, int e, const float* centre,
-                                 float* weight) {
+__device__ inline void weight_of(const float (&w)[S][N / 8][4], int n, int e, float scale,
+                                 float base, const float* centre, float* weight) {
   float s[S];
+  s[0] = scale * w[0][n][e] - base;
   JACHESS_UNROLL
-  for (int k = 0; k < S; ++k) s[k] = w[k][n][e] - centre[k];
+  for (int k = 1; k < S; ++k) s[k] = scale * w[k][n][e] - centre[k];
   exp_jet<S>(s, weight);
-  JACHESS_UNROLL
-  for (int k = 0; k < S; ++k) weight[k] = w[0][n][e] == kMinusInfinity ? 0 : weight[k];
 }
 
 // Centres the rows whose largest score rises: at that score, and at the other streams of log L over
 // what they have seen, this tile included. What they have summed up so far is multiplied by the jet
 // of e^{old − new centre}.
 template <int S, int N, int V>
-__device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&rises)[2],
-                                   const float (&top)[2], RowState<S>& state,
-                                   float (&sums)[S][V / 8][4]) {
+__device__ inline void centre_rows(const float (&w)[S][N / 8][4], float scale,
+                                   const bool (&rises)[2], const float (&top)[2],
+                                   RowState<S>& state, float (&sums)[S][V / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
   float factor[2][S];
   JACHESS_UNROLL
@@ -74,14 +67,12 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
     JACHESS_UNROLL
     for (int s = 1; s < S; ++s) moved[s] = centre[s];
     moved[0] = rises[row] ? top[row] : centre[0];
-    // Against 0 rather than −inf, a query that has seen nothing yet gets zeros and not NaN.
-    const float base = moved[0] == kMinusInfinity ? 0 : moved[0];
-    const float shrink = exp_nonpositive(centre[0] - base);
+    const float base = base_of(moved[0]), shrink = fast_exp(centre[0] - base);
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) total[s] = shrink * state.sum[row][s];
     for_each_score<N>([&](int n, int e) {
       if (e / 2 != row) return;
-      weight_of<S, N>(w, n, e, moved, seen);
+      weight_of<S, N>(w, n, e, scale, base, moved, seen);
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) total[s] += seen[s];
     });
@@ -119,41 +110,49 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], const bool (&r
 // From the scores' products to the weights, in place; the denominators' sums; and, where rows are
 // centred anew, the numerators'.
 template <typename T, int S, int N, int V>
-__device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<S, false>& tile,
+__device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, false>& tile,
                                     float (&w)[S][N / 8][4], RowState<S>& state,
                                     float (&sums)[S][V / 8][4]) {
-  for_each_score<N>([&](int n, int e) {
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) w[k][n][e] *= rules.scale;
-  });
-  if (rules.softcap != 0) {
+  // Scaled first where it must be, in every tile of the launch alike, so that a query's weights are
+  // the same to the bit in a tile that hides something and in one that does not.
+  float scale = rules.scale;
+  if (rules.softcap != 0 || rules.numbers || !(scale > 0)) {
     for_each_score<N>([&](int n, int e) {
       float s[S];
       JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) s[k] = w[k][n][e];
-      cap_score<S>(rules.softcap, s);
+      for (int k = 0; k < S; ++k) s[k] = scale * w[k][n][e];
+      if (rules.softcap != 0) cap_score<S>(rules.softcap, s);
       JACHESS_UNROLL
       for (int k = 0; k < S; ++k) w[k][n][e] = s[k];
     });
+    scale = 1;
   }
-  if (tile.masked)
-    for_each_score<N>([&](int n, int e) { w[0][n][e] += tile.added(n, e); });  // NaN − ∞ is NaN
+  if (tile.changed) {
+    for_each_score<N>([&](int n, int e) {
+      const float added = tile.added(rules, n, e);
+      w[0][n][e] += added;  // NaN − ∞ is NaN
+      JACHESS_UNROLL
+      for (int k = 1; k < S; ++k) w[k][n][e] = added == kMinusInfinity ? 0 : w[k][n][e];
+    });
+  }
 
-  float top[2] = {kMinusInfinity, kMinusInfinity};
-  for_each_score<N>(
-      [&](int n, int e) { top[e / 2] = w[0][n][e] > top[e / 2] ? w[0][n][e] : top[e / 2]; });
+  float top[2] = {kMinusInfinity, kMinusInfinity}, base[2];
+  for_each_score<N>([&](int n, int e) { top[e / 2] = ::fmaxf(w[0][n][e], top[e / 2]); });
   bool rises[2];
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
     warp_reduce<Larger, 1, 4>(&top[row]);
+    top[row] *= scale;
     rises[row] = top[row] > state.centre[row][0] + kHeadroom<T>;
   }
   if (__any_sync(0xFFFFFFFFu, rises[0] || rises[1]))
-    centre_rows<S, N, V>(w, rises, top, state, sums);
+    centre_rows<S, N, V>(w, scale, rises, top, state, sums);
 
+  JACHESS_UNROLL
+  for (int row = 0; row < 2; ++row) base[row] = base_of(state.centre[row][0]);
   for_each_score<N>([&](int n, int e) {
     float weight[S];
-    weight_of<S, N>(w, n, e, state.centre[e / 2], weight);
+    weight_of<S, N>(w, n, e, scale, base[e / 2], state.centre[e / 2], weight);
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) {
       w[k][n][e] = weight[k];
@@ -195,10 +194,9 @@ __device__ inline void write_stats(const AttentionArguments& args, const ScorePl
   }
 }
 
-template <typename T, int S, int V>
+template <typename T, int S, int N, int V>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     forward_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int N = attention_tile(S);
   const AttentionPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
@@ -212,7 +210,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
 
   char* memory = dynamic_shared_memory();
   const Tile<T> queries = {reinterpret_cast<T*>(memory), rows, padded<T>(plan.depth)};
-  ScoreTile<S, false> tile(memory + plan.scratch + warp * attention_scratch(S, false));
+  ScoreTile<N, false> tile(memory + plan.scratch + warp * plan.own_scratch);
   const auto tile_at = [&](int stage, int offset, int depth) {
     char* start = memory + plan.first_stage + stage * plan.stage + offset;
     return Tile<T>{reinterpret_cast<T*>(start), N, padded<T>(depth)};
@@ -225,7 +223,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   load_tile<S>(
       queries,
       rows_of<T>(args.own, block.batch, block.owner, rules.queries, args.size, args.aligned),
-      block.first, 0, plan.depth);
+      block.first, 0, plan.depth, plan.shift);
   const int steps = (rules.keys + N - 1) / N;
   go_over(
       steps, plan.stages == 2,
@@ -237,11 +235,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         load_tile<S>(
             keys_of(stage),
             rows_of<T>(args.other, block.batch, key_head, rules.keys, args.size, args.aligned),
-            step * N, 0, plan.depth);
+            step * N, 0, plan.depth, plan.shift);
         load_tile<S>(values_of(stage),
                      rows_of<T>(args.other_second, block.batch, key_head, rules.keys,
                                 args.value_size, args.aligned),
-                     step * N, block.column, plan.second_depth);
+                     step * N, block.column, plan.second_depth, plan.second_shift);
       },
       [&](int step, int stage) {
         const ScorePlace place = place_of(step, strip);
@@ -261,21 +259,21 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
                        [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
 }
 
-template <typename T, int S, int V>
+template <typename T, int S, int N, int V>
 int launch_forward(AttentionArguments args, const AttentionProblem& problem, Queue queue) {
   const int value_size = round_up(args.value_size, 16);
   AttentionPlan& plan = args.plan;
   plan.depth = depth_of(args.size);
   plan.second_depth = value_size < V ? value_size : V;
   plan.chunks = (value_size + V - 1) / V;
-  if (!make_plan<T, S>(problem.queries, 1, Jets::none, false, shared_memory_limit(queue.device),
-                       plan))
+  if (!make_plan<T, S, N>(problem.queries, 1, Jets::none, scratch_of<S>(problem, N, false),
+                          shared_memory_limit(queue.device), plan))
     return kNoTileFits;
   args.aligned = heads_aligned<T>(problem.query, problem.size) &&
                  heads_aligned<T>(problem.key, problem.size) &&
                  heads_aligned<T>(problem.value, problem.value_size);
   const int64_t blocks = problem.batch * problem.heads * plan.tiles * plan.chunks;
-  return launch_with_shared(forward_kernel<T, S, V>, blocks, plan.warps * kWarp,
+  return launch_with_shared(forward_kernel<T, S, N, V>, blocks, plan.warps * kWarp,
                             static_cast<size_t>(plan.bytes), queue, args);
 }
 
@@ -289,11 +287,16 @@ int attention_jet_cuda(const AttentionProblem& problem, JetHeads y, void* stats,
   args.out = y;
   return dispatch_attention(problem, [&](auto* typed, auto streams) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    constexpr int S = decltype(streams)::value, V = kWidest<T, S>;
+    constexpr int S = decltype(streams)::value, N = attention_tile(S), V = kWidest<T, S>;
     if constexpr (V == 128) {
-      if (problem.value_size <= 64) return launch_forward<T, S, 64>(args, problem, queue);
+      // With sums for 64 columns, the registers hold the scores of twice as many keys.
+      if (problem.value_size <= 64 && problem.size <= 64) {
+        const int error = launch_forward<T, S, 2 * N, 64>(args, problem, queue);
+        if (error != kNoTileFits) return error;
+      }
+      if (problem.value_size <= 64) return launch_forward<T, S, N, 64>(args, problem, queue);
     }
-    return launch_forward<T, S, V>(args, problem, queue);
+    return launch_forward<T, S, N, V>(args, problem, queue);
   });
 }
 

@@ -2,7 +2,7 @@
 // tiles, and the results. A block owns up to 64 tokens of a head, 16 a warp, and goes over others:
 //
 //     shared memory   own tokens (and second operands)   a stage, or two       a warp's scratch
-//                     [S][warps x 16][depth]             [S][N][depth], twice  ScoreTile
+//                     [S][warps x 16][depth]             [S][N][depth], twice  ScoreTile, if needed
 //     loop            next tile on its way | wait | products of this one, softmax | next
 //
 // The first operand makes the scores, the second their gradients or the results. Jets of l and R
@@ -20,9 +20,11 @@ constexpr int kMostWarps = 4;
 struct AttentionPlan {
   int warps, stages;         // of a block; tiles of other tokens in shared memory at a time
   int depth, second_depth;   // entries of a token's operands there
+  int shift, second_shift;   // tile_shift of both
   int chunks, tiles;         // blocks that share own tokens, V result columns each; tiles of own
   int own_second, own_jets;  // places
   int first_stage, scratch;  // places
+  int own_scratch;           // bytes of a warp's
   int stage, second, jets;   // bytes of a stage; places in it
   int bytes;
 };
@@ -52,20 +54,33 @@ inline AttentionArguments attention_arguments(const AttentionProblem& problem, v
 // Entries of a token in shared memory: whole fragments, one of zeros where heads have no entries.
 inline int depth_of(int size) { return round_up(size > 0 ? size : 1, 16); }
 
-// Plans with `depth`, `second_depth` and `chunks` given: the largest block of which two fit a
-// multiprocessor, else the largest that fits one; false where none does. own: tokens of a head;
-// kept: how many operands of own tokens stay in shared memory; jets: whose jets lie there, own
-// queries' or others'.
+// Bytes of a warp's scratch: none where there is no mask and no dropout. capped: whether the scores
+// of a soft cap are kept, of S streams.
+template <int S>
+int scratch_of(const AttentionProblem& problem, int tile, bool capped) {
+  if (capped) return attention_scratch(tile, S);
+  const bool needed = problem.mask.kind != MaskKind::none || problem.dropout_p > 0;
+  return needed ? attention_scratch(tile, 0) : 0;
+}
+
+// Plans with `depth`, `second_depth` and `chunks` given, for tiles of N other tokens: the largest
+// block of which two fit a multiprocessor, else the largest that fits one; false where none does.
+// own: tokens of a head; kept: how many operands of own tokens stay in shared memory; jets: whose
+// jets lie there, own queries' or others'; scratch: bytes of a warp's.
 enum class Jets { none, own, other };
-template <typename T, int S>
-bool make_plan(int64_t own, int kept, Jets jets, bool scores, size_t limit, AttentionPlan& plan) {
-  constexpr int N = attention_tile(S), jet = 2 * S * static_cast<int>(sizeof(float));
+template <typename T, int S, int N>
+bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, AttentionPlan& plan) {
+  constexpr int jet = 2 * S * static_cast<int>(sizeof(float));
   const int row = S * attention_row(sizeof(T), plan.depth);
   const int second_row = S * attention_row(sizeof(T), plan.second_depth);
+  plan.shift = tile_shift<T>(plan.depth);
+  plan.second_shift = tile_shift<T>(plan.second_depth);
+  plan.own_scratch = scratch;
   plan.second = N * row;
   plan.jets = plan.second + N * second_row;
   plan.stage = plan.jets + (jets == Jets::other ? N * jet : 0);
-  for (const size_t share : {limit / 2, limit}) {
+  // A multiprocessor has 1 kB more than a block may take, and keeps 1 kB for itself of each block.
+  for (const size_t share : {(limit - 1024) / 2, limit}) {
     for (plan.warps = kMostWarps; plan.warps > 0; plan.warps /= 2) {
       if (plan.warps > 1 && own <= plan.warps / 2 * kStrip) continue;
       const int rows = plan.warps * kStrip;
@@ -75,7 +90,7 @@ bool make_plan(int64_t own, int kept, Jets jets, bool scores, size_t limit, Atte
       plan.first_stage = plan.own_jets + (jets == Jets::own ? rows * jet : 0);
       for (plan.stages = 2; plan.stages > 0; --plan.stages) {
         plan.scratch = plan.first_stage + plan.stages * plan.stage;
-        plan.bytes = plan.scratch + plan.warps * attention_scratch(S, scores);
+        plan.bytes = plan.scratch + plan.warps * scratch;
         if (static_cast<size_t>(plan.bytes) <= share && (plan.warps > 1 || share == limit))
           return true;
       }

@@ -58,32 +58,58 @@ __device__ inline Rows<T> rows_of(const JetHeads& x, int batch, int head, int co
           aligned};
 }
 
-// Starts loading columns [column, column + width) of `tile.rows` rows from `first` of every stream;
-// zeros beyond what there is. Done after copy_async_commit, copy_async_wait and __syncthreads.
-template <int S, typename T>
-__device__ inline void load_tile(const Tile<T>& tile, const Rows<T>& from, int first, int column,
-                                 int width) {
-  const int group = from.aligned ? 16 / static_cast<int>(sizeof(T)) : 1;
-  const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  const int pieces = width / group, across = pieces < threads ? pieces : threads;
-  const int down = threads / across, start = thread / across;
-  if (start >= down) return;
+// Elements of a piece that is copied at a time, where rows are aligned.
+template <typename T>
+constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+
+// log2 of the threads that load a row of `width` elements side by side: one for each piece, rounded
+// up to a power of two, and at most a warp.
+template <typename T>
+int tile_shift(int width) {
+  int shift = 0;
+  while (shift < 5 && kPiece<T> << shift < width) ++shift;
+  return shift;
+}
+
+// load_tile in pieces of `group` elements, 2^shift threads side by side.
+template <int S, int group, typename T>
+__device__ inline void load_pieces(const Tile<T>& tile, const Rows<T>& from, int first, int column,
+                                   int width, int shift) {
+  const int thread = static_cast<int>(threadIdx.x), down = static_cast<int>(blockDim.x) >> shift;
+  const int start = thread >> shift;
 #pragma unroll 1
-  for (int r = start; r < tile.rows; r += down) {
+  for (int c = (thread & ((1 << shift) - 1)) * group; c < width; c += group << shift) {
+    const int rows = column + c < from.size ? from.count - first : 0;
+    const T* source = from.data + (first + start) * from.row + column + c;
+    T* to = tile.at(0, start, c);
 #pragma unroll 1
-    for (int c = (thread - start * across) * group; c < width; c += across * group) {
-      const bool inside = first + r < from.count && column + c < from.size;
-      const T* source = from.data + (inside ? (first + r) * from.row + column + c : 0);
+    for (int r = start; r < tile.rows; r += down) {
+      const bool inside = r < rows;
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) {
-        T* to = tile.at(s, r, c);
-        if (from.aligned) {
-          copy_async_16(to, source + s * from.stream, inside);
+        T* const piece = to + s * tile.rows * tile.ld;
+        if constexpr (group > 1) {
+          copy_async_16(piece, inside ? source + s * from.stream : from.data, inside);
         } else {
-          *to = inside ? source[s * from.stream] : T{};
+          *piece = inside ? source[s * from.stream] : T{};
         }
       }
+      source += down * from.row;
+      to += down * tile.ld;
     }
+  }
+}
+
+// Starts loading columns [column, column + width) of `tile.rows` rows from `first` of every stream;
+// zeros beyond what there is. shift: tile_shift of the width. Done after copy_async_commit,
+// copy_async_wait and __syncthreads.
+template <int S, typename T>
+__device__ inline void load_tile(const Tile<T>& tile, const Rows<T>& from, int first, int column,
+                                 int width, int shift) {
+  if (from.aligned) {
+    load_pieces<S, kPiece<T>>(tile, from, first, column, width, shift);
+  } else {
+    load_pieces<S, 1>(tile, from, first, column, width, 5);
   }
 }
 

@@ -274,6 +274,42 @@ def test_large_heads(programs: Programs, size: int, value_size: int) -> None:
     check_case(programs("none"), tensors, q=2, causal=True)
 
 
+@pytest.mark.parametrize("size", [40, 72])
+def test_one_direction_over_many_keys(programs: Programs, size: int) -> None:
+    """Several tiles of keys, the last one ragged, of heads narrow and wide."""
+    tensors = inputs(1, 2, torch.bfloat16, 1, 1, 1, 20, 90, size)
+    check_case(programs("none"), tensors, q=1)
+
+
+def test_rows_of_more_pieces_than_a_warp_has_threads(programs: Programs) -> None:
+    """Rows of 64 pieces of 16 bytes, and one warp a block."""
+    tensors = inputs(1, 2, torch.float32, 1, 1, 1, 9, 11, 256)
+    check_case(programs("none"), tensors, q=1)
+
+
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4)])
+def test_a_tile_that_hides_something_gives_the_same_bits(
+    programs: Programs, q: int, streams: int
+) -> None:
+    """Queries that see all of 90 keys: the band ends there, or a mask hides what follows; whatever
+    follows. The scale is no power of two."""
+    long = inputs(q, streams, torch.bfloat16, 1, 1, 1, 20, 130, 40)
+    short = {name: t if name == "query" else t[:, :, :, :90] for name, t in long.items()}
+    mask = (torch.arange(130) < 90)[None, None, None]
+
+    def output(tensors: dict[str, Tensor], mask: Tensor | None, **settings: Any) -> bytearray:
+        return run_attention(programs("none"), tensors, mask, [], {"q": q, **settings})
+
+    band = output(short, None)
+    assert band == output(long, mask)
+    assert band == output(long, mask, window=(-1, 120))
+    # the first 64 keys' tile hides something from queries 0 to 5 alone
+    seen, _ = by_token(output(short, None, window=(-1, 60)), 0, long["query"])
+    first = {name: t if name == "query" else t[:, :, :, :80] for name, t in long.items()}
+    whole, _ = by_token(output(first, None), 0, long["query"])
+    assert torch.equal(seen[:, :, :, 19], whole[:, :, :, 19])
+
+
 def refuses(program: Path, tensors: dict[str, Tensor], q: int, shared_limit: int) -> None:
     """The backward, which with a soft cap needs most memory, starts no kernel."""
     y = torch.zeros(*tensors["query"].shape[:-1], tensors["value"].shape[-1])
