@@ -171,7 +171,7 @@ DERIVATIVES=("$PYTHON" -m benchmarks.derivatives "${COMMON[@]}" --parts)
 micro() { step "$1" 60 "${MICRO[@]}" -k "$2" --benchmark-json "$WORK/$1.json"; }
 step attention 90 "$PYTHON" -m benchmarks.attention_gpu --dtype "$DTYPE" --results "$WORK" \
   ${QUICK:+--tokens 128}
-step step_vs_plain 60 "${DERIVATIVES[@]}" step_vs_plain
+step step_vs_plain 150 "${DERIVATIVES[@]}" step_vs_plain
 micro operators test_operator
 micro jvp "attention or meanflow"
 micro ntk "gram or large_product"

@@ -571,6 +571,27 @@ def test_is_the_same_run_to_run(device: str, dtype: torch.dtype) -> None:
         assert same_for_any_threads(run)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [40, 64, 128])
+@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4)])
+def test_a_tile_that_hides_something_gives_the_same_bits(q: int, streams: int, size: int) -> None:
+    """Of queries that see all of 90 keys, whatever hides the rest; the scale is no power of two."""
+    given = inputs(streams, queries=20, keys=130, size=size, dtype=torch.bfloat16, device="cuda")
+    long = [leaf.detach() for leaf in given]
+    short = [long[0], *(leaf[:, :, :, :90] for leaf in long[1:])]
+    mask = torch.arange(130, device="cuda") < 90
+
+    def run(leaves: list[Tensor], mask: Tensor | None = None, **settings: Any) -> list[Tensor]:
+        leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+        y = ops.attention_jet(*leaves, mask, q=q, scale=0.3, **settings)
+        return [y, *torch.autograd.grad(y.square().sum(), leaves[:1])]
+
+    whole = run(short)
+    for other in (run(long, mask), run(long, mask, window=(-1, 120))):
+        for a, b in zip(whole, other, strict=True):
+            assert torch.equal(a, b)
+
+
 _PEAK = """
 import torch
 from jachess_ext import ops
