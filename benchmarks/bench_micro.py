@@ -387,6 +387,8 @@ def test_attention(
 
 @pytest.mark.parametrize("program", ["plain", "no graph", "kept graph", "torch.func"])
 def test_meanflow(timed: Timed, place: dict[str, Any], quick: bool, program: str) -> None:
+    if program == "torch.func" and place["device"] != "cpu" and place["dtype"].itemsize == 2:
+        pytest.skip("on a GPU torch.func.jvp of layer norm gives float32 tangents in 16 bits")
     step = training_step(program, place, quick)
     timed(step, "MeanFlow step, " + ("tiny" if quick else "DiT6x384-B2-T256"))
 
