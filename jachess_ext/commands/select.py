@@ -44,7 +44,6 @@ def select(
     tokens: float = 1.0,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
-    gpu_price: float | None = None,
     level: float = 0.9,
     out: Path | None = None,
     report: Path | None = None,
@@ -66,7 +65,6 @@ def select(
         tokens: Tokens of an example, for the FLOPs.
         epochs: Epochs over every subset, for the FLOPs.
         gpu_flops: FLOPs a second that training reaches, such as 1e14, for costs in GPU hours.
-        gpu_price: Price of a GPU hour, for costs in money.
         level: Probability of the intervals.
         out: File for the ranking, .csv or .json.
         report: File for one page of curves, predictions, ranking and cost, .html.
@@ -85,7 +83,7 @@ def select(
     losses = reader(table, metric=metric, **_reading(read, folder=table.is_dir()))
     selection = None
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
-    settings |= {"gpu_flops": gpu_flops, "gpu_price": gpu_price}
+    settings["gpu_flops"] = gpu_flops
     if confidence is not None:
         selection = scaling.sufficient_budget(losses, target, confidence, method, **settings)
         if selection is None:

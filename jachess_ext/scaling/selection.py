@@ -337,7 +337,6 @@ def select(
     tokens: float = 1.0,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
-    gpu_price: float | None = None,
 ) -> Selection:
     """Rank models by the loss they will have at the target.
 
@@ -361,7 +360,6 @@ def select(
         features: for logme, hscore and knn, {name: {score: value}}.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
         gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
-        gpu_price: of a GPU hour; costs are in money then.
 
     Raises:
         TableError: the table, or what of it the method needs, cannot be used.
@@ -386,14 +384,12 @@ def select(
             raise ValueError(f"{name} is {value}; expected a positive number of training examples")
     if budget is not None and target <= budget:
         raise ValueError(f"the target {target:g} is not above the budget {budget:g}")
-    rates = {"tokens": tokens, "epochs": epochs, "gpu_flops": gpu_flops, "gpu_price": gpu_price}
+    rates = {"tokens": tokens, "epochs": epochs, "gpu_flops": gpu_flops}
     for name, value in rates.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is {value}; expected a positive number")
     if gpu_flops is not None and tokens == 1:
         raise ValueError("GPU hours need the tokens of an example; give tokens=")
-    if gpu_price is not None and gpu_flops is None:
-        raise ValueError("gpu_price is of an hour; give gpu_flops too, operations a second")
     whole = read_table(table, metric=metric, test_rows=test_rows)
     read = whole.up_to(_sizes_below(whole, target)[-1] if budget is None else budget)
     unranked = too_few(read, method)
@@ -420,7 +416,6 @@ def select(
         full_costs=example * target * tokens * epochs,
         unranked=unranked,
         gpu_flops=gpu_flops,
-        gpu_price=gpu_price,
     )
 
 
@@ -543,7 +538,6 @@ class Selection:
         full_costs: operations of training each on the target's data once (FullTuning), [n].
         unranked: the models that have too few sizes for the method, each with a sentence.
         gpu_flops: operations a second, for costs in GPU hours; None: costs are in FLOPs.
-        gpu_price: of a GPU hour, for costs in money.
         unit: what `costs` are told in; "" where that is not known.
 
     Example:
@@ -571,7 +565,6 @@ class Selection:
     full_costs: Array
     unranked: Mapping[str, str] = field(default_factory=dict)
     gpu_flops: float | None = None
-    gpu_price: float | None = None
     unit: str = "FLOPs"
 
     def __repr__(self) -> str:
@@ -593,29 +586,24 @@ class Selection:
 
     @property
     def cost_unit(self) -> str:
-        """What costs are shown in: `unit`, GPU hours where their speed is known, or money."""
-        if self.gpu_flops is None:
-            return self.unit
-        return "GPU h" if self.gpu_price is None else "money"
+        """What costs are shown in: `unit`, or GPU hours where their speed is known."""
+        return self.unit if self.gpu_flops is None else "GPU h"
 
     def in_unit(self, flops: Any) -> Any:
         """Return costs in `cost_unit`."""
-        hours = flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
-        return hours if self.gpu_price is None else hours * self.gpu_price
+        return flops if self.gpu_flops is None else flops / (3600 * self.gpu_flops)
 
     def cost_number(self, flops: float) -> str:
-        """Return a cost in `cost_unit` without it: 1.23 × 10¹⁵, 0.6000, 12.30."""
+        """Return a cost in `cost_unit` without it: 1.23 × 10¹⁵, 0.6000."""
         cost = self.in_unit(flops)
         if not math.isfinite(cost):
             return DASH
-        if self.gpu_flops is None:
-            return scientific(cost)
-        return number(cost) if self.gpu_price is None else f"{cost:,.2f}"
+        return scientific(cost) if self.gpu_flops is None else number(cost)
 
     def cost_text(self, flops: float) -> str:
-        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h, or a sum of money."""
+        """Return a cost in words: 1.23 × 10¹⁵ FLOPs, 0.6000 GPU h."""
         cost = self.cost_number(flops)
-        return cost if cost == DASH or self.gpu_price else f"{cost} {self.cost_unit}".rstrip()
+        return cost if cost == DASH else f"{cost} {self.cost_unit}".rstrip()
 
     @property
     def names(self) -> tuple[str, ...]:

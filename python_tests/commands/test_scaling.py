@@ -102,7 +102,6 @@ BAD = [
     (["select", "{}", "--target", "100"], "no size below the target"),
     (["select", "{}.none", "--target", "100"], "cannot be read"),
     (["select", "{}", "--target", "3276800", "--reference", "x"], "'x' is not in the table"),
-    (["select", "{}", "--target", "3276800", "--gpu-price", "2"], "give gpu_flops too"),
     (["select", "{}", "--target", "0"], "target is 0"),
     (["select", "{}", "--target", "9", "--read", "colour", "x"], "--read knows model, size"),
     (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),

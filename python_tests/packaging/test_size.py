@@ -14,14 +14,14 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "attack": 773,
-    "commands": 890,
+    "commands": 888,
     "compare": 4347,
     "demo": 411,
     "jet": 7472,
     "live": 1503,
     "ntk": 2986,
     "ops": 2065,
-    "scaling": 6004,
+    "scaling": 5992,
     "smoothness": 1886,
     "training": 2980,
     ".": 1206,
