@@ -316,11 +316,7 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
 
 @jet_rule("triangular_solve")
 def triangular_solve(
-    input: Any,
-    A: Any,
-    upper: bool = True,
-    transpose: bool = False,
-    unitriangular: bool = False,
+    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
     """Return (X, A) of A X = B, as the deprecated function of torch does."""
     input, A = _in_single(input), _in_single(A)
@@ -329,7 +325,8 @@ def triangular_solve(
     solution = torch.linalg.solve_triangular(
         factor, input, upper=upper != transpose, unitriangular=unitriangular
     )
-    return torch.return_types.triangular_solve((solution, A.clone()))
+    copy = A.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as torch's
+    return torch.return_types.triangular_solve((solution, copy))
 
 
 @jet_rule(torch.linalg.cond)
