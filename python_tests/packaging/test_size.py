@@ -17,7 +17,7 @@ LINES = {
     "commands": 888,
     "compare": 4347,
     "demo": 411,
-    "jet": 7470,
+    "jet": 7469,
     "live": 1503,
     "ntk": 2986,
     "ops": 2065,
