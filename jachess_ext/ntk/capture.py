@@ -727,6 +727,10 @@ def capture(
         RuntimeError: samples depend on one another; a parameter is used in a new way.
     """
     samples = side.samples
+    first = samples.name not in watched.separate and samples.count > 1
+    if first and len(rows) == 1:  # which alone shows no mixing
+        capture(watched, outputs, side, side.rows)
+        first = False
     with evaluating(watched.model):
         f, calls, unbatched = _watched_forward(
             watched, outputs, side.layout, samples.rows(rows), len(rows), inputs_only=True
@@ -737,7 +741,6 @@ def capture(
                 f"parameter {name!r}: {reason}, which the first samples did not show; "
                 "method='per_sample' takes exact gradients sample by sample"
             )
-        first = samples.name not in watched.separate and len(rows) > 1
         if first:
             _require_same_values(outputs, samples, rows, f.detach())
         separation = Separation(f) if first and calls else None
@@ -1049,11 +1052,7 @@ def probe(watched: Watched, outputs: OutputMap, samples: Samples) -> Probe:
     }
     watched.fallback.update(unbatched)
     found = Probe(samples, layout, rows, signs, gradients, parts, -(-meter.total // _PROBED), noise)
-    wrong = _not_whole(watched, found)
-    if (wrong or unbatched) and rows[0] != rows[1]:
-        capture(watched, outputs, found, rows)  # raises where it is because samples are mixed
-        watched.separate.discard(samples.name)
-    watched.fallback.update(dict.fromkeys(wrong, _NOT_WHOLE))
+    watched.fallback.update(dict.fromkeys(_not_whole(watched, found), _NOT_WHOLE))
     for name in watched.fallback:
         parts.pop(name, None)
     return found

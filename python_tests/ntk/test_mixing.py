@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jachess_ext as jx
+from jachess_ext.ntk.api import Job
 
 from .oracles import kernel
 
@@ -58,6 +59,28 @@ def inputs(samples: int) -> Tensor:
 def test_mixing_is_refused(name: str, outputs: int, samples: int) -> None:
     with pytest.raises(RuntimeError, match="depend on the other samples"):
         jx.ntk(Model(outputs, MIXING[name]), inputs(samples))
+
+
+@pytest.mark.parametrize("samples", [2, 3, 7])
+@pytest.mark.parametrize("name", [*MIXING, *SEPARATE])
+def test_mixing_is_refused_in_blocks_of_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, samples: int
+) -> None:
+    """Though no sample has company there."""
+    plan = Job._plan_blocks
+
+    def planned(job: Job, limit: int | None) -> int:
+        workspace = plan(job, limit)
+        job._block = 1
+        return workspace
+
+    monkeypatch.setattr(Job, "_plan_blocks", planned)
+    model, x = Model(2, (MIXING | SEPARATE)[name]), inputs(samples)
+    if name in SEPARATE:
+        torch.testing.assert_close(jx.ntk(model, x), _kernel(model, x), rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(RuntimeError, match="depend on the other samples"):
+        jx.ntk(model, x)
 
 
 @pytest.mark.parametrize("samples", [5, 40])

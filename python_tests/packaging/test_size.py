@@ -19,7 +19,7 @@ LINES = {
     "demo": 411,
     "jet": 7469,
     "live": 1503,
-    "ntk": 2986,
+    "ntk": 2985,
     "ops": 2065,
     "scaling": 5992,
     "smoothness": 1886,
