@@ -249,9 +249,8 @@ def gradient_of_tokens(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
 
 def learns_prompts(model: nn.Module) -> bool:
     """Tell whether peft puts virtual tokens or a prefix before the model's own tokens."""
-    return getattr(
-        getattr(unwrapped(model), "active_peft_config", None), "is_prompt_learning", False
-    )
+    config = getattr(unwrapped(model), "active_peft_config", None)
+    return getattr(config, "is_prompt_learning", False)
 
 
 def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
@@ -270,11 +269,14 @@ def drawn_modules(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(sorted({name.rpartition(".")[0] for name, known in loaded.items() if not known}))
 
 
+def without_peft(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, data-parallel wrappers and peft."""
+    inner: Any = unwrapped(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def backbone_of(model: nn.Module) -> nn.Module:
     """Return the model without its head, inside wrappers and peft."""
-    inner = unwrapped(model)
-    unwrap_peft = getattr(inner, "get_base_model", None)
-    if unwrap_peft is not None:
-        inner = cast(nn.Module, unwrap_peft())  # type: ignore[operator]
+    inner = without_peft(model)
     base = getattr(inner, "base_model", inner)
     return base if isinstance(base, nn.Module) else inner

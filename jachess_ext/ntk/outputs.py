@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models import learns_prompts
+from ..models import learns_prompts, without_peft
 from ..smoothness.decision import NO_LABEL
 
 Batch = Mapping[str, Any] | Tensor
@@ -260,8 +260,7 @@ class OutputMap:
 
     @property
     def _base(self) -> nn.Module:
-        """Return the model without peft's wrapper."""
-        return getattr(self.model, "get_base_model", lambda: self.model)()
+        return without_peft(self.model)
 
     @property
     def _encoder_decoder(self) -> bool:

@@ -138,11 +138,6 @@ def _power(table: LossTable, target: float, known: Known) -> Forecast:
     return _of_law(table, target, "power", table.trained, table.trained_losses)
 
 
-def _lensllm(table: LossTable, target: float, known: Known) -> Forecast:
-    """Predict by Eq. 10 with F free: F is a number then, as D_l is."""
-    return _rectified(table, target, known)
-
-
 def _of_law(table: LossTable, target: float, law: str, sizes: Array, losses: Array) -> Forecast:
     """Forecast by a fitted law; without a width where it has as many parameters as sizes."""
     from .fitting import fit  # needs torch
@@ -208,7 +203,8 @@ def _all_sizes(table: LossTable) -> Array:
 
 METHODS: dict[str, Method] = {
     "blend": Method(_blend, "losses", "all", FEWEST_SIZES, FEWEST_SIZES),
-    "lensllm": Method(_lensllm, "losses", "all", 4, 5, reads_zero=True),
+    # Eq. 10 with F free: a number, as D_l is, so that both are one.
+    "lensllm": Method(_rectified, "losses", "all", 4, 5, reads_zero=True),
     "rectified": Method(_rectified, "losses", "all", 4, 5, reads_zero=True),
     "power": Method(_power, "losses", "all", 4, 5),
     "ats": Method(_ats, "losses", "walk", 2, 3),

@@ -25,7 +25,6 @@ from .settings import (
     Randomness,
     Scope,
     Settings,
-    StepOutput,
     check_penalty,
 )
 
@@ -158,11 +157,19 @@ def measure_base(
 
 
 @dataclass(kw_only=True)
-class JacHessOutput(StepOutput):
+class JacHessOutput:
     """Penalty of a step, with the model's output and the norms.
 
     Attributes:
-        loss, model_output, skipped, empty: as in `StepOutput`.
+        loss: the penalty times its strength, a scalar; differentiable.
+        model_output: the model's own output for the batch, plain tensors, with its task loss
+            where the batch had labels; on the same graph.
+        skipped: None, unless the penalty was not finite, so that this step teaches nothing:
+            ``loss`` and ``total`` are then a zero without any parameter's gradient.  It is the
+            number of the first layer (of those chosen) that was not finite.
+        empty: this rank of a data-parallel model had no real token.  It computed on a single token
+            in its place, to take part in the others' collectives: ``loss`` and ``total`` are zero
+            with zero gradients, and the norms are that token's.
         jacobian, hessian: ``[K]``, unweighted batch means as in `Smoothness`; ``hessian`` is None
             without a Hessian term.
         smoothness: the norms per token, too.
@@ -173,9 +180,35 @@ class JacHessOutput(StepOutput):
         True
     """
 
+    loss: Tensor
+    model_output: Any
+    skipped: int | None = None
+    empty: bool = False
     jacobian: Tensor
     hessian: Tensor | None
     smoothness: Smoothness
+
+    @property
+    def total(self) -> Tensor:
+        """Task loss + penalty, to be minimised.
+
+        Raises:
+            ValueError: the model computed no task loss.
+        """
+        if self.skipped is not None or self.empty:
+            return self.loss
+        task = getattr(self.model_output, "loss", None)
+        if task is None:
+            raise ValueError(
+                "the model returned no task loss: train mode needs 'labels' in the batch (and a "
+                "model with a head); for unlabelled data use .loss"
+            )
+        return task + self.loss
+
+    def stand_in_loss(self) -> Tensor:
+        """Return a zero whose gradients are zero for all that took part."""
+        task = getattr(self.model_output, "loss", None)
+        return (self.loss if task is None else self.loss + task) * 0
 
 
 class JacHess:

@@ -1,4 +1,4 @@
-"""Settings of the estimators, their random numbers, and the base of a penalty's output."""
+"""Settings of the estimators, and their random numbers."""
 
 from __future__ import annotations
 
@@ -184,47 +184,3 @@ def sample_dimensions(
     numbers = sample_directions(token, 1, width, seed=counter.seed, offset=counter.next_offset())
     order = numbers.flatten().argsort(stable=True)
     return order[: min(settings.dimensions, width)], 1.0
-
-
-@dataclass(kw_only=True)
-class StepOutput:
-    """One step's penalty and the model's output with it.
-
-    Attributes:
-        loss: the penalty times its strength, a scalar; differentiable.
-        model_output: the model's own output for the batch, plain tensors, with its task loss
-            where the batch had labels; on the same graph.
-        skipped: None, unless the penalty was not finite, so that this step teaches nothing:
-            ``loss`` and ``total`` are then a zero without any parameter's gradient.  JacHess gives
-            the number of the first layer (of those chosen) that was not finite, else it is 0.
-        empty: this rank of a data-parallel model had no real token.  It computed on a single token
-            in its place, to take part in the others' collectives: ``loss`` and ``total`` are zero
-            with zero gradients, and norms and figures are that token's.
-    """
-
-    loss: Tensor
-    model_output: Any
-    skipped: int | None = None
-    empty: bool = False
-
-    @property
-    def total(self) -> Tensor:
-        """Task loss + penalty, to be minimised.
-
-        Raises:
-            ValueError: the model computed no task loss.
-        """
-        if self.skipped is not None or self.empty:
-            return self.loss
-        task = getattr(self.model_output, "loss", None)
-        if task is None:
-            raise ValueError(
-                "the model returned no task loss: train mode needs 'labels' in the batch (and a "
-                "model with a head); for unlabelled data use .loss"
-            )
-        return task + self.loss
-
-    def stand_in_loss(self) -> Tensor:
-        """Return a zero whose gradients are zero for all that took part."""
-        task = getattr(self.model_output, "loss", None)
-        return (self.loss if task is None else self.loss + task) * 0

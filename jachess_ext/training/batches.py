@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import find_labels
 
-from ..models import in_mode, unwrapped, without_labels
+from ..models import in_mode, unwrapped, without_labels, without_peft
 from ..smoothness.decision import NO_LABEL
 
 Batch = Mapping[str, Any]
@@ -226,8 +226,7 @@ def without_padding_targets(model: nn.Module, batch: Any) -> Any:
 
 def is_causal(model: nn.Module) -> bool:
     """Tell whether the model predicts each next token."""
-    inner: Any = unwrapped(model)
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    inner = without_peft(model)
     named = type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     return named or getattr(inner, "loss_type", None) == "ForCausalLM"
 
@@ -238,19 +237,18 @@ def with_decoder_inputs(model: nn.Module, batch: Mapping[str, Any]) -> dict[str,
     Without them, a pass without labels (label smoothing's, a penalty's) would have other inputs.
     Blenderbot, M2M100 and others shift the labels by a function of their file, not by a method.
     """
-    inner: Any = unwrapped(model)
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    inner: Any = without_peft(model)
     labels = batch.get("labels")
     given = any(batch.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds"))
     if given or not isinstance(labels, Tensor) or labels.ndim != 2:
         return dict(batch)
-    labels = labels.clone()  # FSMT's method writes its padding into them
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
-        return {**batch, "decoder_input_ids": inner.prepare_decoder_input_ids_from_labels(labels)}
+        made = inner.prepare_decoder_input_ids_from_labels(labels.clone())  # FSMT's writes into it
+        return {**batch, "decoder_input_ids": made}
     shift = getattr(sys.modules[type(inner).__module__], "shift_tokens_right", None)
     if shift is None or not type(inner).__name__.endswith("ForConditionalGeneration"):
         return dict(batch)
-    made = shift(labels, inner.config.pad_token_id, inner.config.decoder_start_token_id)
+    made = shift(labels.clone(), inner.config.pad_token_id, inner.config.decoder_start_token_id)
     return {**batch, "decoder_input_ids": made}
 
 

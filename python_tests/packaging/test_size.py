@@ -19,12 +19,12 @@ LINES = {
     "demo": 411,
     "jet": 7469,
     "live": 1503,
-    "ntk": 2985,
+    "ntk": 2984,
     "ops": 2065,
-    "scaling": 5992,
-    "smoothness": 1886,
-    "training": 2980,
-    ".": 1206,
+    "scaling": 5988,
+    "smoothness": 1875,
+    "training": 2978,
+    ".": 1208,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a
 number; one that raises it says why in its message."""
