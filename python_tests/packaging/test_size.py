@@ -23,7 +23,7 @@ LINES = {
     "ops": 2065,
     "scaling": 5988,
     "smoothness": 1875,
-    "training": 2978,
+    "training": 2890,
     ".": 1208,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a
