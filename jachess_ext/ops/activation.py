@@ -122,12 +122,7 @@ def _activated(x: Tensor, kind: str, q: int) -> list[Tensor]:
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
-    """Push a jet as `activation_jet`, in pure torch, on any device.
-
-    Example:
-        >>> activation_jet_reference(torch.tensor([2.0, 1.0]), "relu", 1)
-        tensor([2., 1.])
-    """
+    """Push a jet as `activation_jet`, in pure torch, on any device."""
     return torch.stack(_activated(x, kind, q)).to(x.dtype)
 
 
@@ -152,13 +147,7 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
 
 
 def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
-    """Push jets as `gated_activation_jet`, in pure torch, on any device.
-
-    Example:
-        >>> g, u = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 0.0])
-        >>> gated_activation_jet_reference(g, u, "relu", 1)
-        tensor([6., 3.])
-    """
+    """Push jets as `gated_activation_jet`, in pure torch, on any device."""
     check_shape("u", u, g.shape)
     return torch.stack(product_jet(_activated(g, kind, q), split_streams(u, q), q)).to(g.dtype)
 

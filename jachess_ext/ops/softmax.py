@@ -18,10 +18,6 @@ def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, dim: int = -1
 
     Args:
         dim: the dimension of the softmax, negative: counted from the last.
-
-    Example:
-        >>> softmax_jet_reference(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)[1]
-        tensor([ 0.5000, -0.5000])
     """
     s = split_streams(x, q)
     # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.

@@ -20,10 +20,10 @@ LINES = {
     "jet": 7469,
     "live": 1503,
     "ntk": 2984,
-    "ops": 2065,
+    "ops": 1998,
     "scaling": 5988,
     "smoothness": 1875,
-    "training": 2890,
+    "training": 2889,
     ".": 1208,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a

@@ -60,7 +60,6 @@ class JacHess(WithModes, name="jachess"):
     Attributes:
         regulariser: the `jx.JacHess` of the run, once the method is bound.
         dual: the schedule of mode unlab, once training began.
-
     """
 
     modes = ("train", "joint", "unlab")

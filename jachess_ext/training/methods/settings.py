@@ -26,7 +26,7 @@ def choice(default: str, choices: tuple[str, ...]) -> Any:
 
 def fixed(value: Any) -> Any:
     """Declare that the method has this value of a setting of its base, and none can be given."""
-    return field(default=value, init=False)
+    return field(default=value, init=False, repr=False)
 
 
 def _kind(expected: str, good: Callable[[Any], bool]) -> Callable[[Any], Any]:
