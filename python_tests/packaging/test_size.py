@@ -22,8 +22,8 @@ LINES = {
     "ntk": 2984,
     "ops": 1998,
     "scaling": 5988,
-    "smoothness": 1875,
-    "training": 2889,
+    "smoothness": 1867,
+    "training": 2892,
     ".": 1208,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a

@@ -85,6 +85,7 @@ class Method:
     _drawn_for = -1  # the step that `generator` draws for
 
     def __init_subclass__(cls, name: str | None = None) -> None:
+        # Methods compare and hash as objects: settings may be lists, and a bound copy is not equal.
         dataclasses.dataclass(kw_only=True, eq=False)(cls)
         if name is not None:
             cls.name = name
@@ -137,7 +138,7 @@ class Method:
         Raises:
             ValueError: the trainer lacks what the method needs.
         """
-        bound = copy.copy(self)
+        bound = copy.copy(self)  # the method itself stays unbound, for the next trial of a search
         bound.trainer = trainer
         bound.prepare()
         return bound

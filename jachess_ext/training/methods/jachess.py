@@ -180,7 +180,6 @@ class JacHess(WithModes, name="jachess"):
             return Loss(*run(inputs))
         self.regulariser.model = model
         if self.mode == "train":
-            self._require_labels(inputs)
             one_pass: Any = OnePass(model, self.regulariser)
             task, outputs = run(inputs, one_pass)
             out = one_pass.result
@@ -197,15 +196,6 @@ class JacHess(WithModes, name="jachess"):
             return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
         figures = {"jacobian": out.jacobian, "hessian": out.hessian}
         return Loss(task, outputs, out.loss, figures)
-
-    def _require_labels(self, inputs: Batch) -> None:
-        names = self.trainer.label_names or ["labels"]
-        if not any(inputs.get(name) is not None for name in names):
-            raise ValueError(
-                f"mode='train' adds the penalty to a labelled batch's task loss, but the batch has "
-                f"none of {', '.join(names)}; it has {', '.join(inputs)}. Give labels, or use "
-                "mode='joint' or 'unlab' with unlabelled_dataset=..."
-            )
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
         if self.regulariser.on_nonfinite == "raise":

@@ -362,34 +362,46 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     that predict one.  Columns before the batch's own are a prompt's.
 
     Raises:
-        ValueError: the labels or the mask are of other tokens than the logits, as in CTC.
+        ValueError: the labels or the mask are of other tokens than the logits, as in CTC; or there
+            are decisions of other things than rows and tokens, as in segmentation.
     """
-    if apart.ndim != 2:
+    if apart.ndim not in (1, 2):
+        raise ValueError(
+            f"the model's logits have {apart.ndim + 1} dimensions; methods that compare passes "
+            "expect a decision for each row [B, C] or token [B, T, C]; use another method"
+        )
+    if apart.ndim == 1:
         return apart.mean()
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
         labels is not None or "decoder_input_ids" in batch
     ):
         mask = batch.get("decoder_attention_mask")
-    shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
     labelled = labels != NO_LABEL if isinstance(labels, Tensor) else None
-    for name, given in (("attention mask", mask), ("labels", labelled)):
-        if isinstance(given, Tensor) and given.ndim == 2:
-            before = (apart.shape[1] - given.shape[1], 0)
-            own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
-            if before[0] < 0 or (before[0] and own.isdisjoint(batch)):
-                raise ValueError(
-                    f"the {name} [B, {given.shape[1]}] does not match the model's logits "
-                    f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be "
-                    "told; give labels of one token per decision, or use a method without passes "
-                    "that are compared"
-                )
-            decided &= nn.functional.pad(given.bool(), before)
-            if name == "attention mask":
-                shown &= nn.functional.pad(given.bool(), before, value=True)
+    decided = _of_decisions(mask, "attention mask", apart, batch)
+    decided &= _of_decisions(labelled, "labels", apart, batch)
     if is_causal(model):
-        apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
+        # Each token decides the next one.  A prompt is seen, though nothing in it is decided.
+        seen = _of_decisions(mask, "attention mask", apart, batch, prompt=True)
+        apart, decided = apart[:, :-1], decided[:, 1:] & seen[:, :-1]
     return apart[decided].sum() / decided.sum().clamp(min=1)
+
+
+def _of_decisions(
+    given: Any, name: str, apart: Tensor, batch: Batch, prompt: bool = False
+) -> Tensor:
+    """Return a mask of the batch's tokens as one of the decisions ``[B, T]``; all without one."""
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        return torch.ones_like(apart, dtype=torch.bool)
+    before = apart.shape[1] - given.shape[1]
+    own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
+    if before < 0 or (before and own.isdisjoint(batch)):
+        raise ValueError(
+            f"the {name} [B, {given.shape[1]}] does not match the model's logits "
+            f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be told; give "
+            "labels of one token per decision, or use a method without passes that are compared"
+        )
+    return nn.functional.pad(given.bool(), (before, 0), value=prompt)
 
 
 def draw_noise(
