@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
-    "attack": 773,
+    "attack": 699,
     "commands": 888,
     "compare": 4347,
     "demo": 411,
