@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -248,6 +249,7 @@ def test_settings_make_the_method_again(name: str) -> None:
     made = parse_method(name)
     assert made.name == name and made.replace().settings == made.settings
     assert type(made)(**made.settings).settings == made.settings == pickled(made).settings
+    assert eval(repr(made), vars(sys.modules[type(made).__module__])).settings == made.settings
     if (knob := made.knob) is not None:
         other = made.replace(**{knob: 0.3})
         assert other.settings == made.settings | {knob: 0.3} != made.settings
