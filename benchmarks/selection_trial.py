@@ -59,7 +59,6 @@ from jachess_ext.live import select_live, trial
 from jachess_ext.live.choice import RUNS
 from jachess_ext.live.plan import Plan, make_plan
 from jachess_ext.scaling import Ask, LossTable, coverage, select
-from jachess_ext.scaling.baselines import FEATURE_SCORES
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
@@ -187,7 +186,7 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
 COLUMNS = [
     *("data", "seed", "model", "parameters", "rows", "part", "dev_loss", "accuracy"),
     *("training_flops", "judging_flops", "seconds", "true_loss", "true_accuracy"),
-    *("features_flops", *FEATURE_SCORES, *(f"ranker_{name}" for name in FEATURE_SCORES)),
+    *("features_flops", *SCORES, *(f"ranker_{name}" for name in SCORES)),
     "exponent",
 ]
 """Of the runs.  `part`: of the steps of the full run, or 1; `true_loss`, `true_accuracy`: on
@@ -294,7 +293,7 @@ def ranker_scores(plan: Plan, out: Path) -> dict[str, dict[str, float]]:
     scores: dict[str, dict[str, float]] = {}
     for candidate in plan.candidates:  # the library names a model by the end of its path
         mine = scores.setdefault(Path(candidate.model).name, {})
-        for name in FEATURE_SCORES:
+        for name in SCORES:
             result = ranker.run([candidate.model], estimator=name, device="cpu", batch_size=64)
             mine[f"ranker_{name}"] = float(next(iter(result.scores.values())))
     write_text(path, json.dumps(scores))
@@ -487,7 +486,7 @@ def _frozen(replay: Replay) -> Iterator[dict[str, Any]]:
     start: dict[str, Any] = {name: replay.run[name, 0, 1.0] for name in replay.names}
     cost = sum(run.features_flops for run in start.values())
     for of, prefix in (("", ""), ("TransformerRanker ", "ranker_")):
-        for score in FEATURE_SCORES:
+        for score in SCORES:
             values = {name: getattr(run, prefix + score) for name, run in start.items()}
             yield replay.choice(of + score, "", max(values, key=values.__getitem__), cost)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
-    from .selection import Run, Selection, select, sufficient_budget
+    from .selection import Run, Selection, select
     from .tables import read_table
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "read_table",
     "rel_acc",
     "select",
-    "sufficient_budget",
 ]
 
 _MODULES = {
@@ -57,7 +56,6 @@ _MODULES = {
     "read_runs": "readers",
     "rel_acc": "metrics",
     "select": "selection",
-    "sufficient_budget": "selection",
 }
 
 

@@ -19,7 +19,7 @@ from .runs import (
     to_forecast,
     worst_value,
 )
-from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
+from .selection import DEFAULT, METHODS, Selection, forecast_each
 from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
@@ -381,13 +381,12 @@ class Search:
             parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
             metric=self.metric,
         )
-        known = Known(gamma=self.gamma, tau=self.tau)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
             target=target,
             table=table,
-            forecast=forecast_each(table, target, name, known),
+            forecast=forecast_each(table, target, name, self.gamma, self.tau),
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
             unit=self.unit,
@@ -548,11 +547,6 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if METHODS[self.method].needs == "features":
-            raise DataError(
-                f"{self.method} reads the models' features, which a search is not told; give them "
-                "to `select`, or take another method"
-            )
         for name in ("confidence", "drop"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

@@ -173,7 +173,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": 1 / 100}, "a subset needs 16 rows or more"),
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
-    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
     ({"target": 0}, "target is 0"),
@@ -287,7 +286,6 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     said, missing = selection.selections()
     assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
     assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "reads scores of frozen" in missing["knn"]
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
     assert flops["spent"] == flops["training"] + 60
@@ -477,7 +475,7 @@ def test_from_files_to_a_ranking(whole: Whole) -> None:
     records = selection.records
     assert [record["size"] for record in records] == [s for s in (0, 8, 16, 32, 64) for _ in "ab"]
     said, missing = selection.selections()
-    assert set(missing) == {"logme", "hscore", "knn"} and len(said) == 8
+    assert not missing and len(said) == 8
     assert selection.search.selection().has_intervals
     flops = selection.flops
     assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"]
@@ -504,12 +502,7 @@ def test_a_finished_selection_is_read_not_repeated(
     assert "stopped: every planned size was run" in printed and "% of training all" in printed
 
 
-LIVE_METHODS = [
-    name for name, method in METHODS.items() if method.needs not in ("weights", "features")
-]
-
-
-@pytest.mark.parametrize("method", LIVE_METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
@@ -664,7 +657,7 @@ def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
         main(["select-live", "--help"])
     shown = capsys.readouterr().out
     options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", shown))
-    assert all(re.search(rf"\b{name}\b", shown) for name in LIVE_METHODS)
+    assert all(re.search(rf"\b{name}\b", shown) for name in METHODS)
     assert all(name in shown for name in Recipe.__dataclass_fields__)
     assert {"--models", "--task", "--keep-winner"} < options
     assert len(options) <= 15 and "--no-keep-winner" not in options

@@ -21,7 +21,7 @@ LINES = {
     "live": 1503,
     "ntk": 2984,
     "ops": 2065,
-    "scaling": 5988,
+    "scaling": 5754,
     "smoothness": 1875,
     "training": 2978,
     ".": 1208,

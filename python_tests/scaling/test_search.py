@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
-from jachess_ext.scaling.selection import METHODS, Known, forecast_each
+from jachess_ext.scaling.selection import METHODS, forecast_each
 
 SIZES = (4, 8, 16, 32, 64)
 Loss = Callable[[Ask], float]
@@ -348,10 +348,7 @@ def noisy() -> Search:
     return search
 
 
-READY = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
-
-
-@pytest.mark.parametrize("method", READY)
+@pytest.mark.parametrize("method", METHODS)
 def test_other_methods_are_those_of_select(noisy: Search, method: str) -> None:
     table = LossTable(
         names=("a", "b", "c"),
@@ -374,7 +371,7 @@ def test_a_model_stopped_early_keeps_its_own_sizes(noisy: Search) -> None:
         if names[0] == "a":
             losses[0, sizes > last] = np.nan
         table = LossTable(tuple(names), sizes, losses, None)
-        each = forecast_each(table, TARGET, "blend", Known())
+        each = forecast_each(table, TARGET, "blend")
         return dict(zip(names, each.predicted, strict=True))
 
     mixed = forecast("abc", 200)
@@ -424,7 +421,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
-    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"test_rows": 0}, "test_rows is 0"),
     (
         {"metric": "goodness"},
