@@ -126,6 +126,8 @@ def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
     if others := sorted(set(read) - set(known)):
         raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
     given: dict[str, Any] = dict(read)
+    if folder and "model" not in read:
+        raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
     if "ignore" in read:
         given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
     if "test_rows" in read:

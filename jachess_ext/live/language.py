@@ -21,6 +21,7 @@ from ..models import on_device_of
 BITS = "bpb"
 """Bits per byte of the dev text: comparable over tokenizers, as no figure per token is."""
 SCORES = (BITS, "perplexity")
+"""The perplexity is a token's."""
 _ENDINGS = (".txt", ".txt.gz")
 _IGNORED = -100  # no target, in transformers and torch
 _KEPT = 0.99  # characters that a tokenizer must give back, as a share
@@ -245,8 +246,10 @@ def longest(model: Any, tokenizer: Any, max_length: int) -> int:
 
 
 @torch.no_grad()
-def judge_text(model: Any, examples: Examples, data: Windows, batch_size: int) -> dict[str, Any]:
-    """Return the loss of pieces of text: nats a token, bits per byte, perplexity a token.
+def judge_text(
+    model: Any, examples: Examples, data: Windows, batch_size: int
+) -> tuple[float, dict[str, float]]:
+    """Return the loss of pieces of text, nats a token, and their `SCORES`.
 
     Args:
         examples: the pieces.
@@ -272,9 +275,5 @@ def judge_text(model: Any, examples: Examples, data: Windows, batch_size: int) -
         )
     size = sum(len(text.encode()) for text in examples.texts)
     loss = nats / count
-    perplexity = float(np.exp(min(loss, 700.0)))
-    return {
-        "dev_loss": loss,
-        "dev_score": perplexity,
-        "scores": {BITS: nats / math.log(2) / size, "perplexity": perplexity},
-    }
+    scores = (nats / math.log(2) / size, float(np.exp(min(loss, 700.0))))
+    return loss, dict(zip(SCORES, scores, strict=True))

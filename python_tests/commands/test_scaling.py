@@ -186,5 +186,7 @@ def test_select_from_a_folder_of_runs(tmp_path: Path, capfd: Capture) -> None:
 
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:
-    assert main(["select", str(tmp_path), "--target", "9"]) == 2
+    given = ["select", str(tmp_path), "--target", "9"]
+    assert main([*given, "--read", "model", "(.)"]) == 2
     assert "holds no trainer_state.json" in capfd.readouterr().err
+    assert main(given) == 2 and "needs --read model PATTERN" in capfd.readouterr().err
