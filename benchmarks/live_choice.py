@@ -43,9 +43,10 @@ from jachess_ext.live.choice import RUNS
 from jachess_ext.live.language import text_task
 from jachess_ext.live.plan import make_plan
 from jachess_ext.live.trial import RunRecord, run
-from jachess_ext.scaling import Ask, Search, coverage
+from jachess_ext.scaling import Ask, Search
 
 from .common import RESULTS, commit, markdown, write_frame
+from .forecast_scores import coverage
 
 TRUE_ROWS = 600
 METHODS = ("blend", "ats", "subtuning", "modelsize")

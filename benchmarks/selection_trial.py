@@ -59,10 +59,11 @@ from jachess_ext.compare.tasks import Examples, load_task
 from jachess_ext.live import LiveSettings, select_live, trial
 from jachess_ext.live.choice import RUNS
 from jachess_ext.live.plan import Plan, make_plan
-from jachess_ext.scaling import Ask, LossTable, coverage, select
+from jachess_ext.scaling import Ask, LossTable, select
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
+from .forecast_scores import coverage
 from .frozen_features import SCORES, frozen_features
 from .selection import BINS
 from .tails import mean_exponent

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
-    from .metrics import coverage, log_rmse, pear_corr, rel_acc
     from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
@@ -26,14 +25,10 @@ __all__ = [
     "Selection",
     "TableError",
     "Transition",
-    "coverage",
     "fit",
-    "log_rmse",
     "pac_bayes",
-    "pear_corr",
     "read_runs",
     "read_table",
-    "rel_acc",
     "select",
 ]
 
@@ -47,14 +42,10 @@ _MODULES = {
     "Selection": "selection",
     "TableError": "runs",
     "Transition": "fitting",
-    "coverage": "metrics",
     "fit": "fitting",
-    "log_rmse": "metrics",
     "pac_bayes": "bound",
-    "pear_corr": "metrics",
     "read_table": "tables",
     "read_runs": "readers",
-    "rel_acc": "metrics",
     "select": "selection",
 }
 

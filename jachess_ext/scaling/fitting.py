@@ -217,7 +217,7 @@ class _Curves:
 def _check_curves(
     sizes: npt.ArrayLike, losses: npt.ArrayLike, weights: npt.ArrayLike | None
 ) -> _Curves:
-    d, y = _numbers("sizes", sizes), _numbers("losses", losses)
+    d, y = np.asarray(sizes, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     if d.ndim != 1 or y.ndim not in (1, 2) or y.shape[-1] != len(d) or not y.size:
         raise ValueError(
             f"sizes has shape {list(d.shape)} and losses {list(y.shape)}; expected [m], and [m] or "
@@ -228,7 +228,7 @@ def _check_curves(
     if weights is None:
         w = np.ones_like(rows)
     else:
-        w = _numbers("weights", weights)
+        w = np.asarray(weights, dtype=np.float64)
         if w.shape not in (y.shape, d.shape) or not (np.isfinite(w) & (w >= 0)).all():
             raise ValueError(
                 f"weights has shape {list(w.shape)}; expected {list(y.shape)} or {list(d.shape)}, "
@@ -242,15 +242,6 @@ def _check_curves(
     check_losses(rows, d, w > 0)
     lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
-
-
-def _numbers(name: str, values: npt.ArrayLike) -> Array:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} holds something that is no number, or rows of unequal length"
-        ) from None
 
 
 def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
@@ -765,37 +756,24 @@ class FittedLaw:
         # A perfect fit has no width; a positive scale keeps its quantiles defined.
         return Student(location, np.maximum(np.sqrt(self.noise**2 + carried), _NARROW), self.dof)
 
-    def transition_at(self, level: float = 0.9) -> Transitions:
-        """Return the transition with an interval of this level.
-
-        None where no transition is seen: the law has none, or it cannot be placed within the
-        sizes above 0 that were measured (its 90 % interval, whatever the level, leaves them).
-
-        Raises:
-            ValueError: a level outside (0, 1).
-        """
-        check_level(level)
-        each = self._transitions(level)
-        return each[0] if self._single else each
-
     @property
     def transition(self) -> Transitions:
-        """`transition_at` the level 0.9."""
-        return self.transition_at(0.9)
+        """D* with its 90 % interval.
 
-    def _transitions(self, level: float) -> list[Transition | None]:
+        None where no transition is seen: the law has none, or its interval leaves the sizes above 0
+        that were measured.
+        """
+        found: list[Transition | None] = [None] * len(self.coordinates)
         transition = self.definition.log_transition(self.coordinates)
-        if transition is None or not self.has_width:
-            return [None] * len(self.coordinates)
-        value, gradient = transition
-        error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
-        spread = Student(value + np.log(self.scale.size), error, self.dof)
-        (low, high), (first, last) = spread.interval(0.9), np.log(self.measured.T)
-        seen = (first < low) & (high < last)
-        ends = np.stack([spread.location, *spread.interval(level)], -1)
-        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-            rows = zip(np.exp(ends).tolist(), seen, strict=True)
-        return [Transition(*row) if is_seen else None for row, is_seen in rows]
+        if transition is not None and self.has_width:
+            value, gradient = transition
+            error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
+            spread = Student(value + np.log(self.scale.size), error, self.dof)
+            ends = np.stack([spread.location, *spread.interval(0.9)], -1)
+            first, last = np.log(self.measured.T)
+            for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
+                found[row] = Transition(*np.exp(ends[row]).tolist())
+        return found[0] if self._single else found
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
         """Return the fitted loss.

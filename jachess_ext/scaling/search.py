@@ -14,7 +14,6 @@ from .baselines import accept_then_stop
 from .runs import (
     LossTable,
     check_sizes,
-    forecast_label,
     higher_is_better,
     to_forecast,
     worst_value,
@@ -252,7 +251,7 @@ class Search:
         if not isinstance(source, LossTable):
             metric = metric or self.metric
             table = read_table(source, 1, metric=metric, test_rows=self.test_rows)
-        if not _comparable(table.metric, self.metric):
+        if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
             raise DataError(
                 f"the table holds {table.metric or 'losses'}, and this search is told "
                 f"{self.metric or 'losses'}; give Search the metric of the table"
@@ -579,13 +578,3 @@ def _paid(results: Results, model: str, method: str) -> float:
         if trained if ask.rows else reads.reads_zero:
             spent += result.cost
     return spent
-
-
-def _comparable(metric: str | None, other: str | None) -> bool:
-    """Whether the same is extrapolated of two metrics; None: losses."""
-    if metric is not None and other is not None and plain_name(metric) != plain_name(other):
-        return False
-    kinds = {
-        "" if name is None else forecast_label(name).removesuffix(name) for name in (metric, other)
-    }
-    return len(kinds) == 1
