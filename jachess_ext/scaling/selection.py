@@ -34,33 +34,36 @@ class Forecast:
     """A method's scores and forecasts, a row for each model.
 
     Attributes:
-        score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
-            any.
-        predicted: the loss at the target, [n], or None.
-        predictive: its distribution in ln L, or None.
+        score: what to choose by, lower is better, [n].
         trained: examples every model was trained on for this, over all its runs, [n].
+        predictive: the distribution of ln L at the target, or None.
         fall: how far ln L falls to the target by each model's own curve, [n]; None without a
             distribution.
+        is_loss: whether the score is the predicted loss at the target.
         apart: the distribution without the errors that all models share, which P(best) is of; set
             once all models are known.
     """
 
     score: Array
-    predicted: Array | None
-    predictive: Student | None
     trained: Array
+    predictive: Student | None = None
     fall: Array | None = None
+    is_loss: bool = True
     apart: Student | None = None
+
+    @property
+    def predicted(self) -> Array | None:
+        """The loss at the target, [n]; None where the method predicts none."""
+        return self.score if self.is_loss else None
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
-        return Forecast(
+        return replace(
+            self,
             score=self.score[places],
-            predicted=None if self.predicted is None else self.predicted[places],
-            predictive=self.predictive and self.predictive.rows(places),
             trained=self.trained[places],
+            predictive=self.predictive and self.predictive.rows(places),
             fall=None if self.fall is None else self.fall[places],
-            apart=self.apart and self.apart.rows(places),
         )
 
 
@@ -113,8 +116,7 @@ class Method:
 
 def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     ((predictive, fall),) = forecasts(table.trained, table.trained_losses, [target])
-    predicted = np.exp(predictive.location)
-    return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
+    return Forecast(np.exp(predictive.location), _all_sizes(table), predictive, fall)
 
 
 def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -133,7 +135,7 @@ def _of_law(
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
     fall = np.log(table.trained_losses[:, -1] / predicted)
-    return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
+    return Forecast(predicted, _all_sizes(table), predictive, fall)
 
 
 def _ats(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
@@ -147,17 +149,18 @@ def _ats(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
 
 def _subtuning(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     loss = table.trained_losses[:, -1]
-    return Forecast(loss, loss, None, np.full(len(loss), table.trained[-1]))
+    return Forecast(loss, np.full(len(loss), table.trained[-1]))
 
 
 def _zeroshot(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     if table.sizes[0] != 0:
         raise TableError("zeroshot needs a column 0, the losses before fine-tuning")
-    return Forecast(table.losses[:, 0], table.losses[:, 0], None, np.zeros(len(table.names)))
+    return Forecast(table.losses[:, 0], np.zeros(len(table.names)))
 
 
 def _modelsize(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    return Forecast(-np.log(table.known_parameters()), None, None, np.zeros(len(table.names)))
+    score = -np.log(table.known_parameters())
+    return Forecast(score, np.zeros(len(score)), is_loss=False)
 
 
 def _all_sizes(table: LossTable) -> Array:
@@ -219,7 +222,7 @@ def forecast_each(
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
-    if forecast.predicted is not None and not (forecast.predicted > 0).all():  # NaN or underflow
+    if forecast.is_loss and not (forecast.score > 0).all():  # NaN or underflow
         raise ValueError(
             f"{method} forecasts no number for the target {target:g}: expected one nearer to the "
             f"sizes of the table, up to {table.sizes[-1]:g}"
@@ -256,26 +259,21 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
         (size, loss),
         target,
     )
-    predicted = np.exp(predictive.location)
     trained = np.array([table.sizes[own].sum()])
-    return Forecast(predicted, predicted, predictive, trained, fall)
+    return Forecast(np.exp(predictive.location), trained, predictive, fall)
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
-
-    def column(name: str) -> Any:
-        parts = [getattr(part, name) for part in each]
-        return None if any(part is None for part in parts) else np.concatenate(parts)
-
     students = [part.predictive for part in each if part.predictive is not None]
+    falls = [part.fall for part in each if part.fall is not None]
     fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
-        score=column("score"),
-        predicted=column("predicted"),
+        score=np.concatenate([part.score for part in each]),
+        trained=np.concatenate([part.trained for part in each]),
         predictive=Student(*map(np.concatenate, fields)) if len(students) == len(each) else None,
-        trained=column("trained"),
-        fall=column("fall"),
+        fall=np.concatenate(falls) if len(falls) == len(each) else None,
+        is_loss=each[0].is_loss,
     )
 
 
@@ -405,10 +403,8 @@ def _calibrated(
         )
     predictive = _moved(forecast.predictive, rows, truth)
     differing = replace(_moved(forecast.apart, rows, truth), location=predictive.location)
-    predicted = np.exp(predictive.location)
-    return replace(
-        forecast, score=predicted, predicted=predicted, predictive=predictive, apart=differing
-    )
+    score = np.exp(predictive.location)
+    return replace(forecast, score=score, predictive=predictive, apart=differing)
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -541,11 +537,6 @@ class Selection:
         if self.forecast.predicted is None:
             raise ValueError(f"{self.method} ranks models and predicts no loss; see .scores")
         return self.forecast.predicted
-
-    @property
-    def forecasts(self) -> Array:
-        """What PearCorr compares with the true losses, [n]: `predicted_losses`, else `scores`."""
-        return self.scores if self.forecast.predicted is None else self.forecast.predicted
 
     def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
         """Return where the loss measured at the target lies with probability `level`.

@@ -21,7 +21,7 @@ LINES = {
     "live": 1372,
     "ntk": 2984,
     "ops": 2065,
-    "scaling": 5529,
+    "scaling": 5501,
     "smoothness": 1875,
     "training": 2978,
     ".": 1208,

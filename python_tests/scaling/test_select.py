@@ -552,5 +552,5 @@ def test_a_perfect_score_counts_by_its_test_rows() -> None:
     read = read_table(scores, metric="accuracy", test_rows=50)
     expected = select(read, BUDGET, TARGET)
     assert select(scores, BUDGET, TARGET, metric="accuracy", test_rows=50).text() == expected.text()
-    with pytest.raises(TableError, match="give it where the LossTable is made"):
+    with pytest.raises(TableError, match="give them where the LossTable is made"):
         select(read, BUDGET, TARGET, test_rows=50)
