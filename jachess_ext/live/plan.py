@@ -96,13 +96,7 @@ class Candidate:
 
     def training_flops(self, rows: float, recipe: Recipe) -> float:
         """Return the expected cost of fine-tuning on so many rows."""
-        return training_flops(
-            self.parameters,
-            self.trained,
-            self.tokens * rows,
-            recipe.epochs,
-            recipe.gradient_checkpointing,
-        )
+        return training_flops(self.parameters, self.trained, self.tokens * rows, recipe)
 
     def judging_flops(self, rows: float) -> float:
         """Return the expected cost of judging so many dev rows."""

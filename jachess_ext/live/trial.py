@@ -47,16 +47,14 @@ _WINDOWS = 16  # at a time: their logits have the whole vocabulary
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
 
 
-def training_flops(
-    parameters: int, trained: int, tokens: float, epochs: float, checkpointing: bool = False
-) -> float:
+def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe) -> float:
     """Return 6 N × tokens × epochs where all N parameters are trained.
 
     Of the six, two are for the gradients of weights, which the weights that are not trained (below
     LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
     """
     each = OPERATIONS * parameters - FORWARD * (parameters - trained)
-    return (each + FORWARD * parameters * checkpointing) * tokens * epochs
+    return (each + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
 
 
 @dataclass(frozen=True)
@@ -167,9 +165,7 @@ def run(trial: Trial) -> RunRecord:
             record,
             parameters=parameters,
             tokens=tokens,
-            training_flops=training_flops(
-                parameters, trained, tokens, recipe.epochs, recipe.gradient_checkpointing
-            ),
+            training_flops=training_flops(parameters, trained, tokens, recipe),
         )
         start, steps = time.perf_counter(), _Steps()
         if trial.size:

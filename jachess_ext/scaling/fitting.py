@@ -443,6 +443,9 @@ def _solve(
     curves = len(problem.log_losses)
     u, owner = _best_candidates(problem, low, high, starts)
     low, high = low[owner], high[owner]
+    # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
+    # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
+    # comes down in stages.
     squares = np.full(curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
@@ -578,6 +581,8 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
     s = np.maximum(spread, _NO_NOISE)[:, None, None]
     prior = 12 * s[..., 0] / np.maximum(width, 1e-9) ** 2
     matrix = information + np.einsum("np,pq->npq", prior, np.eye(len(free)))
+    # A fixed coordinate's row and column are the unit matrix's, so that the others' inverse is
+    # what it would be without it; pinv, since two parameters may do the same to every loss.
     keep = free[:, None] & free
     matrix = np.where(keep, matrix, np.eye(len(free)))
     return np.where(keep, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)

@@ -209,6 +209,8 @@ def forecast_each(
     present = np.isfinite(table.losses)
     for reason in too_few(table, method).values():
         raise ValueError(reason)
+    # One forecast for each set of sizes.  The models with just these sizes are forecast together
+    # with those that have them and more, cut to the same sizes, and only the former are kept.
     parts, places = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))

@@ -155,10 +155,7 @@ def test_models_that_are_no_language_models(given: Given, tmp_path: Path) -> Non
     said = plan.search.unusable
     assert "is no causal language model: what bert predicts depends on later" in said[str(encoder)]
     assert "loses" in said[str(lossy)] and "bits per byte cannot be compared" in said[str(lossy)]
-    assert (
-        "is no causal language model: transformers has none of its kind, t5"
-        in said[str(translator)]
-    )
+    assert "could not be loaded" in said[str(translator)] and "T5Config" in said[str(translator)]
 
 
 @pytest.fixture(scope="module")
