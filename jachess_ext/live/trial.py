@@ -23,7 +23,7 @@ from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer
 from ..compare.settings import Recipe
 from ..compare.tasks import Examples, Task, digest
-from ..scaling.predictive import Array
+from ..scaling.predictive import Array, Index
 from ..scaling.selection import OPERATIONS
 from ..training import with_lora
 from .language import (
@@ -277,14 +277,14 @@ def _judged(task: Task, model: Any, dev: Encoded) -> tuple[float, dict[str, floa
     if task.regression:
         numbers, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
         return float(((said - numbers) ** 2).mean()), number_scores(said, numbers)
-    labels = np.asarray(dev.labels, dtype=np.int64)
+    labels: Index = np.asarray(dev.labels, dtype=np.intp)
     chosen = outputs[np.arange(len(labels)), labels]
     # a probability that underflows counts as the smallest number
     loss = -np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean()
     return float(loss), class_scores(outputs, labels)
 
 
-def class_scores(probabilities: Array, labels: Array) -> dict[str, float]:
+def class_scores(probabilities: Array, labels: Index) -> dict[str, float]:
     """Return `CLASS_SCORES` of probabilities [n, C] and labels [n]; f1 is the classes' mean."""
     chosen = probabilities.argmax(1)
     f1 = require("sklearn.metrics").f1_score

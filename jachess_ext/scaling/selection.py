@@ -17,7 +17,7 @@ from .._io import require
 from .._text import DASH, number, scientific, share
 from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
-from .fitting import fit
+from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, apart, check_level
 from .runs import LossTable, TableError, higher_is_better
 from .tables import read_table
@@ -120,18 +120,15 @@ def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
 
 
 def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    return _of_law(table, target, "rectified", table.sizes, table.losses)
+    return _of_law(table, target, fit(table.sizes, table.losses, "rectified"))
 
 
 def _power(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
-    return _of_law(table, target, "power", table.trained, table.trained_losses)
+    return _of_law(table, target, fit(table.trained, table.trained_losses, "power"))
 
 
-def _of_law(
-    table: LossTable, target: float, law: str, sizes: Array, losses: Array, **options: Any
-) -> Forecast:
+def _of_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
     """Forecast by a fitted law; without a width where it has as many parameters as sizes."""
-    fitted = fit(sizes, losses, law, **options)
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
     fall = np.log(table.trained_losses[:, -1] / predicted)
@@ -141,7 +138,7 @@ def _of_law(
 def _ats(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     """Halve the budget until a point leaves the line (Algorithm 1); continue the line."""
     sizes, losses = table.trained, table.trained_losses
-    forecast = _of_law(table, target, "ats", sizes, losses, gamma=gamma, tau=tau)
+    forecast = _of_law(table, target, fit(sizes, losses, "ats", gamma=gamma, tau=tau))
     visited = accept_then_stop(np.log(sizes), np.log(losses), gamma, tau).visited
     last = np.arange(len(sizes)) >= len(sizes) - visited[:, None]
     return replace(forecast, trained=(last * sizes).sum(-1))

@@ -21,7 +21,7 @@ LINES = {
     "live": 1341,
     "ntk": 2984,
     "ops": 2065,
-    "scaling": 5521,
+    "scaling": 5518,
     "smoothness": 1875,
     "training": 2978,
     ".": 1208,
