@@ -24,7 +24,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +34,26 @@ import pandas as pd
 import torch
 import transformers
 
-from jachess_ext._io import read_json, write_text
+from jachess_ext._io import from_json, read_json, write_text
 from jachess_ext.compare.runs import run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Task, load_task
-from jachess_ext.live import select_live
+from jachess_ext.live import LiveSettings, select_live
 from jachess_ext.live.choice import RUNS
 from jachess_ext.live.language import text_task
 from jachess_ext.live.plan import make_plan
-from jachess_ext.live.trial import run, score_of
-from jachess_ext.scaling import Ask, Search, coverage
+from jachess_ext.live.trial import RunRecord, run
+from jachess_ext.scaling import Ask, Search
 
 from .common import RESULTS, commit, markdown, write_frame
+from .forecast_scores import coverage
 
 TRUE_ROWS = 600
 METHODS = ("blend", "ats", "subtuning", "modelsize")
 """Those that read no more than the default's runs."""
 CLASSES, TEXT = (
-    {"target": 1000, "recipe": Recipe(epochs=3, batch_size=8, lr=5e-4, max_length=48)},
-    {"target": 2000, "recipe": Recipe(epochs=1, batch_size=8, lr=5e-4, max_length=64)},
+    LiveSettings(target=1000, recipe=Recipe(epochs=3, batch_size=8, lr=5e-4, max_length=48)),
+    LiveSettings(target=2000, recipe=Recipe(epochs=1, batch_size=8, lr=5e-4, max_length=64)),
 )
 """What is told beside models and data; the rate is that of `selection_trial`."""
 COLUMNS = [
@@ -80,37 +82,35 @@ def models_of(zoo: Path, *, decoders: bool, out: Path) -> list[str]:
     return list(map(str, known))
 
 
-def make_runs(models: Sequence[str], task: Task, settings: dict[str, Any], out: Path) -> Any:
+def make_runs(models: Sequence[str], task: Task, settings: LiveSettings, out: Path) -> Any:
     """Make the selection and the truth of one data set and seed; those that `out` has are read."""
-    arguments = settings | {"models": models, "task": task}
-    live = select_live(out=out, progress=lambda text: print(text, file=sys.stderr), **arguments)
-    plan = make_plan(**arguments, dev_size=TRUE_ROWS)
-    jobs = [
-        plan.trial(Ask(model, plan.search.target, plan.search.seed)) for model in plan.search.models
-    ]
-    truth = [record for _, record in run_all(jobs, run, out / "full" / RUNS)]
+    progress = partial(print, file=sys.stderr)
+    live = select_live(models, task, out, settings, progress=progress)
+    plan = make_plan(models, task, replace(settings, dev_size=TRUE_ROWS))
+    jobs = [plan.trial(Ask(each.model, plan.search.target)) for each in plan.candidates]
+    done = run_all(jobs, lambda job: asdict(run(job)), out / "full" / RUNS)
+    truth = [from_json(record, RunRecord, job.name) for job, record in done]
     rows = []
     for record in [*live.records, *truth]:
-        full = record["size"] == plan.search.target
-        loss = score_of(record, live.rank_by)
-        accuracy = record["scores"].get("accuracy")
+        full = record.size == plan.search.target
+        loss, accuracy = record.score(live.rank_by), record.scores.get("accuracy")
         rows.append(
             {
                 "data": task.name,
-                "seed": record["seed"],
+                "seed": record.seed,
                 "rank_by": live.rank_by,
-                "judged": live.dev_rows if not full else record["dev_rows"],
+                "judged": record.dev_rows,
                 "target": plan.search.target,
-                "model": Path(record["model"]).name,
-                "parameters": record["parameters"],
-                "rows": record["size"],
+                "model": Path(record.model).name,
+                "parameters": record.parameters,
+                "rows": record.size,
                 "loss": None if full else loss,
                 "true_loss": loss if full else None,
                 "accuracy": None if full else accuracy,
                 "true_accuracy": accuracy if full else None,
-                "training_flops": record["training_flops"],
-                "judging_flops": record["judging_flops"],
-                "seconds": sum(record["seconds"].values()),
+                "training_flops": record.training_flops,
+                "judging_flops": record.judging_flops,
+                "seconds": record.seconds,
                 "commit": commit(),
             }
         )
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
                 task, settings = text_task(*words, name=f"{task.name} as text"), TEXT
             task = replace(task, unlabelled=task.unlabelled.part(0, 0))
             models = models_of(options.zoo, decoders=folder in options.text, out=options.out)
-            own = settings | {"seed": seed, "data_seed": seed}
+            own = replace(settings, seed=seed, data_seed=seed)
             made = make_runs(
                 models, task, own, options.out / f"{task.name}-{seed}".replace(" ", "-")
             )

@@ -72,16 +72,13 @@ from jachess_ext.scaling import (
     FittedLaw,
     LossTable,
     Selection,
-    coverage,
     fit,
-    log_rmse,
-    pear_corr,
     read_table,
-    rel_acc,
     select,
 )
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
+from .forecast_scores import coverage, log_rmse, pear_corr, rel_acc
 
 METHODS: dict[str, dict[str, Any]] = {
     "blend": {"method": "blend"},
@@ -116,7 +113,7 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
     return {
         "fraction": fraction,
         "method": name,
-        "pear_corr": pear_corr(selection.forecasts, truth),
+        "pear_corr": pear_corr(selection.scores, truth),
         "rel_acc": rel_acc(selection.scores, truth),
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
         "coverage": _coverage(selection, truth),
@@ -183,7 +180,7 @@ def compare(half: LossTable, budget: float, target: float) -> dict[str, float]:
     ours = select(half, budget, target)
     ats = select(half, budget, target, "ats")
     steep = select(half, budget, target, "ats", tau=1.0)
-    corr, steep_corr, ats_corr = (pear_corr(each.forecasts, truth) for each in (ours, steep, ats))
+    corr, steep_corr, ats_corr = (pear_corr(each.scores, truth) for each in (ours, steep, ats))
     chosen, ats_chosen = (rel_acc(each.scores, truth) for each in (ours, ats))
     error, ats_error = (log_rmse(each.predicted_losses, truth) for each in (ours, ats))
     return {
@@ -484,7 +481,7 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue  # fewer sizes than parameters
         row |= {
-            "PearCorr": pear_corr(selection.forecasts, truth),  # NaN: all alike
+            "PearCorr": pear_corr(selection.scores, truth),  # NaN: all alike
             "RelAcc": rel_acc(selection.scores, truth),
             "RMSE ln L": log_rmse(selection.predicted_losses, truth),
         }

@@ -40,6 +40,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +49,21 @@ import pandas as pd
 import torch
 import transformers
 
-from jachess_ext._io import require, write_text
+from jachess_ext._io import from_json, require, write_text
 from jachess_ext.compare.finetune import fine_tune
 from jachess_ext.compare.judge import model_outputs
 from jachess_ext.compare.models import Encoded, encode, load_tokenizer
 from jachess_ext.compare.runs import locked, run_all
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tasks import Examples, load_task
-from jachess_ext.live import select_live, trial
+from jachess_ext.live import LiveSettings, select_live, trial
 from jachess_ext.live.choice import RUNS
 from jachess_ext.live.plan import Plan, make_plan
-from jachess_ext.scaling import Ask, LossTable, coverage, select
-from jachess_ext.scaling.baselines import FEATURE_SCORES
+from jachess_ext.scaling import Ask, LossTable, select
 from jachess_ext.scaling.runs import to_forecast
 
 from .common import RESULTS, commit, markdown, write_frame
+from .forecast_scores import coverage
 from .frozen_features import SCORES, frozen_features
 from .selection import BINS
 from .tails import mean_exponent
@@ -94,7 +95,8 @@ def planned(models: Sequence[Path], data: Path, rows: int | None, recipe: Recipe
         rows: the target; None: all of the data.
     """
     arguments = arguments_of(models, data, 0, recipe)
-    plan = make_plan(**arguments | {"sizes": None, "dev_size": None, "target": rows})
+    default = replace(arguments["settings"], sizes=None, dev_size=None, target=rows)
+    plan = make_plan(**arguments | {"settings": default})
     search, count = plan.search, len(plan.task.dev)
     full = sum(
         candidate.training_flops(search.target, recipe) + candidate.judging_flops(count)
@@ -140,13 +142,15 @@ def arguments_of(models: Sequence[Path], data: Path, seed: int, recipe: Recipe) 
     return {
         "models": tuple(map(str, models)),
         "task": ":".join(map(str, files)),
-        "budget": 1 / 8,
-        "sizes": LADDERS["1/8"],
-        "dev_size": JUDGED_ROWS,
-        "target": ROWS,
-        "seed": seed,
-        "data_seed": seed,
-        "recipe": recipe,
+        "settings": LiveSettings(
+            budget=1 / 8,
+            sizes=LADDERS["1/8"],
+            dev_size=JUDGED_ROWS,
+            target=ROWS,
+            seed=seed,
+            data_seed=seed,
+            recipe=recipe,
+        ),
     }
 
 
@@ -156,13 +160,14 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
     share = selection.flops["spent"] / selection.flops["full_tuning"]
     print(f"{out.name}: chosen {Path(selection.best).name}, cost {share:.3f}", flush=True)
     plan = make_plan(**arguments)
-    seed = arguments["seed"]
+    seed = arguments["settings"].seed
     dev = load_task(arguments["task"]).dev.part(0, TRUE_ROWS)
-    asks = [Ask(c.model, size, seed) for size in (0, *SIZES) for c in plan.candidates]
+    asks = [Ask(c.model, size) for size in (0, *SIZES) for c in plan.candidates]
     jobs = [plan.trial(ask) for ask in asks]
-    full = [plan.trial(Ask(c.model, ROWS, seed)) for c in plan.candidates]
+    full = [plan.trial(Ask(c.model, ROWS)) for c in plan.candidates]
     with locked(out):
-        records = {job.name: r for job, r in run_all(jobs, trial.run, out / RUNS)}
+        done = run_all(jobs, lambda job: asdict(trial.run(job)), out / RUNS)
+        records = {job.name: from_json(each, trial.RunRecord, job.name) for job, each in done}
         truth = {
             job.name: record["rows"]
             for job, record in run_all(
@@ -172,9 +177,7 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
     rows = [_row_of(records[job.name]) for job in jobs]
     ranked = ranker_scores(plan, out)
     for row, candidate in zip(rows, plan.candidates, strict=False):  # those of 0 rows come first
-        row |= ranked[row["model"]] | feature_scores(
-            plan.trial(Ask(candidate.model, 0, seed)), plan
-        )
+        row |= ranked[row["model"]] | feature_scores(plan.trial(Ask(candidate.model, 0)), plan)
         path = Path(candidate.model) / "model.safetensors"
         if path.is_file():
             with suppress(ValueError):  # too small for a spectrum
@@ -187,26 +190,26 @@ def make_runs(arguments: dict[str, Any], out: Path) -> pd.DataFrame:
 COLUMNS = [
     *("data", "seed", "model", "parameters", "rows", "part", "dev_loss", "accuracy"),
     *("training_flops", "judging_flops", "seconds", "true_loss", "true_accuracy"),
-    *("features_flops", *FEATURE_SCORES, *(f"ranker_{name}" for name in FEATURE_SCORES)),
+    *("features_flops", *SCORES, *(f"ranker_{name}" for name in SCORES)),
     "exponent",
 ]
 """Of the runs.  `part`: of the steps of the full run, or 1; `true_loss`, `true_accuracy`: on
 `TRUE_ROWS`, of whole runs on the target's rows."""
 
 
-def _row_of(record: dict[str, Any]) -> dict[str, Any]:
-    if record["error"] is not None:
-        raise ValueError(f"the run {record['run']} failed: {record['error']}")
+def _row_of(record: trial.RunRecord) -> dict[str, Any]:
+    if record.error is not None:
+        raise ValueError(f"the run {record.run} failed: {record.error}")
     return {
-        "model": Path(record["model"]).name,
-        "parameters": record["parameters"],
-        "rows": record["size"],
+        "model": Path(record.model).name,
+        "parameters": record.parameters,
+        "rows": record.size,
         "part": 1.0,
-        "dev_loss": record["dev_loss"],
-        "accuracy": record["scores"]["accuracy"],
-        "training_flops": record["training_flops"],
-        "judging_flops": record["judging_flops"],
-        "seconds": sum(record["seconds"].values()),
+        "dev_loss": record.dev_loss,
+        "accuracy": record.scores["accuracy"],
+        "training_flops": record.training_flops,
+        "judging_flops": record.judging_flops,
+        "seconds": record.seconds,
     }
 
 
@@ -294,7 +297,7 @@ def ranker_scores(plan: Plan, out: Path) -> dict[str, dict[str, float]]:
     scores: dict[str, dict[str, float]] = {}
     for candidate in plan.candidates:  # the library names a model by the end of its path
         mine = scores.setdefault(Path(candidate.model).name, {})
-        for name in FEATURE_SCORES:
+        for name in SCORES:
             result = ranker.run([candidate.model], estimator=name, device="cpu", batch_size=64)
             mine[f"ranker_{name}"] = float(next(iter(result.scores.values())))
     write_text(path, json.dumps(scores))
@@ -487,7 +490,7 @@ def _frozen(replay: Replay) -> Iterator[dict[str, Any]]:
     start: dict[str, Any] = {name: replay.run[name, 0, 1.0] for name in replay.names}
     cost = sum(run.features_flops for run in start.values())
     for of, prefix in (("", ""), ("TransformerRanker ", "ranker_")):
-        for score in FEATURE_SCORES:
+        for score in SCORES:
             values = {name: getattr(run, prefix + score) for name, run in start.items()}
             yield replay.choice(of + score, "", max(values, key=values.__getitem__), cost)
 

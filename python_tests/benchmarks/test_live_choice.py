@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import live_choice
 from jachess_ext.compare.settings import Recipe
-from jachess_ext.live import choice
+from jachess_ext.live import LiveSettings, choice
 from python_tests.live.tiny import save_decoder, save_model, write_rows
 
 TRUTH = {"a": 0.2, "b": 0.3, "c": 0.5}
@@ -61,7 +61,8 @@ def test_from_models_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write_rows(tmp_path / "data" / "dev.csv", 30, 1)
     recipe = Recipe(epochs=1, batch_size=2, lr=5e-3, max_length=16)
     for name in ("CLASSES", "TEXT"):
-        monkeypatch.setattr(live_choice, name, {"target": 128, "recipe": recipe, "budget": 0.5})
+        settings = LiveSettings(target=128, recipe=recipe, budget=0.5)
+        monkeypatch.setattr(live_choice, name, settings)
     where = ["--zoo", str(tmp_path / "zoo"), "--out", str(tmp_path / "out")]
     results = ["--results", str(tmp_path / "results")]
     live_choice.main([*where, *results, "--data", str(tmp_path / "data")])

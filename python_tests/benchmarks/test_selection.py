@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from benchmarks import bench_micro, selection
-from jachess_ext.scaling import LossTable, fit, pear_corr, select
+from benchmarks.forecast_scores import pear_corr
+from jachess_ext.scaling import LossTable, fit, select
 from jachess_ext.scaling.laws import LAWS
 from python_tests.scaling import tables
 

@@ -117,25 +117,12 @@ def live_selection() -> LiveSelection:
     while ask := search.ask():
         loss = ask.rows ** (-0.3 if ask.model == "a" else -0.1)
         search.tell(ask, loss, cost=float(ask.rows))
-        run = RunRecord(
-            run=str(ask),
-            model=ask.model,
-            parameters=10,
-            size=ask.rows,
-            epochs=1.0,
-            steps=1,
-            seed=0,
-            learning_rate=1e-3,
-            time=1.0,
-            tokens=9,
-            metric="accuracy",
-            dev_loss=loss,
-        )
-        records.append(asdict(run))
-    return LiveSelection("t", 256, 40, {}, search, records)
+        records.append(RunRecord(str(ask), ask.model, ask.rows, seed=0, dev_loss=loss))
+    return LiveSelection("t", 256, search, records)
 
 
 LIVE = live_selection()
+LIVE_RECORDS = json_lines([asdict(record) for record in LIVE.records])
 
 
 def live_records(path: Path) -> object:
@@ -144,7 +131,7 @@ def live_records(path: Path) -> object:
 
 
 def live_result(path: Path) -> object:
-    (path.parent / "records.jsonl").write_bytes(json_lines(list(LIVE.records)))
+    (path.parent / "records.jsonl").write_bytes(LIVE_RECORDS)
     return read_selection(path.parent).to_dict()
 
 
@@ -235,7 +222,7 @@ READERS = {
     "grid": Reader("grid.json", GRID, grid),
     "results.jsonl": Reader("results.jsonl", RECORDS, results),
     "run file": Reader("runs/run.json", RECORDS.splitlines()[0], run_file, (OSError,)),
-    "live records": Reader("records.jsonl", json_lines(list(LIVE.records)), live_records),
+    "live records": Reader("records.jsonl", LIVE_RECORDS, live_records),
     "live selection": Reader("selection.json", json.dumps(LIVE.to_dict()).encode(), live_result),
     "curves select": Reader("curves.csv", CURVES, select, (Refused,), OUT),
     "checkpoint": Reader(STATE, _checkpoint(), checkpoint),

@@ -63,7 +63,11 @@ print(*sys.modules)
 
 @pytest.mark.parametrize(
     ("more", "aside"),
-    [([], {"pandas", "matplotlib", "scipy.stats"}), (["--report", "page.html"], {"scipy.stats"})],
+    [
+        ([], {"pandas", "matplotlib", "scipy.stats"}),
+        (["--method", "rectified"], {"pandas", "matplotlib", "scipy.stats"}),
+        (["--report", "page.html"], {"scipy.stats"}),
+    ],
 )
 def test_select_loads_what_it_reads(more: list[str], aside: set[str], tmp_path: Path) -> None:
     rows = [f"{name},2.0,1.7,{last},1.3" for name, last in (("a", 1.5), ("b", 1.45))]
@@ -81,7 +85,7 @@ print("loaded", *sys.modules)
     assert not {"torch", "transformers", "datasets", "sklearn"} & loaded and not aside & loaded
     parts = {name.split(".")[1] for name in loaded if name.startswith("jachess_ext.")}
     assert not {"training", "smoothness", "ntk"} & parts
-    assert ("compare" in parts) == bool(more)
+    assert ("compare" in parts) == ("--report" in more)
 
 
 @pytest.mark.parametrize(
