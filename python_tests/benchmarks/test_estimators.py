@@ -37,14 +37,11 @@ def test_squares_are_unbiased_against_exact_norms() -> None:
     assert parts.hessian == pytest.approx(whole.hessian * 10 / 6, rel=1e-9)
 
 
-def test_a_quick_run_has_the_documents_sections_and_what_the_ratio_is_made_of(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = "--quick --threads 1 --repeats 1 --parts exact spread --scopes first --draws 2"
+def test_a_quick_run_says_what_its_ratio_is_made_of_and_the_document_has_all_tables() -> None:
+    given = "--quick --threads 1 --repeats 1 --parts spread --scopes first --draws 2"
     rows = estimators.main(given.split())
     assert [row.figure.split(":")[0] for row in rows] == list(estimators.OURS)
     assert all(row.ratio > 0 and "relative variance" in row.note for row in rows)
-    assert "## exact" in capsys.readouterr().out
     text = DOCUMENT.read_text()
     names = ["exact", *(f"{s} {n}" for s in ("all", "first") for n in ("jacobian", "hessian"))]
     for name in names:
