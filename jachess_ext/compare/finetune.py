@@ -51,6 +51,7 @@ from .models import (
     load_tokenizer,
     model_version,
 )
+from .noise import with_wrong_labels
 from .runs import Record, adopt_results, locked, read_results, run_all, write_results
 from .settings import Conditions, Grid, Recipe
 from .tasks import (
@@ -61,7 +62,6 @@ from .tasks import (
     load_task,
     selected,
     with_validation,
-    with_wrong_labels,
 )
 
 RESULTS = "results.jsonl"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,89 +22,11 @@ from .metrics import (
     reliability,
 )
 from .models import Batch, Encoded, encode
-from .settings import TEXT_NOISE, Conditions
+from .noise import with_changed_texts
+from .settings import Conditions
 from .tasks import Examples, Task
 
 _SMOOTHNESS_SEED = 20_000
-
-# Changes of texts as people make them
-
-_MARKS = ",.!?;:-"
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-Change = Callable[[list[str], float, random.Random], list[str]]
-
-
-def _typo(word: str, draw: random.Random) -> str:
-    """Swap a letter with the next, drop, double or replace it; keep words of two letters."""
-    if len(word) < 3:
-        return word
-    at = draw.randrange(len(word) - 1)
-    return draw.choice(
-        (
-            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-            word[:at] + word[at + 1 :],
-            word[: at + 1] + word[at:],
-            word[:at] + draw.choice(_LETTERS) + word[at + 1 :],
-        )
-    )
-
-
-def _punctuated(word: str, draw: random.Random) -> str:
-    """Remove punctuation at a word's ends, or append a mark if there is none."""
-    bare = word.strip(_MARKS)
-    if bare == word:
-        return word + draw.choice(_MARKS)
-    return bare or draw.choice(_MARKS)
-
-
-def _each(change: Callable[[str, random.Random], str]) -> Change:
-    def changed(words: list[str], share: float, draw: random.Random) -> list[str]:
-        return [change(word, draw) if draw.random() < share else word for word in words]
-
-    return changed
-
-
-def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
-    """Swap words with their right neighbours, none of them twice."""
-    words, at = list(words), 0
-    while at + 1 < len(words):
-        if draw.random() < share:
-            words[at : at + 2] = words[at + 1], words[at]
-            at += 1
-        at += 1
-    return words
-
-
-_CHANGES: dict[str, Change] = {
-    "typos": _each(_typo),
-    "case": _each(lambda word, draw: word.swapcase()),  # a tokenizer that lower-cases undoes it
-    "punctuation": _each(_punctuated),
-    "swaps": _swapped,
-}
-
-
-def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> list[str]:
-    """Return the texts with about `share` of their words changed.
-
-    Args:
-        texts: words are separated by blanks.
-        noise: a change in `TEXT_NOISE`.
-        share: from 0 to 1.
-        seed: draws the words.
-
-    Raises:
-        ValueError: an unknown change, or a share out of range.
-
-    Example:
-        >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
-        ['A GOOD FILM']
-    """
-    if noise not in TEXT_NOISE:
-        raise ValueError(f"unknown noise {noise!r}; expected one of {', '.join(TEXT_NOISE)}")
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie in [0, 1]; got {share}")
-    draw = random.Random(f"{seed} {noise}")
-    return [" ".join(_CHANGES[noise](text.split(), share, draw)) for text in texts]
 
 
 def judge_task(
@@ -145,7 +65,7 @@ def judge_task(
         regression=task.regression,
         validation=None if task.validation is None else encoded(task.validation),
         perturbed={
-            noise: encoded(_noisy_examples(task.dev, noise, conditions.text_share))
+            noise: encoded(with_changed_texts(task.dev, noise, conditions.text_share))
             for noise in conditions.texts
         },
     )
@@ -183,16 +103,6 @@ def attacked(
         batch=conditions.batch,
     )
     return {"of": float(count), **done.figures}
-
-
-def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:
-    """Return the rows with their texts changed, second texts by another seed."""
-    pairs = examples.pairs
-    return replace(
-        examples,
-        texts=noisy_texts(examples.texts, noise, share, 0),
-        pairs=None if pairs is None else noisy_texts(pairs, noise, share, 1),
-    )
 
 
 def judge(

@@ -15,8 +15,6 @@ TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
 class Columns:
     """Names of the columns of a file or data set.
 
-    Of a file with two columns by other names the values tell which are the text and the label.
-
     Attributes:
         text: column of the text.
         pair: column of the second text; None: ``text_pair`` if a file has it.

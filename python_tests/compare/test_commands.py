@@ -156,7 +156,7 @@ def refused(code: int, capfd: pytest.CaptureFixture[str], words: str, name: str)
 
 BAD_DATA = [
     ("text,label\n", "is empty"),
-    ("", "is empty"),
+    ("", "cannot be read: No columns"),
     ("text,label\na,1\nb,1\n", "at least two classes"),
     ("sentence,label\na,1\n", "no column 'text'"),
 ]
@@ -170,18 +170,6 @@ def test_bad_data(
     given = command(tiny_model, tmp_path / "d.csv", tmp_path / "out", "--methods", "none")
     refused(main(given), capfd, words, "finetune")
     assert not (tmp_path / "out").exists()
-
-
-def test_columns_by_other_names(
-    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    rows = [f"a {word} film {n},{word}" for n in range(8) for word in ("good", "bad")]
-    (tmp_path / "d.csv").write_text("\n".join(["review,sentiment", *rows, ""]))
-    given = command(tiny_model, tmp_path / "d.csv", tmp_path / "out", "--methods", "none")
-    bare = ["--seeds", "0", "--conditions.corruption", "--conditions.deltas"]
-    assert main([*given, *bare, "--conditions.sequences", "0"]) == 0
-    said = "'review' is taken for the text and 'sentiment' for the label"
-    assert capfd.readouterr().err.count(said) == 1
 
 
 NOWHERE = "there is no such folder"

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from jachess_ext.compare.judge import judge, noisy_texts, slopes
+from jachess_ext.compare.judge import judge, slopes
 from jachess_ext.compare.metrics import ACCURACY
 from jachess_ext.compare.models import Encoded
+from jachess_ext.compare.noise import noisy_texts
 from jachess_ext.compare.settings import TEXT_NOISE, Conditions
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 from python_tests.training.runs import Padder
@@ -183,10 +184,3 @@ def test_what_each_kind_keeps() -> None:
     assert all(Counter(text.split()) == Counter(WORDS) for text in moved)
     assert noisy_texts(["a b c d e"], "swaps", 1.0, 0) == ["b a d c e"]
     assert noisy_texts(["good, bad ."], "punctuation", 1.0, 0)[0].startswith("good bad")
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="unknown noise 'noise'; expected one of typos"):
-        noisy_texts(["a"], "noise", 0.1, 0)
-    with pytest.raises(ValueError, match=r"share must lie in \[0, 1\]; got 2"):
-        noisy_texts(["a"], "case", 2, 0)
