@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._io import finite
 from ..attack import Candidates, attack_words, candidates_from
 from ..models import in_mode, on_device_of, without_labels
 from ..smoothness import decision_slopes, smoothness
@@ -23,6 +25,7 @@ from .metrics import (
 )
 from .models import Batch, Encoded, encode
 from .noise import with_changed_texts
+from .records import Figures
 from .settings import Conditions
 from .tasks import Examples, Task
 
@@ -37,14 +40,13 @@ def judge_task(
     shift: Sequence[Task],
     conditions: Conditions,
     max_length: int,
-) -> dict[str, Any]:
+) -> Figures:
     """Return the figures of a model on a task, see `judge`, and on the clean rows of other tasks.
 
     Args:
         scale: embedding noise of δ = 1, in the units of the embedding's entries.
-        shift: the other tasks; their score, Brier score and ECE stand under ``shift``.
-        conditions: how the model is judged; the figures of its attack stand under ``attack``, and
-            where the candidates come from under ``attack_candidates``.
+        shift: the other tasks.
+        conditions: how the model is judged, under an attack as well.
         max_length: tokens that texts are cut to.
     """
 
@@ -54,7 +56,7 @@ def judge_task(
     def on(target: Task) -> dict[str, float | None]:
         rows, bare = encoded(target.dev), conditions.bare
         figures = judge(model, rows, target.metric, scale, bare, regression=target.regression)
-        return {name: figures[name] for name in ("score", "brier", "ece")}
+        return {"score": figures.score, "brier": figures.brier, "ece": figures.ece}
 
     figures = judge(
         model,
@@ -69,12 +71,12 @@ def judge_task(
             for noise in conditions.texts
         },
     )
-    figures["shift"] = {target.name: on(target) for target in shift}
-    if conditions.attack is not None:
-        found = candidates_from(conditions.attack, model, tokenizer)
-        figures["attack"] = attacked(model, tokenizer, task.dev, found, conditions, max_length)
-        figures["attack_candidates"] = found.source
-    return figures
+    figures = replace(figures, shift={target.name: on(target) for target in shift})
+    if conditions.attack is None:
+        return figures
+    found = candidates_from(conditions.attack, model, tokenizer)
+    done = attacked(model, tokenizer, task.dev, found, conditions, max_length)
+    return replace(figures, attack=finite(done), attack_candidates=found.source)
 
 
 def attacked(
@@ -115,14 +117,8 @@ def judge(
     regression: bool = False,
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
-) -> dict[str, Any]:
-    """Return the figures of a model on dev rows, by name.
-
-    ``score`` is in the task's metric.  Classifiers also have the figures of `class_figures`, the
-    same ``scaled`` to the temperature fitted on validation rows, ``accuracies`` under every
-    condition, and the ``reliability`` diagram.  ``corrupted``, ``noisy`` and ``perturbed`` have the
-    score by share, δ and change of the texts; ``jacobian`` and ``hessian`` the mean norms of each
-    layer [K] over the sequences measured; ``slopes`` are those of `decision_slopes`.
+) -> Figures:
+    """Return the figures of a model on dev rows, all but ``shift`` and ``attack``.
 
     Args:
         model: a sequence classifier or regressor.
@@ -142,7 +138,7 @@ def judge(
         >>> model = load_model(ASSETS, 2, tokenizer, seed=0)
         >>> films = encode(Examples(["a good film", "a bad film"], None, [1, 0]), tokenizer, 16)
         >>> figures = judge(model, films, ACCURACY, 1.0, Conditions(corruption=(0.2,), deltas=()))
-        >>> list(figures["corrupted"]), len(figures["jacobian"]) == model.config.num_hidden_layers
+        >>> list(figures.corrupted), len(figures.jacobian) == model.config.num_hidden_layers
         (['0.2'], True)
     """
     dev = dev.by_length()
@@ -189,10 +185,8 @@ def judge(
         at_fitted = class_figures(at_temperature(outputs, temperature), labels)
         scaled = {"temperature": temperature, **at_fitted}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
-    return {
+    figures = {
         "score": base,
-        "brier": None,
-        "ece": None,
         **({} if regression else class_figures(outputs, labels)),
         "scaled": scaled,
         "corrupted": {str(share): corrupted(share) for share in conditions.corruption},
@@ -204,6 +198,7 @@ def judge(
         "slopes": slopes(model, dev, 0 if regression else conditions.sequences),
         "reliability": None if regression else vars(reliability(outputs, labels)),
     }
+    return Figures(**finite(figures))
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import fcntl
 import functools
 import json
 import os
-import re
 import threading
 import time
 import warnings
@@ -28,7 +27,6 @@ from .._io import (
 
 Record = dict[str, Any]
 _RAY_RETRIES = 3
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=-]*")  # a file name, never a path
 
 
 class Job(Protocol):
@@ -193,22 +191,6 @@ def read_results(path: Path) -> list[Record]:
     if not records:
         raise DataError(f"{path} is empty: no run has finished yet")
     return records
-
-
-def adopt_results(path: Path, folder: Path) -> None:
-    """Write the records of a results file that `folder` lacks, so that they are not run again.
-
-    A record's ``run`` is its job's name; lines without one are left out.
-    """
-    for line in _lines(path) if path.is_file() else ():
-        try:
-            record = parse_json(line, str(path))
-        except DataError:
-            continue
-        name = str(record.get("run")) if isinstance(record, dict) else ""
-        own = folder / f"{name}.json"
-        if _NAME.fullmatch(name) and not own.exists():
-            write_json(own, record)
 
 
 def _lines(path: Path) -> list[str]:

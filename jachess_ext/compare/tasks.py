@@ -65,7 +65,7 @@ class Task:
     Attributes:
         classes: their names; a regression task has none.
         unlabelled: rows whose labels no method reads.
-        validation: rows neither trained nor judged on, for temperatures and the epoch to stop at.
+        validation: rows neither trained nor judged on, for temperatures and the best epoch.
 
     Raises:
         DataError: a label of the training or dev rows is not the index of a class.
@@ -140,7 +140,7 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
 
 # Files
 
-_FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
+_FORMATS = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -220,11 +220,12 @@ def _with_class_names(task: Task, path: Path) -> Task:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a csv, tsv or jsonl file, perhaps with .gz, or of a parquet file.
+    """Return the records of a csv, tsv, jsonl or txt file, perhaps with .gz, or of a parquet file.
 
-    Cells of csv and tsv are texts: "007", "NA" and "2024-01-01" stay as they are.  (Read by
-    `datasets.load_dataset`, "01" and "1" are one class, and where every row has a cell more than
-    the header, each text is the cell after it.)
+    Of a txt file each line is a ``text``, blank ones left out.  Cells of csv and tsv are texts:
+    "007", "NA" and "2024-01-01" stay as they are.  (Read by `datasets.load_dataset`, "01" and "1"
+    are one class, and where every row has a cell more than the header, each text is the cell after
+    it.)
 
     Raises:
         DataError: another name, or a file that cannot be read or is not well-formed.
@@ -233,9 +234,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(_FORMATS):
         raise DataError(
-            f"{path}: the name must end in .csv, .tsv or .jsonl, perhaps with .gz after it, or in "
-            ".parquet, which says its format"
+            f"{path}: the name must end in .csv, .tsv, .jsonl or .txt, perhaps with .gz after it, "
+            "or in .parquet, which says its format"
         )
+    if name.endswith(".txt"):
+        with open_text(path) as lines:
+            return [{"text": line.strip()} for line in lines if line.strip()]
     if name.endswith(".jsonl"):
         with open_text(path) as lines:
             places = ((f"{path}: line {n}", line) for n, line in enumerate(lines, start=1))
@@ -514,10 +518,8 @@ def selected(
     unlabelled: int | None,
     dev: int | None,
     seed: int,
-    *,
-    dev_seed: int | None = None,
 ) -> Task:
-    """Return the task with so many rows, drawn by `seed` (dev rows by `dev_seed`); None keeps all.
+    """Return the task with so many rows, drawn by `seed`; None keeps all.
 
     Unlabelled rows are those of the training file that are not trained on, then trained ones.
 
@@ -536,8 +538,7 @@ def selected(
         raise DataError(f"{task.name}: the {taken} training rows drawn {same}; take more rows")
     judged = task.dev
     if dev is not None and dev < len(judged):
-        drawn = _order(len(judged), seed if dev_seed is None else dev_seed)[:dev]
-        judged = judged.chosen(sorted(drawn))
+        judged = judged.chosen(sorted(_order(len(judged), seed)[:dev]))
     return replace(task, train=rows, unlabelled=task.train.chosen(free), dev=judged)
 
 

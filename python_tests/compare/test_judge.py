@@ -102,7 +102,7 @@ def test_temperature_is_of_validation_rows_and_texts_are_judged() -> None:
     found = judge(
         *(model, dev, ACCURACY, 1.0, conditions), validation=validation, perturbed={"case": changed}
     )
-    assert found["scaled"] is not None
+    assert found.scaled is not None
 
     def outputs(data: Encoded, temperature: float) -> torch.Tensor:
         batch = data.batch(list(range(len(data))))
@@ -112,16 +112,16 @@ def test_temperature_is_of_validation_rows_and_texts_are_judged() -> None:
     own = torch.tensor(validation.labels)
     losses = [nn.functional.cross_entropy(outputs(validation, t.item()), own) for t in grid]
     coolest = grid[torch.stack(losses).argmin()].item()
-    assert found["scaled"]["temperature"] == pytest.approx(coolest, abs=0.01)
-    p = outputs(dev, found["scaled"]["temperature"]).softmax(-1)
+    assert found.scaled["temperature"] == pytest.approx(coolest, abs=0.01)
+    p = outputs(dev, found.scaled["temperature"]).softmax(-1)
     labels = torch.tensor(dev.labels)
     expected = (p - torch.eye(LABELS)[labels]).square().sum(1).mean().item()
-    assert found["scaled"]["brier"] == pytest.approx(expected, rel=1e-6)
-    assert found["scaled"]["accuracy"] == found["accuracy"] == found["score"]
+    assert found.scaled["brier"] == pytest.approx(expected, rel=1e-6)
+    assert found.scaled["accuracy"] == found.accuracy == found.score
     reversed_right = (outputs(changed, 1.0).argmax(1) == torch.tensor(changed.labels)).double()
-    assert found["perturbed"] == {"case": reversed_right.mean().item()}
+    assert found.perturbed == {"case": reversed_right.mean().item()}
     # all tokens unknown: one class for every row
-    assert found["accuracies"]["corrupted 1.0"] == found["corrupted"]["1.0"] == pytest.approx(1 / 3)
+    assert found.accuracies["corrupted 1.0"] == found.corrupted["1.0"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

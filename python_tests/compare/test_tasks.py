@@ -98,7 +98,7 @@ def test_pairs_by_default_name_and_by_choice(tmp_path: Path) -> None:
         ("d.jsonl", '{"text": "a\nb", "label": 1}\n', "line 1 is not JSON"),
         ("d.csv", "text,label\na,1\nb,1\n", "every label is '1'"),
         ("d.csv", b"text,label\n\xff\xfe,1\n", "not UTF-8"),
-        ("d.txt", CSV, "must end in .csv, .tsv or .jsonl"),
+        ("d.doc", CSV, "must end in .csv, .tsv, .jsonl or .txt"),
         ("d.csv.gz", CSV, "is not a whole gzip file"),
         ("d.parquet", CSV, "cannot be read: "),
         ("d.csv", "text,label\na,b,1\nc,0\n", "does not match length of data"),

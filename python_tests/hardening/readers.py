@@ -18,7 +18,8 @@ from jachess_ext import JacHess
 from jachess_ext._io import from_json, read_json
 from jachess_ext.cli import main
 from jachess_ext.commands.ntk import class_numbers, read_samples
-from jachess_ext.compare.finetune import check_record, read_records
+from jachess_ext.compare.records import RunRecord as ComparedRun
+from jachess_ext.compare.records import read_records
 from jachess_ext.compare.report import sections
 from jachess_ext.compare.runs import run_all
 from jachess_ext.compare.settings import Columns, Grid
@@ -74,7 +75,7 @@ GRID = json.dumps(
 ).encode()
 RECORDS = json_lines(
     [
-        record(method, "task", seed, 0.5 + 0.01 * seed)
+        asdict(record(method, "task", seed, 0.5 + 0.01 * seed))
         for method in ("none", "jachess")
         for seed in (0, 1)
     ]
@@ -166,7 +167,7 @@ def run_file(path: Path) -> object:
     job = argparse.Namespace(name=path.stem)
 
     def usable(_: Any, found: Any) -> bool:
-        check_record(found)
+        from_json(found, ComparedRun, "the record")
         return True
 
     return list(run_all([job], lambda _: {"again": True}, path.parent, usable=usable))

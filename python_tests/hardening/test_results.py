@@ -11,11 +11,14 @@ from jachess_ext._io import DataError
 from .readers import RECORDS, regulariser, results
 
 RESULTS = [
-    (RECORDS.replace(b'"final"', b'"tuning"'), "has no finished run yet"),
+    (RECORDS.replace(b'"final"', b'"tuning"'), "no run has finished yet"),
     (RECORDS.replace(b'"score": 0.5', b'"score": "best"', 1), "score is 'best'"),
-    (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "has 7 values for 8 bins"),
+    (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "counts': 7}, which do not fit"),
     (RECORDS.replace(b'"edges": [0.0', b'"edges": [0.1', 1), "diagrams of different bins"),
-    (RECORDS.replace(b'"weights": "', b'"wights": "', 1), "settings: 'weights' is missing"),
+    (RECORDS.replace(b'"control": true, ', b"", 1), "line 1 lacks control"),
+    (RECORDS.replace(b'"rows": [10, ', b'"rows": [', 1), "expected three numbers"),
+    (RECORDS.replace(b'"run": ', b'"ran": ', 1), "has no setting 'ran'"),
+    (RECORDS.replace(b'"0.05": ', b'"much": ', 1), "could not convert string to float: 'much'"),
 ]
 
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "jachess_ext"
 LINES = {
     "attack": 773,
     "commands": 888,
-    "compare": 4286,
+    "compare": 4181,
     "demo": 411,
     "jet": 7469,
     "live": 1503,
