@@ -74,35 +74,34 @@ def select_live(
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    settings: dict[str, Any] = {
-        "columns": _parsed(Columns(), columns, "--columns"),
-        "recipe": _parsed(Recipe(), recipe, "--recipe"),
-        "target": target if target is None else int(target),
-    }
-    with suppress(ValueError):  # else a Ray cluster
-        settings["processes"] = int(processes)
-    if settings.get("processes", 1) < 1:
+    of_files = _parsed(Columns(), columns, "--columns")
+    tuned_by = _parsed(Recipe(), recipe, "--recipe")
+    on_ray = not processes.lstrip("-").isdecimal()
+    if not on_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
     from ..live import choice
     from ..live.report import write_live_selection
 
-    if "processes" not in settings:
+    if on_ray:
         connect_ray(processes)
-        settings["backend"] = "ray"
     selection = choice.select_live(
         models,
         task,
         out,
+        columns=of_files,
+        recipe=tuned_by,
+        target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
         budget=budget,
         sizes=sizes,
         dev_size=dev_size,
         keep_winner=keep_winner,
+        processes=1 if on_ray else int(processes),
+        backend="ray" if on_ray else "loky",
         progress=lambda text: print(text, file=sys.stderr),
-        **settings,
     )
     _print(selection)
     print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")

@@ -23,8 +23,7 @@ WRITERS = {"_io.py"}
 """Where files are opened to be written: whole or not at all."""
 IN_MEMORY = {
     ("training/trainer.py", "save"),  # to a file that is moved into place
-    ("commands/ntk.py", "save"),  # safetensors.torch.save gives bytes
-    ("commands/ntk.py", "savez"),
+    ("commands/ntk.py", "savez"),  # to bytes
 }
 
 

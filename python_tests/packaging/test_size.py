@@ -14,7 +14,7 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "attack": 773,
-    "commands": 888,
+    "commands": 796,
     "compare": 4181,
     "demo": 411,
     "jet": 7469,
