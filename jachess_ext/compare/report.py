@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._io import require, write_text
 from .._text import DASH
@@ -208,16 +207,22 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> A
 
 
 def norms_figure(
-    jacobian: Mapping[str, npt.ArrayLike],
-    hessian: Mapping[str, npt.ArrayLike],
+    jacobian: Mapping[str, Sequence[float | None]],
+    hessian: Mapping[str, Sequence[float | None]],
     styles: Styles,
 ) -> Any:
     """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1."""
     figure, axes = panels(2, width=4.6, height=6.2)
     for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         for name, heights in norms.items():
-            layers = np.arange(1, len(np.asarray(heights)) + 1)
-            panel.plot(layers, heights, label=wrapped(name), markersize=4, **styles[name])
+            known = np.array(heights, dtype=np.float64)  # None, of one not finite, is a gap
+            panel.plot(
+                np.arange(1, len(known) + 1),
+                known,
+                label=wrapped(name),
+                markersize=4,
+                **styles[name],
+            )
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(frameon=False, fontsize="small")
