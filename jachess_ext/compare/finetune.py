@@ -25,7 +25,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from .._io import DataError, finite, from_json, require, whole_folder, write_json
 from ..attack import NEAREST, read_synonyms
-from ..smoothness.corruption import embedding_scale
+from ..smoothness.corruption import embedding_scale, unknown_token_id
 from ..smoothness.settings import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
 from ..training.batches import mixed_seed
@@ -33,7 +33,6 @@ from ..training.methods.weights import is_masked
 from .judge import judge, judge_task
 from .models import (
     Encoded,
-    check_corruptible,
     check_tokens,
     content_digest,
     encode,
@@ -193,7 +192,10 @@ def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
 def _check_conditions(grid: Grid, tokenizer: Any) -> None:
     """Refuse a tokenizer without an unknown token, and synonyms that cannot be read."""
     if grid.conditions.corruption:
-        check_corruptible(tokenizer, grid.model)
+        try:
+            unknown_token_id(tokenizer)
+        except ValueError as error:
+            raise DataError(f"{grid.model}: {error}") from error
     for source in _synonyms(grid.conditions, map(parse_method, grid.methods)):
         if source != NEAREST:
             read_synonyms(source)

@@ -216,13 +216,8 @@ def norms_figure(
     for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         for name, heights in norms.items():
             known = np.array(heights, dtype=np.float64)  # None, of one not finite, is a gap
-            panel.plot(
-                np.arange(1, len(known) + 1),
-                known,
-                label=wrapped(name),
-                markersize=4,
-                **styles[name],
-            )
+            layers = np.arange(1, len(known) + 1)
+            panel.plot(layers, known, label=wrapped(name), markersize=4, **styles[name])
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(frameon=False, fontsize="small")

@@ -20,6 +20,7 @@ from .._io import (
     parse_json,
     quiet_libraries,
     read_json,
+    read_text,
     require,
     write_json,
     write_text,
@@ -180,10 +181,12 @@ def read_results(path: Path) -> list[Record]:
     """Return the records that `write_results` wrote.
 
     Raises:
-        DataError: the file is missing or empty, or a line is not a JSON object.
+        DataError: the file is missing, empty or not UTF-8, or a line is not a JSON object.
     """
     records = []
-    for number, line in enumerate(_lines(path), start=1):
+    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+    lines = read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if any(lines) else (), start=1):
         record = parse_json(line, f"{path}: line {number}")
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number} is not the record of a run")
@@ -191,15 +194,6 @@ def read_results(path: Path) -> list[Record]:
     if not records:
         raise DataError(f"{path} is empty: no run has finished yet")
     return records
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 Results = Iterator[tuple[str, Record | Exception]]

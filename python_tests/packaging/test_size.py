@@ -15,7 +15,7 @@ PACKAGE = ROOT / "jachess_ext"
 LINES = {
     "attack": 773,
     "commands": 796,
-    "compare": 4186,
+    "compare": 4164,
     "demo": 411,
     "jet": 7469,
     "live": 1503,
