@@ -17,6 +17,7 @@ RESULTS = [
     (RECORDS.replace(b'"edges": [0.0', b'"edges": [0.1', 1), "diagrams of different bins"),
     (RECORDS.replace(b'"control": true, ', b"", 1), "line 1 lacks control"),
     (RECORDS.replace(b'"rows": [10, ', b'"rows": [', 1), "expected three numbers"),
+    (RECORDS.replace(b'"task": "task"', b'"task": "\xff"', 1), "is not UTF-8 text"),
     (RECORDS.replace(b'"run": ', b'"ran": ', 1), "has no setting 'ran'"),
     (RECORDS.replace(b'"0.05": ', b'"much": ', 1), "could not convert string to float: 'much'"),
 ]
