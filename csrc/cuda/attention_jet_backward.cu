@@ -165,6 +165,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
               plan.second_depth, plan.second_shift);
   if constexpr (!of_keys) load_jets(jets_at(plan.own_jets), rows, block.owner, block.first);
   float sums[S][V / 8][4] = {};
+  RowUnits<T> units;
   go_over(
       steps, plan.stages == 2,
       [&](int step) {
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
               for (int s = 0; s < S; ++s) weights[s][n / 4][n % 4] *= factor;
             }
           }
+          units.template apply<S, N, V>(weights, sums);
           multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage),
                                                              block.column, width, sums);
         } else {
@@ -212,11 +214,12 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
               own_second, strip, other_second_of(stage), plan.second_depth, grads);
           differentiate<S, of_keys, N>(
               rules, tile, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, grads);
+          units.template apply<S, N, V>(grads, sums);
           multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), block.column,
                                                           width, sums);
         }
       });
-  write_strip<T, S, V>(sums, args.out, block, strip, own_count, block.column + width,
+  write_strip<T, S, V>(sums, units, args.out, block, strip, own_count, block.column + width,
                        [](int, float*) {});
 }
 

@@ -197,18 +197,44 @@ def test_mask_and_a_query_that_sees_nothing(programs: Programs) -> None:
 
 
 def test_second_order_weights_fit_float16(programs: Programs) -> None:
-    """Scores of 0, then of 3.9 whose tangents are 60 either way: their weights' second-order
-    stream is 60 * 60 times the weight, which e^3.9 would take beyond float16."""
-    query, key, value = inputs(2, 4, torch.float16, 1, 1, 1, 1, 32, 16).values()
+    """Tangents of 300 either way: the second-order stream of such weights is 90,000 times the
+    weight, beyond float16. Result and gradients are as near as the CPU operator's, whose sums are
+    in float32: the stored result is rounded for both, and the query's gradient shows it."""
+    query, key, value = inputs(2, 4, torch.float16, 1, 1, 1, 33, 32, 16).values()
     query.zero_()[0, ..., 0] = 1
     key.zero_()[0, ..., 16:, 0] = 3.9
-    key[1:3, ..., 16::2, 0], key[1:3, ..., 17::2, 0] = 60, -60
+    token = torch.arange(32)
+    key[1, ..., 0], key[2, ..., 0] = 300 - 600 * (token % 2), 300 - 600 * (token // 2 % 2)
     value[1:] = 0
     tensors = {"query": query, "key": key, "value": value}
-    output = run_attention(programs("none"), tensors, None, [], {"q": 2, "scale": 1.0})
-    expected = ops.attention_jet_reference(*(t.double() for t in tensors.values()), q=2, scale=1.0)
-    y, _ = by_token(output, 0, expected.to(torch.float16))
-    assert relative_error(y, expected) < BOUNDS[torch.float16]
+    gy = (random_jet(4, 1, 33, 1, 16, seed=9) / 64).half().transpose(2, 3)
+
+    def run(function: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in tensors.values()]
+        y = function(*leaves, q=2, scale=1.0)
+        return [y, *torch.autograd.grad(y, leaves, gy.to(dtype))]
+
+    settings = {"q": 2, "scale": 1.0}
+    output = run_attention(programs("none"), tensors, None, [], settings)
+    expected = run(ops.attention_jet_reference, torch.float64)
+    y, offset = by_token(output, 0, expected[0].half())
+    stats = torch.frombuffer(output, dtype=torch.float32, offset=offset)
+    saved = {**tensors, "gy": gy, "y": y}
+    output = run_attention(programs("none"), saved, None, [stats], settings)
+    got, offset = [y], 0
+    for like in tensors.values():
+        gradient, offset = by_token(output, offset, like)
+        got.append(gradient)
+    for g, cpu, e in zip(got, run(ops.attention_jet, torch.float16), expected, strict=True):
+        assert relative_error(g, e) < max(BOUNDS[torch.float16], 2 * relative_error(cpu, e))
+
+
+def test_gradients_below_the_normal_numbers_of_float16(programs: Programs) -> None:
+    """Scores' gradients of 1e-7 are rounded to 11 bits, as others are, where they are summed up."""
+    tensors = inputs(2, 4, torch.float16, 1, 1, 1, 20, 90, 16)
+    tensors["query"] *= 256
+    tensors["key"] *= 256
+    check_case(programs("none"), tensors, q=2, scale=2.0**-18)
 
 
 def test_heads_without_entries(programs: Programs) -> None:
