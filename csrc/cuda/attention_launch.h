@@ -33,9 +33,10 @@ struct AttentionPlan {
 struct AttentionArguments {
   ScoreRules rules;
   AttentionPlan plan;
-  JetHeads own, own_second, other, other_second, out;
-  float* stats;         // [S, batch, heads, queries]: the jet of log Σ e^score
-  const float* shares;  // likewise: R
+  JetHeads own, own_second, other, other_second;
+  JetHeads out, value_out;  // y, q̄ or k̄; v̄ of the backward
+  float* stats;             // [S, batch, heads, queries]: the jet of log Σ e^score
+  const float* shares;      // likewise: R
   int batch, group, size, value_size;
   bool aligned;  // all operands' rows
 };
