@@ -8,8 +8,8 @@
 // One kernel computes R. Then one kernel serves four roles, a launch each: its blocks own up to 64
 // tokens of a head, 16 a warp, and go over the others. Blocks that own queries write q̄; those that
 // own keys go over the queries of all heads that share the key, and write k̄, v̄ or, with one
-// direction, whose registers hold the sums of both, the two. So no sum is made by more than one
-// block, and the result is the same run to run.
+// direction in bfloat16 or float32, whose registers hold the sums of both, the two. So no sum is
+// made by more than one block, and the result is the same run to run.
 //
 //     role     own tokens     other tokens        registers of a warp, every stream
 //     query    q, ȳ           k, v                p, then gs  [16, N]    q̄ [16, V]
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   const int rows = plan.warps * kStrip;
   const int own_count = of_keys ? rules.keys : rules.queries;
   const int other_count = of_keys ? rules.queries : rules.keys;
-  const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V);
+  const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V, !of_keys);
 
   char* memory = dynamic_shared_memory();
   const auto tile_at = [&](int offset, int tile_rows, int depth) {
@@ -203,10 +203,16 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         if constexpr (role == Role::value || role == Role::both) {
           float kept[S][N / 8][4];
           for_each_score<N>([&](int n, int e) {
-            const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
             JACHESS_UNROLL
-            for (int s = 0; s < S; ++s) kept[s][n][e] = factor * weights[s][n][e];
+            for (int s = 0; s < S; ++s) kept[s][n][e] = weights[s][n][e];
           });
+          if (tile.dropped) {
+            for_each_score<N>([&](int n, int e) {
+              const float factor = tile.factor(rules, n, e);
+              JACHESS_UNROLL
+              for (int s = 0; s < S; ++s) kept[s][n][e] *= factor;
+            });
+          }
           value_units.template apply<S, N, V>(kept, value_sums);
           multiply_weights<Sides::column_cotangent, S, N, V>(
               kept, other_second_of(stage), block.column, args.value_size - block.column,
@@ -325,13 +331,13 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
     if (error != 0) return error;
     constexpr int V = kWidest<T, S>;
     args.value_out = gvalue;
-    if constexpr (S == 2) {
-      const bool wide = problem.size > V || problem.value_size > V;
-      if constexpr (sizeof(T) == 2) {
-        if (wide)
-          return launch_roles<T, S, 2 * V, Role::query, Role::key, Role::value>(
-              args, problem, gy, gquery, gkey, queue);
-      }
+    if constexpr (S == 2 && sizeof(T) == 2) {
+      if (problem.size > V || problem.value_size > V)
+        return launch_roles<T, S, 2 * V, Role::query, Role::key, Role::value>(args, problem, gy,
+                                                                              gquery, gkey, queue);
+    }
+    // The units of float16 take the registers that both gradients need.
+    if constexpr (S == 2 && !RowUnits<T>::kNeeded) {
       return launch_roles<T, S, V, Role::query, Role::both>(args, problem, gy, gquery, gkey, queue);
     } else {
       return launch_roles<T, S, V, Role::query, Role::key, Role::value>(args, problem, gy, gquery,

@@ -150,6 +150,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) base[row] = base_of(state.centre[row][0]);
+  recompute(scale);  // else its products are shared with centre_rows, and no longer fused below
   for_each_score<N>([&](int n, int e) {
     float weight[S];
     weight_of<S, N>(w, n, e, scale, base[e / 2], state.centre[e / 2], weight);
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
   const int rows = plan.warps * kStrip;
-  const BlockPlace block(plan, rules.heads, V);
+  const BlockPlace block(plan, rules.heads, V, true);
   const int key_head = block.owner / args.group;
   const ScorePlace first = {block.batch, block.owner, block.first, 0};
   const auto place_of = [&](int step, int below) {

@@ -130,14 +130,18 @@ int dispatch_attention(const AttentionProblem& problem, const F& f) {
 // ---- on the device ------------------------------------------------------------------------------
 
 // What a block owns: tokens from `first` on of head `owner`, columns of the result from `column`.
+// last_first: of a head's tiles, the last ones start first. The last queries of a causal head see
+// most keys, and the first keys most queries; what starts last should be short.
 struct BlockPlace {
   int first, owner, batch, column;
 
-  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns) {
+  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns,
+                               bool last_first) {
     int block = static_cast<int>(blockIdx.x);
     column = block % plan.chunks * columns;
     block /= plan.chunks;
-    first = block % plan.tiles * plan.warps * kStrip;
+    const int tile = block % plan.tiles;
+    first = (last_first ? plan.tiles - 1 - tile : tile) * plan.warps * kStrip;
     block /= plan.tiles;
     owner = block % owners;
     batch = block / owners;
