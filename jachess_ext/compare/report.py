@@ -109,7 +109,7 @@ def to_text(table: Table, width: int) -> str:
 
 def wrap(text: str, width: int) -> str:
     """Return a paragraph in lines of `width` characters, not broken at hyphens."""
-    return textwrap.fill(text, width, break_on_hyphens=False)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 # --- figures
