@@ -81,6 +81,37 @@ inline int check_jet(const char* op, const char* name, const Tensor& x, int64_t 
   return static_cast<int>(streams - 1 - q);
 }
 
+// Which streams a stack holds. With `any`, a number of directions that is known at run time alone,
+// and one stream of second order at most: Σ D²f[u_i, u_i] over the first `summed` of them.
+struct JetStreams {
+  int64_t q;
+  int pairs;  // streams of second order
+  int64_t summed;
+  bool any;
+};
+
+// The streams of x, after checking that it has them. `sums`: whether the device's kernel takes sums
+// of squares and any number of directions.
+inline JetStreams check_streams(const char* op, const char* name, const Tensor& x, int64_t q,
+                                int64_t summed, bool sums) {
+  const bool any = summed > 0 || (q > kMaxDirections && x.dim() >= 1 && x.size(0) == 1 + q);
+  if (!any || !sums) {
+    check(summed == 0, op, "summed is ", summed,
+          ", but this device has no kernel for sums of squares: call jachess_ext.ops, which takes "
+          "the reference.");
+    return {q, check_jet(op, name, x, q), 0, false};
+  }
+  check(summed >= 0 && summed <= q, op, "summed is ", summed, "; expected 0 to q = ", q,
+        " directions.");
+  check(is_supported_dtype(x.scalar_type()), op, name, " has dtype ", dtype_name(x.scalar_type()),
+        "; expected ", kSupportedDtypes, ": convert it with .to().");
+  const int seconds = summed > 0 ? 1 : 0;
+  check(x.dim() >= 1 && x.size(0) == 1 + q + seconds, op, name, " has shape ", shape_of(x),
+        "; q = ", q, " directions and their sum expect ", 1 + q + seconds,
+        " streams in front: stack the streams as [S, ...].");
+  return {q, seconds, summed, true};
+}
+
 // `like`: the name of x in the message.
 inline void check_same(const char* op, const char* name, const Tensor& t, const Tensor& x,
                        const char* like = "x") {

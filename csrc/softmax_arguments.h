@@ -11,8 +11,7 @@ namespace jachess {
 
 // Checked and dense; gy of the backward alone.
 struct SoftmaxInputs {
-  int64_t q;
-  int pairs;
+  JetStreams streams;
   bool masked;
   RowShape rows;
   Tensor x;
@@ -21,26 +20,29 @@ struct SoftmaxInputs {
 
 // The operators of one device:
 //     Device::Guard                         for the time of a call, of x's device
+//     Device::sums                          as of check_streams
 //     Device::softmax(op, inputs, result)   fills y, or gx where there is a gy; x is not empty
 template <typename Device>
 struct SoftmaxOperators {
-  static Tensor run(const char* op, const Tensor* gy, const Tensor& x, int64_t q, bool masked) {
-    const int pairs = check_jet(op, "x", x, q);
+  static Tensor run(const char* op, const Tensor* gy, const Tensor& x, int64_t q, bool masked,
+                    int64_t summed) {
+    const JetStreams streams = check_streams(op, "x", x, q, summed, Device::sums);
     if (gy != nullptr) check_same(op, "gy", *gy, x);
     const RowShape rows = row_shape(op, x);
     const typename Device::Guard guard(x.get_device());
-    SoftmaxInputs inputs = {q, pairs, masked, rows, torch::stable::contiguous(x), std::nullopt};
+    SoftmaxInputs inputs = {streams, masked, rows, torch::stable::contiguous(x), std::nullopt};
     if (gy != nullptr) inputs.gy = torch::stable::contiguous(*gy);
     const Tensor result = torch::stable::empty_like(inputs.x);
     if (result.numel() != 0) Device::softmax(op, inputs, result);
     return result;
   }
 
-  static Tensor softmax_jet(const Tensor& x, int64_t q, bool masked) {
-    return run("softmax_jet", nullptr, x, q, masked);
+  static Tensor softmax_jet(const Tensor& x, int64_t q, bool masked, int64_t summed) {
+    return run("softmax_jet", nullptr, x, q, masked, summed);
   }
-  static Tensor softmax_jet_backward(const Tensor& gy, const Tensor& x, int64_t q, bool masked) {
-    return run("softmax_jet_backward", &gy, x, q, masked);
+  static Tensor softmax_jet_backward(const Tensor& gy, const Tensor& x, int64_t q, bool masked,
+                                     int64_t summed) {
+    return run("softmax_jet_backward", &gy, x, q, masked, summed);
   }
 
   static void add_to(torch::stable::detail::StableLibrary& m) {

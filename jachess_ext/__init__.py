@@ -14,7 +14,16 @@ from .torch_private import require_torch as _require_torch
 
 if TYPE_CHECKING:
     from . import compare, live, ops, scaling, training
-    from .jet import Jet, JetTensor, MissingJetRule, jet
+    from .jet import (
+        Jet,
+        JetTensor,
+        MissingJetRule,
+        divergence,
+        hessian_diagonal,
+        hvp,
+        jet,
+        laplacian,
+    )
     from .jet.api import jvp
     from .lightning import LightningSmoothnessMonitor
     from .ntk import ntk, ntk_loss
@@ -34,8 +43,12 @@ __all__ = [
     "SmoothnessMonitor",
     "SmoothnessProbe",
     "compare",
+    "divergence",
+    "hessian_diagonal",
+    "hvp",
     "jet",
     "jvp",
+    "laplacian",
     "live",
     "ntk",
     "ntk_loss",
@@ -55,8 +68,12 @@ _NAMES = {
     "Smoothness": "smoothness",
     "SmoothnessMonitor": "training",
     "SmoothnessProbe": "smoothness",
+    "divergence": "jet",
+    "hessian_diagonal": "jet",
+    "hvp": "jet",
     "jet": "jet",
     "jvp": "jet",
+    "laplacian": "jet",
     "ntk": "ntk",
     "ntk_loss": "ntk",
     "smoothness": "smoothness",

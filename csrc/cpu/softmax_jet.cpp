@@ -167,6 +167,124 @@ JACHESS_CLONES void backward_row(const T* g, int64_t g_stride, const T* s, int64
   for (int64_t i = 0; i < n; ++i) out[i] = p[i] * (out[i] - mean);
 }
 
+// ---- any number of directions, and the sum of the squares of some ------------------------------
+
+// Σ p a over a row.
+template <typename T>
+JACHESS_HD T mean_under(const T* __restrict p, const T* __restrict a, int64_t n) {
+  T sum = T(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += p[i] * a[i];
+  return sum;
+}
+
+// y_s = p (s_s + Σ c_i² − Σ p (s_s + Σ c_i²)); `bent` [n] gets s_s + Σ c_i².
+template <typename T>
+JACHESS_CLONES void forward_sum(const JetStreams& jet, const T* s, int64_t stride, int64_t n,
+                                bool masked, T* y, int64_t y_stride, T* bent) {
+  const int64_t last = 1 + jet.q;
+  if (!row_probabilities(s, n, masked, y)) {
+    for (int64_t k = 1; k < last + jet.pairs; ++k) std::fill_n(y + k * y_stride, n, T(0));
+    return;
+  }
+  if (jet.pairs > 0) std::copy_n(s + last * stride, n, bent);
+  for (int64_t a = 1; a < last; ++a) {
+    const T *from = s + a * stride, mean = mean_under(y, from, n);
+    T* to = y + a * y_stride;
+    if (a <= jet.summed) {
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) {
+        const T c = from[i] - mean;
+        to[i] = y[i] * c;
+        bent[i] += c * c;
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) to[i] = y[i] * (from[i] - mean);
+    }
+  }
+  if (jet.pairs == 0) return;
+  const T mean = mean_under(y, bent, n);
+  T* to = y + last * y_stride;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = y[i] * (bent[i] - mean);
+}
+
+// The gradients of backward_row, of which h_ij is h, the same for every term:
+//     e_i = ȳ_i + 2 h c_i,   A = ȳ_0 + Σ_i (ȳ_i − C_i) c_i + h (s_s + Σ c_i² − Σ p (s_s + Σ c_i²))
+template <typename T>
+JACHESS_CLONES void backward_sum(const JetStreams& jet, const T* g, int64_t g_stride, const T* s,
+                                 int64_t stride, int64_t n, bool masked, T* p, T* out,
+                                 int64_t out_stride, T* bent) {
+  const int64_t last = 1 + jet.q;
+  if (!row_probabilities(s, n, masked, p)) {
+    for (int64_t k = 0; k < last + jet.pairs; ++k) std::fill_n(out + k * out_stride, n, T(0));
+    return;
+  }
+  const T* gs = g + last * g_stride;
+  const T h_mean = jet.pairs > 0 ? mean_under(p, gs, n) : T(0);
+  if (jet.pairs > 0) std::copy_n(s + last * stride, n, bent);
+  std::copy_n(g, n, out);
+  for (int64_t a = 1; a < last; ++a) {
+    const T *sa = s + a * stride, *ga = g + a * g_stride, m = mean_under(p, sa, n);
+    T* oa = out + a * out_stride;
+    if (a <= jet.summed) {
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) {
+        const T c = sa[i] - m;
+        bent[i] += c * c;
+        oa[i] = ga[i] + T(2) * (gs[i] - h_mean) * c;
+      }
+    } else {
+      std::copy_n(ga, n, oa);
+    }
+    const T mean = mean_under(p, oa, n);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] += (ga[i] - mean) * (sa[i] - m);
+      oa[i] = p[i] * (oa[i] - mean);
+    }
+  }
+  if (jet.pairs > 0) {
+    const T mean = mean_under(p, bent, n);
+    T* os = out + last * out_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const T h = gs[i] - h_mean;
+      out[i] += h * (bent[i] - mean);
+      os[i] = p[i] * h;
+    }
+  }
+  const T mean = mean_under(p, out, n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = p[i] * (out[i] - mean);
+}
+
+// gy is null in the forward.
+template <typename T>
+void sum_rows(const SoftmaxInputs& in, const T* gy, const T* x, T* to, int64_t begin, int64_t end) {
+  using A = accumulate_t<T>;
+  const JetStreams& jet = in.streams;
+  const int64_t S = 1 + jet.q + jet.pairs, n = in.rows.n, stride = in.rows.rows * n;
+  std::vector<A> from = scratch_of<T>(S * n), out = scratch_of<T>(S * n),
+                 grad = scratch_of<T>(gy == nullptr ? 0 : S * n);
+  std::vector<A> p(static_cast<size_t>(n)), bent(static_cast<size_t>(n));
+  for (int64_t at = begin * n; at < end * n; at += n) {
+    const Window<const A> row = read_streams(x + at, stride, S, n, from.data(), n);
+    const Window<A> result = output_streams(to + at, stride, out.data(), n);
+    if (gy == nullptr) {
+      forward_sum<A>(jet, row.p, row.stride, n, in.masked, result.p, result.stride, bent.data());
+    } else {
+      const Window<const A> g = read_streams(gy + at, stride, S, n, grad.data(), n);
+      backward_sum<A>(jet, g.p, g.stride, row.p, row.stride, n, in.masked, p.data(), result.p,
+                      result.stride, bent.data());
+    }
+    write_streams(result, to + at, stride, S, n);
+  }
+}
+
+// ---- rows over threads -------------------------------------------------------------------------
+
 template <int q, int P, typename T>
 void forward_rows(const T* x, T* y, RowShape shape, bool masked, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
@@ -204,13 +322,20 @@ int64_t row_grain(RowShape shape, int64_t streams) {
 
 struct Cpu {
   using Guard = NoGuard;
+  static constexpr bool sums = true;
 
   static void softmax(const char* /*op*/, const SoftmaxInputs& in, const Tensor& result) {
     dispatch_dtype(in.x.scalar_type(), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       const T *x = input<T>(in.x), *gy = in.gy.has_value() ? input<T>(*in.gy) : nullptr;
       T* to = data<T>(result);
-      dispatch_streams(in.q, in.pairs, [&](auto q_, auto P_) {
+      const int64_t grain = row_grain(in.rows, in.x.size(0));
+      if (in.streams.any) {
+        return torch::stable::parallel_for(
+            0, in.rows.rows, grain,
+            [&](int64_t begin, int64_t end) { sum_rows<T>(in, gy, x, to, begin, end); });
+      }
+      dispatch_streams(in.streams.q, in.streams.pairs, [&](auto q_, auto P_) {
         constexpr int q = decltype(q_)::value, P = decltype(P_)::value;
         const auto run = [&](int64_t begin, int64_t end) {
           if (gy == nullptr) {
@@ -219,7 +344,7 @@ struct Cpu {
             backward_rows<q, P>(gy, x, to, in.rows, in.masked, begin, end);
           }
         };
-        torch::stable::parallel_for(0, in.rows.rows, row_grain(in.rows, in.x.size(0)), run);
+        torch::stable::parallel_for(0, in.rows.rows, grain, run);
       });
     });
   }

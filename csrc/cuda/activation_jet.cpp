@@ -8,23 +8,24 @@ namespace {
 
 struct Cuda {
   using Guard = torch::stable::accelerator::DeviceGuard;
+  static constexpr bool sums = false;
 
   template <bool gated>
-  static void forward(const char* op, const ActivationInputs& in, int64_t q, const Tensor& y) {
-    launch<gated>(op, in, q, nullptr, y, nullptr);
+  static void forward(const char* op, const ActivationInputs& in, const Tensor& y) {
+    launch<gated>(op, in, nullptr, y, nullptr);
   }
 
   template <bool gated>
-  static void backward(const char* op, const ActivationInputs& in, int64_t q, const Tensor& gy,
+  static void backward(const char* op, const ActivationInputs& in, const Tensor& gy,
                        const Tensor& gg, const Tensor& gu) {
-    launch<gated>(op, in, q, gy.const_data_ptr(), gg, gated ? gu.mutable_data_ptr() : nullptr);
+    launch<gated>(op, in, gy.const_data_ptr(), gg, gated ? gu.mutable_data_ptr() : nullptr);
   }
 
  private:
   template <bool gated>
-  static void launch(const char* op, const ActivationInputs& in, int64_t q, const void* gy,
-                     const Tensor& out, void* gu) {
-    const ActivationShape shape = {jet_shape(op, in.gate.tensor, q, in.pairs),
+  static void launch(const char* op, const ActivationInputs& in, const void* gy, const Tensor& out,
+                     void* gu) {
+    const ActivationShape shape = {jet_shape(op, in.gate.tensor, in.streams.q, in.streams.pairs),
                                    in.cut.rows,
                                    in.cut.length,
                                    {in.gate.stream_stride, in.gate.row_stride},

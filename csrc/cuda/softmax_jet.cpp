@@ -7,10 +7,11 @@ namespace {
 
 struct Cuda {
   using Guard = torch::stable::accelerator::DeviceGuard;
+  static constexpr bool sums = false;
 
   static void softmax(const char* op, const SoftmaxInputs& in, const Tensor& result) {
-    const SoftmaxShape shape = {jet_shape(op, in.x, in.q, in.pairs), in.rows.rows, in.rows.n,
-                                in.masked};
+    const SoftmaxShape shape = {jet_shape(op, in.x, in.streams.q, in.streams.pairs), in.rows.rows,
+                                in.rows.n, in.masked};
     check_launch(op, softmax_jet_cuda(shape, pointer(in.gy), in.x.const_data_ptr(),
                                       result.mutable_data_ptr(), queue_of(op, in.x)));
   }

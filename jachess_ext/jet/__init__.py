@@ -4,6 +4,7 @@ from .api import jet, jvp
 from .eager import Jet
 from .layout import JetLayout, composed_rules
 from .registry import MissingJetRule, jet_rule
+from .second_order import divergence, hessian_diagonal, hvp, laplacian
 from .tensor import JetTensor
 
 __all__ = [
@@ -12,7 +13,11 @@ __all__ = [
     "JetTensor",
     "MissingJetRule",
     "composed_rules",
+    "divergence",
+    "hessian_diagonal",
+    "hvp",
     "jet",
     "jet_rule",
     "jvp",
+    "laplacian",
 ]

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from .eager import eager_jet, eager_jvp
+from .layout import Second
 
 
-def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
+def jet(
+    fn: Callable[..., Any], x: Any, directions: Any, order: int = 2, second: Second = "pairs"
+) -> Any:
     """Propagate a Taylor expansion of ``fn`` around ``x``.
 
     Args:
@@ -19,10 +22,13 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
         x: floating-point tensor, the point of expansion; or a tuple with an entry for each argument
             of ``fn``; or another nest (list, dict, ...) of tensors, the only argument of ``fn``.
             The entries of a tuple may be nests, too.
-        directions: ``[q, *x.shape]``, q = 1..4, of x's dtype and device; of several tensors, a
-            nest like ``x``, with the same q everywhere: direction i is the i-th slice of all of
-            them together.
-        order: 1 (J u_i only) or 2 (also D²f[u_i, u_j] for all pairs i < j).
+        directions: ``[q, *x.shape]``, of x's dtype and device; of several tensors, a nest like
+            ``x``, with the same q everywhere: direction i is the i-th slice of all of them
+            together.  With pairs q is 1 to 4.
+        order: 1 (J u_i only) or 2 (also second derivatives).
+        second: which: ``"pairs"``, D²f[u_i, u_j] for all i < j; ``"squares"``, D²f[u_i, u_i] for
+            all i; or ``"sum"``, the sum of these squares, which costs q + 2 streams instead of
+            2q + 1.
 
     Returns:
         `Jet` where ``fn`` returns a tensor; the same tuple, list, dict or dataclass of `Jet`
@@ -48,8 +54,8 @@ def jet(fn: Callable[..., Any], x: Any, directions: Any, order: int = 2) -> Any:
     if torch.compiler.is_dynamo_compiling():
         from .compiled import jet_in_graph  # imports torch._dynamo, which takes seconds
 
-        return jet_in_graph(fn, x, directions, order)
-    return eager_jet(fn, x, directions, order)
+        return jet_in_graph(fn, x, directions, order, second)
+    return eager_jet(fn, x, directions, order, second)
 
 
 # ---- one derivative --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..torch_private import release
 from .eager import Jet, eager_jet, eager_jvp, make_arguments, split_output, with_tangents
-from .layout import ORDERS, make_layout, map_tensors
+from .layout import ORDERS, Second, make_layout, map_tensors
 from .tensor import carries_derivatives, lift
 
 # Before torch 2.12 `nonstrict_trace` takes no nn.Module.
@@ -55,7 +55,7 @@ class JetGraphError(RuntimeError):
     """Raised where a jet cannot be computed within a graph; the message says why."""
 
 
-def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
+def jet_in_graph(fn: Any, x: Any, directions: Any, order: int, second: Second) -> Any:
     """Compute `jet` while dynamo traces.
 
     A function that the graph cannot hold breaks it, with the reason, and runs eagerly; with
@@ -64,15 +64,15 @@ def jet_in_graph(fn: Any, x: Any, directions: Any, order: int) -> Any:
     why = _why_not(fn)
     if why:
         torch._dynamo.graph_break(msg=why)
-        return eager_jet(fn, x, directions, order)
+        return eager_jet(fn, x, directions, order, second)
     module, args, named = _call_of(fn)
     args, named = _without_none((args, named))
     for known in ORDERS:  # with dynamic=True, the order is a symbol
         order = known if order == known else order
-    stacks = _stacks(module, args, named, x, directions, order, _settings(module))
+    stacks = _stacks(module, args, named, x, directions, order, second, _settings(module))
     _raise_problem(stacks)
     count = pytree.tree_leaves(directions)[0].shape[0]
-    layout = make_layout.__wrapped__(count, order)
+    layout = make_layout.__wrapped__(count, order, second)
 
     def as_jet(tensor: Tensor) -> Any:
         return Jet(tensor, layout) if carries_derivatives(tensor) else tensor
@@ -165,12 +165,13 @@ def _stacks(
     x: Any,
     directions: Any,
     order: int,
+    second: Second,
     settings: tuple,
 ) -> Any:
     """Return ``module(*args, *jets, **named)`` with the stack ``[S, ...]`` of every jet."""
 
     def run() -> Any:
-        jets, layout = make_arguments(x, directions, order, check_values=False)
+        jets, layout = make_arguments(x, directions, order, second, check_values=False)
         with _only_inputs():
             value = module(*_with_none(args), *jets, **_with_none(named))
         return map_tensors(

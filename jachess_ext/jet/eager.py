@@ -15,7 +15,7 @@ from . import rules  # noqa: F401  registers the rules
 from .context import without_autocast, without_dynamo
 from .dual import DualTensor, Pass
 from .fsdp import jets_through_fsdp
-from .layout import MAX_DIRECTIONS, ORDERS, JetLayout, make_layout, map_tensors
+from .layout import JetLayout, Second, make_layout, map_tensors
 from .rules.quantised import adopt_libraries
 from .strides import laid_out_as_input, note_memory, overlaps
 from .tensor import (
@@ -37,8 +37,9 @@ class Jet:
         streams: ``[S, *shape]``: all of the below, stacked.
         primal: ``shape``; f(x).
         first: ``[q, *shape]``; J u_i.
-        second: ``[P, *shape]``; D²f[u_i, u_j] for ``pairs[p] == (i, j)``, i < j.
-        pairs: list of (i, j); empty at order 1 and for a single direction.
+        second: ``[P, *shape]``; D²f[u_i, u_j] for ``pairs[p] == (i, j)``; of a sum, that of all
+            ``pairs`` in ``second[0]``.
+        pairs: list of (i, j): i < j, of squares and their sum (i, i).  Empty at order 1.
 
     Example:
         >>> jet = jx.jet(torch.square, torch.tensor(3.0), torch.ones(2))
@@ -67,25 +68,44 @@ class Jet:
 
 
 @without_dynamo
-def eager_jet(fn: Callable[..., Any], x: Any, directions: Any, order: int) -> Any:
-    """Compute `jet` outside ``torch.compile``."""
-    arguments, layout = make_arguments(x, directions, order, check_values=not transformed())
+def eager_jet(
+    fn: Callable[..., Any],
+    x: Any,
+    directions: Any,
+    order: int,
+    second: Second = "pairs",
+    squares: int | None = None,
+) -> Any:
+    """Compute `jet` outside ``torch.compile``.
+
+    Args:
+        squares: how many of the directions have squares, as of `make_layout`.
+    """
+    kind = (order, second, squares)
+    arguments, layout = make_arguments(x, directions, *kind, check_values=not transformed())
     with jets_through_fsdp(), ending(layout.run):
         return to_jets(fn(*arguments), layout)
 
 
 def make_arguments(
-    x: Any, directions: Any, order: int, *, check_values: bool
+    x: Any,
+    directions: Any,
+    order: int,
+    second: Second = "pairs",
+    squares: int | None = None,
+    *,
+    check_values: bool,
 ) -> tuple[tuple[Any, ...], JetLayout]:
-    """Return the arguments of ``fn`` as jets of one pass, and its layout; see `jet`."""
+    """Return the arguments of ``fn`` as jets of one pass, and its layout; see `eager_jet`."""
+    kind = (order, second, squares)
     if isinstance(x, Tensor):
-        jet_input = make_input(x, directions, order, check_values=check_values)
+        jet_input = make_input(x, directions, *kind, check_values=check_values)
         return (jet_input,), jet_input.jet_layout
     points, steps, structure = paired_leaves(x, "x", directions, "directions")
     layout: JetLayout | None = None
     jets = []
     for (name, point), step in zip(points, steps, strict=True):
-        jet = make_input(point, step, order, check_values=check_values, name=name, layout=layout)
+        jet = make_input(point, step, *kind, check_values=check_values, name=name, layout=layout)
         layout = jet.jet_layout
         jets.append(jet)
     assert layout is not None
@@ -123,6 +143,8 @@ def make_input(
     x: Any,
     directions: Any,
     order: int = 2,
+    second: Second = "pairs",
+    squares: int | None = None,
     *,
     check_values: bool = True,
     name: str = "x",
@@ -141,21 +163,17 @@ def make_input(
             f"{name} contains NaN or infinite values, so every derivative would be NaN; check the "
             "embeddings or the weights they come from"
         )
-    if order not in ORDERS:
-        raise ValueError(f"order is {order!r}, but jets exist for order 1 and 2")
     theirs = "directions" if name == "x" else f"directions{name[1:]}"
     if not isinstance(directions, Tensor):
         raise TypeError(
             f"{theirs} must be a tensor [q, *{name}.shape], not {type(directions).__name__}"
         )
-    expected = f"[q, {', '.join(map(str, x.shape))}] with q = 1..{MAX_DIRECTIONS}"
+    expected = f"[q, {', '.join(map(str, x.shape))}]"
     if directions.ndim != x.ndim + 1 or directions.shape[1:] != x.shape:
         raise ValueError(
             f"{theirs} have shape {list(directions.shape)}, but {name} of shape {list(x.shape)} "
             f"needs {expected}"
         )
-    if not 1 <= len(directions) <= MAX_DIRECTIONS:
-        raise ValueError(f"{len(directions)} directions were given; expected shape {expected}")
     if layout is not None and len(directions) != layout.directions:
         raise ValueError(
             f"{theirs} hold {len(directions)} directions, but the tensors before them "
@@ -163,10 +181,10 @@ def make_input(
         )
     _check_dtype_and_device(directions, f"{theirs} are", x, name)
     if layout is None:
-        layout = begin_pass(len(directions), order)
+        layout = begin_pass(len(directions), order, second, squares)
     parts = [x.unsqueeze(0), directions]
-    if layout.pairs:
-        parts.append(x.new_zeros(len(layout.pairs), *x.shape))
+    if layout.seconds:
+        parts.append(x.new_zeros(layout.seconds, *x.shape))
     with without_autocast(x.device.type):
         jet = JetTensor(laid_out_as_input(torch.cat(parts), x), layout)
     if layout.run is not None and overlaps(x.shape, x.stride()):
@@ -189,10 +207,12 @@ def _check_dtype_and_device(step: Tensor, subject: str, x: Tensor, name: str) ->
         )
 
 
-def begin_pass(directions: int, order: int) -> JetLayout:
+def begin_pass(
+    directions: int, order: int, second: Second = "pairs", squares: int | None = None
+) -> JetLayout:
     """Return the layout of a pass that begins now."""
     adopt_libraries()
-    return make_layout(directions, order).of_a_new_run()
+    return make_layout(directions, order, second, squares).of_a_new_run()
 
 
 def check_point(x: Any, name: str) -> None:
@@ -247,7 +267,7 @@ def to_jets(value: Any, layout: JetLayout) -> Any:
     Raises:
         RuntimeError, ValueError: as `check_output`.
     """
-    of_no_run = make_layout(layout.directions, layout.order)
+    of_no_run = layout.without_run()
 
     def as_jet(tensor: Tensor) -> Any:
         check_output(tensor, layout)

@@ -9,16 +9,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from .. import torch_private
 from ..ops.library import MAX_DIRECTIONS as MAX_DIRECTIONS
+from ..ops.library import Streams
 from .registry import surrounding_functions
 
 ORDERS = (1, 2)
+Second = Literal["pairs", "squares", "sum"]
+"""Streams of second order: D²f[u_i, u_j] for each pair i < j, D²f[u_i, u_i] for each i, or the sum
+of the latter."""
 
 
 class Run:
@@ -43,12 +46,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class JetLayout:
+class JetLayout(Streams):
     """The streams of a jet along ``q`` directions, stacked in front of the tensor: ``[S, ...]``.
 
-    Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are
-    the mixed second-order coefficients x_ij for the pairs i < j in lexicographic order
-    (docs/how_it_works.md, 2-jets).  Order 1 has no pairs.
+    Stream 0 is the primal x0; streams 1..q are the first-order coefficients x_i; the last P are of
+    second order (docs/how_it_works.md, 2-jets): one for each pair i < j in lexicographic order, one
+    for each of the first ``squares`` directions, or their sum.  Order 1 has none.
 
     Attributes:
         run: the pass that the jets belong to, so that a jet of another pass, along other
@@ -62,9 +65,6 @@ class JetLayout:
         (7, slice(1, 4, None), ((0, 1), (0, 2), (1, 2)))
     """
 
-    directions: int
-    order: int
-    pairs: tuple[tuple[int, int], ...]
     run: Run | None = None
     composed: bool = False
     surrounding: int | None = None
@@ -79,11 +79,6 @@ class JetLayout:
         )
 
     @property
-    def streams(self) -> int:
-        """Return S = 1 + q + P."""
-        return 1 + self.directions + len(self.pairs)
-
-    @property
     def first(self) -> slice:
         """Return where the q first-order streams lie."""
         return slice(1, 1 + self.directions)
@@ -93,28 +88,42 @@ class JetLayout:
         """Return where the P second-order streams lie."""
         return slice(1 + self.directions, self.streams)
 
-    def pair_streams(self) -> list[tuple[int, int, int]]:
-        """Return ``(stream of x_i, stream of x_j, stream of x_ij)`` for every pair."""
-        start = 1 + self.directions
-        return [(1 + i, 1 + j, start + n) for n, (i, j) in enumerate(self.pairs)]
+    def without_run(self) -> JetLayout:
+        """Return this layout for a result."""
+        return replace(self, run=None, composed=False, surrounding=None)
 
 
 @lru_cache
-def make_layout(directions: int, order: int) -> JetLayout:
-    """Return the layout for ``directions`` (1..4) directions at ``order`` (1 or 2).
+def make_layout(
+    directions: int, order: int, second: Second = "pairs", squares: int | None = None
+) -> JetLayout:
+    """Return the layout for ``directions`` directions at ``order`` (1 or 2).
+
+    Args:
+        squares: how many of the directions have squares; None: all.
 
     Raises:
-        ValueError: the order or the number of directions is outside of that.
+        ValueError: there is no such order or kind of second order, or no direction, or more than 4
+            with pairs.
     """
     if order not in ORDERS:
         raise ValueError(f"order is {order}, but jets exist for order 1 and 2; pass order=1 or 2")
-    if not 1 <= directions <= MAX_DIRECTIONS:
-        raise ValueError(
-            f"{directions} directions were given, but a jet carries 1 to {MAX_DIRECTIONS}; "
-            "split more directions over several passes"
-        )
-    pairs = tuple(combinations(range(directions), 2)) if order == 2 else ()
-    return JetLayout(directions, order, pairs)
+    if second not in get_args(Second):
+        raise ValueError(f"second is {second!r}; expected one of {', '.join(get_args(Second))}")
+    if directions < 1:
+        raise ValueError("no direction was given; expected one at least")
+    if order == 1:
+        return JetLayout(directions, 1)
+    if second == "pairs":
+        if directions > MAX_DIRECTIONS:
+            raise ValueError(
+                f"{directions} directions were given, but a jet carries the pairs of 1 to "
+                f"{MAX_DIRECTIONS}; split them over several passes, or pass second='squares' or "
+                "'sum'"
+            )
+        return JetLayout(directions)
+    squares = directions if squares is None else squares
+    return JetLayout(directions, squares=squares, summed=second == "sum")
 
 
 # ---- compiled operators --------------------------------------------------------------------

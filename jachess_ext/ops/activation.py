@@ -11,7 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .library import available, check_shape, in_passes, pair_list, register_operator, split_streams
+from .library import (
+    Streams,
+    any_number,
+    available,
+    check_shape,
+    in_passes,
+    register_operator,
+    streams_of,
+    wide,
+    widened,
+)
 
 # f, f', f''
 Derivatives = tuple[Tensor, Tensor, Tensor]
@@ -85,59 +95,65 @@ DERIVATIVES: dict[str, Callable[[Tensor], Derivatives]] = {
 ACTIVATION_KINDS: tuple[str, ...] = tuple(DERIVATIVES)
 
 
-def pointwise_jet(derivatives: Derivatives, x: list[Tensor], q: int) -> list[Tensor]:
-    """Return the streams of f(x), given f, f', f'' at x_0."""
-    f, f1, f2 = derivatives
-    second = [
-        f1 * x_ij + f2 * x[1 + i] * x[1 + j]
-        for (i, j), x_ij in zip(pair_list(q), x[1 + q :], strict=False)
-    ]
-    return [f, *(f1 * x_i for x_i in x[1 : 1 + q]), *second]
+def pointwise_jet(derivatives: Derivatives, x: Tensor, streams: Streams) -> Tensor:
+    """Return the stack of f(x), of f's dtype, given f, f', f'' at x_0.
+
+    Of halves the derivatives may be float32, which does not overflow where the streams do not.
+    """
+    value, slope, curvature = derivatives
+    q, tangents = streams.directions, slope * x[1:]
+    parts = [value.unsqueeze(0), tangents[:q]]
+    if streams.seconds:
+        first = x[1 : 1 + q]
+        parts.append(tangents[q:] + curvature * streams.quadratic(wide(first), first))
+    return torch.cat([part.to(value.dtype) for part in parts])
 
 
 def product_jet(
-    a: list[Tensor],
-    b: list[Tensor],
-    q: int,
+    a: Tensor,
+    b: Tensor,
+    streams: Streams,
     times: Callable[[Tensor, Tensor], Tensor] = torch.mul,
-) -> list[Tensor]:
-    """Return the streams of a b: y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
+) -> Tensor:
+    """Return the stack of a b: y_ij = a_ij b_0 + a_i b_j + a_j b_i + a_0 b_ij.
 
     Args:
-        times: the product, which need not commute.
+        times: the product, of stacks [N, ...] or [1, ...] stream by stream; it need not commute.
     """
-    y = [times(a[0], b[0])]
-    y += [times(a[1 + i], b[0]) + times(a[0], b[1 + i]) for i in range(q)]
-    for (i, j), a_ij, b_ij in zip(pair_list(q), a[1 + q :], b[1 + q :], strict=False):
-        cross = times(a[1 + i], b[1 + j]) + times(a[1 + j], b[1 + i])
-        y.append(times(a_ij, b[0]) + cross + times(a[0], b_ij))
-    return y
+    onto_right = times(a, b[:1])
+    tangents = onto_right[1:] + times(a[:1], b[1:])
+    if not streams.seconds:
+        return torch.cat([onto_right[:1], tangents])
+    q = streams.directions
+    second = tangents[q:] + streams.crossed(a[1 : 1 + q], b[1 : 1 + q], times)
+    return torch.cat([onto_right[:1], tangents[:q], second])
 
 
-def _activated(x: Tensor, kind: str, q: int) -> list[Tensor]:
+def _activated(x: Tensor, kind: str, q: int, summed: int) -> Tensor:
     if kind not in DERIVATIVES:
         raise ValueError(f"kind is {kind!r}; expected one of {', '.join(ACTIVATION_KINDS)}.")
-    streams = split_streams(x, q)
-    return pointwise_jet(DERIVATIVES[kind](streams[0]), streams, q)
+    x = widened(x)
+    return pointwise_jet(DERIVATIVES[kind](x[0]), x, streams_of(x, q, summed))
 
 
-def activation_jet_reference(x: Tensor, kind: str, q: int) -> Tensor:
+def activation_jet_reference(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     """Push a jet as `activation_jet`, in pure torch, on any device.
 
     Example:
         >>> activation_jet_reference(torch.tensor([2.0, 1.0]), "relu", 1)
         tensor([2., 1.])
     """
-    return torch.stack(_activated(x, kind, q)).to(x.dtype)
+    return _activated(x, kind, q, summed).to(x.dtype)
 
 
-def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
+def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     """Push a 2-jet through an activation function.
 
     Args:
         x: a stacked jet [S, ...].
         kind: one of ACTIVATION_KINDS; "gelu" is the erf form.
-        q: number of directions, 1 to 4.
+        q: number of directions; with pairs 1 to 4.
+        summed: over how many of the directions the last stream sums D²f[u_i, u_i]; 0: none does.
 
     Returns:
         [S, ...] of x's dtype.
@@ -146,12 +162,15 @@ def activation_jet(x: Tensor, kind: str, q: int) -> Tensor:
         >>> activation_jet(torch.tensor([2.0, 1.0]), "relu", 1)  # x_0 and x_1
         tensor([2., 1.])
     """
-    if not available("activation_jet", x.device):
-        return activation_jet_reference(x, kind, q)
-    return in_passes(lambda x, q: torch.ops.jachess.activation_jet(x, kind, q), [x], q)
+    if not available("activation_jet", x.device, sums=summed > 0):
+        return activation_jet_reference(x, kind, q, summed)
+    operator = torch.ops.jachess.activation_jet
+    return in_passes(lambda x, q: operator(x, kind, q, summed), [x], q, most=any_number(x, q))
 
 
-def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
+def gated_activation_jet_reference(
+    g: Tensor, u: Tensor, kind: str, q: int, summed: int = 0
+) -> Tensor:
     """Push jets as `gated_activation_jet`, in pure torch, on any device.
 
     Example:
@@ -160,10 +179,11 @@ def gated_activation_jet_reference(g: Tensor, u: Tensor, kind: str, q: int) -> T
         tensor([6., 3.])
     """
     check_shape("u", u, g.shape)
-    return torch.stack(product_jet(_activated(g, kind, q), split_streams(u, q), q)).to(g.dtype)
+    streams = streams_of(g, q, summed)
+    return product_jet(_activated(g, kind, q, summed), widened(u), streams).to(g.dtype)
 
 
-def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
+def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     """Push 2-jets through f(g) · u.
 
     Args:
@@ -171,7 +191,7 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
             (`.chunk(2, -1)`) are read in place.
         u: a stacked jet of g's shape, dtype and device.
         kind: one of ACTIVATION_KINDS, the activation of the gate.
-        q: number of directions, 1 to 4.
+        q, summed: as for `activation_jet`.
 
     Returns:
         [S, ...] of g's dtype, contiguous.
@@ -181,10 +201,11 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int) -> Tensor:
         >>> gated_activation_jet(g, u, "relu", 1)
         tensor([6., 3.])
     """
-    if not available("gated_activation_jet", g.device):
-        return gated_activation_jet_reference(g, u, kind, q)
+    if not available("gated_activation_jet", g.device, sums=summed > 0):
+        return gated_activation_jet_reference(g, u, kind, q, summed)
+    operator = torch.ops.jachess.gated_activation_jet
     return in_passes(
-        lambda g, u, q: torch.ops.jachess.gated_activation_jet(g, u, kind, q), [g, u], q
+        lambda g, u, q: operator(g, u, kind, q, summed), [g, u], q, most=any_number(g, q)
     )
 
 

@@ -19,12 +19,14 @@ from .activation import DERIVATIVES, pointwise_jet, product_jet
 from .directions import number_on, philox4x32_10
 from .library import (
     CUDA_DIRECTIONS,
+    Streams,
     available,
     constant_when_compiled,
     in_passes,
     register_operator,
-    split_streams,
+    streams_of,
     wide_dtype,
+    widened,
 )
 from .softmax import softmax_jet_reference
 
@@ -48,10 +50,10 @@ class Settings(NamedTuple):
 # ---- the reference -------------------------------------------------------------------------
 
 
-def _softcap_jet(s: list[Tensor], softcap: float, q: int) -> list[Tensor]:
+def _softcap_jet(s: Tensor, softcap: float, streams: Streams) -> Tensor:
     """The jet of c tanh(s/c): f' = tanh'(s/c), f'' = tanh''(s/c) / c."""
     t, t1, t2 = DERIVATIVES["tanh"](s[0] / softcap)
-    return pointwise_jet((softcap * t, t1, t2 / softcap), s, q)
+    return pointwise_jet((softcap * t, t1, t2 / softcap), s, streams)
 
 
 def visible_keys(
@@ -147,22 +149,21 @@ def _reference(
     groups = heads // key_heads if key_heads else 1
 
     def times(a: Tensor, b: Tensor) -> Tensor:
-        """Return a b for every head; groups of heads share b."""
-        product = a.unflatten(1, (key_heads, groups)) @ b.unsqueeze(2)
-        return product.reshape(batch, heads, *product.shape[-2:])
+        """Return a b for every stream and head; groups of heads share b."""
+        product = a.unflatten(2, (key_heads, groups)) @ b.unsqueeze(3)
+        return product.reshape(len(product), batch, heads, *product.shape[-2:])
 
-    scaled = [settings.scale * x for x in split_streams(query, q)]
-    s = product_jet(scaled, split_streams(key.mT, q), q, times)
+    streams = streams_of(query, q)
+    s = product_jet(settings.scale * widened(query), widened(key).mT, streams, times)
     if settings.softcap > 0:
-        s = _softcap_jet(s, settings.softcap, q)
-    s = [_hidden(s[0], mask, settings), *s[1:]]
-    p = softmax_jet_reference(torch.stack(s), q, masked=True)
+        s = _softcap_jet(s, settings.softcap, streams)
+    s = torch.cat([_hidden(s[0], mask, settings).unsqueeze(0), s[1:]])
+    p = softmax_jet_reference(s, q, masked=True)
     if settings.dropout_p > 0:
         assert seed is not None
         kept = dropout_mask(batch, heads, queries, keys, settings.dropout_p, seed, p.device)
         p = p * (kept.to(p.dtype) / (1 - settings.dropout_p))
-    y = product_jet(list(p.unbind(0)), split_streams(value, q), q, times)
-    return torch.stack(y).to(query.dtype)
+    return product_jet(p, widened(value), streams, times).to(query.dtype)
 
 
 def _default_scale(query: Tensor) -> float:

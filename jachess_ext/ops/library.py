@@ -11,6 +11,7 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +32,8 @@ IN_PASSES = ("cuda",)
 OLDEST_GPU = (8, 0)
 """The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SUMS = {(name, "cpu") for name in ("activation_jet", "gated_activation_jet", "softmax_jet")}
+"""Kernels that take `Streams.summed`, and any number of directions."""
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
@@ -132,7 +135,7 @@ def constant_when_compiled(function: F) -> F:
     return function
 
 
-def available(name: str, device: torch.device | str) -> bool:
+def available(name: str, device: torch.device | str, *, sums: bool = False) -> bool:
     """Return whether the compiled operator `name` has a kernel for `device` that can be used here.
 
     False where the library is missing or broken, on a GPU of compute capability below 8.0, and
@@ -142,6 +145,7 @@ def available(name: str, device: torch.device | str) -> bool:
     Args:
         name: without namespace, such as "activation_jet".
         device: a torch.device or its name; of GPUs, the current one unless it has a number.
+        sums: whether the kernel has to take sums of squares (`Streams.summed`).
 
     Example:
         >>> available("activation_jet", "meta")
@@ -150,7 +154,7 @@ def available(name: str, device: torch.device | str) -> bool:
     if transformed():
         return False
     place = torch.device(device)
-    if (name, place.type) not in STATE.kernels:
+    if (name, place.type) not in STATE.kernels or (sums and (name, place.type) not in SUMS):
         return False
     return place.type != "cuda" or gpu_is_served(place.index)
 
@@ -177,27 +181,38 @@ def transformed() -> bool:
 
 
 def in_passes(
-    run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int
+    run: Callable[..., Tensor | tuple[Tensor, ...]],
+    jets: Sequence[Tensor],
+    q: int,
+    most: int = MAX_DIRECTIONS,
 ) -> Any:
-    """Return run(*jets, q), on a GPU put together of calls with up to `CUDA_DIRECTIONS` directions.
+    """Return run(*jets, q), put together of calls with as many directions as the kernels take.
 
     Args:
         run: from stacked jets and their number of directions to a jet, or several.
         jets: stacked jets [S, ...] of the same S.
+        most: directions that the CPU's kernel takes at once; on a GPU it is `CUDA_DIRECTIONS`.
     """
-    if jets[0].device.type not in IN_PASSES or q <= CUDA_DIRECTIONS:
-        return run(*jets, q)
-    return _passes(run, jets, q)
+    most = CUDA_DIRECTIONS if jets[0].device.type in IN_PASSES else most
+    return run(*jets, q) if q <= most else _passes(run, jets, q, most)
 
 
-def _passes(run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int) -> Any:
+def any_number(x: Tensor, q: int) -> int:
+    """Return how many directions the CPU's kernel takes at once: all, unless there are pairs."""
+    return MAX_DIRECTIONS if x.shape[0] > 2 + q else q
+
+
+def _passes(
+    run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tensor], q: int, most: int
+) -> Any:
     """Put a result together of passes.
 
     A mixed derivative needs its two directions alone, so with second order there is a pass for each
     pair. Gradients add up where passes share a stream.
     """
-    second, pairs = jets[0].shape[0] > 1 + q, pair_list(q)
-    halves = [tuple(range(i, min(i + CUDA_DIRECTIONS, q))) for i in range(0, q, CUDA_DIRECTIONS)]
+    pairs = streams_of(jets[0], q).pairs
+    second = bool(pairs)
+    halves = [tuple(range(i, min(i + most, q))) for i in range(0, q, most)]
     apart = [jet.unbind(0) for jet in jets]
     several = False
     results: dict[int, tuple[Tensor, ...]] = {}
@@ -219,9 +234,95 @@ def _passes(run: Callable[..., Tensor | tuple[Tensor, ...]], jets: Sequence[Tens
 # ---- what references share -----------------------------------------------------------------
 
 
-def pair_list(q: int) -> list[tuple[int, int]]:
-    """Return the pairs i < j of q directions, in the order of the second-order streams."""
-    return list(combinations(range(q), 2))
+@dataclass(frozen=True)
+class Streams:
+    """Which derivatives a stack ``[S, ...]`` holds: x_0, then x_i of q directions, then P streams
+    of second order, each of which is a sum Σ D²f[u_i, u_j] over its own terms (i, j).
+
+    Attributes:
+        directions: q.
+        order: 1: no streams of second order (P = 0).
+        squares: a stream (i, i) for each of the first that many directions, instead of one for each
+            pair i < j.
+        summed: whether these squares are added up in a single stream, as in a Laplacian.
+    """
+
+    directions: int
+    order: int = 2
+    squares: int = 0
+    summed: bool = False
+
+    @property
+    def seconds(self) -> int:
+        """Return P."""
+        if self.squares:
+            return 1 if self.summed else self.squares
+        return 0 if self.order == 1 else self.directions * (self.directions - 1) // 2
+
+    @property
+    def streams(self) -> int:
+        """Return S = 1 + q + P."""
+        return 1 + self.directions + self.seconds
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Return the terms (i, j); a stream has one of them, but a sum has them all."""
+        if self.squares:
+            return tuple((i, i) for i in range(self.squares))
+        return tuple(combinations(range(self.directions), 2)) if self.order == 2 else ()
+
+    @property
+    def has_operators(self) -> bool:
+        """Return whether some compiled operators take such a stack: not squares one by one."""
+        return not self.squares or self.summed
+
+    def terms(self) -> list[tuple[int, int, int]]:
+        """Return ``(stream of x_i, stream of x_j, stream of second order)`` for every term."""
+        start = 1 + self.directions
+        return [
+            (1 + i, 1 + j, start + (0 if self.summed else n)) for n, (i, j) in enumerate(self.pairs)
+        ]
+
+    def quadratic(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return Σ a_i b_j over the terms of each stream of second order: ``[P, ...]``.
+
+        Args:
+            a, b: ``[q, ...]``, of which a_i b_j = a_j b_i.
+        """
+        if not self.squares:
+            return torch.stack([a[i] * b[j] for i, j in self.pairs])
+        products = a[: self.squares] * b[: self.squares]
+        return products.sum(0, keepdim=True) if self.summed else products
+
+    def crossed(
+        self, a: Tensor, b: Tensor, times: Callable[[Tensor, Tensor], Tensor] = torch.mul
+    ) -> Tensor:
+        """Return Σ (a_i b_j + a_j b_i) over the terms of each stream of second order: ``[P, ...]``.
+
+        Args:
+            a, b: ``[q, ...]``.
+            times: a product of stacks, stream by stream, which need not commute.
+        """
+        if not self.squares:
+            mixed = [
+                times(a[i : i + 1], b[j : j + 1]) + times(a[j : j + 1], b[i : i + 1])
+                for i, j in self.pairs
+            ]
+            return torch.cat(mixed)
+        products = 2 * times(a[: self.squares], b[: self.squares])
+        return products.sum(0, keepdim=True) if self.summed else products
+
+
+def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
+    """Return what the stack ``[S, ...]`` of an operator holds.
+
+    Args:
+        summed: how many directions' squares its last stream sums; 0: it has one stream for each
+            pair of directions, or none, by S.
+    """
+    if summed:
+        return Streams(q, squares=summed, summed=True)
+    return Streams(q, order=2 if x.shape[0] > 1 + q else 1)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -242,11 +343,9 @@ def widened(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
-def split_streams(x: Tensor, q: int) -> list[Tensor]:
-    """Return the streams of a stack [S, ...], widened; torch's error where S does not fit q."""
-    pairs = len(pair_list(q)) if x.shape[0] > 1 + q else 0
-    primal, first, second = widened(x).split([1, q, pairs])
-    return [primal[0], *first.unbind(0), *second.unbind(0)]
+def wide(x: Any) -> Any:
+    """Convert halves to float32, in which torch, too, sums squares: their own would overflow."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def check_shape(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:

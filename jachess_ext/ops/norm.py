@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .activation import pointwise_jet, product_jet
 from .library import (
+    Streams,
     available,
     check_shape,
     contiguous_like,
@@ -23,17 +24,20 @@ from .library import (
     in_passes,
     register,
     register_operator,
-    split_streams,
+    streams_of,
     wide_dtype,
     widened,
 )
 
 
-def normalised_jet(x: list[Tensor], eps: float | Tensor, q: int, centred: bool) -> list[Tensor]:
-    """Return the streams of c (mean c² + eps)^(−1/2) over the last dimension, without parameters.
+def normalised_jet(
+    x: Tensor, eps: float | Tensor, streams: Streams | None, centred: bool
+) -> Tensor:
+    """Return the stack of c (mean c² + eps)^(−1/2) over the last dimension, without parameters.
 
     Args:
-        x: streams [..., D]; q = 0 for a primal alone.
+        x: [S, ..., D].
+        streams: what x holds; None: a primal alone.
         eps: a number, or a tensor [..., 1] with a number for each row.
         centred: c = x − mean(x) (layer norm); else c = x (RMS norm).
     """
@@ -41,20 +45,20 @@ def normalised_jet(x: list[Tensor], eps: float | Tensor, q: int, centred: bool) 
     def mean(t: Tensor) -> Tensor:
         return t.mean(-1, keepdim=True)
 
-    c = [t - mean(t) for t in x] if centred else x
-    square = [mean(t) for t in product_jet(c, c, q)]
-    shifted = square[0] + eps
-    ratio = [shifted, *(t / shifted for t in square[1:])]
-    r = torch.rsqrt(shifted)
-    return product_jet(c, pointwise_jet((r, -0.5 * r, 0.75 * r), ratio, q), q)
+    streams = Streams(0, order=1) if streams is None else streams
+    c = x - mean(x) if centred else x
+    square = mean(product_jet(c, c, streams))
+    shifted = square[:1] + eps
+    ratio = torch.cat([shifted, square[1:] / shifted])
+    r = torch.rsqrt(shifted[0])
+    return product_jet(c, pointwise_jet((r, -0.5 * r, 0.75 * r), ratio, streams), streams)
 
 
 def _reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int, centred: bool
 ) -> Tensor:
-    streams = split_streams(x, q)
-    channels = streams[0].shape[-1:]
-    y = torch.stack(normalised_jet(streams, eps, q, centred))
+    channels = x.shape[-1:]
+    y = normalised_jet(widened(x), eps, streams_of(x, q), centred)
     check_shape("weight", weight, channels)
     check_shape("bias", bias, channels)
     if weight is not None:
@@ -232,17 +236,17 @@ def jet_mean_squares_reference(
     """
     check_shape("mask", mask, x.shape[1:-1])
 
-    def mean_square(streams: list[Tensor]) -> Tensor:
-        squares = torch.stack(streams)
+    def mean_square(streams: Tensor) -> Tensor:
         if mask is not None:  # zero at masked tokens, whatever stood there
-            squares = squares.masked_fill(mask.logical_not().unsqueeze(-1), 0)
-        return squares.square().mean(0)
+            streams = streams.masked_fill(mask.logical_not().unsqueeze(-1), 0)
+        return streams.square().mean(0)
 
-    primal, *tangents = split_streams(x, q)
-    first, second = tangents[:q], tangents[q:]
-    if index is not None:
-        second = [x_ij.index_select(-1, index) for x_ij in second]
-    return mean_square(first).sum(-1), mean_square(second or [primal[..., :0]])
+    streams = streams_of(x, q)
+    _, first, second = widened(x).split([1, q, streams.seconds])
+    second = second if streams.seconds else first[:1, ..., :0]
+    if index is not None and streams.seconds:
+        second = second.index_select(-1, index)
+    return mean_square(first).sum(-1), mean_square(second)
 
 
 def jet_mean_squares(

@@ -10,37 +10,52 @@ p_j and c_i are both centred: what the tangents share would else be squared befo
 import torch
 from torch import Tensor
 
-from .library import available, in_passes, pair_list, register_operator, split_streams
+from .library import (
+    Streams,
+    any_number,
+    available,
+    in_passes,
+    register_operator,
+    streams_of,
+    widened,
+)
 
 
-def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, dim: int = -1) -> Tensor:
-    """Push a jet as `softmax_jet`, in pure torch, on any device.
+def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = -1) -> Tensor:
+    """Return the stack of the softmax of a stack [S, ...].
 
     Args:
         dim: the dimension of the softmax, negative: counted from the last.
+        masked: as for `softmax_jet`.
+    """
+    # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
+    hidden = torch.isneginf(s[0]).all(dim, keepdim=True) & masked
+    p = torch.softmax(s[0].masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
+    _, first, second = s.split([1, streams.directions, streams.seconds])
+    c = first - (p * first).sum(dim, keepdim=True)
+    y = [p.unsqueeze(0), p * c]
+    if streams.seconds:
+        cross = streams.quadratic(c, y[1])
+        y.append(cross + p * (second - (cross + p * second).sum(dim, keepdim=True)))
+    return torch.cat(y)
+
+
+def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
+    """Push a jet as `softmax_jet`, in pure torch, on any device.
 
     Example:
         >>> softmax_jet_reference(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)[1]
         tensor([ 0.5000, -0.5000])
     """
-    s = split_streams(x, q)
-    # Hidden rows are replaced before the softmax: 0 · NaN would make their gradient NaN.
-    hidden = torch.isneginf(s[0]).all(dim, keepdim=True) & masked
-    p = torch.softmax(s[0].masked_fill(hidden, 0), dim).masked_fill(hidden, 0)
-    c = [s_i - (p * s_i).sum(dim, keepdim=True) for s_i in s[1 : 1 + q]]
-    y = [p, *(p * c_i for c_i in c)]
-    for (i, j), s_ij in zip(pair_list(q), s[1 + q :], strict=False):
-        cross = y[1 + j] * c[i]
-        y.append(cross + p * (s_ij - (cross + p * s_ij).sum(dim, keepdim=True)))
-    return torch.stack(y).to(x.dtype)
+    return softmax_stack(widened(x), streams_of(x, q, summed), masked).to(x.dtype)
 
 
-def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
+def softmax_jet(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
     """Push a 2-jet through a softmax over the last dimension.
 
     Args:
         x: the scores, a stacked jet [S, ..., N].
-        q: number of directions, 1 to 4.
+        q, summed: as for `activation_jet`.
         masked: a row whose primal scores are all −inf gives zeros, as in torch's attention; else
             NaN, as in torch's softmax.
 
@@ -52,9 +67,10 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False) -> Tensor:
         tensor([[ 0.5000,  0.5000],
                 [ 0.5000, -0.5000]])
     """
-    if not available("softmax_jet", x.device):
-        return softmax_jet_reference(x, q, masked)
-    return in_passes(lambda x, q: torch.ops.jachess.softmax_jet(x, q, masked), [x], q)
+    if not available("softmax_jet", x.device, sums=summed > 0):
+        return softmax_jet_reference(x, q, masked, summed)
+    operator = torch.ops.jachess.softmax_jet
+    return in_passes(lambda x, q: operator(x, q, masked, summed), [x], q, most=any_number(x, q))
 
 
 register_operator("softmax_jet", softmax_jet_reference, tensors=1)

@@ -615,7 +615,7 @@ def _composed(
     centred: bool,
 ) -> Tensor:
     rows = widened(input).flatten(-len(normalized_shape))
-    y = normalised_jet([rows], eps, 0, centred)[0].reshape(input.shape)
+    y = normalised_jet(rows.unsqueeze(0), eps, None, centred)[0].reshape(input.shape)
     y = y if weight is None else y * weight
     y = y if bias is None else y + bias
     return y if torch.is_autocast_enabled(input.device.type) else y.to(input.dtype)

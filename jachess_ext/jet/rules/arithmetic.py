@@ -111,11 +111,9 @@ def _quotient(a: Any, b: JetTensor) -> Tensor:
     tangents = tangents if numerator is None else tangents + numerator
     first = tangents[: layout.directions] / b.primal
     rest = tangents[layout.directions :]  # a_ij − y b_ij
-    second = [
-        rest[p : p + 1] - first[i - 1 : i] * below[j : j + 1] - first[j - 1 : j] * below[i : i + 1]
-        for p, (i, j, _) in enumerate(layout.pair_streams())
-    ]
-    return torch.cat([primal.unsqueeze(0), first, *[s / b.primal for s in second]])
+    if layout.seconds:
+        rest = (rest - layout.crossed(first, below[layout.first])) / b.primal
+    return torch.cat([primal.unsqueeze(0), first, rest])
 
 
 @jet_rule("__rdiv__", "__rtruediv__")
@@ -227,16 +225,22 @@ def _power_of_jets(base: JetTensor, exponent: JetTensor) -> JetTensor:
     _, slope, curvature = _power_derivatives(x, torch.where(needed | finite, n, 1))
     in_x = push_forward(base, (value, slope, curvature))
     in_n, log = _moved_exponent(x, exponent, value)
-    tangents = list(in_x.streams[1:] + in_n.streams[1:])
+    out = torch.cat([value.unsqueeze(0), in_x.streams[1:] + in_n.streams[1:]])
     # At 0 it is 0 unless n = 1, as in torch; where it is infinite, only tangents ≠ 0 get it.
     mixed = wide(torch.where((x == 0) & (n != 1), 1, x)) ** (n - 1) * (1 + n * log)
     nothing = ((x == 0) & (n != 1)) | ~((needed & _moves(exponent)) | mixed.isfinite())
     mixed = mixed.masked_fill(nothing, 0)
-    for i, j, ij in base.jet_layout.pair_streams():
-        a, b = base.streams, exponent.streams
-        both = mixed * (a[i] * b[j] + a[j] * b[i])
-        tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
-    return base.with_streams(torch.stack([value, *tangents]))
+    return base.with_streams(_with_mixed(out, mixed, base, exponent))
+
+
+def _with_mixed(streams: Tensor, mixed: Tensor, a: JetTensor, b: JetTensor) -> Tensor:
+    """Add the second order of a function's derivative ``mixed`` by both of two jets."""
+    layout = a.jet_layout
+    if not layout.seconds:
+        return streams
+    both = mixed * layout.crossed(a.streams[layout.first], b.streams[layout.first])
+    q = layout.directions
+    return torch.cat([streams[: 1 + q], streams[1 + q :] + both.to(streams.dtype)])
 
 
 jet_rule("__rpow__")(lambda self, other: power(other, self))
@@ -350,17 +354,13 @@ def _times_log(name: str, shift: float) -> None:
         x, y = (v.with_streams(aligned(v, value.ndim)) for v in cast)
         z = wide(y.primal) + shift
         nothing = (x.primal == 0) & (z <= 0)
-        tangents = list(function(x.streams[1:], y.primal).masked_fill(nothing, 0))
+        tangents = function(x.streams[1:], y.primal).masked_fill(nothing, 0)
         needed = _moves(y) | (z > 0)
         inverse = (1 / torch.where(needed, z, 1)).masked_fill(~needed, 0)
         slope = wide(x.primal) * inverse
         in_y = push_forward(y, (value, slope, -slope * inverse)).streams
-        tangents = [a + b for a, b in zip(tangents, in_y[1:], strict=True)]
-        a, b = x.streams, y.streams
-        for i, j, ij in layout.pair_streams():
-            both = inverse * (a[i] * b[j] + a[j] * b[i])
-            tangents[ij - 1] = tangents[ij - 1] + both.to(value.dtype)
-        return JetTensor(torch.stack([value, *tangents]), layout)
+        out = torch.cat([value.unsqueeze(0), tangents + in_y[1:]])
+        return JetTensor(_with_mixed(out, inverse, x, y), layout)
 
 
 _times_log("xlogy", 0.0)

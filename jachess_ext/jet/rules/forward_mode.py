@@ -116,12 +116,17 @@ def _streams(plain: Callable, stacks: list[Tensor], layout: JetLayout) -> list[l
     def first(*given: Tensor) -> Any:
         return jvp(plain, given[: len(stacks)], given[len(stacks) :])
 
-    for i, j, ij in layout.pair_streams():
-        both: Any = jvp(first, (*point(0), *point(j)), (*point(i), *point(ij)))
+    zeros = tuple(torch.zeros_like(stack[0]) for stack in stacks)
+    for i, j, ij in layout.terms():
+        # A sum of squares carries the stream of second order along in the first of them.
+        last = zeros if ij in outputs else point(ij)
+        both: Any = jvp(first, (*point(0), *point(j)), (*point(i), *last))
         (value, by_j), (by_i, by_both) = both
+        if ij in outputs:
+            by_both = tuple(a + b for a, b in zip(outputs[ij], by_both, strict=True))
         outputs |= {0: value, i: by_i, j: by_j, ij: by_both}
-    if not layout.pairs:
-        for i in range(1, layout.streams):
+    for i in range(1, 1 + layout.directions):
+        if i not in outputs:
             outputs[0], outputs[i] = jvp(plain, point(0), point(i))  # type: ignore[misc]
     return [[outputs[s][n] for s in range(layout.streams)] for n in range(len(outputs[0]))]
 

@@ -59,9 +59,10 @@ def gate(rule: Rule, input: Any, other: Any) -> JetTensor | None:
     for activated, factor in ((input, other), (other, input)):
         pattern = activated.pattern
         if isinstance(pattern, Activated):
-            q = input.jet_layout.directions
+            layout = input.jet_layout
+            settings = (pattern.kind, layout.directions, layout.squares)
             return input.with_streams(
-                ops.gated_activation_jet(pattern.source.streams, factor.streams, pattern.kind, q)
+                ops.gated_activation_jet(pattern.source.streams, factor.streams, *settings)
             )
     return None
 

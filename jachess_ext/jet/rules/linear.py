@@ -277,7 +277,7 @@ def leibniz_terms(layout: JetLayout) -> Iterator[tuple[int, int, int]]:
     for stream in range(1, layout.streams):
         yield stream, stream, 0
         yield stream, 0, stream
-    for i, j, ij in layout.pair_streams():
+    for i, j, ij in layout.terms():
         yield ij, i, j
         yield ij, j, i
 

@@ -13,7 +13,7 @@ from ... import ops
 from ...ops.norm import normalised_jet
 from ..registry import calling_modules, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
-from .patterns import Sum
+from .patterns import Sum, fusable
 from .pointwise import wide
 from .reduce import euclidean_norm
 
@@ -37,7 +37,7 @@ def layer_norm(
 
 
 def _has_operator(name: str, input: JetTensor) -> bool:
-    return not input.jet_layout.composed and ops.available(name, input.device)
+    return fusable(name, input)
 
 
 def _fused(
@@ -63,15 +63,14 @@ def _normalised(input: Any, dimensions: int, eps: float, centred: bool) -> Any:
     """
     is_jet = isinstance(input, JetTensor)
     streams = wide(input.streams if is_jet else input.unsqueeze(0))
-    q = input.jet_layout.directions if is_jet else 0
+    layout = input.jet_layout if is_jet else None
     rows = streams.flatten(-dimensions)
     primal = rows[0].detach()
     primal = primal - primal.mean(-1, keepdim=True) if centred else primal
     scale = ((primal * primal).mean(-1, keepdim=True) + eps).sqrt()
     scale = torch.where((scale == 0) | scale.isinf(), 1, scale)
     rows = rows / scale
-    out = torch.stack(normalised_jet(list(rows), eps / scale / scale, q, centred))
-    out = out.reshape(streams.shape)
+    out = normalised_jet(rows, eps / scale / scale, layout, centred).reshape(streams.shape)
     return input.with_streams(out) if is_jet else out[0]
 
 

@@ -120,5 +120,6 @@ def fusable(operator: str, *jets: Any) -> bool:
             for jet in jets[1:]
         )
         and first.ndim > 0
-        and ops.available(operator, first.device)
+        and ops.available(operator, first.device, sums=first.jet_layout.summed)
+        and first.jet_layout.has_operators
     )

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ...ops.activation import DERIVATIVES, Derivatives
+from ...ops.activation import DERIVATIVES, Derivatives, pointwise_jet
+from ...ops.library import wide as wide
 from ..registry import find_rule, jet_rule, missing_rule, spellings
 from ..tensor import JetTensor, aligned
 from .patterns import Activated, fusable, promise
@@ -27,27 +28,14 @@ def push_forward(jet: JetTensor, derivatives: Derivatives) -> JetTensor:
 
     Of halves the derivatives may be float32, which does not overflow where the streams do not.
     """
-    value, slope, curvature = derivatives
-    if value.ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
-        jet = jet.with_streams(aligned(jet, value.ndim))
-    layout, streams = jet.jet_layout, jet.streams
-    tangents = slope * streams[1:]
-    if not layout.pairs:
-        return jet.with_streams(torch.cat([value.unsqueeze(0), tangents.to(value.dtype)]))
-    products = torch.stack([wide(streams[i]) * streams[j] for i, j, _ in layout.pair_streams()])
-    q = layout.directions
-    second = tangents[q:] + curvature * products
-    out = (value.unsqueeze(0), tangents[:q].to(value.dtype), second.to(value.dtype))
-    return jet.with_streams(torch.cat(out))
+    ndim = derivatives[0].ndim
+    if ndim > jet.ndim:  # broadcast against another argument, such as a clamp's bound
+        jet = jet.with_streams(aligned(jet, ndim))
+    return jet.with_streams(pointwise_jet(derivatives, jet.streams, jet.jet_layout))
 
 
 def is_half(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
-
-
-def wide(x: Any) -> Any:
-    """Convert halves to float32, in which torch, too, sums squares: their own would overflow."""
-    return x.float() if is_half(x) else x
 
 
 def in_float32(x: Tensor, derivatives: Callable[[Tensor], Derivatives]) -> Derivatives:
@@ -110,8 +98,10 @@ def with_operator(
     if fusable("activation_jet", jet):
 
         def operator(jet: JetTensor) -> JetTensor:
-            q = jet.jet_layout.directions
-            return jet.with_streams(ops.activation_jet(jet.streams, kind, q))
+            layout = jet.jet_layout
+            return jet.with_streams(
+                ops.activation_jet(jet.streams, kind, layout.directions, layout.squares)
+            )
 
         return promise(Activated(jet, kind), operator, (jet,), {}, jet)
     return push_forward(jet, in_float32(jet.primal, composed))

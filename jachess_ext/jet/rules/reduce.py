@@ -108,12 +108,12 @@ def euclidean_norm(
 
     first = along(streams[layout.first])
     across = streams[layout.first] - unit * first
-    second = []
-    for i, j, ij in layout.pair_streams():
-        products = across[i - 1 : i] * across[j - 1 : j] / size.masked_fill(flat, 1)
+    parts = [size, first]
+    if layout.seconds:
+        products = layout.quadratic(across, across) / size.masked_fill(flat, 1)
         curved = products.sum(dims, keepdim=True)
-        second.append(along(streams[ij : ij + 1]) + curved.masked_fill(flat, 0))
-    out = torch.cat([size, first, *second])
+        parts.append(along(streams[layout.second]) + curved.masked_fill(flat, 0))
+    out = torch.cat(parts)
     return x.with_streams((out if keepdim else out.squeeze(dims)).to(x.dtype))
 
 

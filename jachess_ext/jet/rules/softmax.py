@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
+from ...ops.softmax import softmax_stack
 from ..layout import JetLayout
 from ..registry import jet_rule
 from ..tensor import JetTensor
@@ -27,22 +28,21 @@ def softmax_streams(streams: Tensor, layout: JetLayout, dim: int, masked: bool =
     Rows whose scores are all −inf give NaN, as in torch's softmax; if ``masked``, zeros, as in its
     attention.
     """
-    if dim == -1 and not layout.composed:
-        return ops.softmax_jet(streams, layout.directions, masked)
-    return ops.softmax_jet_reference(streams, layout.directions, masked, dim)
+    if dim == -1 and not layout.composed and layout.has_operators:
+        return ops.softmax_jet(streams, layout.directions, masked, layout.squares)
+    return softmax_stack(streams, layout, masked, dim)
 
 
 def _log_softmax_streams(streams: Tensor, layout: JetLayout, dim: int) -> Tensor:
     """Compute l_i = c_i;  l_ij = s_ij − Σ p (c_i c_j + s_ij)."""
     logs = torch.log_softmax(streams[0], dim)
     probability = logs.exp()
-    scores = streams[layout.first]
+    scores, second = streams[layout.first], streams[layout.second]
     centred = scores - (probability * scores).sum(dim, keepdim=True)
-    second = []
-    for i, j, ij in layout.pair_streams():
-        change = probability * (centred[j - 1] * centred[i - 1] + streams[ij])
-        second.append(streams[ij] - change.sum(dim, keepdim=True))
-    return torch.cat([logs.unsqueeze(0), centred, *[s.unsqueeze(0) for s in second]])
+    if layout.seconds:
+        change = probability * (layout.quadratic(centred, centred) + second)
+        second = second - change.sum(dim, keepdim=True)
+    return torch.cat([logs.unsqueeze(0), centred, second])
 
 
 def _from_the_right(dim: int, ndim: int) -> int:
@@ -97,9 +97,9 @@ def logsumexp(input: JetTensor, dim: Any, keepdim: bool = False) -> JetTensor:
     first = streams[layout.first]
     means = (probability * first).sum(dims, keepdim=True)
     centred = first - means
-    second = []
-    for i, j, ij in layout.pair_streams():
-        products = streams[ij : ij + 1] + centred[i - 1 : i] * centred[j - 1 : j]
-        second.append((probability * products).sum(dims, keepdim=True))
-    out = torch.cat([logs, means, *second])
+    parts = [logs, means]
+    if layout.seconds:
+        products = streams[layout.second] + layout.quadratic(centred, centred)
+        parts.append((probability * products).sum(dims, keepdim=True))
+    out = torch.cat(parts)
     return input.with_streams((out if keepdim else out.squeeze(dims)).to(input.dtype))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ...ops.activation import product_jet
 from ...ops.library import transformed
 from ..constants import forget_constant
 from ..strides import refuse_expanded, renew_memory
@@ -114,20 +115,7 @@ def bilinear(
     stacks = [_stack_of(value, ndim) for value in (a, b)]
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
         return JetTensor(product(*stacks), layout)
-    left, right = stacks
-    zero = slice(0, 1)
-    onto_right = product(left, right[zero])
-    onto_left = product(left[zero], right[1:])
-    tangents = onto_right[1:] + onto_left
-    if not layout.pairs:
-        return JetTensor(torch.cat([onto_right[zero], tangents]), layout)
-    q = layout.directions
-    mixed = [
-        product(left[i : i + 1], right[j : j + 1]) + product(left[j : j + 1], right[i : i + 1])
-        for i, j, _ in layout.pair_streams()
-    ]
-    second = tangents[q:] + torch.cat(mixed)
-    return JetTensor(torch.cat([onto_right[zero], tangents[:q], second]), layout)
+    return JetTensor(product_jet(*stacks, layout, product), layout)
 
 
 def _stack_of(value: Any, ndim: int | None) -> Tensor:
