@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import jachess_ext as jx
+from jachess_ext.jet.eager import eager_jet
 from jachess_ext.jet.registry import function_name, last_name, registered_functions, spellings
 
 from ..models import oracles
@@ -38,8 +39,10 @@ def _bent(call: Call, at: torch.Tensor) -> Any:
         if not isinstance(x, jx.JetTensor):
             return call(x + (x - at).square() / 3)
         streams = x.streams
-        mixed = [streams[i] * streams[j] * (2 / 3) for i, j, _ in x.jet_layout.pair_streams()]
-        return call(x.with_streams(torch.cat([streams[: -len(mixed)], torch.stack(mixed)])))
+        curved = torch.zeros_like(streams)
+        for i, j, ij in x.jet_layout.terms():
+            curved[ij] += streams[i] * streams[j] * (2 / 3)
+        return call(x.with_streams(streams + curved))
 
     return bent
 
@@ -64,6 +67,30 @@ def test_rule(function: Any, row: Row) -> None:
         for i in range(3):
             _check_close(jet.first[i], first[i][output], 1e-8)
             _check_close(jet.second[i], second[i][output], 1e-6)
+
+
+@pytest.mark.parametrize("function, row", RULES)
+def test_squares_and_their_sum(function: Any, row: Row) -> None:
+    """D²f[u_i, u_i] of two of three directions, one by one and added up."""
+    call = make_call(function, row)
+    torch.manual_seed(1)
+    directions = torch.randn(3, len(call.x), dtype=torch.float64)
+    bent = _bent(call, call.x)
+    first = [oracles.first_difference(bent, call.x, u, STEPS) for u in directions]
+    # Twice along one direction goes twice as far as along two.
+    steps = oracles.Steps(STEPS.first, STEPS.mixed / 2)
+    second = [oracles.mixed_difference(bent, call.x, u, u, steps) for u in directions[:2]]
+    squares, sums = (
+        eager_jet(bent, call.x, directions, 2, kind, 2) for kind in ("squares", "sum")
+    )
+    for output, (jet, summed) in enumerate(zip(squares, sums, strict=True)):
+        assert (len(jet.streams), len(summed.streams)) == (6, 5)
+        for i in range(3):
+            _check_close(jet.first[i], first[i][output], 1e-8)
+            _check_close(summed.first[i], first[i][output], 1e-8)
+        for i in range(2):
+            _check_close(jet.second[i], second[i][output], 1e-6)
+        _check_close(summed.second[0], second[0][output] + second[1][output], 1e-6)
 
 
 def _check_primal(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> None:

@@ -24,7 +24,9 @@ from jachess_ext.jet import MissingJetRule, composed_rules
 
 from .program import Program, constant, laid_out
 
-MODES = ("jet", "composed", "no_grad", "jvp", "target")
+MODES = ("jet", "composed", "no_grad", "jvp", "target", "squares", "sum")
+ORDERS = {"target": 0, "jvp": 1, "squares": "squares", "sum": "sum"}  # 2 of the others
+Order = int | str  # 2: with the mixed derivatives; "squares", "sum": with those along one direction
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 6e-2}
 
 
@@ -45,7 +47,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Numbers:
     """Values of the outputs; sums of their derivatives with fixed weights, ``[q]`` and ``[q, q]``
-    (above the diagonal); gradients of x and w of a sum of all of them.  None: not computed."""
+    (above the diagonal; of squares on it, of their sum ``[1, 1]``); gradients of x and w of a sum
+    of all of them.  None: not computed."""
 
     values: list[Tensor]
     first: Tensor | None = None
@@ -119,7 +122,7 @@ class Case:
             raise NotAProgram("a value is not finite, or no floating-point number")
         self.weights = [constant(k + 100, *value.shape) for k, value in enumerate(self.values)]
         # Of the sum whose gradient is compared: the derivatives of first and second order.
-        self.slopes, self.bends = constant(200, self.q), constant(201, self.q, self.q).triu(1)
+        self.slopes, self.bends = constant(200, self.q), constant(201, self.q, self.q)
         dtypes = [t.dtype for t in self.values]
         text = program.source()
         coarse = torch.float16 if ".half()" in text else torch.float32
@@ -137,9 +140,11 @@ class Case:
 
     def summed(self, values: list[Tensor], first: Tensor, second: Tensor | None) -> Tensor:
         found = total(values, self.weights) + (self.slopes[: len(first)] * first).sum()
-        return found if second is None else found + (self.bends * second).sum()
+        if second is None:
+            return found
+        return found + (self.bends[: len(second), : len(second)] * second).sum()
 
-    def reverse(self, order: int) -> Numbers:
+    def reverse(self, order: Order) -> Numbers:
         """By reverse mode; order 0 gives values and gradients of them, 1 leaves out the second,
         and takes one direction."""
         t = torch.zeros(self.q, dtype=torch.float64, requires_grad=True)
@@ -152,15 +157,15 @@ class Case:
         second = None
         if order == 1:
             first = first[:1]
-        elif self.q > 1:
+        elif self.q > 1 or order != 2:
             rows = [gradients(row, [t], create_graph=True)[0] for row in first]
-            second = torch.stack(rows).triu(1)
+            second = kept_of(torch.stack(rows), order)
         kept = gradients(self.summed(values, first, second), [self.x, self.w])
         bends = None if second is None else second.detach()
         return Numbers(self.values, first.detach(), bends, kept)
 
     @torch.no_grad()
-    def differences(self, order: int, step: float) -> Numbers:
+    def differences(self, order: Order, step: float) -> Numbers:
         """By central differences of the weighted sum; no gradients."""
 
         def value(*moves: tuple[int, float]) -> Tensor:
@@ -169,20 +174,20 @@ class Case:
                 t[place] += size
             return total(self.along(t), self.weights)
 
-        q = self.q if order == 2 else 1
+        q = 1 if order in (0, 1) else self.q
         first = [(value((i, step)) - value((i, -step))) / (2 * step) for i in range(q)]
-        if order < 2 or q == 1:
+        if order in (0, 1) or (q == 1 and order == 2):
             return Numbers(self.values, torch.stack(first))
         bends = torch.zeros(q, q, dtype=torch.float64)
         for i in range(q):
-            for j in range(i + 1, q):
+            for j in range(i, q):
                 corners = [
                     a * b * value((i, a * step), (j, b * step)) for a in (1, -1) for b in (1, -1)
                 ]
                 bends[i, j] = sum(corners) / (4 * step * step)
-        return Numbers(self.values, torch.stack(first), bends)
+        return Numbers(self.values, torch.stack(first), kept_of(bends, order))
 
-    def slope_agrees(self, found: Numbers, order: int) -> bool:
+    def slope_agrees(self, found: Numbers, order: Order) -> bool:
         """Whether the gradients that were found have the slope of the sum whose gradients they
         are; its value comes from reverse mode, one time less."""
         moves = [constant(300, *self.x.shape), constant(301, *self.w.shape)]
@@ -223,14 +228,18 @@ class Case:
             with composed_rules():
                 jets = jx.jet(fn, self.x, self.steps)
         else:
-            jets = jx.jet(fn, self.x, self.steps)
+            second = mode if mode in ("squares", "sum") else "pairs"
+            jets = jx.jet(fn, self.x, self.steps, second=second)
         values = [jet.primal for jet in jets]
         first = torch.stack(
             [total([jet.first[i] for jet in jets], self.weights) for i in range(self.q)]
         )
         second = first.new_zeros(self.q, self.q)
-        for p, (i, j) in enumerate(jets[0].pairs):
-            second[i, j] = total([jet.second[p] for jet in jets], self.weights)
+        if mode == "sum":
+            second = total([jet.second[0] for jet in jets], self.weights).reshape(1, 1)
+        else:
+            for p, (i, j) in enumerate(jets[0].pairs):
+                second[i, j] = total([jet.second[p] for jet in jets], self.weights)
         if mode == "no_grad":
             return Numbers(values, first, second)
         whole = self.summed(values, first, second)
@@ -256,6 +265,13 @@ class Case:
         return ""
 
 
+def kept_of(bends: Tensor, order: Order) -> Tensor:
+    """Of all second derivatives ``[q, q]``, those of an order, as `Numbers` has them."""
+    if order == "squares":
+        return bends.diagonal().diag_embed()
+    return bends.diagonal().sum().reshape(1, 1) if order == "sum" else bends.triu(1)
+
+
 def is_finite(numbers: Numbers) -> bool:
     derivatives = [numbers.first, numbers.second, *(numbers.gradients or [])]
     return all(t is None or bool(torch.isfinite(t).all()) for t in derivatives)
@@ -269,9 +285,9 @@ def near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a.detach() - b.detach()).abs().max() <= tolerance * scale)
 
 
-def judge(case: Case, mode: str, expected: dict[int, Numbers | None]) -> Verdict:
+def judge(case: Case, mode: str, expected: dict[Order, Numbers | None]) -> Verdict:
     """The verdict of one mode; ``expected`` keeps what reverse mode gave, by order."""
-    order = {"target": 0, "jvp": 1}.get(mode, 2)
+    order: Order = ORDERS.get(mode, 2)  # type: ignore[assignment]
     try:
         found = case.jet_numbers(mode)
     except MissingJetRule as error:
@@ -291,7 +307,7 @@ def judge(case: Case, mode: str, expected: dict[int, Numbers | None]) -> Verdict
     return by_differences(case, order, found, what)
 
 
-def by_differences(case: Case, order: int, found: Numbers, what: str) -> Verdict:
+def by_differences(case: Case, order: Order, found: Numbers, what: str) -> Verdict:
     """Whom differences support, where they are steady; gradients are beyond them."""
     if what == "gradient" and case.slope_agrees(found, order):
         return Verdict("right", "against reverse mode")
@@ -307,7 +323,7 @@ def by_differences(case: Case, order: int, found: Numbers, what: str) -> Verdict
     return Verdict("wrong", what or "differences")
 
 
-def reverse_or_none(case: Case, order: int) -> Numbers | None:
+def reverse_or_none(case: Case, order: Order) -> Numbers | None:
     """None where torch has no reverse mode there."""
     try:
         return case.reverse(order)
@@ -352,5 +368,5 @@ def verdicts(program: Program, modes: Sequence[str] = MODES) -> dict[str, Verdic
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         case = Case(program)
-        expected: dict[int, Numbers | None] = {}
+        expected: dict[Order, Numbers | None] = {}
         return {mode: judge(case, mode, expected) for mode in modes}

@@ -1,0 +1,164 @@
+"""Operators on stacks that end in Σ D²f[u_i, u_i], of any number of directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jachess_ext import ops
+from jachess_ext.jet import JetTensor, jet
+from jachess_ext.jet.layout import make_layout
+
+from ..models import oracles
+from .cases import DTYPES, random_jet, relative_error, same_for_any_threads
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+COUNTS = [(1, 1), (2, 2), (3, 2), (5, 0), (7, 7), (40, 33)]
+"""Directions, and how many of them are summed; 0: order 1, beyond the four of a pair's kernel."""
+SHAPES = [(2,), (3, 270), (2, 3, 18), (0, 4)]
+
+Call = Callable[..., Tensor]
+
+
+def gated(kind: str, ending: str) -> Call:
+    def call(x: Tensor, q: int, summed: int) -> Tensor:
+        gate, up = x.chunk(2, -1)  # read where they lie
+        return getattr(ops, f"gated_activation_jet{ending}")(gate, up, kind, q, summed=summed)
+
+    return call
+
+
+def activation(kind: str, ending: str) -> Call:
+    return lambda x, q, summed: getattr(ops, f"activation_jet{ending}")(x, kind, q, summed=summed)
+
+
+def softmax(masked: bool, ending: str) -> Call:
+    return lambda x, q, summed: getattr(ops, f"softmax_jet{ending}")(x, q, masked, summed=summed)
+
+
+CASES = [
+    *((activation, kind) for kind in ops.ACTIVATION_KINDS),
+    *((gated, kind) for kind in ("silu", "gelu_tanh")),
+    *((softmax, masked) for masked in (False, True)),
+]
+IDS = [f"{make.__name__}-{setting}" for make, setting in CASES]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
+def test_agrees_with_the_reference(make: Any, setting: Any, dtype: torch.dtype) -> None:
+    """Results and gradients, against the reference in float64."""
+    for q, summed in COUNTS:
+        for shape in SHAPES:
+            if make is softmax and len(shape) < 2:
+                continue
+            x = random_jet(1 + q + (summed > 0), *shape).to(dtype)
+            if make is softmax and setting and x.numel():
+                x[0, 0] = -torch.inf
+            x.requires_grad_()
+            wide = x.detach().double().requires_grad_()
+            got = make(setting, "")(x, q, summed)
+            expected = make(setting, "_reference")(wide, q, summed)
+            assert got.dtype == dtype
+            cotangent = random_jet(*got.shape, seed=1).to(dtype)
+            (gradient,) = torch.autograd.grad(got, x, cotangent)
+            (wanted,) = torch.autograd.grad(expected, wide, cotangent.double())
+            if x.numel():
+                assert relative_error(got, expected) < BOUNDS[dtype]
+                assert relative_error(gradient, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
+def test_is_the_laplacian(make: Any, setting: Any) -> None:
+    """Against differences of torch's own function, which know no stream."""
+    x, directions = random_jet(1, 3, 10)[0], random_jet(6, 3, 10)
+    x = x + 0.1 * x.sign()  # away from a kink
+    of_torch = {
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+        "silu": torch.nn.functional.silu,
+    }
+    name = setting if isinstance(setting, str) else "softmax"
+    function = of_torch.get(name) or getattr(torch, name)
+
+    def plain(x: Tensor) -> tuple[Tensor]:
+        if make is gated:
+            gate, up = x.chunk(2, -1)
+            return (function(gate) * up,)
+        return (function(x, -1) if make is softmax else function(x),)
+
+    expected = [oracles.mixed_difference(plain, x, u, u)[0] for u in directions[:4]]
+    stack = torch.cat([x[None], directions, torch.zeros_like(x)[None]])
+    got = make(setting, "")(stack, 6, 4)
+    torch.testing.assert_close(got[-1], sum(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("make", "setting"), CASES, ids=IDS)
+def test_second_derivatives_and_threads(make: Any, setting: Any) -> None:
+    x = random_jet(6, 2, 6).requires_grad_()
+    run = make(setting, "")
+    assert torch.autograd.gradgradcheck(lambda x: run(x, 4, 3), (x,), fast_mode=True)
+    large = random_jet(12, 70, 300, dtype=torch.float32).requires_grad_()
+
+    def results() -> list[Tensor]:
+        y = run(large, 10, 10)
+        return [y, *torch.autograd.grad(y.square().sum(), large)]
+
+    assert same_for_any_threads(results)
+
+
+def test_refusals() -> None:
+    x = torch.randn(5, 3)
+    for q, summed, said in [(3, 4, "0 to q = 3"), (4, 4, "expect 6"), (4, -1, "summed is -1")]:
+        with pytest.raises(RuntimeError, match=said):
+            torch.ops.jachess.activation_jet(x, "tanh", q, summed)
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.ops.jachess.softmax_jet(torch.ones(5, 3, dtype=torch.int64), 3, False, 3)
+
+
+def test_the_engine_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sum, and of order 1 along more than four directions; squares one by one are composed."""
+    calls: list[tuple[str, int]] = []
+    for name in ("activation_jet", "gated_activation_jet", "softmax_jet"):
+        own = getattr(ops, name)
+
+        def counted(*args: Any, own: Any = own, name: str = name) -> Tensor:
+            calls.append((name, args[-1]))
+            return own(*args)
+
+        monkeypatch.setattr(ops, name, counted)
+
+    def f(x: Any) -> Any:
+        return torch.tanh(x) * x, torch.sigmoid(x), torch.softmax(x, -1)
+
+    x, directions = torch.randn(4, 8), torch.randn(6, 4, 8)
+    jet(f, x, directions, second="sum")
+    assert sorted(calls) == [("activation_jet", 6), ("gated_activation_jet", 6), ("softmax_jet", 6)]
+    calls.clear()
+    jet(f, x, directions, order=1)
+    assert sorted(calls) == [("activation_jet", 0), ("gated_activation_jet", 0), ("softmax_jet", 0)]
+    calls.clear()
+    jet(f, x, directions, second="squares")
+    assert not calls
+
+
+def test_layout() -> None:
+    layout = make_layout(6, 2, "sum", 4)
+    assert (layout.streams, layout.seconds, layout.first) == (8, 1, slice(1, 7))
+    assert layout.terms() == [(1, 1, 7), (2, 2, 7), (3, 3, 7), (4, 4, 7)]
+    assert isinstance(JetTensor(torch.zeros(8, 2), layout), JetTensor)
+    with pytest.raises(ValueError, match="8 streams"):
+        JetTensor(torch.zeros(7, 2), layout)
+    for call, said in [
+        ((5, 2, "pairs"), "1 to 4"),
+        ((0, 2, "sum"), "no direction"),
+        ((2, 2, "cubes"), "pairs, squares, sum"),
+        ((2, 3, "sum"), "order is 3"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            make_layout(*call)
