@@ -3,11 +3,11 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(jachess, m) {
-  m.def("activation_jet(Tensor x, str kind, int q, int summed) -> Tensor");
-  m.def("activation_jet_backward(Tensor gy, Tensor x, str kind, int q, int summed) -> Tensor");
-  m.def("gated_activation_jet(Tensor g, Tensor u, str kind, int q, int summed) -> Tensor");
+  m.def("activation_jet(Tensor x, str kind, int q, int summed=0) -> Tensor");
+  m.def("activation_jet_backward(Tensor gy, Tensor x, str kind, int q, int summed=0) -> Tensor");
+  m.def("gated_activation_jet(Tensor g, Tensor u, str kind, int q, int summed=0) -> Tensor");
   m.def(
-      "gated_activation_jet_backward(Tensor gy, Tensor g, Tensor u, str kind, int q, int summed)"
+      "gated_activation_jet_backward(Tensor gy, Tensor g, Tensor u, str kind, int q, int summed=0)"
       " -> (Tensor gg, Tensor gu)");
   m.def(
       "layer_norm_jet(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int q)"
@@ -42,6 +42,6 @@ STABLE_TORCH_LIBRARY(jachess, m) {
   m.def(
       "sample_directions(Tensor token, int q, int d, Tensor seed, Tensor offset, str distribution,"
       " ScalarType dtype) -> Tensor");
-  m.def("softmax_jet(Tensor x, int q, bool masked, int summed) -> Tensor");
-  m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked, int summed) -> Tensor");
+  m.def("softmax_jet(Tensor x, int q, bool masked, int summed=0) -> Tensor");
+  m.def("softmax_jet_backward(Tensor gy, Tensor x, int q, bool masked, int summed=0) -> Tensor");
 }

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .library import (
     Streams,
-    any_number,
     available,
     check_shape,
     in_passes,
@@ -165,7 +164,7 @@ def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
     if not available("activation_jet", x.device, sums=summed > 0):
         return activation_jet_reference(x, kind, q, summed)
     operator = torch.ops.jachess.activation_jet
-    return in_passes(lambda x, q: operator(x, kind, q, summed), [x], q, most=any_number(x, q))
+    return in_passes(lambda x, q: operator(x, kind, q, summed), [x], q, any_number=True)
 
 
 def gated_activation_jet_reference(
@@ -204,9 +203,7 @@ def gated_activation_jet(g: Tensor, u: Tensor, kind: str, q: int, summed: int = 
     if not available("gated_activation_jet", g.device, sums=summed > 0):
         return gated_activation_jet_reference(g, u, kind, q, summed)
     operator = torch.ops.jachess.gated_activation_jet
-    return in_passes(
-        lambda g, u, q: operator(g, u, kind, q, summed), [g, u], q, most=any_number(g, q)
-    )
+    return in_passes(lambda g, u, q: operator(g, u, kind, q, summed), [g, u], q, any_number=True)
 
 
 register_operator("activation_jet", activation_jet_reference, tensors=1)

@@ -184,22 +184,22 @@ def in_passes(
     run: Callable[..., Tensor | tuple[Tensor, ...]],
     jets: Sequence[Tensor],
     q: int,
-    most: int = MAX_DIRECTIONS,
+    any_number: bool = False,
 ) -> Any:
     """Return run(*jets, q), put together of calls with as many directions as the kernels take.
 
     Args:
         run: from stacked jets and their number of directions to a jet, or several.
         jets: stacked jets [S, ...] of the same S.
-        most: directions that the CPU's kernel takes at once; on a GPU it is `CUDA_DIRECTIONS`.
+        any_number: whether the CPU's kernel takes any number of directions at order 1, not 4.
     """
-    most = CUDA_DIRECTIONS if jets[0].device.type in IN_PASSES else most
-    return run(*jets, q) if q <= most else _passes(run, jets, q, most)
-
-
-def any_number(x: Tensor, q: int) -> int:
-    """Return how many directions the CPU's kernel takes at once: all, unless there are pairs."""
-    return MAX_DIRECTIONS if x.shape[0] > 2 + q else q
+    jet = jets[0]
+    most = CUDA_DIRECTIONS if jet.device.type in IN_PASSES else MAX_DIRECTIONS
+    order_one = jet.shape[:1] == (1 + q,)
+    apart = q > most and (order_one or q <= MAX_DIRECTIONS)  # a wrong q goes to the operator
+    if not apart or (any_number and most == MAX_DIRECTIONS):
+        return run(*jets, q)
+    return _passes(run, jets, q, most)
 
 
 def _passes(
@@ -319,10 +319,14 @@ def streams_of(x: Tensor, q: int, summed: int = 0) -> Streams:
     Args:
         summed: how many directions' squares its last stream sums; 0: it has one stream for each
             pair of directions, or none, by S.
+
+    Raises:
+        ValueError: S is another.
     """
-    if summed:
-        return Streams(q, squares=summed, summed=True)
-    return Streams(q, order=2 if x.shape[0] > 1 + q else 1)
+    streams = Streams(q, order=2 if x.shape[0] > 1 + q else 1, squares=summed, summed=summed > 0)
+    if x.shape[0] != streams.streams:
+        raise ValueError(f"{x.shape[0]} streams, of which {q} directions have {streams.streams}")
+    return streams
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

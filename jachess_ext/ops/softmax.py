@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .library import (
     Streams,
-    any_number,
     available,
     in_passes,
     register_operator,
@@ -70,7 +69,7 @@ def softmax_jet(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Ten
     if not available("softmax_jet", x.device, sums=summed > 0):
         return softmax_jet_reference(x, q, masked, summed)
     operator = torch.ops.jachess.softmax_jet
-    return in_passes(lambda x, q: operator(x, q, masked, summed), [x], q, most=any_number(x, q))
+    return in_passes(lambda x, q: operator(x, q, masked, summed), [x], q, any_number=True)
 
 
 register_operator("softmax_jet", softmax_jet_reference, tensors=1)

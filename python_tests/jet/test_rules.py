@@ -80,9 +80,7 @@ def test_squares_and_their_sum(function: Any, row: Row) -> None:
     # Twice along one direction goes twice as far as along two.
     steps = oracles.Steps(STEPS.first, STEPS.mixed / 2)
     second = [oracles.mixed_difference(bent, call.x, u, u, steps) for u in directions[:2]]
-    squares, sums = (
-        eager_jet(bent, call.x, directions, 2, kind, 2) for kind in ("squares", "sum")
-    )
+    squares, sums = (eager_jet(bent, call.x, directions, 2, kind, 2) for kind in ("squares", "sum"))
     for output, (jet, summed) in enumerate(zip(squares, sums, strict=True)):
         assert (len(jet.streams), len(summed.streams)) == (6, 5)
         for i in range(3):

@@ -131,9 +131,9 @@ class OperatorTests:
         taken: list[int] = []
         passes = library._passes
 
-        def counted(run: Callable[..., Any], jets: Sequence[Tensor], q: int) -> Any:
+        def counted(run: Callable[..., Any], jets: Sequence[Tensor], q: int, most: int) -> Any:
             taken.append(q)
-            return passes(run, jets, q)
+            return passes(run, jets, q, most)
 
         monkeypatch.setattr(library, "_passes", counted)
         monkeypatch.setattr(library, "IN_PASSES", ("cpu",))

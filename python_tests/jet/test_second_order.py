@@ -1,0 +1,327 @@
+"""`jx.laplacian`, `hessian_diagonal`, `divergence` and `hvp`, against torch's own Hessians.
+
+The oracle is `torch.func.hessian` of one row where torch differentiates rightly, and repeated
+`torch.autograd.grad` with attention's plain form elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import hessian, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jachess_ext as jx
+from jachess_ext.jet import composed_rules
+
+D = 4
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+class Attention(nn.Module):
+    """Coordinates as tokens, through fused attention, causal or not, with shared key heads.
+
+    ``written_out``: the layer norm in elementary functions, since the gradient of torch's own
+    double backward of it is wrong (torch 2.13).
+    """
+
+    written_out = False
+
+    def __init__(self, causal: bool = False, shared: bool = False) -> None:
+        super().__init__()
+        self.causal, self.heads = causal, 1 if shared else 2
+        self.enter, self.leave = nn.Linear(1, 8), nn.Linear(8, 2)
+        self.queries, self.keys = nn.Linear(8, 8), nn.Linear(8, 2 * 4 * self.heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.sin(self.enter(x.unsqueeze(-1)))
+        q = self.queries(h).unflatten(-1, (2, 4)).transpose(1, 2)
+        k, v = self.keys(h).unflatten(-1, (2, self.heads, 4)).permute(2, 0, 3, 1, 4)
+        shared = self.heads == 1
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=shared)
+        h = h + mixed.transpose(1, 2).flatten(2)
+        if self.written_out:
+            centred = h - h.mean(-1, keepdim=True)
+            h = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        else:
+            h = F.layer_norm(h, (8,))
+        return self.leave(h).mean(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(1, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x.unsqueeze(-1))[0][:, -1]
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    made: dict[str, Callable[[], nn.Module]] = {
+        "mlp": lambda: nn.Sequential(
+            nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, 7), nn.GELU(), nn.Linear(7, 2)
+        ),
+        "convolution": lambda: nn.Sequential(
+            *(nn.Unflatten(1, (1, D)), nn.Conv1d(1, 3, 3, padding=1), nn.SiLU()),
+            *(nn.GroupNorm(1, 3), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(6, 2)),
+        ),
+        "attention": Attention,
+        "causal": lambda: Attention(causal=True),
+        "shared heads": lambda: Attention(shared=True),
+        "recurrent": Recurrent,
+    }
+    return made[name]().double()
+
+
+NETWORKS = ("mlp", "convolution", "attention", "causal", "shared heads", "recurrent")
+
+
+def for_torch(f: nn.Module) -> nn.Module:
+    """The network with the same parameters, as torch differentiates it rightly."""
+    f = copy.copy(f)
+    f.written_out = True
+    return f
+
+
+def by_backward(f: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, gradients ``[d, N, k]`` and Hessians ``[d, d, N, k]`` of rows, by reverse mode."""
+    f = for_torch(f)
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+        value = f(x)
+        slopes, bends = [], []
+        for k in range(value.shape[1]):
+            (slope,) = torch.autograd.grad(value[:, k].sum(), x, create_graph=True)
+            rows = [
+                torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0]
+                for i in range(x.shape[1])
+            ]
+            slopes.append(slope.T)
+            bends.append(torch.stack([row.T for row in rows]))
+    return value, torch.stack(slopes, -1), torch.stack(bends, -1)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_values_and_gradients(name: str, chunk_size: int | None, composed: bool) -> None:
+    f, x = network(name), randn(3, D).requires_grad_()
+    leaves = [x, *f.parameters()]
+    value, slope, bends = by_backward(f, x)
+    squares = bends.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    weights = torch.tensor([2.0, 0.0, -3.0, 0.5], dtype=torch.float64)
+    scale = weights[:, None, None]
+
+    def run(call: Any, **named: Any) -> tuple[Any, ...]:
+        if not composed:
+            return call(f, x, chunk_size=chunk_size, **named)
+        with composed_rules():
+            return call(f, x, chunk_size=chunk_size, **named)
+
+    for found, expected in [
+        (run(jx.laplacian), squares.sum(0)),
+        (run(jx.hessian_diagonal), squares),
+        (run(jx.laplacian, weights=weights), (scale * squares).sum(0)),
+    ]:
+        close(found[0], value)
+        close(found[1], slope)
+        close(found[2], expected)
+        ours, theirs = (
+            torch.autograd.grad(
+                (part * part.detach().cos()).sum() + value.sum(),
+                leaves,
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            for part in (found[2], expected)
+        )
+        for a, b in zip(ours, theirs, strict=True):
+            close(a, b)
+
+
+def test_directions_and_their_gradients() -> None:
+    f, x = network("mlp"), randn(3, D)
+    bends = vmap(hessian(f))(x)
+    for u in (randn(6, D, seed=1), randn(6, 3, D, seed=2)):
+        u.requires_grad_()
+        each = u.unsqueeze(1).expand(6, 3, D) if u.ndim == 2 else u
+        weights = randn(6, seed=3).requires_grad_()
+        expected = torch.einsum("q,qni,nkij,qnj->nk", weights, each, bends, each)
+        found = jx.laplacian(f, x, directions=u, weights=weights)[2]
+        close(found, expected)
+        for a, b in zip(
+            torch.autograd.grad(found.square().sum(), (u, weights)),
+            torch.autograd.grad(expected.square().sum(), (u, weights)),
+            strict=True,
+        ):
+            close(a, b)
+
+
+def test_nests_and_aux() -> None:
+    def f(a: Any, b: Any) -> Any:
+        y = torch.sin(a["x"]).prod(-1) * b.square().sum((-1, -2))
+        return {"y": y, "z": [y.exp()]}, ("kept", y)
+
+    a, b = randn(3, 2), randn(3, 2, 2, seed=1)
+    flat = torch.cat([a, b.flatten(1)], 1)
+
+    def of_row(row: Tensor) -> Tensor:
+        y = torch.sin(row[:2]).prod() * row[2:].square().sum()
+        return torch.stack([y, y.exp()])
+
+    expected = vmap(hessian(of_row))(flat).diagonal(dim1=-2, dim2=-1)
+    value, first, total, (word, y) = jx.laplacian(f, ({"x": a}, b), has_aux=True)
+    close(total["y"], expected[:, 0].sum(-1))
+    close(total["z"][0], expected[:, 1].sum(-1))
+    close(first["y"], vmap(jacrev(of_row))(flat)[:, 0].T)
+    assert word == "kept" and type(y) is Tensor and torch.equal(y, value["y"])
+    close(jx.hessian_diagonal(f, ({"x": a}, b), has_aux=True)[2]["y"], expected[:, 0].T)
+
+
+def test_divergence() -> None:
+    f, x = network("mlp"), randn(3, D)
+    field: Any = nn.Sequential(f, nn.Linear(2, D).double())
+    jacobian = vmap(jacrev(field))(x)
+    expected = jacobian.diagonal(dim1=1, dim2=2).sum(-1)
+    for chunk_size in (None, 1, 3):
+        value, found = jx.divergence(field, x, chunk_size=chunk_size)
+        close(value, field(x))
+        close(found, expected)
+    probes = randn(5, 3, D, seed=1)
+    estimate = torch.einsum("qni,nij,qnj->n", probes, jacobian, probes) / 5
+    close(jx.divergence(field, x, directions=probes)[1], estimate)
+    close(jx.divergence(field, x, directions=probes, chunk_size=2)[1], estimate)
+    gradient = torch.autograd.grad(jx.divergence(field, x)[1].square().sum(), field[0][0].weight)
+    wanted = torch.autograd.grad(expected.square().sum(), field[0][0].weight)
+    close(gradient[0], wanted[0])
+    with pytest.raises(ValueError, match="expected the same shape"):
+        jx.divergence(f, x)
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention"])
+def test_hvp(name: str) -> None:
+    f, x, v = network(name), randn(3, D), randn(3, D, seed=1)
+
+    def loss(x: Tensor, f: nn.Module = f) -> Tensor:
+        return f(x).square().sum()
+
+    point = x.clone().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        (slope,) = torch.autograd.grad(loss(point, for_torch(f)), point, create_graph=True)
+        (product,) = torch.autograd.grad((slope * v).sum(), point, create_graph=True)
+    value, (gradient,), (found,) = jx.hvp(loss, (x,), (v,))
+    close(value, loss(x))
+    close(gradient, slope)
+    close(found, product)
+    weight = next(f.parameters())
+    ours, theirs = (torch.autograd.grad(p.sum(), weight)[0] for p in (found, product))
+    close(ours, theirs)
+    assert not x.requires_grad
+    for kept in (jx.hvp(loss, (x,), (v,), differentiable=False), _without_grad(loss, x, v)):
+        close(kept[2][0], product)
+        assert not any(t.requires_grad for t in (kept[0], kept[1][0], kept[2][0]))
+
+
+def _without_grad(loss: Any, x: Tensor, v: Tensor) -> Any:
+    with torch.no_grad():
+        return jx.hvp(loss, (x,), (v,))
+
+
+def test_hvp_of_nests() -> None:
+    a, b = randn(3), randn(2, seed=1)
+
+    def f(a: Tensor, rest: dict) -> Any:
+        return (a.square().sum() * rest["b"].exp().sum()), rest["b"] * 2
+
+    _, (by_a, by_rest), (along_a, along_rest), aux = jx.hvp(
+        f, (a, {"b": b}), (torch.ones_like(a), {"b": torch.zeros_like(b)}), has_aux=True
+    )
+    close(by_a, 2 * a * b.exp().sum())
+    close(by_rest["b"], a.square().sum() * b.exp())
+    close(along_a, torch.full_like(a, 2) * b.exp().sum())
+    close(along_rest["b"], 2 * a.sum() * b.exp())
+    close(aux, b * 2)
+
+
+class Held(nn.Module):
+    """A function that holds a number for each of three rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)[:, None]).square().sum(-1)
+
+
+def test_a_function_that_holds_something_of_each_row() -> None:
+    found = jx.laplacian(Held(), randn(3, D))[2]
+    close(found, 2 * D * torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64))
+
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x - x.mean(0),
+    "sum of all": lambda x: x.sum(0, keepdim=True).expand_as(x).sin(),
+    "next row": lambda x: x * x.roll(1, 0),
+    "rows before": lambda x: x.cumsum(0),
+    "rows behind": lambda x: x.flip(0).cumsum(0).flip(0),
+    "no value of it": lambda x: x + x.mean(0) - x.mean(0).detach(),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("call", ["laplacian", "hessian_diagonal", "divergence"])
+@pytest.mark.parametrize("mix", MIXING)
+def test_rows_that_depend_on_others_are_refused(mix: str, call: str) -> None:
+    with pytest.raises(ValueError, match="depend on other rows"):
+        getattr(jx, call)(MIXING[mix], randn(4, 3))
+
+
+def test_refusals() -> None:
+    x, f = randn(3, D), network("mlp")
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (f, {"weights": [1.0, 2.0]}, r"expected \[4\]"),
+        (f, {"weights": [1.0, float("nan"), 1.0, 1.0]}, "finite"),
+        (f, {"directions": randn(2, 3)}, "directions have shape"),
+        (f, {"chunk_size": 0}, "chunk_size is 0"),
+        (lambda x: x.sum(), {}, "a result for each row"),
+    ]
+    for fn, named, said in refused:
+        with pytest.raises(ValueError, match=said):
+            jx.laplacian(fn, x, **named)
+    with pytest.raises(ValueError, match="same number of rows"):
+        jx.laplacian(lambda a, b: a, (x, x[:2]))
+    with pytest.raises(TypeError, match="aux"):
+        jx.laplacian(f, x, has_aux=True)
+    with pytest.raises(jx.MissingJetRule):
+        jx.laplacian(torch.poisson, x.abs())
+    with pytest.raises(jx.MissingJetRule, match="running statistics"):
+        jx.laplacian(nn.BatchNorm1d(D).double(), x)
+    with pytest.raises(ValueError, match="one number"):
+        jx.hvp(f, (x,), (x,))
+
+
+def test_no_row_and_one_row() -> None:
+    f = network("mlp")
+    assert jx.laplacian(f, randn(0, D))[2].shape == (0, 2)
+    one = randn(1, D)
+    close(jx.laplacian(f, one)[2], jx.laplacian(f, torch.cat([one, one]))[2][:1])
+
+
+def test_compiled() -> None:
+    """A graph breaks there, and the numbers are the same."""
+    f, x = network("mlp"), randn(3, D)
+    compiled = torch.compile(functools.partial(jx.laplacian, f), backend="eager")
+    close(compiled(x)[2], jx.laplacian(f, x)[2])
