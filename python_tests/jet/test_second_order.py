@@ -233,9 +233,17 @@ def test_hvp(name: str) -> None:
     ours, theirs = (torch.autograd.grad(p.sum(), weight)[0] for p in (found, product))
     close(ours, theirs)
     assert not x.requires_grad
+    whole = [tensor.clone().requires_grad_() for tensor in (x, v)]
+    third = torch.autograd.grad(jx.hvp(loss, (whole[0],), (whole[1],))[2][0].sum(), whole)
+    close(third[0], torch.autograd.grad(product.sum(), point)[0])
+    close(third[1], hessian_times_ones(loss, x))
     for kept in (jx.hvp(loss, (x,), (v,), differentiable=False), _without_grad(loss, x, v)):
         close(kept[2][0], product)
         assert not any(t.requires_grad for t in (kept[0], kept[1][0], kept[2][0]))
+
+
+def hessian_times_ones(loss: Any, x: Tensor) -> Tensor:
+    return jx.hvp(loss, (x,), (torch.ones_like(x),))[2][0]
 
 
 def _without_grad(loss: Any, x: Tensor, v: Tensor) -> Any:
@@ -269,6 +277,8 @@ class Held(nn.Module):
 def test_a_function_that_holds_something_of_each_row() -> None:
     found = jx.laplacian(Held(), randn(3, D))[2]
     close(found, 2 * D * torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64))
+    with pytest.raises(ValueError, match="depend on other rows"):
+        jx.laplacian(lambda x: Held()(x) * x.mean(), randn(3, D))
 
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
