@@ -230,7 +230,9 @@ def test_hvp(name: str) -> None:
     close(gradient, slope)
     close(found, product)
     weight = next(f.parameters())
-    ours, theirs = (torch.autograd.grad(p.sum(), weight)[0] for p in (found, product))
+    ours, theirs = (
+        torch.autograd.grad(p.sum(), weight, retain_graph=True)[0] for p in (found, product)
+    )
     close(ours, theirs)
     assert not x.requires_grad
     whole = [tensor.clone().requires_grad_() for tensor in (x, v)]
