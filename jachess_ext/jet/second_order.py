@@ -328,8 +328,10 @@ class _Rows:
 
     def results(self, *parts: list[Tensor]) -> tuple[Any, ...]:
         """Return lists of tensors as nests like the output of ``fn``, and ``aux`` behind them."""
-        left = [iter(part) for part in parts]
-        nests = [map_tensors(self._output, lambda _, part=part: next(part)) for part in left]
+        nests = []
+        for part in parts:
+            tensors = iter(part)
+            nests.append(map_tensors(self._output, lambda _, left=tensors: next(left)))  # type: ignore[misc]
         return *nests, *self._aux
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
@@ -360,8 +362,12 @@ class _Rows:
                 output, aux = output
                 self._aux = (map_tensors(aux, primal_of),)
             found: list[Tensor] = []
-            empty = torch.empty(0)
-            self._output = map_tensors(output, lambda tensor: (found.append(tensor), empty)[1])
+
+            def place_of(tensor: Tensor) -> Tensor:
+                found.append(tensor)
+                return torch.empty(0)
+
+            self._output = map_tensors(output, place_of)
             return found
 
         nest = torch_private.pytree.tree_unflatten(steps, self._structure)

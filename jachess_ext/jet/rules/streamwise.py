@@ -115,7 +115,8 @@ def bilinear(
     stacks = [_stack_of(value, ndim) for value in (a, b)]
     if not (isinstance(a, JetTensor) and isinstance(b, JetTensor)):
         return JetTensor(product(*stacks), layout)
-    return JetTensor(product_jet(*stacks, layout, product), layout)
+    left, right = stacks
+    return JetTensor(product_jet(left, right, layout, product), layout)
 
 
 def _stack_of(value: Any, ndim: int | None) -> Tensor:
