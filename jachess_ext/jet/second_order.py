@@ -6,7 +6,9 @@ call it on one: ``[N, d]`` to ``[N, ...]``.  A coordinate is an entry of a row.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +39,8 @@ def laplacian(
     Li et al. 2024; collapsed Taylor mode, Dangel et al. 2025).
 
     Args:
-        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and once
-            on two rows, to see that they do not depend on each other.
+        fn: maps ``[N, ...]`` to ``[N, ...]``, each row by itself.  It runs once per chunk, and,
+            when it is first given, once on two rows, to see that they do not depend on each other.
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, one for each direction: an anisotropic operator.  A direction of weight 0
@@ -267,8 +269,9 @@ class _Rows:
             self._given = [_of_each_row(step, point) for step, point in pairs]
         self._sizes = [point.shape[1:].numel() for point in self.points]
         self.count = sum(self._sizes) if self._given is None else len(self._given[0])
-        if self.batch > 1:
+        if self.batch > 1 and not _was_checked(fn):
             self._check_rows()
+            _remember(fn)
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
         """Return the weights as a tensor ``[q]`` of x's dtype.
@@ -407,6 +410,21 @@ class _Rows:
         with torch.no_grad():
             x = torch_private.pytree.tree_unflatten(points, self._structure)
             return self._run(x, steps, "sum", 0)
+
+
+_CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Functions whose rows were found independent, with their training mode where they have one."""
+
+
+def _was_checked(fn: Any) -> bool:
+    with suppress(TypeError):  # neither hashable nor referable: checked at each call
+        return fn in _CHECKED and _CHECKED[fn] == getattr(fn, "training", None)
+    return False
+
+
+def _remember(fn: Any) -> None:
+    with suppress(TypeError):
+        _CHECKED[fn] = getattr(fn, "training", None)
 
 
 def _roots(weights: Tensor) -> Tensor:

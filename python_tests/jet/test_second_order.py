@@ -337,3 +337,19 @@ def test_compiled() -> None:
     f, x = network("mlp"), randn(3, D)
     compiled = torch.compile(functools.partial(jx.laplacian, f), backend="eager")
     close(compiled(x)[2], jx.laplacian(f, x)[2])
+
+
+def test_rows_are_checked_once_per_function_and_mode() -> None:
+    class Counted(nn.Module):
+        rows: list[int] = []  # noqa: RUF012
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows.append(len(x))
+            return x.sin()
+
+    f, x = Counted(), randn(5, D)
+    for _ in range(2):
+        jx.laplacian(f, x)
+    assert f.rows == [2, 5, 5]
+    jx.laplacian(f.eval(), x)
+    assert f.rows == [2, 5, 5, 2, 5]
