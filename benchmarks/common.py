@@ -600,23 +600,7 @@ def device_name(device: torch.device) -> str:
 
 def print_table(rows: Sequence[Row]) -> None:
     """Print the rows as aligned columns, the ratio beside what it should reach."""
-    header = ["shape", "figure", "p50", "p20..p80", "against", "p50", "ratio", "target", "/floor"]
-    lines = [header]
-    for row in rows:
-        lines.append(
-            [
-                row.shape,
-                row.figure,
-                f"{row.p50:.4g} {row.unit}",
-                f"{row.p20:.4g}..{row.p80:.4g}",
-                row.baseline,
-                f"{row.baseline_p50:.4g}",
-                f"{row.ratio:.2f}",
-                row.target,
-                "" if row.floor_ratio is None else f"{row.floor_ratio:.2f}",
-            ]
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for line in lines:
-        cells = zip(line, widths, strict=True)
-        print("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    columns = ["shape", "figure", "p20", "p50", "p80", "unit", "baseline", "baseline_p50", "ratio"]
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=[*columns, "target", "floor_ratio"])
+    frame["floor_ratio"] = frame.floor_ratio.astype(float)  # None: not measured
+    print(frame.to_string(index=False, float_format="{:.4g}".format, na_rep=""))

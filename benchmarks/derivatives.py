@@ -12,7 +12,7 @@
     compiled_block     the 2-jet of one encoder block, torch.compile against eager
     gemm_libraries     oneDNN's products against torch's at the sizes of jets' linear layers;
                        `jachess_ext/ops/gemm.py` follows what it shows
-    profile            operators of a step by self time, and their groups' shares; prints only
+    profile            operators of a step by self time; prints only
 
 Steps are forward and backward, no optimiser.  Each part appends to results/PART.csv.
 """
@@ -20,7 +20,7 @@ Steps are forward and backward, no optimiser.  Each part appends to results/PART
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -316,29 +316,9 @@ def gemm_libraries(shape: Shape, options: Options) -> Steps:
 
 # Where the time of a step goes ------------------------------------------------------------------
 
-_GROUPS = (
-    ("jachess operators", ("jachess::",)),
-    ("matrix products", ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "mkl", "gemm")),
-    ("sdpa", ("scaled_dot_product",)),
-    ("copies and layout", ("copy_", "cat", "stack", "contiguous", "clone", "index", "slice_back")),
-    ("fills", ("aten::fill_", "aten::zero_", "aten::empty", "aten::ones")),
-    ("softmax and norms", ("softmax", "layer_norm", "rms_norm")),
-    ("reductions", ("aten::sum", "aten::mean", "aten::amax", "aten::max")),
-    ("pointwise", ("add", "mul", "sub", "div", "pow", "neg", "where", "masked", "sqrt", "exp")),
-)
-
-
-def group_of(name: str) -> str:
-    """Return the group an operator or kernel counts under; views and bookkeeping are "other"."""
-    lowered = name.lower()
-    for group, parts in _GROUPS:
-        if any(part in lowered for part in parts):
-            return group
-    return "other"
-
 
 def profile_step(shape: Shape, options: Options) -> None:
-    """Run a step under the profiler; print its operators by self time, and the groups.
+    """Run a step under the profiler; print its operators by self time.
 
     Times are self times summed over the threads that record them; a profiler slows small
     operators, so shares are approximate and no figure comes from here.
@@ -359,16 +339,6 @@ def profile_step(shape: Shape, options: Options) -> None:
     column = "self_device_time_total" if cuda else "self_cpu_time_total"
     limit = options.extra.rows
     print(averages.table(sort_by=column, row_limit=limit, max_name_column_width=48))
-    totals: dict[str, float] = defaultdict(float)
-    for event in averages:
-        # On a GPU an operator's own device time is that of the kernels it launched, which are
-        # listed as well: count the kernels only.
-        if not (cuda and event.device_type.name == "CPU"):
-            totals[group_of(event.key)] += getattr(event, column)
-    whole = sum(totals.values()) or 1.0
-    print(f"{'group':22}{'ms per step':>12}{'share':>8}")
-    for group, total in sorted(totals.items(), key=lambda item: -item[1]):
-        print(f"{group:22}{total / 1e3 / options.rounds():12.2f}{100 * total / whole:7.1f}%")
 
 
 # The command ------------------------------------------------------------------------------------

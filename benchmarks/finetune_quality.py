@@ -18,8 +18,8 @@ they are given).  The progress bar says how long a grid will take.
 
 Stopped or killed, the same command goes on; where `--out` has no runs yet, from the results files
 in `--results`.  At the end, or stopped by Ctrl-C, the results files and their tables as markdown
-are there; `--redraw` makes the tables of published results files anew, with no run and no model.  A
-grid varied by the options that say so (other rows, epochs, methods …) leaves its published results
+are there; `python -m benchmarks.quoted --update` draws those of published results anew.  A grid
+varied by the options that say so (other rows, epochs, methods …) leaves its published results
 alone.
 """
 
@@ -135,19 +135,18 @@ def started_at(out: Path) -> list[str]:
     return commits
 
 
-def redraw(options: argparse.Namespace) -> None:
-    """Write the tables of the chosen grids' results files anew, date, machine and commits kept."""
-    for name in options.grids:
-        for path in sorted(options.results.glob(f"finetune_{name}.jsonl")) + sorted(
-            options.results.glob(f"finetune_{name}_*.jsonl")
-        ):
-            records, published = read_results(path), path.with_suffix(".md")
-            head, _, _ = published.read_text(encoding="utf-8").partition("\n## ")
-            commits = ", ".join(commits_of(published))
-            runs = f"{len(records)} runs, started and gone on with at {commits}, by"
-            head = re.sub(r"\d+ runs, started .*, by", runs, head)
-            write_text(published, "\n".join([head.rstrip() + "\n", *tables(records)]))
-            print(published)
+def page(path: Path) -> str:
+    """Return a results file's page drawn anew; its head keeps date, machine, commits and command.
+
+    Args:
+        path: the jsonl file, whose page lies beside it.
+    """
+    records, published = read_results(path), path.with_suffix(".md")
+    head, _, _ = published.read_text(encoding="utf-8").partition("\n## ")
+    commits = ", ".join(commits_of(published))
+    runs = f"{len(records)} runs, started and gone on with at {commits}, by"
+    head = re.sub(r"\d+ runs, started .*, by", runs, head)
+    return "\n".join([head.rstrip() + "\n", *tables(records)])
 
 
 def tables(records: Sequence[Record]) -> list[str]:
@@ -201,13 +200,13 @@ def run(name: str, options: argparse.Namespace, command: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run or redraw; the exit status."""
+    """Run the grids; the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
     parser.add_argument("--out", type=Path, default=Path("build/finetune_quality"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -221,14 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     variation.add_argument("--lr", type=float)
     variation.add_argument("--epochs", type=float)
     parser.add_argument("--quick", action="store_true", help="tiny, and no results: does it run?")
-    parser.add_argument("--redraw", action="store_true", help="tables of the results files; no run")
     options = parser.parse_args(argv)
     given = " ".join(sys.argv[1:] if argv is None else argv)
-    if options.redraw:
-        redraw(options)
-        return 0
-    if options.model is None or options.data is None:
-        parser.error("--model and --data are needed, unless --redraw is given")
     try:
         for name in chosen_grids(options.grids, options.tasks):
             run(name, options, f"python -m benchmarks.finetune_quality {given}")

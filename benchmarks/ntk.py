@@ -325,9 +325,6 @@ def rate_rows(options: Options, samples: int, tokens: int) -> list[Row]:
 POSITIONS = (1, 8, 16, 24, 28, 32, 40, 48, 64)
 FEATURES = ((384, 384), (384, 1152), (384, 1536), (768, 768))
 OUTPUTS, SAMPLES = (1, 2), (8, 48)
-WEIGHTS = tuple(
-    itertools.product((0.0, 4.0, 8.0, 16.0, 24.0, 32.0), (0.0, 24.0, 48.0, 64.0, 96.0, 128.0))
-)
 
 
 @dataclass(frozen=True)
@@ -350,12 +347,6 @@ class Case:
     def chosen(self) -> str:
         """The form that the model picks."""
         return cost.count_cost(self.size).form
-
-    def weighed(self, gram: float, dense: float) -> str:
-        """Return the form that it would pick if bytes weighed as much as so many operations."""
-        c = cost.count_cost(self.size)
-        materialised = c.materialise_flops + dense * c.materialise_bytes
-        return "A" if c.gram_flops + gram * c.gram_bytes <= materialised else "B"
 
 
 def time_forms(size: cost.Size, options: Options) -> tuple[Case, Timings]:
@@ -385,12 +376,9 @@ def excess(cases: Sequence[Case], choose: Callable[[Case], str]) -> float:
 def summary(cases: Sequence[Case], options: Options) -> Row:
     """Return the row of all cases."""
     right = sum(case.seconds[case.chosen] == case.best for case in cases)
-    each = {w: excess(cases, lambda case, w=w: case.weighed(*w)) for w in WEIGHTS}
-    best = min(each, key=lambda w: each[w])
     always = {form: excess(cases, lambda case, form=form: form) for form in ("A", "B")}
     note = (
-        f"faster form picked in {right} of {len(cases)}; best weights of bytes "
-        f"{best[0]:g} and {best[1]:g} ({each[best]:.3f}); always A {always['A']:.2f}, always B "
+        f"faster form picked in {right} of {len(cases)}; always A {always['A']:.2f}, always B "
         f"{always['B']:.2f}"
     )
     value = excess(cases, lambda case: case.chosen)

@@ -1,10 +1,11 @@
-"""One source for the figures that README and docs quote: tables made from benchmarks/results.
+"""One source for the figures that README and docs quote, and for the pages of results.
 
     python -m benchmarks.quoted [--update]
 
 A document marks a table with ``<!-- quoted: NAME -->`` and ``<!-- /quoted -->``; between the two
-stands what the function of that name here makes of the results.  Without --update: the documents
-that differ, and exit status 1 where there are any (a test asks the same).  --update also draws the
+stands what the function of that name here makes of the results.  A page of benchmarks/results
+(`PAGES`) is made of the csv or jsonl beside it.  Without --update: documents and pages that
+differ, and exit status 1 where there are any (tests ask the same).  --update also draws the
 README's figure anew.
 """
 
@@ -16,11 +17,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
+
+import pandas as pd
 
 from jachess_ext.compare.report import COLOURS, MARKERS, panels
 
+from . import finetune_quality, live_selection, models, word_attack
 from .common import RESULTS, ROOT
 
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/limits.md")
@@ -197,13 +201,15 @@ def steps() -> str:
 
 
 def works_with() -> str:
-    """Return the matrix of `benchmarks.works_with`: model × setting."""
-    text = (RESULTS / "works_with.md").read_text(encoding="utf-8")
-    return text[text.index("\n|") + 1 :].split("\n\n")[0].rstrip("\n") + "\n"
+    """Return the matrix of `benchmarks.models settings`: model × setting."""
+    frame = pd.read_csv(RESULTS / "works_with.csv")
+    names = [frame[column].unique() for column in ("model", "setting")]
+    wide = frame.pivot(index="model", columns="setting", values="result").loc[names[0], names[1]]
+    return table(["", *wide.columns], [[name, *cells] for name, *cells in wide.itertuples()])
 
 
 def sweep() -> str:
-    """Return numbers of model types of `benchmarks.model_sweep`: docs/derivatives.md."""
+    """Return numbers of model types of `benchmarks.models types`: docs/derivatives.md."""
     texts = [row for row in rows("model_sweep") if row["result"] != "no text"]
     counts = Counter(row["result"] for row in texts)
     oracles = Counter(row["oracle"] for row in texts)
@@ -223,6 +229,25 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "works-with": works_with,
 }
+
+
+def _runs_of(name: str, **read: Any) -> pd.DataFrame:
+    return pd.read_csv(RESULTS / f"{name}.csv", **read)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "live_choice": lambda: live_selection.choices_page(_runs_of("live_choice_runs")),
+    "selection_trial": lambda: live_selection.trial_page(_runs_of("selection_trial_runs")),
+    "model_sweep": lambda: models.types_page(
+        _runs_of("model_sweep", keep_default_na=False, dtype=str)
+    ),
+    "word_attack": lambda: word_attack.tables(_runs_of("word_attack")),
+    **{
+        path.stem: partial(finetune_quality.page, path)
+        for path in sorted(RESULTS.glob("finetune_*.jsonl"))
+    },
+}
+"""What draws each page of benchmarks/results."""
 
 
 def renewed(text: str) -> str:
@@ -265,13 +290,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true")
     update = parser.parse_args().update
+    texts = {ROOT / name: lambda text: renewed(text) for name in DOCUMENTS}
+    for name, page in PAGES.items():
+        texts[RESULTS / f"{name}.md"] = lambda text, page=page: page()
     changed = False
-    for name in DOCUMENTS:
-        path = ROOT / name
+    for path, renew in texts.items():
         before = path.read_text(encoding="utf-8")
-        after = renewed(before)
+        after = renew(before)
         if after != before:
             changed = True
+            name = path.relative_to(ROOT)
             print(f"{name}: {'renewed' if update else 'differs from benchmarks/results'}")
             if update:
                 path.write_text(after, encoding="utf-8")

@@ -1,39 +1,15 @@
 """Choosing among the models of tables of losses: what the methods forecast and choose.
 
     pip download --no-deps lcdb==0.1.0 && tar xf lcdb-0.1.0.tar.gz
-    python -m benchmarks.selection budgets --table flan.csv
-    python -m benchmarks.selection halves --table flan.csv --halves 10
-    python -m benchmarks.selection laws --table flan.csv
-    python -m benchmarks.selection default_law --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
+    python -m benchmarks.selection budgets flan.csv
     python -m benchmarks.selection families --flan flan.csv --llm llm.csv --lcdb lcdb-0.1.0/lcdb
 
 budgets (results/selection.csv): every method at budgets of 1/8 … 1/512 of the target: PearCorr of
 the predicted losses with the true ones (modelsize, which predicts none: of its scores) and RelAcc
 of the choice (per cent), root mean square of log loss at the target, coverage of 90 % intervals
-(per cent), FLOPs as a share of training every model on the full data, and seconds.  blend has two
-more coverages, both on models left out of what was used: ``left out``, a fifth of the models is
-removed in turn; mean over the five runs of the coverage on the models that stay: how much the
-figure leans on single models; ``referenced``, a fifth of the models is held out in turn; the
+(per cent), FLOPs as a share of training every model on the full data, and seconds.  blend has one
+more coverage, on models left out of what was used: a fifth of the models is held out in turn; the
 others' losses at the target calibrate (`references=`), and only the held-out fifth is judged.
-
-halves (selection_halves.csv): does blend stay ahead of AtS on random halves of the models?  For
-every budget, shares of the halves (per cent) in which blend has the higher PearCorr than AtS and
-than AtS with τ = 1, the higher and the lower RelAcc than AtS, the lower RMSE of log loss; and the
-mean coverage of its 90 % intervals.
-
-laws (law_errors.csv): how far the laws are from the curves, beside LensLLM's Table 2.  Root mean
-square of (fitted − measured) loss, × 10, per model: of `rectified` fitted to all sizes and judged
-on the same, with and without the loss before fine-tuning, and fitted up to 1/8 of the data and
-judged on the three larger sizes, which it did not see; and the same of `power`.  `lensllm` without
-a measured F is `rectified`.  The published figures are those of the README of the paper's
-repository (github.com/Susan571/LENSLLM); it does not say which sizes were fitted and which judged.
-
-default_law (default_law.csv): the law that `fit` takes where none is named, beside each it chooses
-from.  Root mean square and median of |ln error| at the largest size, from 1/8 and 1/32 of it, and
-per cent of the curves whose loss there lies in the 50 and 90 % intervals; every curve fitted alone
-(default), and one law for all curves of a table.  Halves A and B are those of families; A has 40
-synthetic curves each of a power law with a floor and of the rectified law, too, with 1 % of noise.
-What was chosen about `fit` was chosen on A (of LCDB, on the numbers that 4 divides).
 
 families (selection_families_A.csv, .md; B): forecast, choice and probabilities on tables of several
 kinds, each judged apart:
@@ -55,33 +31,28 @@ run more, the one that is advised, made of P(best) and of the choice.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from jachess_ext._io import write_text
 from jachess_ext.scaling import (
-    FittedLaw,
     LossTable,
     Selection,
-    coverage,
-    fit,
-    log_rmse,
-    pear_corr,
     read_table,
-    rel_acc,
     select,
 )
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
+from .forecast_scores import coverage, log_rmse, pear_corr, rel_acc
 
 METHODS: dict[str, dict[str, Any]] = {
     "blend": {"method": "blend"},
@@ -116,11 +87,10 @@ def judge(table: LossTable, fraction: int, target: float, name: str) -> dict[str
     return {
         "fraction": fraction,
         "method": name,
-        "pear_corr": pear_corr(selection.forecasts, truth),
+        "pear_corr": pear_corr(selection.scores, truth),
         "rel_acc": rel_acc(selection.scores, truth),
         "log_rmse": log_rmse(selection.predicted_losses, truth) if predicts else None,
         "coverage": _coverage(selection, truth),
-        "coverage_left_out": _left_out(table, budget, target) if blend else None,
         "coverage_referenced": _referenced(table, budget, target) if blend else None,
         "flops_share": selection.flops / selection.full_flops if known else None,
         "seconds": seconds,
@@ -139,14 +109,6 @@ def folds(table: LossTable) -> list[np.ndarray]:
     return [np.sort(order[place::FOLDS]) for place in range(FOLDS)]
 
 
-def _left_out(table: LossTable, budget: float, target: float) -> float:
-    shares = []
-    for fold in folds(table):
-        kept = table.rows(np.setdiff1d(np.arange(len(table.names)), fold))
-        shares.append(_coverage(select(kept, budget, target), kept.losses_at(target)))
-    return float(np.mean(shares))
-
-
 def _referenced(table: LossTable, budget: float, target: float) -> float:
     truth, inside = table.losses_at(target), np.zeros(len(table.names), dtype=bool)
     for fold in folds(table):
@@ -156,218 +118,35 @@ def _referenced(table: LossTable, budget: float, target: float) -> float:
     return float(100 * inside.mean())
 
 
-def budgets(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge every method at every budget, print a block a figure, write."""
-    table = read_table(options.table)
-    target = options.target or float(table.sizes[-1])
-    judged = [judge(table, f, target, name) for f in options.fractions for name in options.methods]
+def budgets(
+    table: tyro.conf.Positional[Path],
+    target: float | None = None,
+    fractions: tuple[int, ...] = tuple(2**k for k in range(3, 10)),
+    methods: tuple[str, ...] = tuple(METHODS),
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge every method at every budget, print a block a figure, write.
+
+    Args:
+        table: csv of losses: config name, then a column a training size.
+        target: default: the table's largest size.
+        fractions: budgets, as parts of the target.
+        methods: those judged, by their names in `METHODS`.
+        results: folder of the csv.
+    """
+    losses = read_table(table)
+    size = target or float(losses.sizes[-1])
+    judged = [judge(losses, f, size, name) for f in fractions for name in methods]
     frame = pd.DataFrame([row for row in judged if row is not None])
-    frame.insert(0, "table", options.table.name)
+    frame.insert(0, "table", table.name)
     frame = frame.assign(**stamped())
-    write_frame(frame, options.results / "selection.csv")
+    write_frame(frame, results / "selection.csv")
     for figure in frame.columns[3:-2]:
         if frame[figure].notna().any():
             wide = frame.pivot_table(figure, "method", "fraction", sort=False).assign(
                 mean=lambda wide: wide.mean(axis=1)
             )
             print(f"\n{figure}\n{wide.to_string(float_format=lambda x: f'{x:.3f}', na_rep='')}")
-    return frame
-
-
-# Random halves ----------------------------------------------------------------------------------
-
-
-def compare(half: LossTable, budget: float, target: float) -> dict[str, float]:
-    """Return the figures of one half at one budget, 0 or 100 each but the last."""
-    truth = half.losses_at(target)
-    ours = select(half, budget, target)
-    ats = select(half, budget, target, "ats")
-    steep = select(half, budget, target, "ats", tau=1.0)
-    corr, steep_corr, ats_corr = (pear_corr(each.forecasts, truth) for each in (ours, steep, ats))
-    chosen, ats_chosen = (rel_acc(each.scores, truth) for each in (ours, ats))
-    error, ats_error = (log_rmse(each.predicted_losses, truth) for each in (ours, ats))
-    return {
-        "PearCorr above AtS": 100.0 * (corr > ats_corr),
-        "PearCorr above AtS tau=1": 100.0 * (corr > steep_corr),
-        "RelAcc above AtS": 100.0 * (chosen > ats_chosen),
-        "RelAcc below AtS": 100.0 * (chosen < ats_chosen),
-        "RMSE below AtS": 100.0 * (error < ats_error),
-        "coverage": coverage(*ours.interval_ends(0.9), truth),
-    }
-
-
-def halves(options: argparse.Namespace) -> pd.DataFrame:
-    """Compare on random halves; a row a budget, and their mean last."""
-    table = read_table(options.table)
-    target = options.target or float(table.sizes[-1])
-    generator, count = np.random.default_rng(0), len(table.names)
-    rows = []
-    for _ in range(options.halves):
-        half = table.rows(np.sort(generator.permutation(count)[: count // 2]))
-        for fraction in options.fractions:
-            figures = compare(half, target / fraction, target)
-            rows.append({"budget": f"1/{fraction}"} | figures)
-    means = pd.DataFrame(rows).groupby("budget", sort=False).mean()
-    means.loc["mean"] = means.mean()
-    frame = means.reset_index()
-    for place, (name, value) in enumerate(
-        (("table", options.table.name), ("halves", options.halves), ("commit", commit()))
-    ):
-        frame.insert(place, name, value)
-    write_frame(frame, options.results / "selection_halves.csv", digits=4)
-    print(means.to_string())
-    return frame
-
-
-# Laws on curves ---------------------------------------------------------------------------------
-
-PUBLISHED = {
-    "facebook/opt-350m": (0.32, 1.50),
-    "facebook/opt-1.3b": (0.32, 1.20),
-    "facebook/opt-6.7b": (0.26, 1.31),
-    "t5-small": (0.28, 1.30),
-    "t5-base": (0.26, 1.26),
-    "cerebras/Cerebras-GPT-256M": (0.22, 1.10),
-    "cerebras/Cerebras-GPT-1.3B": (0.32, 1.00),
-    "google/mt5-base": (0.32, 1.22),
-    "google/mt5-large": (0.32, 1.07),
-    "facebook/bart-base": (0.30, 0.96),
-    "facebook/bart-large": (0.28, 0.87),
-    "gpt2": (0.30, 1.23),
-    "MBZUAI/LaMini-GPT-124M": (0.35, 1.00),
-    "MBZUAI/LaMini-GPT-774M": (0.28, 1.13),
-}
-"""LensLLM's and the rectified law's RMSE × 10 on FLAN, by the models' names in the table."""
-
-
-def law_errors(table: LossTable, law: str, zero: bool, budget: float | None = None) -> np.ndarray:
-    """Return ten times the RMSE of every model, [n].
-
-    Args:
-        zero: whether the law is told the losses before fine-tuning.
-        budget: it is fitted up to this and judged above it; None: fitted and judged on all sizes.
-    """
-    sizes, losses = (table.sizes, table.losses) if zero else (table.trained, table.trained_losses)
-    fitted = sizes <= (np.inf if budget is None else budget)
-    judged = fitted if budget is None else ~fitted
-    predicted = np.asarray(fit(sizes[fitted], losses[:, fitted], law).predict(sizes[judged]))
-    return 10 * np.sqrt(np.mean((predicted - losses[:, judged]) ** 2, -1))
-
-
-def laws(options: argparse.Namespace) -> pd.DataFrame:
-    """Fit and judge the laws; the mean of the models that the paper has last."""
-    table = read_table(options.table)
-    budget = float(table.sizes[-1]) / 8
-    published = np.array([PUBLISHED.get(name, (np.nan, np.nan)) for name in table.names])
-    frame = pd.DataFrame(
-        {
-            "model": table.names,
-            "published_lensllm": published[:, 0],
-            "published_rectified": published[:, 1],
-            "rectified": law_errors(table, "rectified", zero=True),
-            "rectified_without_zero": law_errors(table, "rectified", zero=False),
-            "rectified_ahead": law_errors(table, "rectified", zero=True, budget=budget),
-            "power": law_errors(table, "power", zero=False),
-            "power_ahead": law_errors(table, "power", zero=False, budget=budget),
-        }
-    )
-    shared = frame.dropna()
-    if len(shared):
-        mean = shared.mean(numeric_only=True).to_dict()
-        frame.loc[len(frame)] = {"model": f"mean of {len(shared)}"} | mean
-    frame["commit"] = commit()
-    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.2f}", na_rep=""))
-    write_frame(frame, options.results / "law_errors.csv")
-    return frame
-
-
-# The law that fit chooses -----------------------------------------------------------------------
-
-FRACTIONS = (8, 32)
-NAMED = ("ats", "power", "rectified")
-
-
-def synthetic_curves() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield name, sizes and losses of curves that follow a law up to their noise."""
-    draw, sizes = np.random.default_rng(0), 200.0 * 2.0 ** np.arange(14)
-    beta, floor = draw.uniform(0.2, 0.8, (40, 1)), draw.uniform(0.05, 1, (40, 1))
-    noise = np.exp(0.01 * draw.standard_normal((40, 14)))
-    yield "power law", sizes, (draw.uniform(2, 30, (40, 1)) * sizes**-beta + floor) * noise
-    transition = np.exp(draw.uniform(np.log(1e3), np.log(3e4), (40, 1)))
-    flat = draw.uniform(1, 5, (40, 1)) / (1 + (sizes / transition) ** beta)
-    yield "rectified law", sizes, (flat + floor) * noise
-
-
-def law_tables(options: argparse.Namespace) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield family, half, sizes and losses of every table of the halves."""
-    for half in options.half:
-        if half == "A":
-            for name, sizes, losses in synthetic_curves():
-                yield name, half, sizes, losses
-        cases: list[Case] = []
-        if options.flan is not None:
-            table = read_table(options.flan)
-            yield "flan", half, table.sizes, table.losses["AB".index(half) :: 2]
-        if options.llm is not None:
-            cases += llm_cases(options.llm, half)
-        if options.lcdb is not None:
-            cases += lcdb_cases(options.lcdb, half, options.most, MEASURES[:2])
-        for case in cases:
-            yield case.family, half, case.table.sizes, case.table.losses
-
-
-def forecast_errors(law: str, sizes: np.ndarray, losses: np.ndarray, budget: float) -> pd.DataFrame:
-    """Return of every curve |ln error| at the last size, the law fitted, and a level, [n] rows.
-
-    The level is that of the smallest central interval with the loss in it; NaN: there is no width.
-    """
-    known = (sizes <= budget) & ((sizes > 0) | (law != "power"))
-    x, y = sizes[known], losses[:, known]
-    if law == "default":
-        fits = [fit(x, row) for row in y]
-    else:
-        fits = [fit(x, y, None if law == "default, one for all" else law)] * len(y)
-    truth = np.log(losses[:, -1:])
-    if law == "default":
-        parts = [
-            _error_and_level(*pair, sizes[-1]) for pair in zip(fits, truth[:, None], strict=True)
-        ]
-        errors, levels = map(np.concatenate, zip(*parts, strict=True))
-    else:
-        errors, levels = _error_and_level(fits[0], truth, sizes[-1])
-    return pd.DataFrame({"error": errors, "level": levels, "fitted": [each.law for each in fits]})
-
-
-def _error_and_level(fitted: FittedLaw, truth: np.ndarray, size: float) -> tuple[Any, Any]:
-    error = np.abs(np.log(np.ravel(fitted.predict(size))) - truth[:, 0])
-    if not fitted.has_width:
-        return error, np.full(len(truth), np.nan)
-    return error, np.abs(2 * fitted.predictive(size).cdf(truth)[:, 0] - 1)
-
-
-def default_law(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge the law that fit chooses."""
-    found = []
-    for family, half, sizes, losses in law_tables(options):
-        for fraction in FRACTIONS:
-            budget = sizes[-1] / fraction
-            if ((sizes > 0) & (sizes <= budget)).sum() < 4:
-                continue  # power and rectified have four parameters
-            for law in (*NAMED, "default", "default, one for all"):
-                each = forecast_errors(law, sizes, losses, budget)
-                found.append(each.assign(family=family, half=half, fraction=fraction, law=law))
-    rows = []
-    keys = ["family", "half", "fraction", "law"]
-    for values, group in pd.concat(found).groupby(keys, sort=False):
-        row = dict(zip(keys, values, strict=True))
-        row |= {"curves": len(group), "rms": np.sqrt((group.error**2).mean())}
-        row |= {"median": group.error.median()}
-        level = group.level.dropna()
-        row |= {f"{share} %": 100 * (level < share / 100).mean() for share in (50, 90)}
-        rows.append(row | {f"took {name}": int((group.fitted == name).sum()) for name in NAMED})
-    frame = pd.DataFrame(rows).assign(commit=commit())
-    print(frame.drop(columns="commit").to_string(float_format=lambda x: f"{x:.3f}"))
-    write_frame(frame, options.results / "default_law.csv", digits=4)
     return frame
 
 
@@ -411,9 +190,7 @@ def flan_cases(path: Path, half: str) -> Iterator[Case]:
         yield Case("flan, few", str(number), whole.rows(chosen), sizes)
 
 
-def lcdb_cases(
-    folder: Path, half: str, most: int | None, measures: Sequence[str] = MEASURES
-) -> Iterator[Case]:
+def lcdb_cases(folder: Path, half: str, most: int | None) -> Iterator[Case]:
     """Yield every even (A) or odd (B) data set with eight learners up to 1,024 rows or more.
 
     Args:
@@ -421,7 +198,7 @@ def lcdb_cases(
         most: data sets a measure; None: all.
     """
     columns = ["openmlid", "learner", "size_train", "score_test"]
-    for measure in measures:
+    for measure in MEASURES:
         frame = pd.read_csv(folder / f"database-{measure}.csv", usecols=columns)
         frame = frame[frame.openmlid % 2 == "AB".index(half)]
         means = frame.groupby(["openmlid", "learner", "size_train"]).score_test.mean().reset_index()
@@ -484,7 +261,7 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue  # fewer sizes than parameters
         row |= {
-            "PearCorr": pear_corr(selection.forecasts, truth),  # NaN: all alike
+            "PearCorr": pear_corr(selection.scores, truth),  # NaN: all alike
             "RelAcc": rel_acc(selection.scores, truth),
             "RMSE ln L": log_rmse(selection.predicted_losses, truth),
         }
@@ -598,82 +375,59 @@ def best_bins(judged: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def families(options: argparse.Namespace) -> pd.DataFrame:
-    """Judge all cases of a half, print, write the tables as Markdown and the means as csv."""
+def families(
+    flan: Path | None = None,
+    llm: Path | None = None,
+    lcdb: Path | None = None,
+    half: Literal["A", "B"] = "A",
+    methods: tuple[str, ...] = FAMILY_METHODS,
+    most: int | None = None,
+    results: Path = RESULTS,
+) -> pd.DataFrame:
+    """Judge all cases of a half, print, write the tables as Markdown and the means as csv.
+
+    Args:
+        flan: csv of losses of 30 models (Lin et al. 2024).
+        llm: csv of accuracies: model, task, metric, then a column a size.
+        lcdb: folder with database-accuracy.csv and its like.
+        methods: blend and those it is compared with.
+        most: LCDB data sets a measure; default: all.
+        results: folder of the files written.
+
+    Raises:
+        SystemExit: no tables are given.
+    """
     cases: list[Case] = []
-    if options.flan is not None:
-        cases += flan_cases(options.flan, options.half)
-    if options.llm is not None:
-        cases += llm_cases(options.llm, options.half)
-    if options.lcdb is not None:
-        cases += lcdb_cases(options.lcdb, options.half, options.most)
+    if flan is not None:
+        cases += flan_cases(flan, half)
+    if llm is not None:
+        cases += llm_cases(llm, half)
+    if lcdb is not None:
+        cases += lcdb_cases(lcdb, half, most)
+    if not cases:
+        raise SystemExit("selection: no tables; give --flan, --llm or --lcdb")
     judged = pd.DataFrame(
-        [row for name in options.methods for case in cases for row in judge_case(case, name)]
+        [row for name in methods for case in cases for row in judge_case(case, name)]
     )
     means = family_means(judged)
-    most = "all" if options.most is None else f"at most {options.most} a measure"
+    sets = "all" if most is None else f"at most {most} a measure"
     text = (
-        f"Half {options.half}, commit {commit()}; LCDB data sets: {most}.\n\n"
+        f"Half {half}, commit {commit()}; LCDB data sets: {sets}.\n\n"
         f"blend less the others:\n\n{markdown(compared(judged))}\n"
         f"All figures:\n\n{markdown(means)}\n"
         "P(best) said, how often true, and of how many, by bin of what was said:\n\n"
         f"{markdown(best_bins(judged))}"
     )
     print(text)
-    name = f"selection_families_{options.half}"
-    write_text(options.results / f"{name}.md", text)
-    write_frame(means.assign(half=options.half), options.results / f"{name}.csv")
+    write_text(results / f"selection_families_{half}.md", text)
+    write_frame(means.assign(half=half), results / f"selection_families_{half}.csv")
     return judged
-
-
-# The command ------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> pd.DataFrame:
     """Judge, print, write; what was judged."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parts = parser.add_subparsers(required=True)
-
-    def part(function: Any) -> argparse.ArgumentParser:
-        options = parts.add_parser(function.__name__, help=function.__doc__)
-        options.add_argument("--results", type=Path, default=RESULTS)
-        options.set_defaults(run=function)
-        return options
-
-    for function in (budgets, halves, laws):
-        options = part(function)
-        options.add_argument(
-            "--table", type=Path, required=True, help="config name,0,200,…: losses by training size"
-        )
-        if function in (budgets, halves):
-            options.add_argument("--target", type=float, help="default: the table's largest size")
-            fractions = [2**k for k in range(3, 10)]
-            options.add_argument("--fractions", type=int, nargs="+", default=fractions)
-        if function is budgets:
-            options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-        if function is halves:
-            options.add_argument("--halves", type=int, default=20)
-    for function in (families, default_law):
-        options = part(function)
-        options.add_argument("--lcdb", type=Path, help="folder with database-accuracy.csv …")
-        options.add_argument("--most", type=int, help="LCDB data sets a measure and half")
-        if function is families:
-            options.add_argument("--half", choices=("A", "B"), default="A")
-        options.add_argument("--flan", type=Path, help="losses of 30 models (Lin et al. 2024)")
-        options.add_argument("--llm", type=Path, help="model,task,metric,50,…: accuracies")
-        if function is default_law:
-            options.add_argument("--half", choices=("A", "B"), nargs="+", default=["A", "B"])
-        else:
-            options.add_argument(
-                "--methods", nargs="+", choices=FAMILY_METHODS, default=FAMILY_METHODS
-            )
-    given = parser.parse_args(argv)
-    if given.run is families and not (given.flan or given.llm or given.lcdb):
-        parser.error("no tables: give --flan, --llm or --lcdb")
-    return given.run(given)
+    parts = {"budgets": budgets, "families": families}
+    return tyro.extras.subcommand_cli_from_dict(parts, args=argv, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ method's settings are chosen on SST-2; the other tasks are run once, with what w
 
 A call runs a slice (tasks × seeds × methods), goes on where it was stopped, puts its rows into
 word_attack.csv in `--results` in place of older ones of the same task, seed and method, and draws
-word_attack.md from all rows.  `--redraw` draws the tables anew and runs nothing.
+word_attack.md from all rows, as `python -m benchmarks.quoted --update` does.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ def _cell(rows: pd.DataFrame, method: str, figure: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a slice, or redraw; the exit status."""
+    """Run a slice and draw its tables; the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--synonyms", default="/usr/share/wordnet")
     parser.add_argument("--tasks", nargs="+", default=["sst2"], help="folders of --data")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -148,23 +148,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/word_attack"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="tiny, and no results: does it run?")
-    parser.add_argument("--redraw", action="store_true", help="tables of the results; no run")
     options = parser.parse_args(argv)
     path = options.results / "word_attack.csv"
     rows = pd.read_csv(path) if path.exists() else None
-    if not options.redraw:
-        if options.model is None or options.data is None:
-            parser.error("--model and --data are needed, unless --redraw is given")
-        try:
-            for task in options.tasks:
-                folder = options.out / ("quick" if options.quick else "runs") / task
-                records = run_grid(grid_of(task, options), folder, progress=True)
-                rows = merged(rows, rows_of(records))
-        except DataError as error:
-            print(f"word_attack: {error}", file=sys.stderr)
-            return 2
+    try:
+        for task in options.tasks:
+            folder = options.out / ("quick" if options.quick else "runs") / task
+            records = run_grid(grid_of(task, options), folder, progress=True)
+            rows = merged(rows, rows_of(records))
+    except DataError as error:
+        print(f"word_attack: {error}", file=sys.stderr)
+        return 2
     if rows is None or rows.empty:
-        print(f"word_attack: {path} has no rows", file=sys.stderr)
+        print("word_attack: no run finished", file=sys.stderr)
         return 2
     if not options.quick:
         write_frame(rows, path)

@@ -22,8 +22,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
-from benchmarks.vocabulary import WORDPIECE_SPECIAL as SPECIAL
-from benchmarks.vocabulary import train_wordpiece
+from benchmarks.zoo import WORDPIECE_SPECIAL as SPECIAL
+from benchmarks.zoo import train_wordpiece
 from examples.docstrings import NAME, file_sentences, is_dev_file, source_files
 from jachess_ext._io import DataError
 from jachess_ext.demo import PACKAGES

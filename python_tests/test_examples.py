@@ -57,8 +57,14 @@ def _name(value: Any) -> str:
     return f"{value.__module__.split('.')[1]}.{value.__name__}"
 
 
+def _twin(value: Any) -> Any:
+    """Return the operator whose example an operator's reference shares, else the value itself."""
+    module = importlib.import_module(value.__module__)
+    return getattr(module, value.__name__.removesuffix("_reference"))
+
+
 def _has_example(value: Any) -> bool:
-    return ">>>" in (inspect.getdoc(value) or "")
+    return ">>>" in (inspect.getdoc(_twin(value)) or "")
 
 
 def test_every_public_name_has_an_example() -> None:
@@ -80,8 +86,9 @@ def test_example(value: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     batch = token_batch([5, 4]) | {"labels": torch.tensor([0, 1])}
     names = {"torch": torch, "jx": jx, "model": classifier("bert"), "batch": batch}
     names |= {"rows": runs.examples(2), "arguments": runs.arguments(tmp_path, max_steps=1)}
-    names = {"Trainer": Trainer, **vars(module), **names}
-    (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=names)
+    shown = _twin(value)
+    names = {"Trainer": Trainer, **vars(module), **names, shown.__name__: value}
+    (example,) = doctest.DocTestFinder(recurse=False).find(shown, shown.__name__, globs=names)
     assert example.examples
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     assert runner.run(example).failed == 0

@@ -60,9 +60,6 @@ class Synonyms:
         self.source = source
         self._words = {word.lower(): tuple(others) for word, others in words.items()}
 
-    def __len__(self) -> int:
-        return len(self._words)
-
     def __call__(self, word: str) -> tuple[str, ...]:
         """Return the synonyms of a word, none where it is not in the table."""
         return self._words.get(word.lower(), ())
@@ -92,8 +89,11 @@ def read_synonyms(path: str | Path) -> Synonyms:
     """
     path = Path(path)
     words = _wordnet(path) if path.is_dir() else _lines(path)
-    if not words:
-        raise DataError(f"{path} has no word with a synonym; expected a word and its synonyms")
+    if not any(words.values()):
+        raise DataError(
+            f"{path} has no word with a synonym; expected lines of a word and its synonyms, or "
+            "WordNet's folder (Debian: apt install wordnet-base, then /usr/share/wordnet)"
+        )
     return Synonyms(words, f"{'WordNet in ' if path.is_dir() else ''}{path}")
 
 
@@ -103,44 +103,28 @@ def _lines(path: Path) -> dict[str, list[str]]:
         named = line.partition("#")[0].lower().split()
         if not named:
             continue
-        for word in named:
-            if not WORD.fullmatch(word):
-                raise DataError(
-                    f"{path}: line {number} has {shown(word)}; expected words of letters, hyphens "
-                    "and apostrophes, separated by blanks: a word, then its synonyms"
-                )
-        if len(named) == 1:
-            raise DataError(f"{path}: line {number} has {shown(named[0])} without a synonym")
+        if wrong := [word for word in named if not WORD.fullmatch(word)]:
+            raise DataError(
+                f"{path}: line {number} has {shown(wrong[0])}; expected words of letters, hyphens "
+                "and apostrophes, separated by blanks: a word, then its synonyms"
+            )
         first, *others = named
         known = words.setdefault(first, [])
         known += [word for word in dict.fromkeys(others) if word not in (first, *known)]
-    return {word: others for word, others in words.items() if others}
+    return words
 
 
 def _wordnet(folder: Path) -> dict[str, list[str]]:
-    parts = [part for part in _PARTS if (folder / f"index.{part}").is_file()]
-    if not parts:
-        raise DataError(
-            f"{folder} has no index.noun, index.verb, index.adj or index.adv; expected WordNet's "
-            "files (Debian: apt install wordnet-base, then /usr/share/wordnet), or give a file "
-            "with a word and its synonyms on each line"
-        )
     words: dict[str, list[str]] = {}
-    for part in parts:
+    for part in (part for part in _PARTS if (folder / f"index.{part}").is_file()):
         senses = dict(_records(folder / f"data.{part}", _sense))
         for lemma, offsets in _records(folder / f"index.{part}", _lemma):
-            if missing := [offset for offset in offsets if offset not in senses]:
-                raise DataError(
-                    f"{folder / f'index.{part}'} names the sense {missing[0]} of {lemma!r}, which "
-                    f"data.{part} lacks; expected both files of one version"
-                )
             if len(lemma) < _SHORTEST or not WORD.fullmatch(lemma):
                 continue
             known = words.setdefault(lemma, [])
-            for word in (word for offset in offsets for word in senses[offset]):
-                if word != lemma and word not in known:
-                    known.append(word)
-    return {word: others for word, others in words.items() if others}
+            others = dict.fromkeys(word for offset in offsets for word in senses[offset])
+            known += [word for word in others if word not in (lemma, *known)]
+    return words
 
 
 def _records(path: Path, parsed: Any) -> Iterator[tuple[str, list[str]]]:
@@ -158,10 +142,7 @@ def _records(path: Path, parsed: Any) -> Iterator[tuple[str, list[str]]]:
 
 def _sense(fields: list[str]) -> tuple[str, list[str]]:
     """Return offset and words: offset, file, type, count in hexadecimal, then word and number."""
-    count = int(fields[3], 16)
-    words = fields[4 : 4 + 2 * count : 2]
-    if count < 1 or len(words) < count or not fields[0].isdecimal():
-        raise ValueError
+    words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
     words = [re.sub(r"\((?:a|p|ip)\)$", "", word) for word in words]  # where an adjective stands
     return fields[0], [word for word in words if word.islower() and WORD.fullmatch(word)]
 
@@ -169,10 +150,7 @@ def _sense(fields: list[str]) -> tuple[str, list[str]]:
 def _lemma(fields: list[str]) -> tuple[str, list[str]]:
     """Return word and offsets: word, part, senses, pointers …, senses, tagged ones, offsets."""
     pointers = int(fields[3])
-    senses, tagged = int(fields[4 + pointers]), int(fields[5 + pointers])
-    offsets = fields[6 + pointers :]
-    if len(offsets) != senses or senses != int(fields[2]) or not all(map(str.isdecimal, offsets)):
-        raise ValueError
+    tagged, offsets = int(fields[5 + pointers]), fields[6 + pointers :]
     return fields[0], offsets[: max(1, tagged)]
 
 
@@ -247,5 +225,4 @@ def token_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     if not words:
         return []
     spaced = [f" {word}" for word in words]
-    ids: list[list[int]] = tokenizer(spaced, add_special_tokens=False)["input_ids"]
-    return ids
+    return tokenizer(spaced, add_special_tokens=False)["input_ids"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..models import (
     gradient_of_tokens,
@@ -107,9 +108,10 @@ def attack_words(
         batch: texts at a time.
 
     Raises:
-        ValueError: no rows, not a label for each, a row that is no tuple of texts, a label that is
-            no index of a class, a model that does not choose one class a row, settings out of
-            range, or a tokenizer that cannot say where tokens stand.
+        ValueError: no rows, not a label for each, a row that is a string, a model that does not
+            choose one class a row, settings out of range, or a tokenizer that cannot say where
+            tokens stand.
+        TypeError, RuntimeError: a label that is no index of a class.
         FloatingPointError: the model's outputs are not finite.
 
     Example:
@@ -124,9 +126,21 @@ def attack_words(
         >>> bool((attacked.right <= attacked.clean).all())
         True
     """
-    _check(model, tokenizer, rows, labels, share, tries, batch)
+    if not rows:
+        raise ValueError("there are no rows; expected one or more")
+    if any(isinstance(row, str) for row in rows):
+        raise ValueError("a row is a string; expected a tuple of its texts: (text,)")
+    kind = getattr(getattr(unwrapped(model), "config", None), "problem_type", None)
+    if kind in ("regression", "multi_label_classification"):
+        raise ValueError(
+            f"the model's problem_type is {kind}; an attack needs a classifier with one class a row"
+        )
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; expected a share of the words above 0, up to 1")
+    if tries < 1:
+        raise ValueError(f"tries is {tries}; expected a number from 1 up")
     reader = _Reader(model, tokenizer, candidates, max_length, batch)
-    attempts = [_Attempt(row, int(label), share) for row, label in zip(rows, labels, strict=True)]
+    attempts = [_Attempt(row, index(label), share) for row, label in zip(rows, labels, strict=True)]
     with in_mode(model, training=False):
         losses, right = reader.judged([a.texts for a in attempts], [a.label for a in attempts])
         for attempt, loss, clean in zip(attempts, losses, right, strict=True):
@@ -146,57 +160,7 @@ def attack_words(
     )
 
 
-def _check(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    labels: Sequence[int],
-    share: float,
-    tries: int,
-    batch: int,
-) -> None:
-    if not rows or len(rows) != len(labels):
-        raise ValueError(
-            f"there are {len(rows)} rows and {len(labels)} labels; expected one label for each row"
-        )
-    for number, row in enumerate(rows):
-        if not isinstance(row, tuple | list) or not all(isinstance(text, str) for text in row):
-            raise ValueError(
-                f"rows[{number}] is {row!r}; expected a tuple of its text, or of both texts: "
-                "(text,)"
-            )
-    for number, label in enumerate(labels):
-        if not _is_index(label):
-            raise ValueError(
-                f"labels[{number}] is {label!r}; an attack needs labels that are indices of "
-                "classes, from 0 up (model.config.label2id has those of names)"
-            )
-    kind = getattr(getattr(unwrapped(model), "config", None), "problem_type", None)
-    if kind in ("regression", "multi_label_classification"):
-        raise ValueError(
-            f"the model's problem_type is {kind}; an attack needs a classifier with one class a row"
-        )
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}; expected a share of the words above 0, up to 1")
-    for name, value in (("tries", tries), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; expected a number from 1 up")
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"{type(tokenizer).__name__} cannot say which tokens a word has; use the model's fast "
-            "tokenizer (AutoTokenizer.from_pretrained(..., use_fast=True))"
-        )
-
-
-def _is_index(label: Any) -> bool:
-    try:
-        return label == int(label) and label >= 0
-    except (TypeError, ValueError):
-        return False
-
-
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     """A word of a row: the text it stands in, and its place among that text's pieces."""
 
     text: int
@@ -273,12 +237,8 @@ class _Reader:
     def __init__(
         self, model: Any, tokenizer: Any, candidates: Candidates, max_length: int, batch: int
     ) -> None:
-        self.model, self.tokenizer, self.candidates, self.batch = (
-            model,
-            tokenizer,
-            candidates,
-            batch,
-        )
+        self.model, self.tokenizer = model, tokenizer
+        self.candidates, self.batch = candidates, batch
         self.max_length = min(max_length, tokenizer.model_max_length)
         self.embed = token_table(model)
         self.device = next(model.parameters()).device
@@ -305,13 +265,10 @@ class _Reader:
             )
         if not torch.isfinite(logits).all():
             raise FloatingPointError("the model's outputs are not finite under attack")
-        if max(labels) >= logits.shape[-1]:
-            raise ValueError(
-                f"a row has the label {max(labels)}, and the model {logits.shape[-1]} classes; "
-                "expected an index of a class"
-            )
         own = torch.tensor(labels, device=logits.device)
-        return F.cross_entropy(logits, own, reduction="none"), logits.argmax(-1) == own
+        # cross_entropy would leave a label of -100 out, in place of an error
+        losses = -logits.log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
+        return losses, logits.argmax(-1) == own
 
     @torch.no_grad()
     def judged(self, texts: Sequence[Row], labels: Sequence[int]) -> tuple[list[float], list[bool]]:
@@ -329,28 +286,21 @@ class _Reader:
 
     def step(self, attempts: Sequence[_Attempt], tries: int) -> None:
         """Replace a word of each row, or end its attack."""
-        texts, labels, owners, swaps = [], [], [], []
-        for attempt, best in zip(attempts, self._best(attempts, tries), strict=True):
-            attempt.going = bool(best)
+        swaps = list(self._best(attempts, tries))
+        pairs = [(a, swap) for a, best in zip(attempts, swaps, strict=True) for swap in best]
+        texts = [attempt.with_word(*swap) for attempt, swap in pairs]
+        outcomes = zip(*self.judged(texts, [a.label for a, _ in pairs]), strict=True)
+        for attempt, best in zip(attempts, swaps, strict=True):
             attempt.queries += 1 + len(best)
-            attempt.tried |= attempt.going
-            for word, other in best:
-                texts.append(attempt.with_word(word, other))
-                labels.append(attempt.label)
-                owners.append(attempt)
-                swaps.append((word, other))
-        losses, right = self.judged(texts, labels)
-        tried: dict[int, list[tuple[bool, float, int]]] = {}
-        for i, owner in enumerate(owners):
-            tried.setdefault(id(owner), []).append((not right[i], losses[i], -i))
-        for attempt in (attempt for attempt in attempts if attempt.going):
-            won, loss, number = max(tried[id(attempt)])
-            if not won and loss <= attempt.loss:
-                attempt.going = False
-                continue
-            attempt.replace(*swaps[-number])
-            attempt.loss, attempt.won = loss, won
-            attempt.going = not won and attempt.left > 0
+            attempt.tried |= bool(best)
+            # the first of those that change the answer, else of all, with the highest loss
+            tried = [(not right, loss) for loss, right in islice(outcomes, len(best))]
+            won, loss = max(tried, default=(False, -math.inf))
+            attempt.going = won or loss > attempt.loss
+            if attempt.going:
+                attempt.replace(*best[tried.index((won, loss))])
+                attempt.loss, attempt.won = loss, won
+                attempt.going = not won and attempt.left > 0
 
     def _best(self, attempts: Sequence[_Attempt], tries: int) -> Iterator[list[tuple[_Word, str]]]:
         """Yield for each row the swaps of which the gradient expects most, the best first."""
@@ -380,8 +330,7 @@ class _Reader:
 
     @torch.no_grad()
     def _mean(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed(ids.to(self.device).reshape(1, -1))
-        return embedded[0].mean(0)
+        return self.embed(ids.to(self.device).reshape(1, -1))[0].mean(0)
 
     def _word(self, word: str) -> Tensor:
         if word not in self._means:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +37,6 @@ def select(
     metric: str | None = None,
     method: str = "blend",
     budget: Rows | None = None,
-    confidence: float | None = None,
     reference: tuple[str, ...] = (),
     read: dict[str, str] = {},  # noqa: B006  tyro's default, not changed
     tokens: float = 1.0,
@@ -56,7 +54,6 @@ def select(
         metric: What the numbers are: loss, accuracy, eval_f1, …; None: as the table says.
         method: blend, lensllm, rectified, power, ats, subtuning, zeroshot or modelsize.
         budget: Largest size used; None: the largest below the target.
-        confidence: Use the smallest budget at which one model is best with this probability.
         reference: Models whose loss at the target is in the table: intervals are calibrated on
             them.
         read: How to read it, in pairs: model, size and seed with the columns of a table (of
@@ -75,25 +72,13 @@ def select(
     """
     from .. import scaling
 
-    if budget is not None and confidence is not None:
-        raise DataError("give either --budget or --confidence")
     check_ending(out, ".csv", ".json")
     check_ending(report, ".html", ".htm")
     reader: Any = scaling.read_runs if table.is_dir() else scaling.read_table
     losses = reader(table, metric=metric, **_reading(read, folder=table.is_dir()))
-    selection = None
     settings: dict[str, Any] = {"tokens": tokens, "epochs": epochs, "references": reference}
     settings["gpu_flops"] = gpu_flops
-    if confidence is not None:
-        selection = scaling.sufficient_budget(losses, target, confidence, method, **settings)
-        if selection is None:
-            print(
-                f"no size of the table decides with probability {confidence:g}; the largest is "
-                "used",
-                file=sys.stderr,
-            )
-    if selection is None:
-        selection = scaling.select(losses, budget, target, method, **settings)
+    selection = scaling.select(losses, budget, target, method, **settings)
     costs: dict[str, float | None] = {"flops": None, "full_flops": None}
     with suppress(scaling.TableError):  # the table does not tell the models' sizes
         costs = {"flops": selection.flops, "full_flops": selection.full_flops}
@@ -141,6 +126,8 @@ def _reading(read: dict[str, str], folder: bool) -> dict[str, Any]:
     if others := sorted(set(read) - set(known)):
         raise DataError(f"--read knows {', '.join(known)} here, not {others[0]!r}")
     given: dict[str, Any] = dict(read)
+    if folder and "model" not in read:
+        raise DataError("a folder needs --read model PATTERN, such as '^([^/]+)/': see read_runs")
     if "ignore" in read:
         given["ignore"] = [name.strip() for name in read["ignore"].split(",")]
     if "test_rows" in read:

@@ -74,39 +74,43 @@ def select_live(
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    settings: dict[str, Any] = {
-        "columns": _parsed(Columns(), columns, "--columns"),
-        "recipe": _parsed(Recipe(), recipe, "--recipe"),
-        "target": target if target is None else int(target),
-    }
+    own_columns = _parsed(Columns(), columns, "--columns")
+    own_recipe = _parsed(Recipe(), recipe, "--recipe")
+    where: dict[str, Any] = {}
     with suppress(ValueError):  # else a Ray cluster
-        settings["processes"] = int(processes)
-    if settings.get("processes", 1) < 1:
+        where["processes"] = int(processes)
+    if where.get("processes", 1) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
-    from ..live import choice
+    from ..live import LiveSettings, choice
     from ..live.report import write_live_selection
 
-    if "processes" not in settings:
+    if not where:
         connect_ray(processes)
-        settings["backend"] = "ray"
-    selection = choice.select_live(
-        models,
-        task,
-        out,
+        where["backend"] = "ray"
+    settings = LiveSettings(
+        columns=own_columns,
+        recipe=own_recipe,
+        target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
         budget=budget,
         sizes=sizes,
         dev_size=dev_size,
+    )
+    selection = choice.select_live(
+        models,
+        task,
+        out,
+        settings,
         keep_winner=keep_winner,
         progress=lambda text: print(text, file=sys.stderr),
-        **settings,
+        **where,
     )
     _print(selection)
     print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")
-    if selection.winner is not None and selection.winner["error"] is None:
+    if selection.winner is not None and selection.winner.error is None:
         print(f"Model: {out / choice.WINNER}")
     try:
         write_live_selection(out / REPORT, selection)
@@ -135,12 +139,10 @@ def _parsed(defaults: Settings, pairs: Mapping[str, str], option: str) -> Settin
 
 
 def _print(live: LiveSelection) -> None:
-    from ..live.choice import said
-
     search, selection = live.search, live.search.selection()
-    print(f"{live.task}, dev rows judged: {live.dev_rows:,}")
+    print(f"{live.task}, dev rows judged: {search.test_rows:,}")
     print(selection.text())
-    last = {record["model"]: record["scores"] or {} for record in live.records}
+    last = {record.model: record.scores for record in live.records}
     if any("perplexity" in scores for scores in last.values()):
         each = (f"{model} {last[model]['perplexity']:.4g}" for model in selection.ranking)
         print(f"perplexity a token after the last run: {', '.join(each)}")
@@ -156,5 +158,5 @@ def _print(live: LiveSelection) -> None:
         f"{100 * flops['spent'] / flops['full_tuning']:.3g} % of training all models in full"
     )
     if live.winner is not None:
-        outcome = said(live.winner, live.rank_by)
-        print(f"{live.winner['model']} trained on {live.winner['size']} rows: {outcome}")
+        outcome = live.winner.said(live.rank_by)
+        print(f"{live.winner.model} trained on {live.winner.size} rows: {outcome}")

@@ -10,12 +10,13 @@ from .._io import require
 
 if TYPE_CHECKING:
     from .choice import LiveSelection, read_selection, select_live
+    from .plan import LiveSettings
 
-__all__ = ["LiveSelection", "read_selection", "select_live"]
+__all__ = ["LiveSelection", "LiveSettings", "read_selection", "select_live"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("transformers")
-    return getattr(import_module(f"{__name__}.choice"), name)
+    return getattr(import_module(f"{__name__}.choice"), name)  # where they are all imported

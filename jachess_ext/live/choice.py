@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from .._io import DataError, finite, from_json, read_json, require, write_json
 from ..compare.runs import locked, read_results, run_all, write_results
 from ..compare.tasks import Task
 from ..scaling.search import Ask, Search
-from ..scaling.selection import METHODS, Selection
-from .plan import Plan, make_plan
-from .trial import COSTS, LOSS, RUN_NAME, Record, RunRecord, Trial, killed, run, score_of
+from .plan import LiveSettings, Plan, make_plan
+from .trial import LOSS, RUN_NAME, RunRecord, Trial, killed, run
 
 RUNS = "runs"  # in a live selection's folder: a file for each run
 RECORDS = "records.jsonl"  # the records of all runs, one a line
@@ -27,10 +26,9 @@ class LiveSelection:
 
     Attributes:
         task: name of the data.
-        train_rows, dev_rows: in the training data, and judged on.
-        unloadable: model -> why it could not be loaded.
-        search: settings, results and stops; `search.selection(method)` is what a method says, and
-            `search.metric` what is forecast.
+        train_rows: in the training data.
+        search: settings, results and stops; `search.selection(method)` is what a method says,
+            `search.metric` what is forecast, and `search.test_rows` the dev rows judged on.
         records: of all runs, see `RunRecord`; by size in the order run, then model, then seed.
         winner: record of the best model's run on the target's rows, where it was asked for; its
             cost is not in `flops`: it is what the choice was for.
@@ -38,17 +36,15 @@ class LiveSelection:
     Example:
         >>> import jachess_ext as jx
         >>> live = jx.live.read_selection("runs")
-        >>> sorted({record["size"] for record in live.records})
+        >>> sorted({record.size for record in live.records})
         [8, 16, 31]
     """
 
     task: str
     train_rows: int
-    dev_rows: int
-    unloadable: Mapping[str, str]
     search: Search
-    records: list[dict[str, Any]]
-    winner: dict[str, Any] | None = None
+    records: list[RunRecord]
+    winner: RunRecord | None = None
 
     @property
     def rank_by(self) -> str:
@@ -63,14 +59,13 @@ class LiveSelection:
     @property
     def share(self) -> float:
         """The largest subset that was run, as a share of the target."""
-        return max(record["size"] for record in self.records) / self.search.target
+        return max(record.size for record in self.records) / self.search.target
 
     @property
     def stops(self) -> dict[str, str]:
         """Candidate -> why no further size of it was run."""
         search = self.search
-        loaded = {model: search.stops.get(model, search.stop or "") for model in search.models}
-        return loaded | dict(self.unloadable)
+        return {model: search.stops.get(model, search.stop or "") for model in search.models}
 
     @property
     def flops(self) -> dict[str, float]:
@@ -79,14 +74,12 @@ class LiveSelection:
         Beside them full_tuning, of training every candidate on the target's data and judging it
         once, and sub_tuning, the same on the largest subset.
         """
-        parts = {
-            name.removesuffix("_flops"): sum(record[name] for record in self.records)
-            for name in COSTS
-        }
-        largest = max(record["size"] for record in self.records)
+        largest = max(record.size for record in self.records)
         each = (self.search.costs or {}).values()
-        return parts | {
-            "spent": sum(parts.values()),
+        return {
+            "training": sum(record.training_flops for record in self.records),
+            "judging": sum(record.judging_flops for record in self.records),
+            "spent": sum(record.flops for record in self.records),
             "full_tuning": sum(judging + row * self.search.target for judging, row in each),
             "sub_tuning": sum(judging + row * largest for judging, row in each),
         }
@@ -94,56 +87,25 @@ class LiveSelection:
     @property
     def seconds(self) -> float:
         """Wall-clock time of all runs."""
-        return sum(sum((record["seconds"] or {}).values()) for record in self.records)
-
-    def selections(self) -> tuple[dict[str, Selection], dict[str, str]]:
-        """Return the selection of every method that can rank, and for the others the reason."""
-        said: dict[str, Selection] = {}
-        missing: dict[str, str] = {}
-        for method in METHODS:
-            try:
-                said[method] = self.search.selection(method)
-            except ValueError as error:
-                missing[method] = str(error)
-        return said, missing
+        return sum(record.seconds for record in self.records)
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each run.
 
-        Columns: candidate, size, seed, score (by `rank_by`), dev_loss, dev_score (the task's own),
-        cost (all FLOPs), steps, time (t), seconds, error.
+        Columns: those of a `RunRecord`, and score (by `rank_by`).
 
         Raises:
             MissingExtra: pandas is not installed.
         """
-        rows = [
-            {
-                "candidate": record["model"],
-                "size": record["size"],
-                "seed": record["seed"],
-                "score": score_of(record, self.rank_by),
-                "dev_loss": record["dev_loss"],
-                "dev_score": record["dev_score"],
-                "cost": sum(record[name] for name in COSTS),
-                "steps": record["steps"],
-                "time": record["time"],
-                "seconds": sum((record["seconds"] or {}).values()),
-                "error": record["error"],
-            }
-            for record in self.records
-        ]
-        return require("pandas").DataFrame(rows)
+        scores = [record.score(self.rank_by) for record in self.records]
+        return require("pandas").DataFrame(self.records).assign(score=scores)
 
-    def to_dict(self) -> Record:
+    def to_dict(self) -> dict[str, Any]:
         """Return the content of `selection.json`: choice, reasons, cost and state."""
-        said, missing = self.selections()
-        ranking = said[self.search.method].to_frame()
-        return finite(
+        return finite(  # type: ignore[no-any-return]
             {
                 "best": self.best,
-                "ranking": ranking.to_dict("records"),
-                "ranks": {method: selection.ranking for method, selection in said.items()},
-                "missing": missing,
+                "ranking": self.search.selection().to_frame().to_dict("records"),
                 "stops": self.stops,
                 "stop": self.search.stop,
                 "share": self.share,
@@ -152,10 +114,8 @@ class LiveSelection:
                 "state": {
                     "task": self.task,
                     "train_rows": self.train_rows,
-                    "dev_rows": self.dev_rows,
-                    "unloadable": dict(self.unloadable),
                     "search": self.search.state(),
-                    "winner": self.winner,
+                    "winner": self.winner and asdict(self.winner),
                 },
             }
         )
@@ -165,13 +125,13 @@ def select_live(
     models: Sequence[str],
     task: Task | str,
     out: Path | str,
+    settings: LiveSettings = LiveSettings(),  # noqa: B008  frozen
     *,
     keep_winner: bool = False,
     processes: int = 1,
     threads: int = 1,
     backend: str = "loky",
     progress: Callable[[str], None] = lambda text: None,
-    **settings: Any,
 ) -> LiveSelection:
     """Fine-tune the candidates on subsets and rank them by the loss they will have in full.
 
@@ -180,22 +140,23 @@ def select_live(
     Args:
         models, task: as for `make_plan`.
         out: folder of records and result.
+        settings: subsets, recipe, method and so on, see `LiveSettings`.
         keep_winner: whether the best model is fine-tuned on the target's rows and saved.
         processes, threads, backend: as for `compare.runs.run_all`.
         progress: told of every run, in a line of text.
-        settings: further arguments of `make_plan`, those of `Search` among them.
 
     Returns:
         The selection, written to `out` as well.
 
     Raises:
-        DataError: what was given cannot be used, and nothing was trained; or the runs ended before
+        ValueError: what was given cannot be used, and nothing was trained; or the runs ended before
             the method had sizes enough, and are kept.
         MissingExtra: transformers, scipy or another library is not installed.
 
     Example:
         >>> import jachess_ext as jx
-        >>> live = jx.live.select_live(models, "train.csv:dev.csv", "runs", sizes=[8, 16, 31])
+        >>> settings = jx.live.LiveSettings(sizes=[8, 16, 31])
+        >>> live = jx.live.select_live(models, "train.csv:dev.csv", "runs", settings)
         >>> live.best in models
         True
     """
@@ -203,31 +164,28 @@ def select_live(
         require(library)  # before hours of training, not after
     out = Path(out)
     progress("reading data and models")
-    plan = make_plan(models, task, **settings)
+    plan = make_plan(models, task, settings)
     search = plan.search
-    records: dict[Ask, Record] = {}
+    records: dict[Ask, RunRecord] = {}
 
-    def in_order() -> list[Record]:
-        def place(ask: Ask) -> tuple[int, int, int]:
-            return search.rounds.index(ask.rows), search.models.index(ask.model), ask.seed
+    def in_order() -> list[RunRecord]:
+        def place(ask: Ask) -> tuple[int, int]:
+            return search.rounds.index(ask.rows), search.models.index(ask.model)
 
         return [records[ask] for ask in sorted(records, key=place)]
 
-    def usable(trial: Trial, record: Record) -> bool:
-        from_json(record, RunRecord, "the record")
-        return not record["lost"]
-
-    def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Record]]:
-        return run_all(
+    def run_trials(trials: Sequence[Trial]) -> Iterator[tuple[Trial, RunRecord]]:
+        runs = run_all(
             trials,
-            run,
+            _written,
             out / RUNS,
             processes=processes,
             threads=threads,
             backend=backend,
-            usable=usable,
-            killed=killed,
+            usable=lambda trial, record: not _read(record).lost,
+            killed=lambda trial: asdict(killed(trial)),
         )
+        return ((trial, _read(record)) for trial, record in runs)
 
     with locked(out):
         while asks := search.open_runs():
@@ -235,24 +193,13 @@ def select_live(
             for trial, record in run_trials([trial for trial, _ in trials.values()]):
                 ask = trials[trial.name][1]
                 records[ask] = record
-                search.tell(
-                    ask,
-                    score_of(record, str(search.metric)),
-                    cost=record["training_flops"] + record["judging_flops"],
-                    error=record["error"],
-                )
-                write_results(out / RECORDS, in_order())
-                progress(f"{ask.model} on {ask.rows} rows: {said(record, str(search.metric))}")
+                score = record.score(str(search.metric))
+                search.tell(ask, score, cost=record.flops, error=record.error)
+                write_results(out / RECORDS, map(asdict, in_order()))
+                progress(f"{ask.model} on {ask.rows} rows: {record.said(str(search.metric))}")
         if len(search.failed) == len(search.models):
             raise DataError(f"no model could be trained; {next(iter(search.stops.values()))}")
-        selection = LiveSelection(
-            task=plan.task.name,
-            train_rows=len(plan.task.train),
-            dev_rows=len(plan.task.dev),
-            unloadable=plan.unloadable,
-            search=search,
-            records=in_order(),
-        )
+        selection = LiveSelection(plan.task.name, len(plan.task.train), search, in_order())
         try:
             search.selection()
         except ValueError as error:
@@ -269,20 +216,23 @@ def select_live(
     return selection
 
 
-def said(record: Record, rank_by: str) -> str:
-    """Return in words what a run gave, or why it failed."""
-    score = score_of(record, rank_by)
-    return str(record["error"]) if score is None else f"dev {rank_by} {score:.4g}"
+def _written(trial: Trial) -> dict[str, Any]:
+    """Return what a run's file holds."""
+    return asdict(run(trial))
+
+
+def _read(record: Any, place: str = "the record") -> RunRecord:
+    return from_json(record, RunRecord, place)  # type: ignore[no-any-return]
 
 
 def _winner(
     plan: Plan,
     best: str,
     out: Path,
-    run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, Record]]],
-) -> Record:
+    run_trials: Callable[[Sequence[Trial]], Iterator[tuple[Trial, RunRecord]]],
+) -> RunRecord:
     """Return the record of the best model on the target's rows, and save that model."""
-    trial = plan.trial(Ask(best, plan.search.target, plan.search.seed), keep=out / WINNER)
+    trial = plan.trial(Ask(best, plan.search.target), keep=out / WINNER)
     try:
         kept = (out / WINNER / RUN_NAME).read_text(encoding="utf-8") == trial.name
     except OSError:
@@ -315,16 +265,15 @@ def read_selection(folder: Path | str) -> LiveSelection:
     state = dict(from_json(state, dict[str, Any], f"{path}: the state"))
     state["search"] = search = Search.from_state(state.get("search"))
     state["records"] = [
-        asdict(from_json(record, RunRecord, f"{folder / RECORDS}: a record"))
-        for record in read_results(folder / RECORDS)
+        _read(record, f"{folder / RECORDS}: a record") for record in read_results(folder / RECORDS)
     ]
     try:
         search.selection()
     except ValueError as error:
         raise DataError(f"{path}: no state of a selection that has ended ({error})") from error
     selection: LiveSelection = from_json(state, LiveSelection, f"{path}: the state")
-    finished = [record for record in selection.records if record["error"] is None]
-    if not all(search.metric in {LOSS, *(record["scores"] or {})} for record in finished):
+    finished = [record for record in selection.records if record.error is None]
+    if not all(search.metric in {LOSS, *record.scores} for record in finished):
         raise DataError(
             f"{path}: the metric is {search.metric!r}; expected {LOSS!r} or a score of each run in "
             f"{RECORDS}"

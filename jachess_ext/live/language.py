@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._io import DataError, require
+from .._io import DataError
 from ..compare.metrics import Metric
-from ..compare.models import Batch, Encoded, load_config, load_head_model
+from ..compare.models import Batch, Encoded, load_head_model
 from ..compare.tasks import Examples, Task, open_text
 from ..models import on_device_of
 
 BITS = "bpb"
 """Bits per byte of the dev text: comparable over tokenizers, as no figure per token is."""
 SCORES = (BITS, "perplexity")
+"""The perplexity is a token's."""
 _ENDINGS = (".txt", ".txt.gz")
 _IGNORED = -100  # no target, in transformers and torch
 _KEPT = 0.99  # characters that a tokenizer must give back, as a share
@@ -115,19 +116,15 @@ def load_language_model(source: str, tokenizer: Any, seed: int) -> Any:
     """Load a causal language model in fp32.
 
     Raises:
-        DataError: it cannot be loaded; it is none (an encoder, say: what it predicts depends on
-            later tokens); its checkpoint lacks the head; or its tokenizer does not keep the text.
+        DataError: it cannot be loaded; what it predicts depends on later tokens (an encoder); or
+            its checkpoint lacks the head.
     """
-    config = load_config(source)
-    known = require("transformers").MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in known:
-        raise DataError(_no_causal(source, f"transformers has none of its kind, {_kind(config)}"))
     model = load_head_model(source, "causal", tokenizer, seed).eval()
     if not _is_causal(model):
         raise DataError(
-            _no_causal(
-                source, f"what {_kind(config)} predicts depends on later tokens (an encoder)"
-            )
+            f"the model {source!r} is no causal language model: what {model.config.model_type} "
+            "predicts depends on later tokens (an encoder); text files need models that predict "
+            "the next token, such as GPT-2 or Llama"
         )
     if model.drawn_modules:
         raise DataError(
@@ -135,17 +132,6 @@ def load_language_model(source: str, tokenizer: Any, seed: int) -> Any:
             "expected a whole language model"
         )
     return model
-
-
-def _no_causal(source: str, why: str) -> str:
-    return (
-        f"the model {source!r} is no causal language model: {why}; text files need models that "
-        "predict the next token, such as GPT-2 or Llama"
-    )
-
-
-def _kind(config: Any) -> str:
-    return str(config.model_type)
 
 
 @torch.no_grad()
@@ -222,17 +208,11 @@ def windows(examples: Examples, tokenizer: Any, length: int, *, end: bool) -> Wi
     if len(examples):
         given = tokenizer(examples.texts, add_special_tokens=False, verbose=False)["input_ids"]
         for piece in given:
-            rows += [_row(part) for part in _parts([start, *piece, *after], length)]
+            tokens = [start, *piece, *after]
+            for place in range(0, len(tokens) - 1, length - 1):
+                row = tokens[place : place + length]
+                rows.append({"input_ids": row, "attention_mask": [1] * len(row)})
     return Windows(rows, [0.0] * len(rows), tokenizer)
-
-
-def _parts(tokens: list[int], length: int) -> Iterator[list[int]]:
-    for place in range(0, len(tokens) - 1, length - 1):
-        yield tokens[place : place + length]
-
-
-def _row(tokens: list[int]) -> dict[str, list[int]]:
-    return {"input_ids": tokens, "attention_mask": [1] * len(tokens)}
 
 
 def longest(model: Any, tokenizer: Any, max_length: int) -> int:
@@ -245,8 +225,10 @@ def longest(model: Any, tokenizer: Any, max_length: int) -> int:
 
 
 @torch.no_grad()
-def judge_text(model: Any, examples: Examples, data: Windows, batch_size: int) -> dict[str, Any]:
-    """Return the loss of pieces of text: nats a token, bits per byte, perplexity a token.
+def judge_text(
+    model: Any, examples: Examples, data: Windows, batch_size: int
+) -> tuple[float, dict[str, float]]:
+    """Return the loss of pieces of text, nats a token, and their `SCORES`.
 
     Args:
         examples: the pieces.
@@ -272,9 +254,5 @@ def judge_text(model: Any, examples: Examples, data: Windows, batch_size: int) -
         )
     size = sum(len(text.encode()) for text in examples.texts)
     loss = nats / count
-    perplexity = float(np.exp(min(loss, 700.0)))
-    return {
-        "dev_loss": loss,
-        "dev_score": perplexity,
-        "scores": {BITS: nats / math.log(2) / size, "perplexity": perplexity},
-    }
+    scores = (nats / math.log(2) / size, float(np.exp(min(loss, 700.0))))
+    return loss, dict(zip(SCORES, scores, strict=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,20 +30,49 @@ from .trial import (
     training_flops,
 )
 
-SMALLEST = 16
-"""Rows of the smallest subset, at least, where no sizes are given."""
-_STEPS = 8  # optimiser steps on it, at least
-_RATIO = 4.0  # of one size to the next, at most
-_FEWEST = 3  # sizes, as long as the ratio stays at 2 or more
-_BUDGET = 1 / 8  # of the target, where no budget is given
-_SMALL = (1, 2, 4)  # times the smallest subset, where an eighth has no room for three sizes
-_SMALL_SHARE = 2 / 3  # of the target that these may have together
-_TRAINING = 4 / 3  # rows of all sizes together, as a share of those of the largest, at most
-_JUDGING = 0.005  # cost of judging a model once, as a share of training it on the target's rows
-_MOST_JUDGING = 1 / 6  # and of judging after all sizes, as a share of training on them, at most
-_FEWEST_JUDGED = 200  # rows, where that allows it
-_ALWAYS_JUDGED = 80
 _COUNTED = 1000  # rows whose tokens are counted
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """How the candidates are fine-tuned on subsets, judged and ranked.
+
+    Attributes:
+        columns: of the files.
+        recipe: how every model is fine-tuned.
+        target: training examples to predict for; None: all training rows.
+        sizes: subsets, increasing; None: by `subsets`.
+        budget: the largest subset as a share of the target, at most; None: that of the sizes, or
+            without these 1/8, and more where there are few rows.
+        flops: limit of all runs' operations together: a round that would exceed it is not begun.
+        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
+            "loss", of text "bpb", bits per byte.
+        dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
+        method, strategy, confidence, gamma, tau: as for `Search`.
+        seed: of head, order and dropout of every run.
+        data_seed: of the order the training rows are taken in.
+
+    Example:
+        >>> import jachess_ext as jx
+        >>> jx.live.LiveSettings(budget=1 / 4, method="ats").strategy
+        'growing'
+    """
+
+    columns: Columns = field(default_factory=Columns)
+    recipe: Recipe = field(default_factory=Recipe)
+    target: int | None = None
+    sizes: Sequence[int] | None = None
+    budget: float | None = None
+    flops: float | None = None
+    rank_by: str | None = None
+    dev_size: int | None = None
+    method: str = DEFAULT
+    strategy: str = "growing"
+    confidence: float | None = None
+    gamma: int = 3
+    tau: float = 5.0
+    seed: int = 0
+    data_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,13 +96,7 @@ class Candidate:
 
     def training_flops(self, rows: float, recipe: Recipe) -> float:
         """Return the expected cost of fine-tuning on so many rows."""
-        return training_flops(
-            self.parameters,
-            self.trained,
-            self.tokens * rows,
-            recipe.epochs,
-            recipe.gradient_checkpointing,
-        )
+        return training_flops(self.parameters, self.trained, self.tokens * rows, recipe)
 
     def judging_flops(self, rows: float) -> float:
         """Return the expected cost of judging so many dev rows."""
@@ -85,18 +108,18 @@ class Plan:
     """A live selection that can be run.
 
     Attributes:
-        search: of the models that load, with nothing told.
+        search: of all models, with nothing told; those that do not load are unusable.
         task: its training rows in the order they are taken in, and the dev rows judged on.
         candidates: the models that load, in the order given.
-        unloadable: the other models, and why.
         recipe: how every model is fine-tuned.
+        seed: of every run.
     """
 
     search: Search
     task: Task
     candidates: tuple[Candidate, ...]
-    unloadable: Mapping[str, str]
     recipe: Recipe
+    seed: int
 
     def trial(self, ask: Ask, keep: Path | None = None) -> Trial:
         """Return the trial of a run; `keep` is the folder to save its model in."""
@@ -106,7 +129,7 @@ class Plan:
             model=candidate.model,
             version=candidate.version,
             task=replace(self.task, train=rows.part(0, ask.rows), unlabelled=rows.part(0, 0)),
-            seed=ask.seed,
+            seed=self.seed,
             recipe=self.recipe,
             keep=keep,
         )
@@ -115,24 +138,7 @@ class Plan:
 def make_plan(
     models: Sequence[str],
     task: Task | str,
-    *,
-    columns: Columns = Columns(),  # noqa: B008  frozen
-    sizes: Sequence[int] | None = None,
-    budget: float | None = None,
-    flops: float | None = None,
-    target: int | None = None,
-    rank_by: str | None = None,
-    dev_size: int | None = None,
-    data_seed: int = 0,
-    recipe: Recipe = Recipe(),  # noqa: B008  frozen
-    method: str = DEFAULT,
-    strategy: str = "growing",
-    zero: bool | None = None,
-    seed: int = 0,
-    confidence: float | None = None,
-    drop: float | None = None,
-    gamma: int = 3,
-    tau: float = 5.0,
+    settings: LiveSettings = LiveSettings(),
 ) -> Plan:
     """Read the data, load every model once, and decide on the sizes.
 
@@ -141,34 +147,58 @@ def make_plan(
             for text any causal language model.
         task: as `compare.tasks.load_task` takes it (a folder, ``train.csv:dev.csv``,
             ``glue/cola``), or text as `language.load_text` does (``train.txt:dev.txt``).
-        columns: of the files.
-        sizes: subsets, increasing; None: from the largest that the budget allows down, see
-            `size_ladder`.
-        budget: the largest subset as a share of the target, at most; None: that of the sizes, or
-            without these 1/8, and more where there are few rows, see `default_sizes`.
-        flops: limit of all runs' operations together: a round that would exceed it is not begun.
-        target: training examples to predict for; None: all training rows.
-        rank_by: "loss", or a score of `CLASS_SCORES` (`NUMBER_SCORES` in a regression); None:
-            "loss", of text "bpb", bits per byte.
-        dev_size: dev rows judged on; None: as many as keep judging cheap, see `judged_rows`.
-        data_seed: of the order the training rows are taken in.
-        recipe: how every model is fine-tuned.
-        method, strategy, zero, seed, confidence, drop, gamma, tau: as for `Search`.
+        settings: see `LiveSettings`.
 
     Raises:
-        DataError: data, models, sizes or settings that cannot be used; nothing was trained.
+        ValueError: data, models, sizes or settings that cannot be used; nothing was trained.
         MissingExtra: transformers is not installed.
     """
     if isinstance(task, str):
-        task = load_text(task) if is_text(task) else load_task(task, columns)
-    if rank_by is None:
-        rank_by = BITS if isinstance(task, TextTask) else LOSS
+        task = load_text(task) if is_text(task) else load_task(task, settings.columns)
     if task.train == task.dev:
         raise DataError("the dev rows are the training rows; losses must be measured on other rows")
-    rows = len(task.train)
-    target = rows if target is None else target
-    _check_numbers(task, target, rank_by, dev_size)
-    largest = max(sizes or (0,))
+    recipe, rows = settings.recipe, len(task.train)
+    target = rows if settings.target is None else settings.target
+    sizes = _sizes(rows, target, settings)
+    search = Search(
+        models,
+        sizes,
+        target,
+        metric=_ranked_by(task, settings.rank_by),
+        method=settings.method,
+        strategy=settings.strategy,
+        confidence=settings.confidence,
+        budget=settings.flops,
+        unit="FLOPs",
+        gamma=settings.gamma,
+        tau=settings.tau,
+    )  # refuses what cannot be used before models are loaded
+    order = stratified(task.dev, settings.data_seed, task.regression)
+    train = task.train.chosen(stratified(task.train, settings.data_seed, task.regression))
+    task = replace(task, train=train, dev=task.dev.chosen(order))
+    _check_smallest(min(sizes), task, recipe)
+    candidates, unusable = _candidates(models, task, settings)
+    judged = settings.dev_size or judged_rows(candidates, recipe, target, sizes)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
+    search.learn(
+        test_rows=len(task.dev),
+        costs={
+            each.model: (each.judging_flops(len(task.dev)), each.training_flops(1, recipe))
+            for each in candidates
+        },
+        parameters={each.model: each.parameters for each in candidates},
+        unusable=unusable,
+    )
+    return Plan(search, task, candidates, recipe, settings.seed)
+
+
+def _sizes(rows: int, target: int, settings: LiveSettings) -> Sequence[int]:
+    """Return the subsets given, or those that the budget allows."""
+    for name, value in (("dev_size", settings.dev_size), ("target", target)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} is {value}; expected 1 or more")
+    budget, largest = settings.budget, max(settings.sizes or (0,))
     if largest > rows:
         raise DataError(f"the size {largest} is above the data: there are {rows} training rows")
     if budget is not None and (not 0 < budget <= 1 or largest > budget * target):
@@ -177,66 +207,20 @@ def make_plan(
             + (f"; the size {largest} is above it" if largest > budget * target else "")
             + "; expected a share up to 1, and sizes within it"
         )
-    if sizes is None and budget is not None:
-        sizes = size_ladder(rows, target, budget, recipe)
-    elif sizes is None and method in METHODS and METHODS[method].trains == "none":
-        sizes = (min(rows, target - 1),)  # nothing is fine-tuned on
-    elif sizes is None:
-        sizes = default_sizes(rows, target, recipe)
-    search = Search(
-        models,
-        sizes,
-        target,
-        metric=rank_by,
-        method=method,
-        strategy=strategy,
-        zero=zero,
-        seed=seed,
-        confidence=confidence,
-        drop=drop,
-        budget=flops,
-        unit="FLOPs",
-        gamma=gamma,
-        tau=tau,
-    )  # refuses what cannot be used before models are loaded
-    order = stratified(task.dev, data_seed, task.regression)
-    train = task.train.chosen(stratified(task.train, data_seed, task.regression))
-    task = replace(task, train=train, dev=task.dev.chosen(order))
-    _check_smallest(min(sizes), task, recipe)
-    candidates, unloadable = _candidates(models, task, seed, recipe)
-    judged = dev_size or judged_rows(candidates, recipe, target, sizes)
-    places = sorted(range(len(order)), key=order.__getitem__)
-    task = replace(task, dev=task.dev.chosen([place for place in places if place < judged]))
-    return Plan(
-        search=replace(
-            search,
-            models=[candidate.model for candidate in candidates],
-            test_rows=len(task.dev),
-            costs={
-                candidate.model: (
-                    candidate.judging_flops(len(task.dev)),
-                    candidate.training_flops(1, recipe),
-                )
-                for candidate in candidates
-            },
-            parameters={candidate.model: candidate.parameters for candidate in candidates},
-        ),
-        task=task,
-        candidates=candidates,
-        unloadable=unloadable,
-        recipe=recipe,
-    )
+    if settings.sizes is not None:
+        return settings.sizes
+    if settings.method in METHODS and METHODS[settings.method].trains == "none":
+        return (min(rows, target - 1),)  # nothing is fine-tuned on
+    return subsets(rows, target, settings.recipe, budget)
 
 
-def _check_numbers(task: Task, target: int, rank_by: str, dev_size: int | None) -> None:
-    for name, value in (("dev_size", dev_size), ("target", target)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} is {value}; expected 1 or more")
+def _ranked_by(task: Task, rank_by: str | None) -> str:
     scores = (LOSS, *(NUMBER_SCORES if task.regression else CLASS_SCORES))
     if isinstance(task, TextTask):
         scores = (BITS,)  # what is counted a token depends on the tokenizer
-    if rank_by not in scores:
+    if rank_by is not None and rank_by not in scores:
         raise DataError(f"rank_by is {rank_by!r}; expected one of {', '.join(scores)}")
+    return rank_by or scores[0]
 
 
 def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
@@ -256,31 +240,32 @@ def _check_smallest(smallest: int, task: Task, recipe: Recipe) -> None:
 
 
 def _candidates(
-    models: Sequence[str], task: Task, seed: int, recipe: Recipe
+    models: Sequence[str], task: Task, settings: LiveSettings
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     """Return the candidates that load, and why the others do not."""
     loaded: list[Candidate] = []
-    unloadable: dict[str, str] = {}
+    unusable: dict[str, str] = {}
     for model in models:
         try:
-            loaded.append(_load_candidate(model, task, seed, recipe))
+            loaded.append(_load_candidate(model, task, settings))
         except DataError as error:
-            unloadable[model] = str(error)
+            unusable[model] = str(error)
         except (MemoryError, RuntimeError, ValueError) as error:  # of peft, or too large a model
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            unloadable[model] = f"the model {model!r} could not be loaded: {reason}"
+            unusable[model] = f"the model {model!r} could not be loaded: {reason}"
     if len(loaded) < 2:
         raise DataError(
             f"{len(loaded)} of {len(models)} models can be used, and a choice needs two: "
-            + "; ".join(unloadable.values())
+            + "; ".join(unusable.values())
         )
-    return tuple(loaded), unloadable
+    return tuple(loaded), unusable
 
 
-def _load_candidate(model: str, task: Task, seed: int, recipe: Recipe) -> Candidate:
+def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate:
+    recipe = settings.recipe
     tokenizer = load_tokenizer(model)
     version = model_version(model)
-    loaded = load_for(model, task, tokenizer, seed, recipe)
+    loaded = load_for(model, task, tokenizer, settings.seed, recipe)
     if isinstance(task, TextTask):
         check_kept(task.dev.texts, tokenizer, model)
 
@@ -310,45 +295,34 @@ def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:
     return order[np.argsort(places, kind="stable")].tolist()
 
 
-def size_ladder(rows: int, target: int, budget: float, recipe: Recipe) -> tuple[int, ...]:
-    """Return subsets from the largest that the budget allows down, each a quarter of the next.
+def subsets(rows: int, target: int, recipe: Recipe, budget: float | None = None) -> tuple[int, ...]:
+    """Return the subsets that are run where none are given: three or more, evenly apart in ln D.
 
-    Quarters and not halves: all sizes together then cost a third more than the largest, and not
-    twice as much.  Where that leaves fewer than three sizes above the smallest that makes sense
-    (`smallest_rows`), the ratio is less, 2 at least; the largest is then less as well, so that all
-    together cost no more, as long as three sizes are left.
-
-    Raises:
-        DataError: the budget is less than the smallest subset.
-    """
-    least, largest = smallest_rows(recipe), min(int(budget * target), rows)
-    if largest < least:
-        raise DataError(
-            f"the budget {budget:g} of {target} rows is {largest}; a subset needs {least} rows or "
-            "more: take a larger budget, or give the sizes"
-        )
-    fits = (_down_from(top, least) for top in range(largest, least - 1, -1))
-    sizes = next(sizes for sizes in fits if sum(sizes) <= _TRAINING * largest)
-    return sizes if len(sizes) >= _FEWEST else _down_from(largest, least)
-
-
-def default_sizes(rows: int, target: int, recipe: Recipe) -> tuple[int, ...]:
-    """Return subsets up to an eighth of the target, where three of them fit.
-
-    Where they do not, 1, 2 and 4 times the smallest that makes sense (`smallest_rows`), if these
-    have two thirds of the target's rows together at most.
+    The smallest is `smallest_rows`, the largest a share of the target (`budget`, else an eighth),
+    and each between a quarter and a half of the next: by quarters all of them have a third more
+    rows than the largest, by halves twice as many.  The largest is lowered as far as three need to
+    have that third more together.  Where even then no three fit, they are 1, 2 and 4 times the
+    smallest, if the largest is within the budget, or without one if the three have two thirds of
+    the target's rows together at most.
 
     Raises:
-        DataError: there are too few rows for that, too.
+        DataError: there are too few rows for that.
     """
     least = smallest_rows(recipe)
-    if int(_BUDGET * target) >= least:
-        sizes = size_ladder(rows, target, _BUDGET, recipe)
-        if len(sizes) >= _FEWEST:
-            return sizes
-    sizes = tuple(times * least for times in _SMALL)
-    if sizes[-1] <= rows and sum(sizes) <= _SMALL_SHARE * target:
+    largest = min(int((1 / 8 if budget is None else budget) * target), rows)
+    ladders = (_ladder(least, top) for top in range(largest, 4 * least - 1, -1))
+    sizes = next((each for each in ladders if sum(each) <= 4 / 3 * largest), None)
+    if sizes is not None:
         return sizes
+    sizes = (least, 2 * least, 4 * least)
+    small = budget is None and sizes[-1] <= rows and sum(sizes) <= 2 / 3 * target
+    if small or sizes[-1] <= largest:
+        return sizes
+    if budget is not None:
+        raise DataError(
+            f"the budget {budget:g} of {target} rows is {largest}; three subsets of {least} rows "
+            f"and more need {sizes[-1]}: take a larger budget, or give the sizes"
+        )
     whole = min(rows, target - 1)
     raise DataError(
         f"{min(rows, target)} rows are too few to forecast from subsets of {least} rows and more; "
@@ -357,17 +331,17 @@ def default_sizes(rows: int, target: int, recipe: Recipe) -> tuple[int, ...]:
     )
 
 
+def _ladder(least: int, top: int) -> tuple[int, ...]:
+    """Return as many sizes as quarters leave between these, three at least, the first rounded."""
+    ratio = min(4.0, math.sqrt(top / least))
+    count = 1 + int(math.log(top / least) / math.log(ratio) + 1e-9)
+    return tuple(round(top / ratio**step) for step in reversed(range(count)))
+
+
 def smallest_rows(recipe: Recipe) -> int:
     """Return how many rows an optimiser takes eight steps on, 16 at least."""
-    batches = math.ceil(_STEPS / recipe.epochs)
-    return max(SMALLEST, (batches - 1) * recipe.batch_size * recipe.gradient_accumulation + 1)
-
-
-def _down_from(largest: int, least: int) -> tuple[int, ...]:
-    span = largest / least
-    ratio = min(_RATIO, max(2.0, span ** (1 / (_FEWEST - 1))))
-    count = 1 + int(math.log(span) / math.log(ratio) + 1e-9)
-    return tuple(round(largest / ratio**step) for step in reversed(range(count)))
+    batches = math.ceil(8 / recipe.epochs)
+    return max(16, (batches - 1) * recipe.batch_size * recipe.gradient_accumulation + 1)
 
 
 def judged_rows(
@@ -380,6 +354,6 @@ def judged_rows(
     """
     training = sum(candidate.training_flops(1, recipe) for candidate in candidates)
     ratio = training / sum(candidate.judging_flops(1) for candidate in candidates)  # of a row
-    rows = max(_FEWEST_JUDGED, int(_JUDGING * ratio * target))
-    most = int(_MOST_JUDGING * ratio * sum(sizes) / len(sizes))
-    return min(rows, max(most, _ALWAYS_JUDGED))
+    rows = max(200, int(0.005 * ratio * target))
+    most = int(ratio * sum(sizes) / len(sizes) / 6)
+    return min(rows, max(most, 80))

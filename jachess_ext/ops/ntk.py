@@ -146,13 +146,7 @@ def ntk_gram_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_gram`, in pure torch, on any device.
-
-    Example:
-        >>> ntk_gram_reference(torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)])[0, :, 0]
-        tensor([[180., 180.],
-                [180., 180.]])
-    """
+    """Sum as `ntk_gram`, in pure torch, on any device."""
     left, deltas, right, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
     symmetric = other_inputs is None
     outputs, count, positions, _ = deltas[0].shape
@@ -303,13 +297,7 @@ def ntk_materialised_reference(
     other_inputs: Tensor | None = None,
     other_cotangents: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Sum as `ntk_materialised`, one layer's whole gradients at a time.
-
-    Example:
-        >>> ntk_materialised_reference(torch.ones(2, 3, 4), [torch.ones(1, 2, 3, 5)])[0, :, 0]
-        tensor([[180., 180.],
-                [180., 180.]])
-    """
+    """Sum as `ntk_materialised`, one layer's whole gradients at a time."""
     a, deltas, b, others = _sides(inputs, cotangents, other_inputs, other_cotangents)
     outputs, count, other_count = deltas[0].shape[0], a.shape[0], b.shape[0]
     kernel = a.new_zeros(outputs * count, outputs * other_count)

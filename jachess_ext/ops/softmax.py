@@ -40,12 +40,7 @@ def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = 
 
 
 def softmax_jet_reference(x: Tensor, q: int, masked: bool = False, summed: int = 0) -> Tensor:
-    """Push a jet as `softmax_jet`, in pure torch, on any device.
-
-    Example:
-        >>> softmax_jet_reference(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), 1)[1]
-        tensor([ 0.5000, -0.5000])
-    """
+    """Push a jet as `softmax_jet`, in pure torch, on any device."""
     return softmax_stack(widened(x), streams_of(x, q, summed), masked).to(x.dtype)
 
 

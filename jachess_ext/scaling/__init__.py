@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bound import Bound, pac_bayes
     from .fitting import FittedLaw, Transition, fit
-    from .metrics import coverage, log_rmse, pear_corr, rel_acc
     from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
-    from .selection import Run, Selection, select, sufficient_budget
+    from .selection import Run, Selection, select
     from .tables import read_table
 
 __all__ = [
@@ -26,16 +25,11 @@ __all__ = [
     "Selection",
     "TableError",
     "Transition",
-    "coverage",
     "fit",
-    "log_rmse",
     "pac_bayes",
-    "pear_corr",
     "read_runs",
     "read_table",
-    "rel_acc",
     "select",
-    "sufficient_budget",
 ]
 
 _MODULES = {
@@ -48,16 +42,11 @@ _MODULES = {
     "Selection": "selection",
     "TableError": "runs",
     "Transition": "fitting",
-    "coverage": "metrics",
     "fit": "fitting",
-    "log_rmse": "metrics",
     "pac_bayes": "bound",
-    "pear_corr": "metrics",
     "read_table": "tables",
     "read_runs": "readers",
-    "rel_acc": "metrics",
     "select": "selection",
-    "sufficient_budget": "selection",
 }
 
 

@@ -1,4 +1,4 @@
-"""Baselines of `blend`: AtS, and scores of frozen features."""
+"""AtS: the line through the last points of a curve."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .predictive import Array, Index, Mask
-
-# AtS --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,6 @@ class Line:
     mean_x: Array
     square_x: Array
     variance: Array
-
-    def predict(self, x: Array) -> Array:
-        """Return y at x: [n] or [k] -> [n, k]."""
-        return self.intercept[:, None] + self.slope[:, None] * np.atleast_1d(x)
-
-    def standard_error(self, x: Array) -> Array:
-        """Return the standard deviation of a new point at x, [n, k]: the line's and the noise."""
-        away = (np.atleast_1d(x) - self.mean_x[:, None]) ** 2 / self.square_x[:, None]
-        return np.sqrt(self.variance[:, None] * (1 + 1 / self.count[:, None] + away))
 
 
 _ROUNDING = 1e-12
@@ -109,7 +98,3 @@ def line_through(
     intercept = mean_y - slope * mean_x
     residual = (y - intercept[:, None] - slope[:, None] * x) * kept
     return (intercept, slope, mean_x, square), residual
-
-
-FEATURE_SCORES = ("logme", "hscore", "knn")
-"""Scores of frozen features that `select` ranks by where it is given them."""

@@ -105,6 +105,10 @@ class Kriging:
 
 
 def _solve(covariance: Array) -> Kriging:
+    # Ordinary kriging.  The constant has a flat prior, so that P leaves out what is constant in the
+    # residuals.  The weights of a known mean (`simple`) sum to 1 − `missing`; for an unbiased
+    # prediction that share goes to the constant's own estimate, 1ᵀ K⁻¹ y / (1ᵀ K⁻¹ 1), whose error
+    # is the last term of the variance.
     measured, cross = covariance[:, :-1, :-1], covariance[:, :-1, -1]
     inverse = np.linalg.inv(measured)
     ones = inverse.sum(-1)
@@ -213,6 +217,9 @@ def shared_prior(log_evidence: Array, shapes: Array, x: Array) -> Array:
     coefficients, spread = start, SPREAD
     normal = x.T @ x + WORTH * np.eye(x.shape[1])
     for _ in range(STEPS):
+        # Expectation: where on the grid each curve is.  Maximisation: the regression of these means
+        # on X, and the scatter of the whole posteriors around it, not of their means alone, which
+        # would shrink S towards 0 from step to step.
         share = normalised(log_evidence + log_normal(shapes, x @ coefficients, spread))
         mean = np.einsum("ns,nsp->np", share, shapes)
         coefficients = np.linalg.solve(normal, x.T @ mean + WORTH * start)

@@ -221,6 +221,7 @@ def _hessian(loss: Tensor, parameters: list[nn.Parameter]) -> Callable[[Tensor],
     gradients = torch.autograd.grad(
         loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
     )
+    # A gradient that no parameter enters, of a layer the loss is linear in, has no graph.
     curved = [g for g in gradients if g.requires_grad]
 
     def product(u: Tensor) -> Tensor:
@@ -294,6 +295,9 @@ def positive_quadratic(
     while True:
         w = product(basis[-1])
         diagonal.append(float(torch.dot(w, basis[-1])))
+        # Three terms suffice in exact arithmetic.  In floating point the basis loses its
+        # orthogonality as soon as a Ritz value has converged, and copies of that eigenvalue turn
+        # up, which the quadrature would count as further ones.  Twice is enough (Parlett).
         stacked = torch.stack(basis)
         for _ in range(2):
             w = w - stacked.T @ (stacked @ w)

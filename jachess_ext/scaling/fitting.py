@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from .._io import MissingExtra
-from ..ntk import Spectrum
-from .baselines import Line, accept_then_stop, line_through
-from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points
+from .baselines import accept_then_stop, line_through
+from .laws import LAWS, Exponents, Law, MeasuredKernel, MeasuredLens, Points, StraightLine
 from .least_squares import Residuals, Solution, huber, minimise
 from .predictive import Array, Index, Mask, Student, check_level
 from .runs import check_losses, check_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..ntk import Spectrum
 
 Values = Array | float
 Form = Callable[[Array], Array]
@@ -37,7 +39,6 @@ def fit(
     starts: int = 8,
     gamma: int = 3,
     tau: float = 5.0,
-    residual_square: float | None = None,
     theta: Tensor | Spectrum | Sequence[Tensor | Spectrum] | None = None,
     residual: Tensor | Sequence[Tensor] | None = None,
     t: npt.ArrayLike | None = None,
@@ -65,8 +66,6 @@ def fit(
             deviations of the residuals after a first fit, per curve, and 0.001 at least.
         starts: how many of the law's grid of starting points, best first, are followed.
         gamma, tau: AtS's stop rule.
-        residual_square: ‖r‖², upper bound of a free F.  Like a measured F it is added to D^β, so
-            sizes have to be in training examples; without them no result depends on units.
         theta, residual, t, lr: as `jx.ntk_loss` takes them, for a single curve: F(Θ, t) is then
             computed.  One Θ and r, or one a size; t has one time a size.  The first stage holds the
             times, the second stretches them by one common factor, the parameter "t".
@@ -89,26 +88,23 @@ def fit(
     """
     curves = _check_curves(sizes, losses, weights)
     kernel = {"theta": theta, "residual": residual, "t": t, "lr": lr}
+    own = {"parameters": parameters, "fixed": fixed, "bounds": bounds}
+    given = [name for name, value in own.items() if value is not None]
     if law is None:
-        own = {"parameters": parameters, "fixed": fixed, "bounds": bounds}
-        for name, value in (own | {"residual_square": residual_square}).items():
-            if value is not None:
-                raise ValueError(f"{name} is for one law; name it, such as law='rectified'")
+        if given:
+            raise ValueError(f"{given[0]} is for one law; name it, such as law='rectified'")
         options = {"huber_delta": huber_delta, "starts": starts, "gamma": gamma, "tau": tau}
         return _fit_best(curves, kernel, options)
     if law == "ats":
-        if (curves.weights != curves.weights[:, :1]).any():
-            raise ValueError("the ats law takes no weights; give it the sizes that count")
-        trained = curves.sizes > 0
-        x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
-        line = accept_then_stop(x, y, gamma, tau)
-        return FittedLine(line, _measured(curves), curves.single)
+        given += [name for name, value in kernel.items() if value is not None]
+        if given:
+            raise ValueError(f"the ats law takes no {given[0]}")
+        return _fit_line(curves, gamma, tau)
     if law not in LAWS:
         raise ValueError(f"unknown law {law!r}; known are {', '.join([*sorted(LAWS), 'ats'])}")
     definition = _definition(law, curves, kernel)
-    bounds = _square_bound(definition, residual_square) | dict(bounds or {})
     curves, models = _joined(definition, curves, parameters)
-    ends = _ends(definition, fixed or {}, bounds)
+    ends = _ends(definition, fixed or {}, bounds or {})
     free = np.array([parameter.name not in (fixed or {}) for parameter in definition.parameters])
     scale, low, high = _box(definition, curves, models, ends)
     problem = _problem(definition, curves, models, scale)
@@ -120,6 +116,30 @@ def fit(
         )
     delta, solution = _solve(problem, low, high, free, huber_delta, starts)
     return _summary(problem, curves, scale, solution, delta, free, low, high)
+
+
+def _fit_line(curves: _Curves, gamma: int, tau: float) -> FittedLaw:
+    """Return AtS's line, with the covariance of a line of least squares (Student's t is exact)."""
+    if (curves.weights != curves.weights[:, :1]).any():
+        raise ValueError("the ats law takes no weights; give it the sizes that count")
+    trained = curves.sizes > 0
+    x, y = np.log(curves.sizes[trained]), np.log(curves.losses[:, trained])
+    line = accept_then_stop(x, y, gamma, tau)
+    slope = np.maximum(line.variance, _NO_NOISE) / line.square_x
+    level = np.maximum(line.variance, _NO_NOISE) / line.count + slope * line.mean_x**2
+    both = -slope * line.mean_x
+    ones, dof = np.ones(len(slope)), line.count - 2.0
+    return FittedLaw(
+        definition=StraightLine(),
+        coordinates=np.stack([line.intercept, line.slope], -1),
+        covariance=np.stack([level, both, both, slope], -1).reshape(-1, 2, 2),
+        noise=np.sqrt(line.variance),
+        dof=dof,
+        objective=np.where(dof > 0, line.variance * dof / 2, 0.0),
+        measured=_measured(curves),
+        scale=Scale(ones, ones, ones),
+        _single=curves.single,
+    )
 
 
 # The law that forecasts best --------------------------------------------------------------------
@@ -169,7 +189,7 @@ def _fit_best(curves: _Curves, kernel: dict[str, Any], options: dict[str, Any]) 
     found = {law: {k: errors(k, law) for k in cuts} for law in (laws if cuts else ())}
     backtest = {law: median(each) for law, each in found.items()}
     best = min(backtest, key=lambda law: round(backtest[law], _EQUAL), default=laws[0])
-    chosen: Any = fit_first(len(curves.sizes), best)
+    chosen = fit_first(len(curves.sizes), best)
     drift = measure_drift(curves.sizes, curves.losses, curves.weights, found.get(best, {}))
     return replace(chosen, backtest=backtest, drift=drift, _single=curves.single)
 
@@ -197,7 +217,7 @@ class _Curves:
 def _check_curves(
     sizes: npt.ArrayLike, losses: npt.ArrayLike, weights: npt.ArrayLike | None
 ) -> _Curves:
-    d, y = _numbers("sizes", sizes), _numbers("losses", losses)
+    d, y = np.asarray(sizes, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     if d.ndim != 1 or y.ndim not in (1, 2) or y.shape[-1] != len(d) or not y.size:
         raise ValueError(
             f"sizes has shape {list(d.shape)} and losses {list(y.shape)}; expected [m], and [m] or "
@@ -208,7 +228,7 @@ def _check_curves(
     if weights is None:
         w = np.ones_like(rows)
     else:
-        w = _numbers("weights", weights)
+        w = np.asarray(weights, dtype=np.float64)
         if w.shape not in (y.shape, d.shape) or not (np.isfinite(w) & (w >= 0)).all():
             raise ValueError(
                 f"weights has shape {list(w.shape)}; expected {list(y.shape)} or {list(d.shape)}, "
@@ -222,15 +242,6 @@ def _check_curves(
     check_losses(rows, d, w > 0)
     lowest = np.where(w > 0, rows, np.inf).min(-1, keepdims=True)
     return _Curves(d, np.where(w > 0, rows, lowest), w, y.ndim == 1)
-
-
-def _numbers(name: str, values: npt.ArrayLike) -> Array:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} holds something that is no number, or rows of unequal length"
-        ) from None
 
 
 def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
@@ -247,15 +258,6 @@ def _definition(law: str, curves: _Curves, kernel: Mapping[str, object]) -> Law:
             f"a kernel belongs to one curve, there are {len(curves.losses)}; fit them one by one"
         )
     return MeasuredLens(MeasuredKernel(curves.sizes, *kernel.values()))  # type: ignore[arg-type]
-
-
-def _square_bound(law: Law, square: float | None) -> dict[str, tuple[float, float]]:
-    """Return the bounds that ‖r‖² sets to a free F."""
-    if square is None or "F" not in (parameter.name for parameter in law.parameters):
-        return {}
-    if not 0 < square < np.inf:
-        raise ValueError(f"residual_square is {square}; expected ‖r‖², a positive number")
-    return {"F": (min(1e-13, square), square)}
 
 
 def _joined(
@@ -375,6 +377,7 @@ _ANNEALING = (8.0, 3.0)
 _EFFICIENT = 1.345  # Huber's threshold in noise deviations: 95 % efficient under Gaussian noise
 _NARROWEST = 1e-3
 _NORMAL_MEDIAN = 0.6745  # median of |z|
+_NO_NOISE = 1e-30  # variance of ln L, of a perfect fit
 
 
 @dataclass(frozen=True)
@@ -440,6 +443,9 @@ def _solve(
     curves = len(problem.log_losses)
     u, owner = _best_candidates(problem, low, high, starts)
     low, high = low[owner], high[owner]
+    # Under a narrow threshold a law that meets any p losses exactly and ignores the others is a
+    # minimum.  Least squares has no such minima: the starts go there first, and the threshold then
+    # comes down in stages.
     squares = np.full(curves, np.inf)
     for names in problem.law.stages:
         held = np.array([parameter.name in names for parameter in problem.law.parameters])
@@ -530,7 +536,7 @@ def _summary(
     free: Mask,
     low: Array,
     high: Array,
-) -> FittedCurve:
+) -> FittedLaw:
     value, jacobian = problem.at(solution.u)
     weights = problem.weights
     dof = (weights > 0).sum(-1) - float(free.sum())
@@ -546,18 +552,15 @@ def _summary(
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = _gaussian_variance(delta / deviation) / _gaussian_variance(wide[:, 0] / deviation)
     spread *= np.where(deviation > 0, loss, 1.0)
-    return FittedCurve(
+    return FittedLaw(
         definition=problem.law,
         coordinates=solution.u,
         covariance=_covariance(jacobian, weights, spread, free, high - low),
         noise=np.where(dof > 0, noise, np.nan),
         dof=dof,
         objective=solution.objective,
-        delta=delta,
-        converged=solution.converged,
         measured=_measured(curves),
         scale=scale,
-        model_sizes=None,
         _single=curves.single,
     )
 
@@ -575,9 +578,11 @@ def _covariance(jacobian: Array, weights: Array, spread: Array, free: Mask, widt
     That is a uniform prior's variance where JᵀJ is 0; s² → 0 (a perfect fit) gives 0.
     """
     information = np.einsum("nmp,nm,nmq->npq", jacobian, weights, jacobian)
-    s = np.maximum(spread, 1e-30)[:, None, None]
+    s = np.maximum(spread, _NO_NOISE)[:, None, None]
     prior = 12 * s[..., 0] / np.maximum(width, 1e-9) ** 2
     matrix = information + np.einsum("np,pq->npq", prior, np.eye(len(free)))
+    # A fixed coordinate's row and column are the unit matrix's, so that the others' inverse is
+    # what it would be without it; pinv, since two parameters may do the same to every loss.
     keep = free[:, None] & free
     matrix = np.where(keep, matrix, np.eye(len(free)))
     return np.where(keep, s * np.linalg.pinv(matrix, hermitian=True, rcond=1e-15), 0.0)
@@ -611,20 +616,30 @@ Transitions = Transition | None | list[Transition | None]
 """Of a single curve, or a list with one a curve; None where none is seen."""
 
 
-class FittedLaw(ABC):
+@dataclass(frozen=True, repr=False)
+class FittedLaw:
     """What `fit` returns. Shapes below are for n curves; a single curve ([m]) has no leading n.
 
+    Intervals are Student's t around the fit with m − p degrees of freedom: the noise, and the
+    fit's own error carried over by the law's gradient (delta method).  That error comes from the
+    curvature at the optimum plus a weak pull to the middle of each parameter's bounds, without
+    which a parameter that the data say nothing about would have an infinite variance.  Those of
+    ats are the exact ones of a straight line, given the points that were accepted.
+
     Attributes:
-        law: name of the law.
+        definition: the law, with its `formula` and whether it `has_transition`.
+        coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
+        covariance: of the coordinates, [n, p, p]; zero for fixed ones.
+        noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
+        dof: sizes that count minus free parameters, [n].
+        objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
+        measured: smallest and largest size above 0 that counted, [n, 2].
+        scale: the units that the fit counted in.
+        model_sizes: N that Kaplan's law predicts for, [1]; None before `for_model`.
         backtest: where `fit` chose the law, the median of |ln error| that each of the laws had when
             it forecast the larger sizes from the smaller ones; empty otherwise.
         drift: how far the curves may leave the law beyond the sizes measured, where `fit` chose it;
             None: a law that was named is taken as exact.
-        formula: of the law.
-        has_transition: whether the law knows one.
-        measured: smallest and largest size above 0 that counted, [n, 2].
-        noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
-        dof: degrees of freedom, [n].
 
     Example:
         >>> import jachess_ext as jx
@@ -636,32 +651,93 @@ class FittedLaw(ABC):
         power law
     """
 
-    law: str
-    backtest: Mapping[str, float]
-    drift: Drift | None
-    formula: str
-    has_transition: bool
-    measured: Array
+    definition: Law
+    coordinates: Array
+    covariance: Array
     noise: Array
     dof: Array
+    objective: Array
+    measured: Array
+    scale: Scale
     _single: bool
+    model_sizes: Array | None = None
+    backtest: Mapping[str, float] = field(default_factory=dict)
+    drift: Drift | None = None
 
     def __repr__(self) -> str:
         return describe(self)
 
     @property
-    @abstractmethod
-    def params(self) -> dict[str, Values]:
-        """Parameters by name, [n]."""
+    def law(self) -> str:
+        """Name of the law."""
+        return self.definition.name
 
     @property
-    @abstractmethod
+    def params(self) -> dict[str, Values]:
+        """Parameters by name in the units that were given, [n]."""
+        return {name: self._row(value) for name, value in self._values(self.coordinates).items()}
+
+    def _values(self, coordinates: Array) -> dict[str, Array]:
+        columns = zip(self.definition.parameters, coordinates.T, strict=True)
+        values = {p.name: p.value(column) for p, column in columns}
+        units = self.definition.units(values)
+        return {
+            name: value * self.scale.of(units.get(name, _NO_UNIT)) for name, value in values.items()
+        }
+
+    def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
+        """Return where the parameters lie with probability `level` if the law is exact.
+
+        Args:
+            level: in (0, 1).
+
+        Returns:
+            Lower and upper ends by name, [n]; fixed parameters have none.
+
+        Raises:
+            ValueError: a bad level, or no degree of freedom left to know the noise from.
+            MissingExtra: scipy is not installed.
+        """
+        check_level(level)
+        self._check_width()
+        steps = _STEP * np.eye(self.coordinates.shape[1])
+        up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
+        centre = self._values(self.coordinates)
+        result: dict[str, tuple[Values, Values]] = {}
+        for place, each in enumerate(self.definition.parameters):
+            if not self.covariance[:, place, place].any():
+                continue
+            # Of ln value where the coordinate is one: it depends on others through its unit.
+            inner: Form = np.log if each.log else np.asarray
+            pairs = zip(up, down, strict=True)
+            ends = [inner(a[each.name]) - inner(b[each.name]) for a, b in pairs]
+            gradient = np.stack(ends, -1) / (2 * _STEP)
+            variance = np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
+            scale = np.maximum(np.sqrt(variance), _NARROW)
+            spread = Student(inner(centre[each.name]), scale, self.dof)
+            with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
+                low, high = (
+                    self._row(np.exp(end) if each.log else np.maximum(end, each.low))
+                    for end in spread.interval(level)
+                )
+            result[each.name] = low, high
+        return result
+
+    def for_model(self, parameters: float) -> FittedLaw:
+        """Return Kaplan's law for a model of N parameters: what `predict` is then about."""
+        return replace(self, model_sizes=np.full(1, float(parameters)))
+
+    @property
     def has_width(self) -> bool:
         """Whether degrees of freedom are left, so that `predictive` and `interval` are defined."""
+        return bool((self.dof >= 1).all())
 
-    @abstractmethod
-    def _exact_predictive(self, size: float) -> Student:
-        """Return the distribution of ln L at a size if the law is exact, one a curve."""
+    def _check_width(self) -> None:
+        if not self.has_width:
+            raise ValueError(
+                f"the {self.law} law has as many free parameters as there are sizes, so nothing "
+                "tells the noise; fix a parameter or give more sizes"
+            )
 
     def predictive(self, size: float) -> Student:
         """Return the distribution of ln L that a measurement at `size` would give, one a curve.
@@ -676,56 +752,33 @@ class FittedLaw(ABC):
         there = replace(own, location=self._log_predict(np.array([size]))[:, 0])
         return self.drift.added_to(there, size)
 
-    @abstractmethod
-    def _log_predict(self, sizes: Array) -> Array:
-        """Return ln L at sizes [k]: [n, k]."""
-
-    @abstractmethod
-    def _transitions(self, level: float) -> list[Transition | None]:
-        """Return the transition of every curve."""
-
-    @abstractmethod
-    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
-        """Return a distribution for every fitted parameter, and what makes values of it."""
-
-    def parameter_intervals(self, level: float = 0.9) -> dict[str, tuple[Values, Values]]:
-        """Return where the parameters lie with probability `level` if the law is exact.
-
-        Args:
-            level: in (0, 1).
-
-        Returns:
-            Lower and upper ends by name, [n]; fixed parameters and counts have none.
-
-        Raises:
-            ValueError: a bad level, or no degree of freedom left to know the noise from.
-            MissingExtra: scipy is not installed.
-        """
-        check_level(level)
-        result = {}
-        for name, (spread, form) in self._parameter_distributions().items():
-            with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-                low, high = (self._row(form(end)) for end in spread.interval(level))
-            result[name] = low, high
-        return result
-
-    def transition_at(self, level: float = 0.9) -> Transitions:
-        """Return the transition with an interval of this level.
-
-        None where no transition is seen: the law has none, or it cannot be placed within the
-        sizes above 0 that were measured (its 90 % interval, whatever the level, leaves them).
-
-        Raises:
-            ValueError: a level outside (0, 1).
-        """
-        check_level(level)
-        each = self._transitions(level)
-        return each[0] if self._single else each
+    def _exact_predictive(self, size: float) -> Student:
+        """Return the distribution of ln L at a size if the law is exact, one a curve."""
+        self._check_width()
+        value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
+        carried = np.einsum("np,npq,nq->n", gradient[:, 0], self.covariance, gradient[:, 0])
+        location = value[:, 0] + np.log(self.scale.loss)
+        # A perfect fit has no width; a positive scale keeps its quantiles defined.
+        return Student(location, np.maximum(np.sqrt(self.noise**2 + carried), _NARROW), self.dof)
 
     @property
     def transition(self) -> Transitions:
-        """`transition_at` the level 0.9."""
-        return self.transition_at(0.9)
+        """D* with its 90 % interval.
+
+        None where no transition is seen: the law has none, or its interval leaves the sizes above 0
+        that were measured.
+        """
+        found: list[Transition | None] = [None] * len(self.coordinates)
+        transition = self.definition.log_transition(self.coordinates)
+        if transition is not None and self.has_width:
+            value, gradient = transition
+            error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
+            spread = Student(value + np.log(self.scale.size), error, self.dof)
+            ends = np.stack([spread.location, *spread.interval(0.9)], -1)
+            first, last = np.log(self.measured.T)
+            for row in np.flatnonzero((first < ends[:, 1]) & (ends[:, 2] < last)):
+                found[row] = Transition(*np.exp(ends[row]).tolist())
+        return found[0] if self._single else found
 
     def predict(self, sizes: npt.ArrayLike) -> Values:
         """Return the fitted loss.
@@ -764,6 +817,21 @@ class FittedLaw(ABC):
             low, high = (np.exp(np.stack([end[side] for end in ends], -1)) for side in (0, 1))
         return self._shaped(low, sizes), self._shaped(high, sizes)
 
+    def _log_predict(self, sizes: Array) -> Array:
+        """Return ln L at sizes [k]: [n, k]."""
+        if not self.definition.reads_zero and (sizes == 0).any():
+            raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
+        value, _ = self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)
+        return value + np.log(self.scale.loss)[:, None]
+
+    def _points(self, sizes: Array) -> Points:
+        shape = (len(self.coordinates), len(sizes))
+        models = self.model_sizes
+        if models is None and self.law == "kaplan":
+            raise ValueError("Kaplan's law predicts for a model: fitted.for_model(N).predict(D)")
+        n = None if models is None else np.broadcast_to((models / self.scale.model)[:, None], shape)
+        return Points(sizes / self.scale.size[:, None], n)
+
     def _shaped(self, values: Array, sizes: npt.ArrayLike) -> Values:
         """Return [n, k] as the caller asked: without k for a number, without n for one curve."""
         return self._row(values[:, 0] if np.ndim(sizes) == 0 else values)
@@ -784,235 +852,25 @@ def _sizes(sizes: npt.ArrayLike) -> Array:
     return array
 
 
-def _not_negative(values: Array) -> Array:
-    return np.maximum(values, 0.0)
-
-
 _STEP = 1e-6  # of a coordinate, for derivatives of what has no formula here
-
-
-@dataclass(frozen=True, repr=False)
-class FittedCurve(FittedLaw):
-    """A law fitted by least squares or Huber's loss in ln L.
-
-    Intervals are Student's t around the fit with m − p degrees of freedom: the noise, and the
-    fit's own error carried over by the law's gradient (delta method).  That error comes from the
-    curvature at the optimum plus a weak pull to the middle of each parameter's bounds, without
-    which a parameter that the data say nothing about would have an infinite variance.
-
-    Attributes:
-        coordinates: [n, p], in units of `scale`; logarithms where the parameter says so.
-        covariance: of the coordinates, [n, p, p]; zero for fixed ones.
-        noise: standard deviation of ln L around the law, [n]; NaN without degrees of freedom.
-        dof: sizes minus free parameters, [n].
-        objective: the minimised Σ w h_δ(r), [n]; the mean of the weights above 0 is 1.
-        delta: Huber's threshold, [n].
-        converged: [n].
-        measured: smallest and largest size above 0 that counted, [n, 2].
-        scale: the units that the fit counted in.
-        model_sizes: N that Kaplan's law predicts for, [1]; None before `for_model`.
-    """
-
-    definition: Law
-    coordinates: Array
-    covariance: Array
-    noise: Array
-    dof: Array
-    objective: Array
-    delta: Array
-    converged: Mask
-    measured: Array
-    scale: Scale
-    model_sizes: Array | None
-    _single: bool
-    backtest: Mapping[str, float] = field(default_factory=dict)
-    drift: Drift | None = None
-
-    @property
-    def law(self) -> str:  # type: ignore[override]
-        return self.definition.name
-
-    @property
-    def formula(self) -> str:  # type: ignore[override]
-        return self.definition.formula
-
-    @property
-    def has_transition(self) -> bool:  # type: ignore[override]
-        return self.definition.has_transition
-
-    @property
-    def params(self) -> dict[str, Values]:
-        return {name: self._row(value) for name, value in self._values(self.coordinates).items()}
-
-    def _values(self, coordinates: Array) -> dict[str, Array]:
-        """Return the parameters in the units that were given, by name, [n]."""
-        columns = zip(self.definition.parameters, coordinates.T, strict=True)
-        values = {p.name: p.value(column) for p, column in columns}
-        units = self.definition.units(values)
-        return {
-            name: value * self.scale.of(units.get(name, _NO_UNIT)) for name, value in values.items()
-        }
-
-    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
-        self._check_width()
-        count = self.coordinates.shape[1]
-        steps = _STEP * np.eye(count)
-        up, down = ([self._values(self.coordinates + s * step) for step in steps] for s in (1, -1))
-        centre = self._values(self.coordinates)
-        result: dict[str, tuple[Student, Form]] = {}
-        for place, each in enumerate(self.definition.parameters):
-            if not self.covariance[:, place, place].any():
-                continue
-            # Of ln value where the coordinate is one: it depends on others through its unit.
-            inner: Form = np.log if each.log else np.asarray
-            pairs = zip(up, down, strict=True)
-            ends = [inner(a[each.name]) - inner(b[each.name]) for a, b in pairs]
-            gradient = np.stack(ends, -1) / (2 * _STEP)
-            variance = np.einsum("np,npq,nq->n", gradient, self.covariance, gradient)
-            scale = np.maximum(np.sqrt(variance), 1e-12)
-            spread = Student(inner(centre[each.name]), scale, self.dof)
-            result[each.name] = spread, np.exp if each.log else _not_negative
-        return result
-
-    def for_model(self, parameters: float) -> FittedCurve:
-        """Return Kaplan's law for a model of N parameters: what `predict` is then about."""
-        return replace(self, model_sizes=np.full(1, float(parameters)))
-
-    @property
-    def has_width(self) -> bool:
-        return bool((self.dof >= 1).all())
-
-    def _check_width(self) -> None:
-        if not self.has_width:
-            raise ValueError(
-                f"the {self.law} law has as many free parameters as there are sizes, so nothing "
-                "tells the noise; fix a parameter or give more sizes"
-            )
-
-    def _exact_predictive(self, size: float) -> Student:
-        self._check_width()
-        value, gradient = self.definition.log_loss(self.coordinates, self._points(np.array([size])))
-        carried = np.einsum("np,npq,nq->n", gradient[:, 0], self.covariance, gradient[:, 0])
-        location = value[:, 0] + np.log(self.scale.loss)
-        return Student(location, np.sqrt(self.noise**2 + carried), self.dof)
-
-    def _transitions(self, level: float) -> list[Transition | None]:
-        transition = self.definition.log_transition(self.coordinates)
-        if transition is None or not self.has_width:
-            return [None] * len(self.coordinates)
-        value, gradient = transition
-        error = np.sqrt(np.einsum("np,npq,nq->n", gradient, self.covariance, gradient))
-        spread = Student(value + np.log(self.scale.size), error, self.dof)
-        (low, high), (first, last) = spread.interval(0.9), np.log(self.measured.T)
-        seen = (first < low) & (high < last)
-        ends = np.stack([spread.location, *spread.interval(level)], -1)
-        with np.errstate(over="ignore"):  # an end beyond the largest double is infinite
-            rows = zip(np.exp(ends).tolist(), seen, strict=True)
-        return [Transition(*row) if is_seen else None for row, is_seen in rows]
-
-    def _log_predict(self, sizes: Array) -> Array:
-        if not self.definition.reads_zero and (sizes == 0).any():
-            raise ValueError(f"the {self.law} law has no value at size 0; ask for sizes above 0")
-        value, _ = self.definition.log_loss(self.coordinates, self._points(sizes), gradient=False)
-        return value + np.log(self.scale.loss)[:, None]
-
-    def _points(self, sizes: Array) -> Points:
-        shape = (len(self.coordinates), len(sizes))
-        models = self.model_sizes
-        if models is None and self.law == "kaplan":
-            raise ValueError("Kaplan's law predicts for a model: fitted.for_model(N).predict(D)")
-        n = None if models is None else np.broadcast_to((models / self.scale.model)[:, None], shape)
-        return Points(sizes / self.scale.size[:, None], n)
-
-
-@dataclass(frozen=True, repr=False)
-class FittedLine(FittedLaw):
-    """The last accepted points on a line in ln L over ln D (AtS).
-
-    Intervals are the exact ones of a straight line (Student's t, count − 2 degrees of freedom),
-    given the points that were accepted.  A line has no transition: the walk ends where a curve
-    bends towards its floor, or before it has left its pre-power phase, as often as at D*.
-    """
-
-    line: Line
-    measured: Array
-    _single: bool
-    backtest: Mapping[str, float] = field(default_factory=dict)
-    drift: Drift | None = None
-    law = "ats"
-    formula = "ln L = intercept + slope · ln D"
-    has_transition = False
-
-    @property
-    def noise(self) -> Array:  # type: ignore[override]
-        return np.sqrt(self.line.variance)
-
-    @property
-    def dof(self) -> Array:  # type: ignore[override]
-        return self.line.count - 2.0
-
-    @property
-    def params(self) -> dict[str, Values]:
-        columns = {
-            "intercept": self.line.intercept,
-            "slope": self.line.slope,
-            "count": self.line.count.astype(np.float64),
-        }
-        return {name: self._row(column) for name, column in columns.items()}
-
-    @property
-    def has_width(self) -> bool:
-        return bool((self.line.count > 2).all())
-
-    def _check_width(self) -> None:
-        if not self.has_width:
-            raise ValueError(
-                "a line through two sizes leaves nothing to tell the noise from; give 3 or more"
-            )
-
-    def _parameter_distributions(self) -> dict[str, tuple[Student, Form]]:
-        self._check_width()
-        slope = self.line.variance / self.line.square_x
-        intercept = self.line.variance / self.line.count + slope * self.line.mean_x**2
-        each = {"intercept": (self.line.intercept, intercept), "slope": (self.line.slope, slope)}
-        return {
-            name: (Student(value, np.maximum(np.sqrt(variance), 1e-12), self.dof), np.asarray)
-            for name, (value, variance) in each.items()
-        }
-
-    def _exact_predictive(self, size: float) -> Student:
-        self._check_width()
-        x = np.log(np.array([size]))
-        # A perfect line has no width; a positive scale keeps its quantiles defined.
-        scale = np.maximum(self.line.standard_error(x)[:, 0], 1e-12)
-        return Student(self.line.predict(x)[:, 0], scale, self.dof)
-
-    def _transitions(self, level: float) -> list[Transition | None]:
-        return [None] * len(self.line.count)
-
-    def _log_predict(self, sizes: Array) -> Array:
-        if (sizes == 0).any():
-            raise ValueError("a line over ln D has no value at size 0; ask for sizes above 0")
-        return self.line.predict(np.log(sizes))
+_NARROW = 1e-12  # the least scale of a distribution of ln L or of a parameter
 
 
 # ---- a law in words: what a notebook shows of it -------------------------------------------------
 
-_MOST_CURVES = 10
 _LABELS = 12  # characters of the first column
 
 
 def describe(fitted: FittedLaw) -> str:
     """Return the law, its parameters, transition, residual, and what intervals and choice rest on.
 
-    One curve comes with 90 % intervals of its parameters, several as a row each.
+    One curve comes with 90 % intervals of its parameters, several with the range of theirs.
     """
     first, last = fitted.measured[:, 0].min(), fitted.measured[:, 1].max()
     curves = len(fitted.measured)
     through = "" if curves == 1 else f"{curves} curves at "
     sizes = f"{_size(first, 6)} to {_size(last, 6)}"
-    head = f"{fitted.law} law, {fitted.formula}, through {through}sizes {sizes}"
-    rows = _one_curve(fitted) if curves == 1 else _many_curves(fitted)
+    head = f"{fitted.law} law, {fitted.definition.formula}, through {through}sizes {sizes}"
     if fitted.backtest:
         order = sorted(fitted.backtest, key=fitted.backtest.__getitem__)
         errors = ", ".join(f"{law} {fitted.backtest[law]:.2g}" for law in order)
@@ -1022,85 +880,65 @@ def describe(fitted: FittedLaw) -> str:
     else:
         chosen = "none, the law was named"
     if not fitted.has_width:
+        residual = "unknown, no degree of freedom is left"
         width = "none, no degree of freedom is left"
-    elif fitted.drift is None:
-        width = "of losses take the law as exact, and are too narrow where it is not"
     else:
+        noise, dof = _range(fitted.noise, ".2g"), _range(fitted.dof, ".3g")
+        residual = f"{noise} in ln L, degrees of freedom: {dof}"
         told = "the backtest's errors and " if fitted.backtest else ""
-        width = f"of losses widen beyond the largest size, by {told}the slope there"
-    rows += [
-        _row("backtest", chosen),
-        _row("intervals", width),
-        _row("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
+        width = (
+            "of losses take the law as exact, and are too narrow where it is not"
+            if fitted.drift is None
+            else f"of losses widen beyond the largest size, by {told}the slope there"
+        )
+    rows = [
+        *_found(fitted),
+        ("residual", residual),
+        ("backtest", chosen),
+        ("intervals", width),
+        ("forecasts", "of this law alone; select's, by default, are of many shapes and curves"),
     ]
-    return "\n".join([head, *rows])
+    return "\n".join([head, *(f"  {label:<{_LABELS}}{text}" for label, text in rows)])
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:<{_LABELS}}{text}"
+def _found(fitted: FittedLaw) -> list[tuple[str, str]]:
+    """Return the names of the parameters and of the transition, each with what was found."""
+    try:
+        intervals = fitted.parameter_intervals() if fitted.has_width else {}
+        transition = _transition_text(fitted)
+    except MissingExtra:
+        intervals, transition = {}, "unknown, scipy is not installed"
+    rows = []
+    for name, value in fitted.params.items():
+        text = _range(np.ravel(value), ",.4g")
+        if name in intervals and len(fitted.measured) == 1:
+            low, high = (f"{np.ravel(end)[0]:,.4g}" for end in intervals[name])
+            text = f"{text:<12}[{low}, {high}]"
+        rows.append((name, text))
+    return [*rows, ("transition", transition)]
+
+
+def _transition_text(fitted: FittedLaw) -> str:
+    if not fitted.definition.has_transition:
+        return "the law has none"
+    found = fitted.transition
+    if isinstance(found, list):
+        return f"seen in {len(found) - found.count(None)} of {len(found)} curves"
+    if found is None:
+        return "none seen within these sizes"
+    return f"{_size(found.size):<12}[{_size(found.low)}, {_size(found.high)}]"
+
+
+def _range(values: Array, form: str) -> str:
+    """Return a number, or of several the lowest and the highest."""
+    low, high = (f"{end:{form}}" for end in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
 
 
 def _size(value: float, digits: int = 3) -> str:
     """Return a size to so many digits, with commas, and as a power of ten where that is shorter."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 100 <= rounded < 1e12 else f"{rounded:.{digits}g}"
-
-
-def _one_curve(fitted: FittedLaw) -> list[str]:
-    rows = []
-    try:
-        intervals = fitted.parameter_intervals() if fitted.has_width else {}
-        transition = _transition_text(fitted)
-    except MissingExtra:
-        intervals, transition = {}, "unknown, scipy is not installed"
-    for name, value in fitted.params.items():
-        text = f"{np.ravel(value)[0]:,.4g}"
-        if name in intervals:
-            low, high = (f"{np.ravel(end)[0]:,.4g}" for end in intervals[name])
-            text = f"{text:<12}[{low}, {high}]"
-        rows.append(_row(name, text))
-    rows.append(_row("transition", transition))
-    if fitted.has_width:
-        residual = f"{fitted.noise[0]:.2g} in ln L, degrees of freedom: {fitted.dof[0]:.3g}"
-    else:
-        residual = "unknown, no degree of freedom is left"
-    return [*rows, _row("residual", residual)]
-
-
-def _transition_text(fitted: FittedLaw) -> str:
-    (transition,) = _transitions(fitted)
-    if transition is not None:
-        return f"{_size(transition.size):<12}[{_size(transition.low)}, {_size(transition.high)}]"
-    return "none seen within these sizes" if fitted.has_transition else "the law has none"
-
-
-def _transitions(fitted: FittedLaw) -> list[Transition | None]:
-    found = fitted.transition
-    return found if isinstance(found, list) else [found]
-
-
-def _many_curves(fitted: FittedLaw) -> list[str]:
-    numbers = {name: np.ravel(value) for name, value in fitted.params.items()}
-    numbers["residual"] = fitted.noise
-    columns = {
-        name: ["unknown" if np.isnan(value) else f"{value:,.4g}" for value in values]
-        for name, values in numbers.items()
-    }
-    if fitted.has_transition:
-        try:
-            found = [
-                "none seen" if each is None else _size(each.size) for each in _transitions(fitted)
-            ]
-        except MissingExtra:
-            found = ["unknown"] * len(fitted.measured)
-        columns["transition"] = found
-    rows = [_row("curve", "".join(f"{name:<12}" for name in columns).rstrip())]
-    for number, texts in enumerate(zip(*columns.values(), strict=True)):
-        if number == _MOST_CURVES:
-            rows.append(_row("…", f"{len(fitted.measured) - _MOST_CURVES} more"))
-            break
-        rows.append(_row(str(number), "".join(f"{text:<12}" for text in texts).rstrip()))
-    return rows
 
 
 # ---- how far a curve leaves its law beyond the sizes measured ------------------------------------

@@ -9,12 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from ..ntk import Spectrum
 from .predictive import Array, Index
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..ntk import Spectrum
 
 Exponents = tuple[Array | float, Array | float, Array | float]
 """Of the units of losses, sizes and models' parameters."""
@@ -102,7 +106,6 @@ class Law(ABC):
             gradient: False leaves the gradient out (an empty array).
         """
 
-    @abstractmethod
     def candidates(self, points: Points, log_losses: Array, weights: Array) -> Array:
         """Return coordinates to start from, [n, k, p]: a grid whose scale is fitted to the losses.
 
@@ -111,14 +114,15 @@ class Law(ABC):
             log_losses: [n, m].
             weights: 0 where a loss does not count, [n, m].
         """
+        raise NotImplementedError(f"the {self.name} law is not fitted from a grid of starts")
 
-    @abstractmethod
     def units(self, values: Mapping[str, Array | float]) -> dict[str, Exponents]:
         """Return the unit of each parameter that has one.
 
         Args:
             values: of the parameters, by name; NaN where unknown, and then in what depends on it.
         """
+        return {}
 
     def settle(self, u: Array, low: Array, high: Array) -> Array:
         """Return coordinates of the same curve, the same ones wherever along a ridge u is."""
@@ -269,6 +273,8 @@ class MeasuredKernel:
         times: Sequence[float] | Array,
         lr: float,
     ) -> None:
+        from ..ntk import Spectrum  # needs torch, which no other law does
+
         kernels = theta if isinstance(theta, Sequence) else [theta] * len(sizes)
         residuals = residual if isinstance(residual, Sequence) else [residual] * len(sizes)
         times = np.asarray(times, dtype=np.float64)
@@ -484,6 +490,25 @@ class Kaplan(Law):
         return result
 
 
+class StraightLine(Law):
+    """ln L = intercept + slope · ln D, of AtS, which finds the points that it goes through.
+
+    It has no transition: AtS's walk ends where a curve bends towards its floor, or before it has
+    left its pre-power phase, as often as at D*.
+    """
+
+    name = "ats"
+    formula = "ln L = intercept + slope · ln D"
+    parameters = (
+        Parameter("intercept", -np.inf, np.inf, log=False),
+        Parameter("slope", -np.inf, np.inf, log=False),
+    )
+
+    def log_loss(self, u: Array, points: Points, gradient: bool = True) -> tuple[Array, Array]:
+        logs = points.log_sizes
+        return u[:, :1] + u[:, 1:] * logs, np.stack([np.ones_like(logs), logs], -1)
+
+
 def _log_models(points: Points) -> Array:
     if points.parameters is None:
         raise ValueError(
@@ -499,4 +524,4 @@ LAWS: dict[str, type[Law]] = {
     "power": Power,
     "kaplan": Kaplan,
 }
-"""The laws that need nothing but a curve."""
+"""The laws that are fitted by least squares and need nothing but a curve."""

@@ -111,6 +111,8 @@ class Student:
         edges = edges[:: 1 + len(edges) // most]
         cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
         mass = np.diff(cumulative, axis=-1)
+        # Within a cell half of another quantity's mass is taken to be above; the floor keeps the
+        # logarithm of cells that nothing lies above, whose share is then nought.
         survival = np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300)
         ends = np.concatenate([edges[:1], edges, edges[-1:]])
         return (ends[1:] + ends[:-1]) / 2, mass, np.log(survival)

@@ -27,14 +27,12 @@ class _Run:
 
     Attributes:
         name: its path in the folder.
-        model: what was fine-tuned; None where no configuration says.
-        rows: training examples; None where it is not known.
+        rows: training examples; None where no file says.
         recipe: what is known of `_RECIPE`.
         values: measurements by metric, in their order, NaN for what is no number.
     """
 
     name: str
-    model: str | None
     rows: int | None
     recipe: Mapping[str, Any]
     values: Mapping[str, Sequence[float]]
@@ -44,7 +42,7 @@ def read_runs(
     folder: PathLike[str] | str,
     metric: str | None = None,
     *,
-    model: str | None = None,
+    model: str,
     size: str | None = None,
     value: str = "last",
     ignore: Sequence[str] = (),
@@ -56,21 +54,18 @@ def read_runs(
     A run is a folder with a trainer_state.json, its own or its checkpoints'.  Several runs of a
     model and size are repeats: their mean counts, with its standard error in `noise`.
 
-    The number of training rows is train_samples of train_results.json, else what a Trainer logs at
-    the end of training; the model is what config.json or adapter_config.json names.
-
     Args:
         folder: the runs, at any depth.
         metric: such as "eval_accuracy"; None: the only one there is.
-        model, size: regular expressions with one group for a run's path in the folder, where its
-            files do not tell, or should not.
+        model: a regular expression whose one group is the model in a run's path in the folder.
+        size: the same for the number of training rows; None: train_samples of train_results.json.
         value: "last" or "best" of a run's measurements, all of which have to be finite.
         ignore: paths in the folder of runs to leave out.
         test_rows, fewest: as for `read_table`.
 
     Raises:
-        TableError: as `read_table`; no runs, a run whose model, size or metric is not known or of
-            which a measurement is not finite, or a folder with the checkpoints of several runs.
+        TableError: as `read_table`; no runs, a run whose size or metric is not known or of which a
+            measurement is not finite, or a folder with the checkpoints of several runs.
         DataError: a file that is no JSON.
         MissingExtra: pandas is not installed.
 
@@ -101,7 +96,7 @@ def read_runs(
     column = _metric(folder, runs, metric)
     values = np.array([_value(run, column, value) for run in runs])
     sizes = [_size(run, size) for run in runs]
-    models = [_model(run, model) for run in runs]
+    models = [_matched(run, model, "model") for run in runs]
     _refuse_other_recipes(runs, models, sizes)
     records = Records(
         what=str(folder),
@@ -141,17 +136,6 @@ def _size(run: _Run, pattern: str | None) -> float:
         return parse_size(run.rows if pattern is None else _matched(run, pattern, "size"))
     except TableError as error:
         raise TableError(f"of the run {shown(run.name)}, {error}") from None
-
-
-def _model(run: _Run, pattern: str | None) -> str:
-    if pattern is not None:
-        return _matched(run, pattern, "model")
-    if run.model is None:
-        raise TableError(
-            f"the model of the run {shown(run.name)} is not known: no config.json in it names one; "
-            "say where its path has it, as in model=r'^([^/]+)/'"
-        )
-    return run.model
 
 
 def _metric(folder: Path, runs: Sequence[_Run], metric: str | None) -> str:
@@ -237,16 +221,13 @@ def _trainer_runs(folder: Path) -> list[_Run]:
     for home, each in found.items():
         with _expected(home):
             *earlier, (own, _, last, state) = sorted(each, key=lambda one: one[:2])
-            places = [last]
-            for _, _, place, before in reversed(earlier):
-                if _goes_on(state, before):
-                    places.append(place)
-                elif not own:  # which of them is the newest, their numbers do not tell
+            for _, _, place, before in earlier:
+                if not own and not _goes_on(state, before):  # which is newer, steps do not tell
                     raise TableError(
                         f"{last} does not go on from {place.name}, so {home} holds checkpoints of "
                         "several runs; remove those of the earlier one"
                     )
-            runs.append(_trainer_run(folder, home, places, state))
+            runs.append(_trainer_run(folder, home, state))
     return runs
 
 
@@ -256,8 +237,8 @@ def _goes_on(state: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     return repr(state["log_history"][: len(begun)]) == repr(begun)  # NaN is NaN here
 
 
-def _trainer_run(folder: Path, home: Path, places: Sequence[Path], state: dict[str, Any]) -> _Run:
-    """Return the run of a folder from its last state; `places` are that one's and those before."""
+def _trainer_run(folder: Path, home: Path, state: dict[str, Any]) -> _Run:
+    """Return the run of a folder from its last state."""
     results: dict[str, Any] = {}
     for name in ("train_results.json", "eval_results.json", "all_results.json"):
         if (home / name).exists():
@@ -278,39 +259,12 @@ def _trainer_run(folder: Path, home: Path, places: Sequence[Path], state: dict[s
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     if rates:
         recipe["learning_rate"] = max(rates)
-    models = [
-        _json(path).get(key)
-        for name, key in (
-            ("adapter_config.json", "base_model_name_or_path"),
-            ("config.json", "_name_or_path"),
-        )
-        for path in (home / name, *(place / name for place in places))
-        if path.exists()
-    ]
     return _Run(
         name=home.name if home == folder else home.relative_to(folder).as_posix(),
-        model=next((str(model) for model in models if model), None),
-        rows=results.get("train_samples") or _rows_trained_on(state),
+        rows=results.get("train_samples"),
         recipe=recipe,
         values=values,
     )
-
-
-def _rows_trained_on(state: dict[str, Any]) -> int | None:
-    """Return the training rows by what Trainer logs at the end of training, None where unsure.
-
-    It logs train_runtime and train_samples_per_second = rows · epochs / train_runtime, rounded to
-    four and three decimals.  Where max_steps ended the training, rows are not what it counts.
-    """
-    for entry in reversed(state["log_history"]):
-        seconds, speed = entry.get("train_runtime"), entry.get("train_samples_per_second")
-        epochs = state.get("num_train_epochs")
-        if not seconds or not speed or not epochs or entry.get("epoch") != epochs:
-            continue
-        rows = seconds * speed / epochs
-        error = rows * (0.5e-4 / seconds + 0.5e-3 / speed)
-        return round(rows) if error < 0.4 and abs(rows - round(rows)) <= error + 1e-6 else None
-    return None
 
 
 def _measured(value: Any) -> float:

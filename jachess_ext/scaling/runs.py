@@ -114,17 +114,6 @@ def from_forecast(name: str, value: Any) -> Any:
     return np.exp(value) if metric_word(name) in _LOGARITHMS else value
 
 
-def forecast_label(name: str) -> str:
-    """Return what is forecast of a metric, in words.
-
-    Raises:
-        TableError: as `to_forecast`.
-    """
-    if higher_is_better(name):
-        return f"1 − {name}"
-    return f"ln {name}" if metric_word(name) in _LOGARITHMS else name
-
-
 # Tables -----------------------------------------------------------------------------------------
 
 
@@ -268,10 +257,7 @@ class LossTable:
                 "best there is; give test_rows=, the number of examples it was measured on (on the "
                 "command line --read test_rows N), and half an example counts as missing"
             )
-        try:
-            check_losses(losses, sizes, counted, self.names)
-        except ValueError as error:
-            raise TableError(str(error)) from None
+        check_losses(losses, sizes, counted, self.names)
 
 
 def check_sizes(sizes: Array) -> None:
@@ -296,15 +282,15 @@ def check_losses(
     counted: Mask | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Raise ValueError for a loss that is not a positive finite number, saying which."""
+    """Raise TableError for a loss that is not a positive finite number, saying which."""
     bad = ~(np.isfinite(losses) & (losses > 0))
     if counted is not None:
         bad &= counted
     places = np.argwhere(bad)
     if len(places):
         row, column = places[0]
-        who = f"curve {row}" if names is None else f"{shown(names[row])}"
-        raise ValueError(
+        who = f"curve {row}" if names is None else shown(names[row])
+        raise TableError(
             f"the loss of {who} at size {sizes[column]:g} is {losses[row, column]:g}; expected a "
             f"positive number{_ZERO if losses[row, column] == 0 else ''}"
         )

@@ -14,12 +14,11 @@ from .baselines import accept_then_stop
 from .runs import (
     LossTable,
     check_sizes,
-    forecast_label,
     higher_is_better,
     to_forecast,
     worst_value,
 )
-from .selection import DEFAULT, METHODS, Known, Selection, forecast_each
+from .selection import DEFAULT, METHODS, Selection, forecast_each
 from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
@@ -32,17 +31,15 @@ class Ask:
     Attributes:
         model: a candidate.
         rows: training examples; 0 is the model before fine-tuning.
-        seed: of the run.
 
     Example:
         >>> import jachess_ext as jx
         >>> jx.scaling.Ask("bert-base-uncased", rows=400)
-        Ask(model='bert-base-uncased', rows=400, seed=0)
+        Ask(model='bert-base-uncased', rows=400)
     """
 
     model: str
     rows: int
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,7 @@ class Search:
         strategy: "growing": every model on the smallest subset, then every model on the next;
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
             of its larger sizes (`gamma`, `tau`).
-        zero: whether models are measured before fine-tuning; None: where something reads it.
-        seed: of every run.
         confidence: end when a model is the best with this probability.
-        drop: ask no more for a model whose probability of being the best is below this.
         budget: limit of all costs together, in the unit they are told in: a round that is expected
             to exceed it is not begun.
         costs: model -> expected cost (of any run, of a row more); None: in proportion to the rows
@@ -93,14 +87,15 @@ class Search:
         unit: of all costs ("FLOPs", "s", "€"), as `Selection` shows it.
         parameters: model -> N, for the method modelsize.
         gamma, tau: Algorithm 1's points accepted unseen, and deviations that stop it.
+        unusable: candidate -> why no run of it is asked for, and it is not ranked.
         results: run -> what it gave, in the order told or added.
         stops: model -> why no further size is run of it.
-        failed: models whose runs failed; they are not ranked.
+        failed: models whose runs failed, and those that are unusable; they are not ranked.
         stop: why the search ended, a sentence; None while it goes on.
 
     Raises:
-        DataError: a setting that cannot be used.
-        TableError: a metric whose name does not tell which direction is better.
+        ValueError: a setting that cannot be used, or a metric whose name does not tell which
+            direction is better.
 
     Example:
         >>> import jachess_ext as jx
@@ -118,16 +113,14 @@ class Search:
     test_rows: int | None = None
     method: str = DEFAULT
     strategy: str = "growing"
-    zero: bool | None = None
-    seed: int = 0
     confidence: float | None = None
-    drop: float | None = None
     budget: float | None = None
     costs: Mapping[str, Sequence[float]] | None = None
     unit: str = ""
     parameters: Mapping[str, int] | None = None
     gamma: int = 3
     tau: float = 5.0
+    unusable: Mapping[str, str] = field(default_factory=dict)
     results: Results = field(default_factory=dict, init=False)
     stops: dict[str, str] = field(default_factory=dict, init=False)
     failed: set[str] = field(default_factory=set, init=False)
@@ -143,16 +136,28 @@ class Search:
         self._check()
         self._replay()
 
+    def learn(
+        self,
+        *,
+        test_rows: int,
+        costs: Mapping[str, Sequence[float]],
+        parameters: Mapping[str, int],
+        unusable: Mapping[str, str],
+    ) -> None:
+        """Take what only loading the candidates tells: the attributes of these names, anew."""
+        self.test_rows, self.costs = test_rows, costs
+        self.parameters, self.unusable = parameters, unusable
+        self._replay()
+
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Sizes in the order they are run; first 0, the model before fine-tuning, if needed."""
+        """Sizes in the order they are run; first 0, before fine-tuning, if the method reads it."""
         method = METHODS[self.method]
-        reads = method.reads_zero or method.trains == "none"
-        first = (0,) if (reads if self.zero is None else self.zero) else ()
         if method.trains == "none":
-            return first
+            return (0,)
         down = self.strategy == "algorithm1"
-        return (*first, *(reversed(self.sizes) if down else self.sizes))
+        sizes = reversed(self.sizes) if down else self.sizes
+        return (0, *sizes) if method.reads_zero else tuple(sizes)
 
     def ask(self) -> Ask | None:
         """Return the next run; the same until it is told.  None: the search has ended."""
@@ -196,19 +201,17 @@ class Search:
         rows: int,
         loss: float,
         *,
-        seed: int = 0,
         cost: float = 0.0,
     ) -> None:
         """Take a result that one already has, of any size below the target.
 
-        This model and size are not asked for again, whatever the seed.  What the search has decided
-        so far is decided anew.
+        This model and size are not asked for again.  What the search has decided so far is decided
+        anew.
 
         Args:
             model: a candidate.
             rows: training examples.
-            loss: as for `tell`.
-            seed: of the run.
+            loss: as for `tell`; of several seeds their mean.
             cost: of the run; counted as that of any other.
 
         Raises:
@@ -220,9 +223,9 @@ class Search:
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
             >>> search.add("a", 100, loss=0.8)
             >>> search.ask()
-            Ask(model='b', rows=100, seed=0)
+            Ask(model='b', rows=100)
         """
-        self._add({Ask(model, rows, seed): (loss, cost)})
+        self._add({Ask(model, rows): (loss, cost)})
 
     def add_table(self, source: Any, metric: str | None = None) -> None:
         """Take the results of a table, see `add`.
@@ -242,13 +245,13 @@ class Search:
             >>> search = jx.scaling.Search(["a", "b"], sizes=[100, 200, 400], target=6400)
             >>> search.add_table(pd.DataFrame({"100": [0.8, 0.7], "200": [0.6, 0.5]}, ["a", "b"]))
             >>> search.ask()
-            Ask(model='a', rows=400, seed=0)
+            Ask(model='a', rows=400)
         """
         table = source
         if not isinstance(source, LossTable):
             metric = metric or self.metric
             table = read_table(source, 1, metric=metric, test_rows=self.test_rows)
-        if not _comparable(table.metric, self.metric):
+        if plain_name(table.metric or "loss") != plain_name(self.metric or "loss"):
             raise DataError(
                 f"the table holds {table.metric or 'losses'}, and this search is told "
                 f"{self.metric or 'losses'}; give Search the metric of the table"
@@ -257,7 +260,7 @@ class Search:
         for model, losses in zip(table.names, table.losses, strict=True):
             for size, loss in zip(table.sizes, losses, strict=True):
                 if not math.isnan(loss):
-                    found[Ask(model, size, self.seed)] = (float(loss), 0.0)
+                    found[Ask(model, size)] = (float(loss), 0.0)
         self._add(found, extrapolated=True)
 
     def _add(self, found: Mapping[Ask, tuple[Any, ...]], extrapolated: bool = False) -> None:
@@ -345,25 +348,21 @@ class Search:
         """Return the model to fine-tune; errors are those of `selection`."""
         return self.selection().ranking[0]
 
-    def selection(
-        self, method: str | None = None, *, target: float | None = None, rows: float = math.inf
-    ) -> Selection:
+    def selection(self, method: str | None = None) -> Selection:
         """Rank the candidates by a method, from the runs told.
 
         A model's prediction comes from all its own sizes, also where it was stopped early.
 
         Args:
             method: None: the search's.
-            target: training examples to predict for; None: the search's.
-            rows: only runs of so many rows or fewer are read.
 
         Raises:
             ValueError: no model, or a model with fewer sizes than the method needs.
         """
-        results = {ask: result for ask, result in self.results.items() if ask.rows <= rows}
-        return self._selected(results, method or self.method, float(target or self.target))
+        return self._selected(self.results, method or self.method)
 
-    def _selected(self, results: Results, name: str, target: float) -> Selection:
+    def _selected(self, results: Results, name: str) -> Selection:
+        target = float(self.target)
         curves = {}
         for model in self.models:
             curve = _curve(results, model)
@@ -381,37 +380,26 @@ class Search:
             parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
             metric=self.metric,
         )
-        known = Known(gamma=self.gamma, tau=self.tau)
         return Selection(
             method=name,
             budget=float(sizes[-1]),
             target=target,
             table=table,
-            forecast=forecast_each(table, target, name, known),
+            forecast=forecast_each(table, target, name, self.gamma, self.tau),
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
             unit=self.unit,
         )
 
-    def curve(self, model: str, rows: float = math.inf) -> dict[int, float]:
-        """Return a model's size -> mean loss over the seeds, sizes ascending, up to `rows`."""
-        curve = _curve(self.results, model)
-        return {size: loss for size, loss in curve.items() if size <= rows}
-
-    def paid(self, model: str, method: str, rows: float = math.inf) -> float:
-        """Return what choosing by a method costs of a model's runs: of those it reads.
-
-        Losses before fine-tuning are charged to the methods that read them; ats is taken to visit
-        every size.
-        """
-        results = {ask: result for ask, result in self.results.items() if ask.rows <= rows}
-        return _paid(results, model, method)
+    def curve(self, model: str) -> dict[int, float]:
+        """Return a model's size -> loss, sizes ascending."""
+        return _curve(self.results, model)
 
     # Rounds
 
     def _replay(self) -> None:
         """Decide everything anew from the results."""
-        self.stops, self.failed, self.stop = {}, set(), None
+        self.stops, self.failed, self.stop = dict(self.unusable), set(self.unusable), None
         self._place, self._asked = -1, set()
         self._next_round()
         self._advance()
@@ -431,7 +419,7 @@ class Search:
     def _to_run(self, models: Sequence[str], size: int) -> list[Ask]:
         """Return the runs of a size that the models lack, those added being had."""
         had = {ask.model for ask, r in self.results.items() if r.added and ask.rows == size}
-        return [Ask(model, size, self.seed) for model in models if model not in had]
+        return [Ask(model, size) for model in models if model not in had]
 
     def _next_round(self) -> None:
         self._place += 1
@@ -458,22 +446,12 @@ class Search:
                 self.stops.setdefault(ask.model, f"failed at {size} rows: {error}")
         if size and self.strategy == "algorithm1":
             self._stop_off_line(size)
-        if size and (self.confidence is not None or self.drop is not None):
-            self.stop = self._decide()
+        if size and self.confidence is not None:
+            self.stop = self._decided(self.confidence)
         if self.stop is None:
             self._next_round()
         else:
             self._round = []
-
-    def _chances(self) -> dict[str, float]:
-        """Return each model's probability of being the best; empty as long as there is none."""
-        try:
-            selection = self._selected(self._seen, self.method, float(self.target))
-        except ValueError:
-            return {}  # too few sizes yet
-        if not selection.has_intervals:
-            return {}
-        return dict(zip(selection.names, selection.best_probabilities.tolist(), strict=True))
 
     def _exceeded(self, asks: Sequence[Ask]) -> str | None:
         """Return that the budget does not suffice for these runs, by what they should cost."""
@@ -513,25 +491,18 @@ class Search:
                     f"sizes by more than {self.tau:g} deviations"
                 )
 
-    def _decide(self) -> str | None:
-        """Return why the search ends here, if it does; drop models that are clearly out."""
-        chances = self._chances()
-        if not chances:
+    def _decided(self, confidence: float) -> str | None:
+        """Return that a model is the best with this probability, if one is."""
+        try:
+            selection = self._selected(self._seen, self.method)
+        except ValueError:
+            return None  # too few sizes yet
+        if not selection.has_intervals or (best := selection.best_probabilities.max()) < confidence:
             return None
-        best = max(chances, key=lambda model: chances[model])
-        if self.confidence is not None and chances[best] >= self.confidence:
-            return (
-                f"decided: {best} is the best with probability {chances[best]:.3f}, and "
-                f"{self.confidence:g} was asked for"
-            )
-        for model, chance in chances.items():
-            if self.drop is not None and model != best and chance < self.drop:
-                self.stops.setdefault(
-                    model,
-                    f"dropped: the best with probability {chance:.2g} only, below {self.drop:g}",
-                )
-        left = self._active()
-        return f"all but {left[0]} were dropped" if len(left) == 1 and self.drop else None
+        return (
+            f"decided: {selection.ranking[0]} is the best with probability {best:.3f}, and "
+            f"{confidence:g} was asked for"
+        )
 
     # Settings
 
@@ -548,19 +519,14 @@ class Search:
         ):
             if value not in choices:
                 raise DataError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if METHODS[self.method].needs == "features":
+        decides = self.confidence is not None
+        if self.confidence is not None and not 0 < self.confidence < 1:
             raise DataError(
-                f"{self.method} reads the models' features, which a search is not told; give them "
-                "to `select`, or take another method"
+                f"confidence is {self.confidence}; expected a probability between 0 and 1"
             )
-        for name in ("confidence", "drop"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise DataError(f"{name} is {value}; expected a probability between 0 and 1")
-        decides = next((n for n in ("confidence", "drop") if getattr(self, n) is not None), None)
         if decides and not METHODS[self.method].forecasts:
             raise DataError(
-                f"{decides} needs probabilities of being the best, and {self.method} gives none; "
+                f"confidence needs probabilities of being the best, and {self.method} gives none; "
                 f"{DEFAULT} does"
             )
         if self.metric is not None:
@@ -575,18 +541,13 @@ class Search:
                 raise DataError(f"{name} is {value}; expected a positive number")
         if not self.sizes or min(self.sizes) < 1:
             raise DataError(f"sizes is {list(self.sizes)}; expected numbers of rows from 1 up")
-        try:
-            check_sizes(np.array(self.sizes, dtype=np.float64))
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        check_sizes(np.array(self.sizes, dtype=np.float64))
         if self.sizes[-1] >= self.target:
             raise DataError(
                 f"the largest subset, {self.sizes[-1]} rows, is not below the target "
                 f"{self.target}: nothing would be left to predict; take smaller sizes"
             )
-        needed = METHODS[self.method].fewest_sizes(
-            zero=0 in self.rounds, distribution=decides is not None
-        )
+        needed = METHODS[self.method].fewest_sizes(zero=0 in self.rounds, distribution=decides)
         if len(self.sizes) < needed:
             raise DataError(
                 f"{self.method} needs {needed} sizes or more, and there are {len(self.sizes)} "
@@ -595,16 +556,17 @@ class Search:
 
 
 def _curve(results: Results, model: str) -> dict[int, float]:
-    """Return a model's size -> mean loss over the seeds, sizes ascending."""
-    told: dict[int, list[float]] = {}
-    for ask, result in results.items():
-        if ask.model == model and result.loss is not None:
-            told.setdefault(ask.rows, []).append(result.loss)
-    return {size: float(np.mean(told[size])) for size in sorted(told)}
+    """Return a model's size -> loss, sizes ascending."""
+    told = {a.rows: r.loss for a, r in results.items() if a.model == model and r.loss is not None}
+    return dict(sorted(told.items()))
 
 
 def _paid(results: Results, model: str, method: str) -> float:
-    """Return what choosing by a method costs of a model's runs, see `Search.paid`."""
+    """Return what choosing by a method costs of a model's runs: of those it reads.
+
+    Losses before fine-tuning are charged to the methods that read them; ats is taken to visit every
+    size.
+    """
     reads = METHODS[method]
     told = [(ask, result) for ask, result in results.items() if ask.model == model]
     largest = max((ask.rows for ask, _ in told), default=0)
@@ -616,13 +578,3 @@ def _paid(results: Results, model: str, method: str) -> float:
         if trained if ask.rows else reads.reads_zero:
             spent += result.cost
     return spent
-
-
-def _comparable(metric: str | None, other: str | None) -> bool:
-    """Whether the same is extrapolated of two metrics; None: losses."""
-    if metric is not None and other is not None and plain_name(metric) != plain_name(other):
-        return False
-    kinds = {
-        "" if name is None else forecast_label(name).removesuffix(name) for name in (metric, other)
-    }
-    return len(kinds) == 1

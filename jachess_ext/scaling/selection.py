@@ -15,8 +15,9 @@ import numpy as np
 
 from .._io import require
 from .._text import DASH, number, scientific, share
-from .baselines import FEATURE_SCORES, accept_then_stop
+from .baselines import accept_then_stop
 from .blend import FEWEST_SIZES, forecast_ahead, forecasts
+from .fitting import FittedLaw, fit
 from .predictive import Array, Index, Student, apart, check_level
 from .runs import LossTable, TableError, higher_is_better
 from .tables import read_table
@@ -29,51 +30,40 @@ _REFERENCES = 3  # at least
 
 
 @dataclass(frozen=True)
-class Known:
-    """Inputs of the methods beside the losses.
-
-    Attributes:
-        gamma, tau: Algorithm 1's points accepted unseen and deviations that stop it.
-        features: for logme, hscore and knn, each model's scores of frozen features by name.
-    """
-
-    gamma: int = 3
-    tau: float = 5.0
-    features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Forecast:
     """A method's scores and forecasts, a row for each model.
 
     Attributes:
-        score: what to choose by, lower is better, [n]; the predicted loss where the method predicts
-            any.
-        predicted: the loss at the target, [n], or None.
-        predictive: its distribution in ln L, or None.
+        score: what to choose by, lower is better, [n].
         trained: examples every model was trained on for this, over all its runs, [n].
+        predictive: the distribution of ln L at the target, or None.
         fall: how far ln L falls to the target by each model's own curve, [n]; None without a
             distribution.
+        is_loss: whether the score is the predicted loss at the target.
         apart: the distribution without the errors that all models share, which P(best) is of; set
             once all models are known.
     """
 
     score: Array
-    predicted: Array | None
-    predictive: Student | None
     trained: Array
+    predictive: Student | None = None
     fall: Array | None = None
+    is_loss: bool = True
     apart: Student | None = None
+
+    @property
+    def predicted(self) -> Array | None:
+        """The loss at the target, [n]; None where the method predicts none."""
+        return self.score if self.is_loss else None
 
     def rows(self, places: Index) -> Forecast:
         """Return the forecasts of the models at these rows."""
-        return Forecast(
+        return replace(
+            self,
             score=self.score[places],
-            predicted=None if self.predicted is None else self.predicted[places],
-            predictive=self.predictive and self.predictive.rows(places),
             trained=self.trained[places],
+            predictive=self.predictive and self.predictive.rows(places),
             fall=None if self.fall is None else self.fall[places],
-            apart=self.apart and self.apart.rows(places),
         )
 
 
@@ -85,9 +75,9 @@ class Method:
     """A way to choose among models.
 
     Attributes:
-        forecast: (losses up to the budget, target, what else is known) -> its forecast.
-        needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning),
-            "parameters" (numbers of them), or scores of frozen "features".
+        forecast: (losses up to the budget, target, Algorithm 1's γ and τ) -> its forecast.
+        needs: what it reads: "losses" of fine-tuned models, "zero" (losses before fine-tuning) or
+            "parameters" (numbers of them).
         trains: the subsets every model is fine-tuned on for it: "all" up to the budget, the "last"
             alone, those a "walk" down from the budget visits, or "none".
         points: losses of a model it needs, the loss before fine-tuning counted where it
@@ -96,8 +86,8 @@ class Method:
         reads_zero: whether the loss before fine-tuning is read where it is known.
     """
 
-    forecast: Callable[[LossTable, float, Known], Forecast]
-    needs: Literal["losses", "zero", "parameters", "features"]
+    forecast: Callable[[LossTable, float, int, float], Forecast]
+    needs: Literal["losses", "zero", "parameters"]
     trains: Literal["all", "last", "walk", "none"]
     points: int = 0
     points_for_width: int | None = None
@@ -124,77 +114,50 @@ class Method:
         return points - (zero and self.reads_zero)
 
 
-def _blend(table: LossTable, target: float, known: Known) -> Forecast:
+def _blend(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     ((predictive, fall),) = forecasts(table.trained, table.trained_losses, [target])
-    predicted = np.exp(predictive.location)
-    return Forecast(predicted, predicted, predictive, _all_sizes(table), fall)
+    return Forecast(np.exp(predictive.location), _all_sizes(table), predictive, fall)
 
 
-def _rectified(table: LossTable, target: float, known: Known) -> Forecast:
-    return _of_law(table, target, "rectified", table.sizes, table.losses)
+def _rectified(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
+    return _of_law(table, target, fit(table.sizes, table.losses, "rectified"))
 
 
-def _power(table: LossTable, target: float, known: Known) -> Forecast:
-    return _of_law(table, target, "power", table.trained, table.trained_losses)
+def _power(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
+    return _of_law(table, target, fit(table.trained, table.trained_losses, "power"))
 
 
-def _of_law(table: LossTable, target: float, law: str, sizes: Array, losses: Array) -> Forecast:
+def _of_law(table: LossTable, target: float, fitted: FittedLaw) -> Forecast:
     """Forecast by a fitted law; without a width where it has as many parameters as sizes."""
-    from .fitting import fit  # needs torch
-
-    fitted = fit(sizes, losses, law)
     predicted = np.atleast_1d(fitted.predict(target))
     predictive = fitted.predictive(target) if fitted.has_width else None
-    return Forecast(predicted, predicted, predictive, _all_sizes(table), _fall(table, predicted))
+    fall = np.log(table.trained_losses[:, -1] / predicted)
+    return Forecast(predicted, _all_sizes(table), predictive, fall)
 
 
-def _ats(table: LossTable, target: float, known: Known) -> Forecast:
+def _ats(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     """Halve the budget until a point leaves the line (Algorithm 1); continue the line."""
-    line = accept_then_stop(
-        np.log(table.trained), np.log(table.trained_losses), known.gamma, known.tau
-    )
-    x = np.log([target])
-    predicted = np.exp(line.predict(x)[:, 0])
-    predictive = None
-    if (line.count > 2).all():
-        scale = np.maximum(line.standard_error(x)[:, 0], 1e-12)
-        predictive = Student(np.log(predicted), scale, line.count - 2.0)
-    last = np.arange(len(table.trained)) >= len(table.trained) - line.visited[:, None]
-    fall = _fall(table, predicted)
-    return Forecast(predicted, predicted, predictive, (last * table.trained).sum(-1), fall)
+    sizes, losses = table.trained, table.trained_losses
+    forecast = _of_law(table, target, fit(sizes, losses, "ats", gamma=gamma, tau=tau))
+    visited = accept_then_stop(np.log(sizes), np.log(losses), gamma, tau).visited
+    last = np.arange(len(sizes)) >= len(sizes) - visited[:, None]
+    return replace(forecast, trained=(last * sizes).sum(-1))
 
 
-def _subtuning(table: LossTable, target: float, known: Known) -> Forecast:
+def _subtuning(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     loss = table.trained_losses[:, -1]
-    return Forecast(loss, loss, None, np.full(len(loss), table.trained[-1]))
+    return Forecast(loss, np.full(len(loss), table.trained[-1]))
 
 
-def _zeroshot(table: LossTable, target: float, known: Known) -> Forecast:
+def _zeroshot(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
     if table.sizes[0] != 0:
         raise TableError("zeroshot needs a column 0, the losses before fine-tuning")
-    return Forecast(table.losses[:, 0], table.losses[:, 0], None, np.zeros(len(table.names)))
+    return Forecast(table.losses[:, 0], np.zeros(len(table.names)))
 
 
-def _modelsize(table: LossTable, target: float, known: Known) -> Forecast:
-    return Forecast(-np.log(table.known_parameters()), None, None, np.zeros(len(table.names)))
-
-
-def _by_features(name: str) -> Method:
-    def forecast(table: LossTable, target: float, known: Known) -> Forecast:
-        missing = [model for model in table.names if name not in known.features.get(model, {})]
-        if missing:
-            raise TableError(
-                f"{name} reads scores of frozen features, and {missing[0]!r} has none; pass "
-                "features={name: {score: value}}, or let a live selection measure them"
-            )
-        score = np.array([-known.features[model][name] for model in table.names])
-        return Forecast(score, None, None, np.zeros(len(score)))
-
-    return Method(forecast, "features", "none")
-
-
-def _fall(table: LossTable, predicted: Array) -> Array:
-    return np.log(table.trained_losses[:, -1] / predicted)
+def _modelsize(table: LossTable, target: float, gamma: int, tau: float) -> Forecast:
+    score = -np.log(table.known_parameters())
+    return Forecast(score, np.zeros(len(score)), is_loss=False)
 
 
 def _all_sizes(table: LossTable) -> Array:
@@ -211,7 +174,6 @@ METHODS: dict[str, Method] = {
     "subtuning": Method(_subtuning, "losses", "last", 1),
     "zeroshot": Method(_zeroshot, "zero", "none", 1, reads_zero=True),
     "modelsize": Method(_modelsize, "parameters", "none"),
-    **{name: _by_features(name) for name in FEATURE_SCORES},
 }
 
 
@@ -230,7 +192,9 @@ def too_few(table: LossTable, method: str) -> dict[str, str]:
     return reasons
 
 
-def forecast_each(table: LossTable, target: float, method: str, known: Known) -> Forecast:
+def forecast_each(
+    table: LossTable, target: float, method: str, gamma: int = 3, tau: float = 5.0
+) -> Forecast:
     """Forecast every model from its own sizes, where losses of some are missing (NaN).
 
     blend learns what curves share from all models that have a model's sizes, so that models that
@@ -242,6 +206,8 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
     present = np.isfinite(table.losses)
     for reason in too_few(table, method).values():
         raise ValueError(reason)
+    # One forecast for each set of sizes.  The models with just these sizes are forecast together
+    # with those that have them and more, cut to the same sizes, and only the former are kept.
     parts, places = [], []
     for pattern in np.unique(present, axis=0):
         rows = np.flatnonzero((present == pattern).all(1))
@@ -251,11 +217,11 @@ def forecast_each(table: LossTable, target: float, method: str, known: Known) ->
         ahead = None
         if method == "blend" and len(group) == 1:
             ahead = _blend_ahead(table, int(rows[0]), target)
-        forecast = ahead or METHODS[method].forecast(shared, target, known)
+        forecast = ahead or METHODS[method].forecast(shared, target, gamma, tau)
         parts.append(forecast.rows(np.searchsorted(group, rows)))
         places.append(rows)
     forecast = joined(parts).rows(np.argsort(np.concatenate(places)))
-    if forecast.predicted is not None and not (forecast.predicted > 0).all():  # NaN or underflow
+    if forecast.is_loss and not (forecast.score > 0).all():  # NaN or underflow
         raise ValueError(
             f"{method} forecasts no number for the target {target:g}: expected one nearer to the "
             f"sizes of the table, up to {table.sizes[-1]:g}"
@@ -292,26 +258,21 @@ def _blend_ahead(table: LossTable, row: int, target: float) -> Forecast | None:
         (size, loss),
         target,
     )
-    predicted = np.exp(predictive.location)
     trained = np.array([table.sizes[own].sum()])
-    return Forecast(predicted, predicted, predictive, trained, fall)
+    return Forecast(np.exp(predictive.location), trained, predictive, fall)
 
 
 def joined(each: Sequence[Forecast]) -> Forecast:
     """Return the forecasts of several groups of models as one; what a group lacks, all lack."""
-
-    def column(name: str) -> Any:
-        parts = [getattr(part, name) for part in each]
-        return None if any(part is None for part in parts) else np.concatenate(parts)
-
     students = [part.predictive for part in each if part.predictive is not None]
+    falls = [part.fall for part in each if part.fall is not None]
     fields = zip(*((part.location, part.scale, part.dof) for part in students), strict=True)
     return Forecast(
-        score=column("score"),
-        predicted=column("predicted"),
+        score=np.concatenate([part.score for part in each]),
+        trained=np.concatenate([part.trained for part in each]),
         predictive=Student(*map(np.concatenate, fields)) if len(students) == len(each) else None,
-        trained=column("trained"),
-        fall=column("fall"),
+        fall=np.concatenate(falls) if len(falls) == len(each) else None,
+        is_loss=each[0].is_loss,
     )
 
 
@@ -329,7 +290,6 @@ def select(
     references: Sequence[str] = (),
     gamma: int = 3,
     tau: float = 5.0,
-    features: Mapping[str, Mapping[str, float]] | None = None,
     tokens: float = 1.0,
     epochs: float = 1.0,
     gpu_flops: float | None = None,
@@ -353,7 +313,6 @@ def select(
             be read: predictions, intervals and probabilities are calibrated on the errors made for
             them.  They stay among the candidates.
         gamma, tau: ats (Algorithm 1): points accepted unseen, and the deviation that stops.
-        features: for logme, hscore and knn, {name: {score: value}}.
         tokens, epochs: tokens an example and passes over every subset, for the FLOPs.
         gpu_flops: operations a second that training reaches (1e14); costs are in GPU hours then.
 
@@ -393,8 +352,7 @@ def select(
         raise ValueError(next(iter(unranked.values())))
     ranked = np.flatnonzero([name not in unranked for name in read.names])
     read = read.rows(ranked)
-    known = Known(gamma, tau, features or {})
-    forecast = forecast_each(read, float(target), method, known)
+    forecast = forecast_each(read, float(target), method, gamma, tau)
     for name in references:
         if name in unranked:
             raise TableError(f"the reference {name!r} is not ranked: {unranked[name]}")
@@ -444,10 +402,8 @@ def _calibrated(
         )
     predictive = _moved(forecast.predictive, rows, truth)
     differing = replace(_moved(forecast.apart, rows, truth), location=predictive.location)
-    predicted = np.exp(predictive.location)
-    return replace(
-        forecast, score=predicted, predicted=predicted, predictive=predictive, apart=differing
-    )
+    score = np.exp(predictive.location)
+    return replace(forecast, score=score, predictive=predictive, apart=differing)
 
 
 def _moved(predictive: Student, references: Index, truth: Array) -> Student:
@@ -465,58 +421,6 @@ def _moved(predictive: Student, references: Index, truth: Array) -> Student:
         predictive.scale * spread,
         np.full(len(predictive.location), count - 1.0),
     )
-
-
-def sufficient_budget(
-    table: Any,
-    target: float,
-    confidence: float,
-    method: str = DEFAULT,
-    *,
-    metric: str | None = None,
-    test_rows: int | None = None,
-    **settings: Any,
-) -> Selection | None:
-    """Return the selection at the smallest budget whose best model is best with a probability.
-
-    A budget counts at which all models are ranked that are at the largest.
-
-    Args:
-        table, target, method, metric, test_rows, settings: as for `select`.
-        confidence: the probability, in (0, 1).
-
-    Returns:
-        None where no size of the table below the target suffices.
-
-    Raises:
-        TableError, ValueError: as `select`; a method without probabilities.
-
-    Example:
-        >>> import pandas as pd
-        >>> import jachess_ext as jx
-        >>> losses = {"a": [2.0, 1.6, 1.3, 1.1], "b": [1.9, 1.8, 1.75, 1.7]}
-        >>> frame = pd.DataFrame.from_dict(losses, orient="index", columns=[100, 200, 400, 800])
-        >>> jx.scaling.sufficient_budget(frame, target=1600, confidence=0.6).budget
-        400.0
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}; expected a probability such as 0.9")
-    losses = read_table(table, metric=metric, test_rows=test_rows)
-    budgets = _sizes_below(losses, target)
-    largest = select(losses, budgets[-1], target, method, **settings)  # raises what is wrong
-    largest._distribution(largest.forecast.apart)  # raises where the method has none
-    for budget in budgets:
-        try:
-            selection = select(losses, budget, target, method, **settings)
-        except TableError:
-            raise
-        except ValueError:
-            continue  # too few sizes yet: the largest budget was fine
-        if not selection.has_intervals or selection.names != largest.names:
-            continue
-        if selection.best_probabilities.max() >= confidence:
-            return selection
-    return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -632,11 +536,6 @@ class Selection:
         if self.forecast.predicted is None:
             raise ValueError(f"{self.method} ranks models and predicts no loss; see .scores")
         return self.forecast.predicted
-
-    @property
-    def forecasts(self) -> Array:
-        """What PearCorr compares with the true losses, [n]: `predicted_losses`, else `scores`."""
-        return self.scores if self.forecast.predicted is None else self.forecast.predicted
 
     def interval_ends(self, level: float = 0.9) -> tuple[Array, Array]:
         """Return where the loss measured at the target lies with probability `level`.

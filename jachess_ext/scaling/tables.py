@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._io import require
-from .predictive import Array
+from .predictive import Array, Index
 from .runs import (
     LossTable,
     TableError,
@@ -96,16 +96,11 @@ def read_table(
         (array([ 100., 1000.]), array([0.2 , 0.17]), 'accuracy (per cent)')
     """
     if isinstance(source, LossTable):
-        known = None if source.metric is None else plain_name(source.metric)
-        if metric is not None and plain_name(metric) != known:
+        own = source.metric or "loss"
+        if test_rows is not None or plain_name(metric or own) != plain_name(own):
             raise TableError(
-                f"the LossTable holds losses made from {source.metric or 'losses'}, so its metric "
-                f"cannot be {shown(metric)}; leave metric out, or give the numbers to read_table"
-            )
-        if test_rows is not None:
-            raise TableError(
-                "test_rows is of numbers that are yet to be read, and a LossTable holds losses; "
-                "give it where the LossTable is made"
+                f"the LossTable holds losses made from {own}; another metric, and test_rows, are "
+                "of numbers that are yet to be read: give them where the LossTable is made"
             )
         return source
     if decimal not in (".", ","):
@@ -253,16 +248,12 @@ def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
     for place, label in enumerate(sheet.labels):
         if place in used:
             continue
-        if re.match(r"[^\w]*\d", label):
+        like_a_size = re.match(r"[^\w]*\d", label)
+        if like_a_size or sheet.numeric(place):
+            holds = "" if like_a_size else "holds numbers and "
             raise TableError(
-                f"the column {shown(label)} of {sheet.what} is no size that can be read; name it "
-                f"like 1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
-            )
-        if sheet.numeric(place):
-            raise TableError(
-                f"the column {shown(label)} of {sheet.what} holds numbers and is no size that can "
-                "be read; name it like 1000, 1k or 1,000, or leave it out with "
-                f"ignore=[{shown(label)}]"
+                f"the column {shown(label)} of {sheet.what} {holds}is no size that can be read; "
+                f"name it like 1000, 1k or 1,000, or leave it out with ignore=[{shown(label)}]"
             )
 
 
@@ -364,16 +355,17 @@ def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> in
         found = exact or alike or plain
     else:
         found = [*plain, *named]
-    if len(found) != 1:
-        names = listed([sheet.labels[p] for p in found or free], 3)
+    names = listed([sheet.labels[p] for p in found or free], 3)
+    if len(found) > 1:
         raise TableError(
-            f"{sheet.what} has no column of values that is known"
-            + (f" for the metric {shown(metric)}" if metric else "")
-            + f"; it has the numbers {names or 'of no other column'}; call one value, or by its "
-            "metric, such as loss"
-            if not found
-            else f"{sheet.what} has several columns of values, {names}; say which: "
+            f"{sheet.what} has several columns of values, {names}; say which: "
             f"metric={shown(sheet.labels[found[0]])}"
+        )
+    if not found:
+        wanted = "" if metric is None else f" for the metric {shown(metric)}"
+        raise TableError(
+            f"{sheet.what} has no column of values that is known{wanted}, among the numbers "
+            f"{names or 'of no other column'}; call one value, or by its metric, such as loss"
         )
     return found[0]
 
@@ -404,7 +396,7 @@ def to_table(
         with np.errstate(invalid="ignore", divide="ignore"):
             values = to_forecast(metric, values / scale)
     sizes, places = np.unique(records.sizes, return_inverse=True)
-    losses, noise = _pivot(replace(records, values=values), places, len(sizes))
+    losses, noise = _pivot(replace(records, values=values), places, sizes)
     if metric is None:
         _refuse_rising(what, losses)
     elif test_rows is not None and (higher_is_better(metric) or is_share(metric)):
@@ -447,43 +439,32 @@ def _scale(records: Records, metric: str) -> float:
     return scale
 
 
-def _pivot(records: Records, places: Any, count: int) -> tuple[Array, Array | None]:
-    """Return losses by model and size, [n, count], NaN where missing, and standard errors."""
+def _pivot(records: Records, places: Index, sizes: Array) -> tuple[Array, Array | None]:
+    """Return losses by model and size, [n, m], NaN where missing, and standard errors."""
     rows = {name: row for row, name in enumerate(records.names)}
     index = np.array([rows[name] for name in records.models], dtype=np.intp)
     seeds = records.seeds or [""] * len(index)
-    twice = _first_repeated(list(zip(index.tolist(), places.tolist(), seeds, strict=True)))
-    if twice is not None:
-        raise TableError(
-            f"{records.what} has the model {shown(records.models[twice])} at size "
-            f"{records.sizes[twice]:g}"
-            + (
-                f" with seed {seeds[twice]} twice"
-                if records.seeds
-                else " twice; expected one row a model, or a column 'seed' if its runs were "
-                "repeated"
+    runs: set[tuple[int, int, str]] = set()
+    for run in zip(index.tolist(), places.tolist(), seeds, strict=True):
+        if run in runs:
+            seed = f" with seed {run[2]}" if records.seeds else ""
+            raise TableError(
+                f"{records.what} has the model {shown(records.names[run[0]])} at size "
+                f"{sizes[run[1]]:g}{seed} twice; expected one row a model, or a column 'seed' that "
+                "tells repeated runs apart"
             )
-        )
+        runs.add(run)
     if records.seeds is None:
-        losses = np.full((len(rows), count), np.nan)
+        losses = np.full((len(rows), len(sizes)), np.nan)
         losses[index, places] = records.values
         return losses, None
     frame = require("pandas").DataFrame({"row": index, "place": places, "loss": records.values})
     means = frame.groupby(["row", "place"])["loss"].agg(["mean", "sem"]).unstack()
     losses, noise = (
-        means[kind].reindex(index=range(len(rows)), columns=range(count)).to_numpy()
+        means[kind].reindex(index=range(len(rows)), columns=range(len(sizes))).to_numpy()
         for kind in ("mean", "sem")
     )
     return losses, noise
-
-
-def _first_repeated(keys: Sequence[Any]) -> int | None:
-    seen: set[Any] = set()
-    for place, key in enumerate(keys):
-        if key in seen:
-            return place
-        seen.add(key)
-    return None
 
 
 def _refuse_rising(what: str, losses: Array) -> None:

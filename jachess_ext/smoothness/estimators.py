@@ -217,6 +217,7 @@ def run_model(
 
     def keep_states(module: nn.Module, args: Any, output: Any) -> Any:
         """Keep the backbone's hidden states, and hand primals on."""
+        # Kept here and not taken from the model's output, which then has no jets any more.
         states = _field(output, "hidden_states")
         if states and len(states) > 1:
             collected.append(states)
@@ -236,30 +237,12 @@ def run_model(
         if not through_head:
             hooks.enter_context(backbone_of(model).register_forward_hook(keep_states))
         hooks.enter_context(jets_through_fsdp())
-        try:
-            output = model(**arguments)
-        except IndexError as error:
-            _explain_ids(model, arguments.get("input_ids"), error)
-            raise
+        output = model(**arguments)
     states = collected[0] if collected else _field(output, "hidden_states")
     if not states or len(states) < 2:
         raise ValueError(_NO_HIDDEN_STATES)
     plain = map_tensors(output, primal_of)
     return Pass(seen[0], list(states[1:]), plain, _field(output, "logits"))
-
-
-def _explain_ids(model: nn.Module, ids: Any, error: IndexError) -> None:
-    """Raise an IndexError that names the ids, where a token id has no row of embeddings."""
-    layer = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
-    count = getattr(layer, "num_embeddings", None)
-    if count is None or not isinstance(ids, Tensor) or not ids.numel():
-        return
-    lowest, highest = ids.min().item(), ids.max().item()
-    if lowest < 0 or highest >= count:
-        raise IndexError(
-            f"input_ids has ids from {lowest} to {highest}, but the model has embeddings of 0 to "
-            f"{count - 1}; use the model's own tokenizer, or model.resize_token_embeddings(...)"
-        ) from error
 
 
 def _field(output: Any, name: str) -> Any:
@@ -363,6 +346,7 @@ def measure_jet(
         this = _jet_pass(model, batch, mask, settings, random, share + (number < rest))
         blocks = [_as_jet(block) for block in chosen_blocks(this, settings)]
         if number == 0:
+            # D is drawn once: the squares of all passes are to be means of the same ‖H_{t,j}‖².
             result, tokens = this, block_tokens(blocks[0], mask, settings)
             widths = [block.shape[-1] for block in blocks]
             sampled = [sample_dimensions(width, settings, random.dimensions) for width in widths]
@@ -455,7 +439,11 @@ class Graph:
         return gradient * self.mask.unsqueeze(-1)
 
     def squares(self, scalar: Tensor) -> Tensor:
-        """Return ‖∂scalar/∂x‖² per row, ``[B]``."""
+        """Return ‖∂scalar/∂x‖² per row, ``[B]``.
+
+        The scalar is a sum over the rows.  No row's outputs depend on another row's x, so that one
+        backward pass gives each row the gradient of its own summand.
+        """
         return self.gradient(scalar, self.train).square().sum((-1, -2))
 
     def draw(self, like: Tensor, mask: Tensor | None) -> Tensor:

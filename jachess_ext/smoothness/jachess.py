@@ -422,6 +422,8 @@ class JacHess:
         waiting = zero_of_gradients(self.model) if ranks.size > 1 else None
         if waiting is not None:
             return waiting.to(loss)
+        # Gradients that stay None make the optimiser leave a parameter as it is; at gradients of
+        # zero, AdamW would move it by its momentum and its weight decay.
         return torch.zeros_like(loss.detach(), requires_grad=True)
 
     def _note_nonfinite(self, layer: int, embedded: bool) -> None:
@@ -523,6 +525,8 @@ def nonfinite_layer(
     bad = ~torch.isfinite(terms.detach())
     bad[0] |= ~torch.isfinite(loss.detach()) & ~bad.any()  # only the sum overflows
     count = len(terms)
+    # Counted from the end, the first bad layer is the largest number: one maximum finds it, over
+    # the layers and then over the ranks.
     from_the_end = torch.arange(count, 0, -1, device=terms.device)
     place = (bad * from_the_end).max()
     if rows is not None:

@@ -238,7 +238,8 @@ class MethodMixin(_Base):
         streamed = isinstance(dataset, IterableDataset)
         size = self.args.train_batch_size
         if dataset is self.unlabelled_dataset:
-            size = self.method.unlab_batch_size or self.args.per_device_train_batch_size
+            own = getattr(self.method, "unlab_batch_size", None)  # a setting of some methods
+            size = own or self.args.per_device_train_batch_size
         grouped = self.args.train_sampling_strategy == "group_by_length" and not streamed
         return DataLoader(
             dataset,

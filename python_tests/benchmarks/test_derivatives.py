@@ -46,9 +46,7 @@ def test_a_part_gives_finite_rows_and_a_csv(
     given = [*QUICK, "--shapes", "tiny", "--backend", "aot_eager", "--results", str(tmp_path)]
     rows = derivatives.main([*given, "--parts", part, "--rows", "5"])
     if part == "profile":
-        printed = capsys.readouterr().out
-        shares = [float(line.split()[-1][:-1]) for line in printed.splitlines() if line[-1:] == "%"]
-        assert "aten::mm" in printed and sum(shares) == pytest.approx(100, abs=1)
+        assert "aten::mm" in capsys.readouterr().out
         return
     for row in rows:
         assert 0 < row.p20 <= row.p50 <= row.p80
@@ -85,16 +83,11 @@ def test_ntk_methods_refuses_another_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_ntk_memory_is_measured_in_processes_of_their_own() -> None:
-    rows = ntk.main([*QUICK, "--parts", "memory", "--methods", "jacobian"])
-    assert [row.baseline for row in rows] == ["jacobian"]
-    assert rows[0].unit == "MiB" and rows[0].p50 >= 0
-
-
-@pytest.mark.slow
-def test_memory_runs_every_program_in_its_own_process() -> None:
+def test_memory_is_measured_in_processes_of_their_own() -> None:
     rows = memory.main([*QUICK, "--shapes", "tiny", "--parts", "steps", "attention"])
     assert [row.figure for row in rows] == ["peak, unlab mode", "peak, train mode", "attention"]
+    rows += ntk.main([*QUICK, "--parts", "memory", "--methods", "jacobian"])
+    assert rows[-1].baseline == "jacobian" and rows[-1].unit == "MiB"
     assert all(row.p50 >= 0 for row in rows)
 
 

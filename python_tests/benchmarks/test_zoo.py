@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +17,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from benchmarks import make_zoo as command
-from benchmarks.make_zoo import (
+from benchmarks import zoo as command
+from benchmarks.zoo import (
     MEMBERS,
     Corpus,
     Member,
@@ -30,10 +29,10 @@ from benchmarks.make_zoo import (
     loss_of,
     make_zoo,
     paragraphs,
-    pretrain,
     read_corpus,
+    train_byte_pairs,
+    train_wordpiece,
 )
-from benchmarks.vocabulary import train_byte_pairs, train_wordpiece
 from examples.docstrings import file_sentences, source_files
 from jachess_ext._io import DataError
 from jachess_ext.compare.models import load_model, load_tokenizer
@@ -46,20 +45,10 @@ TINY = (
     Member("opt", "opt", 8, 1, 2, 3, 1e-3),
 )
 PLAN = Plan(vocabulary=320, seed=3, recipe=Recipe(block=16, rows=2))
-
-
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Made-up text."""
-    draw = random.Random(seed)
-    pairs = [("river", "flows"), ("clock", "ticks"), ("owl", "calls"), ("fire", "burns")]
-    made = []
-    for _ in range(count):
-        chosen = [draw.choice(pairs) for _ in range(4)]
-        made.append(" ".join(f"the {noun} {verb} and" for noun, verb in chosen) + " rests .")
-    return made
-
-
-CORPUS = Corpus(sentences(200), sentences(40, seed=1))
+DRAW = random.Random(0)
+WORDS = ["river", "flows", "clock", "ticks", "owl", "calls", "fire", "burns", "Orchards"]
+TEXTS = [" ".join(DRAW.choices(WORDS, k=16)) + " ." for _ in range(240)]
+CORPUS = Corpus(TEXTS[:200], TEXTS[200:])
 
 
 @pytest.fixture(scope="module")
@@ -70,101 +59,50 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-
-
 @pytest.mark.parametrize("member", TINY, ids=lambda member: member.name)
 def test_every_model_can_be_fine_tuned(zoo: Path, member: Member) -> None:
     tokenizer = load_tokenizer(zoo / member.name)
     model = load_model(zoo / member.name, 3, tokenizer, seed=0)
     batch = tokenizer(["the owl calls", "the"], padding=True, return_tensors="pt")
     assert tokenizer.pad_token_id == 0 and tokenizer.unk_token_id == 1
-    assert model(**batch).logits.shape == (2, 3)
-    assert model.config.hidden_size == member.width
-    assert model.config.num_hidden_layers == member.layers
-    trained = weights(zoo / member.name)
+    assert model(**batch).logits.shape == (2, 3) and model.config.hidden_size == member.width
+    trained = load_file(zoo / member.name / "model.safetensors")
     loaded = dict(model.named_parameters())
     shared = [name for name in trained if name in loaded]
     assert len(shared) >= len(loaded) - 5, "the pretrained weights are those that are loaded"
     assert all(torch.equal(trained[name], loaded[name]) for name in shared)
-
-
-def test_records_are_beside_the_models(zoo: Path) -> None:
     records = json.loads((zoo / "zoo.json").read_text())["models"]
-    assert [record["name"] for record in records] == [member.name for member in TINY]
-    for record in records:
-        assert record == json.loads((zoo / record["name"] / "zoo.json").read_text())
-        assert record["tokens"] == 3 * 2 * 16 and record["steps"] == 3
-        assert record["loss"] > 0 and record["processor_seconds"] > 0
-        kind = AutoModelForMaskedLM if record["family"] == "bert" else AutoModelForCausalLM
-        model = kind.from_pretrained(zoo / record["name"])
-        assert record["parameters"] == sum(p.numel() for p in model.parameters())
-        tokenizer = load_tokenizer(zoo / record["name"])
-        held_out = blocks(CORPUS.held_out, tokenizer, 16)
-        again = held_out_loss(model, tokenizer, held_out, PLAN.recipe)
-        assert record["loss"] == pytest.approx(again, rel=1e-6)
+    (record,) = (each for each in records if each["name"] == member.name)
+    kind = AutoModelForMaskedLM if member.family == "bert" else AutoModelForCausalLM
+    whole = kind.from_pretrained(zoo / member.name)
+    assert record["parameters"] == sum(p.numel() for p in whole.parameters())
+    again = held_out_loss(whole, tokenizer, blocks(CORPUS.held_out, tokenizer, 16), PLAN.recipe)
+    assert record["loss"] == pytest.approx(again, rel=1e-6)
 
 
-def test_order_and_interruptions_change_nothing(zoo: Path, tmp_path: Path) -> None:
+def test_order_and_interruptions_change_nothing(
+    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_zoo(TINY[2:], CORPUS, tmp_path, PLAN, lambda line: None)
     (tmp_path / ".partial-bert").mkdir()
     (tmp_path / ".partial-bert" / "config.json").write_text("half")
     make_zoo(TINY, CORPUS, tmp_path, PLAN, lambda line: None)
     for member in TINY:
-        assert_same_weights(zoo / member.name, tmp_path / member.name)
+        one, other = (load_file(f / member.name / "model.safetensors") for f in (zoo, tmp_path))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), member.name
     assert not list(tmp_path.glob(".partial*"))
-
-
-def test_a_finished_model_is_not_trained_again(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    shutil.copytree(zoo, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "zoo.json").unlink()
     said: list[str] = []
     monkeypatch.setattr(command, "pretrain", None)
-    records = make_zoo(TINY, CORPUS, tmp_path, PLAN, said.append)
+    make_zoo(TINY, CORPUS, tmp_path, PLAN, said.append)
     assert said == [f"{member.name} is there already" for member in TINY]
-    assert json.loads((tmp_path / "zoo.json").read_text())["models"] == records
 
 
-def test_an_error_while_saving_leaves_no_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(command, "write_json", fail)
-        with pytest.raises(OSError, match="disk full"):
-            make_zoo(TINY[:1], CORPUS, tmp_path, PLAN, lambda line: None)
-    assert not (tmp_path / "bert").exists()
-    make_zoo(TINY[:1], CORPUS, tmp_path, PLAN, lambda line: None)
-    assert (tmp_path / "bert").is_dir() and not list(tmp_path.glob(".partial*"))
-
-
-@pytest.mark.parametrize(
-    "plan, corpus, what",
-    [
-        (Plan(320, 4, PLAN.recipe), CORPUS, "plan"),
-        (PLAN, Corpus(CORPUS.train[1:], CORPUS.held_out), "text"),
-    ],
-)
-def test_another_recipe_does_not_pass_for_this_one(
-    zoo: Path, plan: Plan, corpus: Corpus, what: str
-) -> None:
-    with pytest.raises(DataError, match=f"made with another {what}; remove it or give another"):
-        make_zoo(TINY, corpus, zoo, plan, lambda line: None)
-
-
-def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+def test_another_recipe_or_folder_does_not_pass_for_this_one(zoo: Path, tmp_path: Path) -> None:
+    other = Corpus(CORPUS.train[1:], CORPUS.held_out)
+    for plan, corpus, what in ((Plan(320, 4, PLAN.recipe), CORPUS, "plan"), (PLAN, other, "text")):
+        with pytest.raises(DataError, match=f"made with another {what}; remove it or give another"):
+            make_zoo(TINY, corpus, zoo, plan, lambda line: None)
     (tmp_path / "bert").mkdir()
     with pytest.raises(DataError, match="not made by this script"):
         make_zoo(TINY, CORPUS, tmp_path, PLAN, lambda line: None)
@@ -202,44 +140,23 @@ def test_the_held_out_loss_weighs_tokens_not_batches(zoo: Path) -> None:
 
 
 @pytest.mark.parametrize("train", [train_wordpiece, train_byte_pairs])
-def test_blocks_are_the_text_end_to_end(train: Any) -> None:
-    texts = sentences(30)
-    tokenizer = train(texts, 320)
-    rows = blocks(texts, tokenizer, 12)
+def test_tokenizers_frame_texts_and_blocks_cut_them_end_to_end(train: Any) -> None:
+    tokenizer = train(TEXTS, 320)
+    assert train(TEXTS, 320).get_vocab() == tokenizer.get_vocab() and len(tokenizer) <= 320
+    rows = blocks(TEXTS[:30], tokenizer, 12)
     end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     expected = []
-    for text in texts:
+    for text in TEXTS[:30]:
         expected += [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
-    whole = tokenizer(texts[0])["input_ids"]
-    assert (rows[:, 0] == whole[0]).all() and (rows[:, -1] == whole[-1]).all()
+    whole = tokenizer(TEXTS[0], TEXTS[1])["input_ids"]
+    assert whole.count(end) == 2 and whole[-1] == end
+    assert (rows[:, 0] == whole[0]).all() and (rows[:, -1] == end).all()
     assert rows[:, 1:-1].flatten().tolist() == expected[: 10 * len(rows)]
     assert len(expected) - 10 * len(rows) < 10
     with pytest.raises(ValueError, match="less than one block"):
-        blocks(texts[:1], tokenizer, 128)
-
-
-@pytest.mark.parametrize("member", [TINY[0], TINY[2]], ids=lambda member: member.name)
-def test_pretraining_learns(member: Member) -> None:
-    """Texts of one word each: a word is known from its neighbours, unknown (ln 8) without them."""
-    draw = random.Random(0)
-    words = ["river", "flows", "clock", "ticks", "owl", "calls", "fire", "burns"]
-    texts = [" ".join([draw.choice(words)] * 13) for _ in range(300)]
-    tokenizer = (train_wordpiece if member.family == "bert" else train_byte_pairs)(texts, 320)
-    torch.manual_seed(0)
-    wide = Member("", member.family, 32, 1, 4, 0, 0)
-    model = command._language_model(command.config_of(wide, tokenizer, dropout=0.0))
-    recipe = Recipe(block=16, rows=8)
-    rows = blocks(texts, tokenizer, 16)
-    before = held_out_loss(model, tokenizer, rows[::9], recipe)
-    pretrain(model, tokenizer, rows, steps=100, rate=1e-2, recipe=recipe, seed=0)
-    after = held_out_loss(model, tokenizer, rows[::9], recipe)
-    assert before > 3.0 and after < 1.5, (before, after)
-
-
-def test_wikitext_marks_are_undone() -> None:
-    heading = " = A heading of more than six words = \n"
-    text = heading + " well @-@ known <unk> of 1 @,@ 000 days he was\nab\n"
-    assert list(paragraphs(text)) == ["well-known of 1,000 days he was"]
+        blocks(TEXTS[:1], tokenizer, 128)
+    with pytest.raises(ValueError, match="no room for words"):
+        train(TEXTS, 5)
 
 
 def test_text_files_are_found_and_split(tmp_path: Path) -> None:
@@ -250,69 +167,39 @@ def test_text_files_are_found_and_split(tmp_path: Path) -> None:
     corpus = read_corpus([tmp_path])
     assert corpus.train == [line.upper() for line in lines[:38]] + lines[:38]
     assert corpus.held_out == [line.upper() for line in lines[38:]] + lines[38:]
-    assert read_corpus([tmp_path / "b.txt"]).train == lines[:38]
     assert corpus.digest != read_corpus([tmp_path / "b.txt"]).digest
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (None, "has no file that ends in"),
-        (b"too short\n", "0 paragraphs of 6 words"),
-        (b"\xff\xfe\x00", "is not UTF-8 text"),
-    ],
-)
-def test_text_that_cannot_be_used(
-    tmp_path: Path, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if content is not None:
-        (tmp_path / "a.txt").write_bytes(content)
-    assert command.main(["--text", str(tmp_path), "--out", str(tmp_path / "zoo")]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "zoo").exists()
+    heading = " = A heading of more than six words = \n"
+    text = heading + " well @-@ known <unk> of 1 @,@ 000 days he was\nab\n"
+    assert list(paragraphs(text)) == ["well-known of 1,000 days he was"]
 
 
 def test_the_command_prints_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "text.txt").write_text("\n".join(sentences(400)))
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     monkeypatch.setattr(command, "MEMBERS", TINY)
-    arguments = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "zoo")]
-    assert command.main([*arguments, "--length", "0.4", "--vocabulary", "320"]) == 0
+    text = (tmp_path / "text.txt",)
+    assert command.main(text, tmp_path / "zoo", length=0.4, vocabulary=320) == 0
     lines = capsys.readouterr().out.splitlines()
-    head = next(line for line in lines if line.split()[0] == "name")
     row = next(line for line in lines if line.split()[0] == "opt")
-    assert head.split()[4:7] == ["tokens", "loss_before", "loss"]
     assert row.split()[4:6] == ["1", str(4 * 128)], "0.4 × 3 steps is one"
-
-
-def test_six_models_of_two_kinds_that_differ() -> None:
-    encoders = [member for member in MEMBERS if member.family == "bert"]
-    assert len(encoders) == 3 and len(MEMBERS) == 6
-    assert len({(m.width, m.layers) for m in MEMBERS}) == 6 and len({m.name for m in MEMBERS}) == 6
-    assert all(32 <= m.width <= 192 and 1 <= m.layers <= 4 for m in MEMBERS)
-    by_size = sorted(encoders, key=lambda m: m.width)
-    assert by_size[-1].steps < by_size[0].steps, "the ranking shall not be that of the sizes"
-
-
-def docstrings(path: Path) -> Path:
-    """Real text that is on every machine, as one file."""
-    texts = [
-        " ".join(group)
-        for package in ("torch", "transformers")
-        for file in source_files(package)[:400]
-        for group in file_sentences(package, file)
-    ]
-    path.write_text("\n".join(texts), encoding="utf-8")
-    return path
+    assert command.main((tmp_path / "zoo",), tmp_path / "other") == 2
+    assert "has no file that ends in" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_real_zoo_killed_once(tmp_path: Path) -> None:
     """The six models at a tenth of their length on real text; kill -9 loses the model begun."""
-    text, out = docstrings(tmp_path / "text.txt"), tmp_path / "zoo"
+    sentences = [
+        " ".join(group)
+        for package in ("torch", "transformers")
+        for file in source_files(package)[:400]
+        for group in file_sentences(package, file)
+    ]
+    text, out = tmp_path / "text.txt", tmp_path / "zoo"
+    text.write_text("\n".join(sentences), encoding="utf-8")
     arguments = ["--text", str(text), "--out", str(out), "--length", "0.1"]
-    call = [sys.executable, "-m", "benchmarks.make_zoo", *arguments]
+    call = [sys.executable, "-m", "benchmarks.zoo", *arguments]
     root = Path(__file__).parents[2]
     with processes.started(call, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -77,25 +77,6 @@ def test_select_json_with_other_methods(path: Path, tmp_path: Path) -> None:
     assert set(found["rows"][0]) == {"rank", "name", "predicted"}
 
 
-def test_select_until_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    level = [3.0, 2.7, 2.4, 2.2, 2.05, 1.95]
-    rows = ["name,100,200,400,800,1600,3200"]
-    rows += [f"{name}," + ",".join(str(factor * x) for x in level) for name, factor in PAIR]
-    path = tmp_path / "pair.csv"
-    path.write_text("\n".join(rows) + "\n")
-    given = ["select", str(path), "--target", "12800"]
-    assert main([*given, "--confidence", "0.6"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "" and "FLOPs" not in captured.out
-    assert main([*given, "--confidence", "0.9999999"]) == 0
-    captured = capsys.readouterr()
-    assert "the largest is used" in captured.err
-    assert "sizes up to 3,200" in captured.out
-
-
-PAIR = (("a", 1.0), ("b", 1.03))
-
-
 BAD = [
     (["select", "{}", "--target", "3276800", "--budget", "9999999"], "is not above the budget"),
     (["select", "{}", "--target", "99999999", "--budget", "9999999"], "above the data"),
@@ -105,8 +86,6 @@ BAD = [
     (["select", "{}", "--target", "0"], "target is 0"),
     (["select", "{}", "--target", "9", "--read", "colour", "x"], "--read knows model, size"),
     (["select", "{}", "--target", "9", "--metric", "taste"], "'taste' is not known here"),
-    (["select", "{}", "--target", "3276800", "--confidence", "2"], "confidence is 2.0"),
-    (["select", "{}", "--target", "9", "--budget", "9", "--confidence", ".9"], "give either"),
     (["select", "{}", "--target", "3276800", "--method", "logme"], "logme"),
     (["select", "{}", "--target", "3276800", "--method", "best"], "unknown method 'best'"),
 ]
@@ -207,5 +186,7 @@ def test_select_from_a_folder_of_runs(tmp_path: Path, capfd: Capture) -> None:
 
 
 def test_a_folder_without_runs(tmp_path: Path, capfd: Capture) -> None:
-    assert main(["select", str(tmp_path), "--target", "9"]) == 2
+    given = ["select", str(tmp_path), "--target", "9"]
+    assert main([*given, "--read", "model", "(.)"]) == 2
     assert "holds no trainer_state.json" in capfd.readouterr().err
+    assert main(given) == 2 and "needs --read model PATTERN" in capfd.readouterr().err

@@ -24,13 +24,9 @@ from jachess_ext.jet import composed_rules
 from jachess_ext.jet.dual import _TANGENTS
 from jachess_ext.jet.registry import function_name, registered_functions
 from python_tests.jet.calls import make_call
-from python_tests.jet.rule_table import ROWS, Row
+from python_tests.jet.rule_table import Row
+from python_tests.jet.test_rules import RULES
 
-CALLS = [
-    pytest.param(function, row, id=f"{function_name(function)}-{n}")
-    for n, row in enumerate(ROWS)
-    for function in row.functions()
-]
 PADDING = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()[:, None, None]
 Attend = Callable[..., Tensor]
 
@@ -347,7 +343,7 @@ def test_wrong_input_of_a_jet(x: Any, directions: Any, error: type, message: str
 # ---- tangents without a graph: every rule, and what autograd keeps ------------------------------
 
 
-@pytest.mark.parametrize("function, row", CALLS)
+@pytest.mark.parametrize("function, row", RULES)
 def test_every_rule_without_a_graph(function: Any, row: Row) -> None:
     """Output and gradients of the plain call, to the last bit; the tangent of the jet."""
     call = make_call(function, row)
@@ -375,8 +371,8 @@ def test_every_rule_without_a_graph(function: Any, row: Row) -> None:
 
 
 def test_functions_that_draw_are_known_to() -> None:
-    """Beside those of the table, which `test_every_rule_without_a_graph` checks."""
-    names = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform")
+    """In every spelling; `test_every_rule_without_a_graph` sees whether one of a name draws."""
+    names = ("rand", "rrelu", "bernoulli", "dropout", "multinomial", "normal_", "uniform")
     found = {f for f in registered_functions() if any(n in function_name(f) for n in names)}
     assert found and found <= set(_TANGENTS)
 

@@ -32,11 +32,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def settings(models: tuple[str, str], files: tuple[Path, Path]) -> Settings:
     """Arguments of `make_plan` for the two models, one epoch; given ones replace them."""
     from jachess_ext.compare.settings import Recipe
+    from jachess_ext.live import LiveSettings
 
     def arguments(**given: Any) -> dict[str, Any]:
         train, dev = given.pop("train", files[0]), given.pop("dev", files[1])
+        data = {"models": given.pop("models", models), "task": f"{train}:{dev}"}
         recipe = Recipe(epochs=1.0, batch_size=2, lr=5e-3, max_length=16)
-        defaults = {"models": models, "task": f"{train}:{dev}", "budget": 1 / 4, "recipe": recipe}
-        return defaults | given
+        how = LiveSettings(**{"budget": 1 / 4, "recipe": recipe} | given)
+        return data | {"settings": how}
 
     return arguments

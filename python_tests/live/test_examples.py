@@ -12,7 +12,7 @@ import pytest
 from jachess_ext import live, scaling
 from python_tests.live.tiny import write_rows
 
-LIVE = ("select_live", "read_selection", "LiveSelection")  # in this order
+LIVE = ("LiveSettings", "select_live", "read_selection", "LiveSelection")  # in this order
 
 
 def run(name: str, **names: Any) -> None:
@@ -35,5 +35,7 @@ def test_examples_of_live_selections(
 def test_modules_of_public_names() -> None:
     for name, module in scaling._MODULES.items():
         assert hasattr(import_module(f"jachess_ext.scaling.{module}"), name)
-    for name in live.__all__:
-        assert getattr(live, name).__module__ == "jachess_ext.live.choice"
+    assert {getattr(live, name).__module__ for name in live.__all__} == {
+        "jachess_ext.live.choice",
+        "jachess_ext.live.plan",
+    }

@@ -25,26 +25,24 @@ from jachess_ext.compare.tasks import Examples, Task
 from jachess_ext.live import LiveSelection, choice, read_selection, select_live, trial
 from jachess_ext.live.plan import (
     Candidate,
-    default_sizes,
     judged_rows,
     make_plan,
-    size_ladder,
     smallest_rows,
     stratified,
+    subsets,
 )
-from jachess_ext.live.trial import Trial
+from jachess_ext.live.trial import RunRecord, Trial
 from jachess_ext.scaling import Ask
 from jachess_ext.scaling.selection import METHODS
 
 from .conftest import Settings
 from .tiny import killed, save_model, write_rows
 
-Record = dict[str, Any]
 SIZES = (4, 8, 16)
 
 
-def untimed(selection: LiveSelection) -> list[Record]:
-    return [record | {"seconds": None} for record in selection.records]
+def untimed(selection: LiveSelection) -> list[RunRecord]:
+    return [replace(record, seconds=0.0) for record in selection.records]
 
 
 # Before any training ----------------------------------------------------------------------------
@@ -53,34 +51,50 @@ def untimed(selection: LiveSelection) -> list[Record]:
 def test_sizes_are_quarters_and_three_where_they_fit(settings: Settings) -> None:
     plan = make_plan(**settings())  # a quarter of 256 rows; 16 and more make sense
     assert plan.search.sizes == plan.search.rounds == (16, 32, 64) and plan.search.target == 256
-    assert make_plan(**settings(zero=True)).search.rounds == (0, 16, 32, 64)
+    assert make_plan(**settings(method="rectified")).search.rounds == (0, 16, 32, 64)
     assert make_plan(**settings(strategy="algorithm1")).search.rounds == (64, 32, 16)
     assert make_plan(**settings(budget=1 / 2)).search.sizes == (16, 42, 112), "a third more"
     given = settings(budget=1.0, target=5000)
     assert make_plan(**given).search.sizes == (16, 64, 256), "no more rows than there are"
 
 
-@pytest.mark.parametrize("target", [179, 200, 543, 544, 2000, 12_000])
+@pytest.mark.parametrize("target", [179, 200, 713, 714, 2000, 12_000])
 def test_sizes_of_small_files(target: int) -> None:
     """Three subsets: of an eighth where they fit, else 1, 2, 4 times what eight steps take."""
-    sizes = default_sizes(target, target, Recipe())
-    if target < 544:
+    sizes = subsets(target, target, Recipe())
+    if target < 714:
         assert sizes == (17, 34, 68) and sum(sizes) <= 2 / 3 * target
     else:
-        assert len(sizes) >= 3 and sizes[0] >= 17 and sizes[-1] <= target / 8
+        assert len(sizes) >= 3 and sizes[0] >= 17 and sum(sizes) <= target / 6
     with pytest.raises(ValueError, match="60 rows are too few to forecast from subsets of 17 rows"):
-        default_sizes(60, target, Recipe())
+        subsets(60, target, Recipe())
+
+
+@pytest.mark.parametrize("rows", [67, 68, 300, 1700, 40_000])
+def test_sizes_stay_within_a_budget(rows: int) -> None:
+    """A half of so many rows twice over: 1, 2, 4 times the smallest where quarters do not fit."""
+    if rows < 68:
+        with pytest.raises(ValueError, match=r"of 134 rows is 67; three subsets of 17 .* need 68"):
+            subsets(2 * rows, 2 * rows, Recipe(), 1 / 2)
+        return
+    sizes = subsets(2 * rows, 2 * rows, Recipe(), 1 / 2)
+    ratios = np.array(sizes[1:]) / np.array(sizes[:-1])
+    assert len(sizes) >= 3 and 17 <= sizes[0] < 4 * 17 and sizes[-1] <= rows
+    assert (ratios > 1.9).all() and (ratios < 4.1).all()
+    assert sizes == (17, 34, 68) or sum(sizes) <= 4 / 3 * rows
 
 
 def test_the_advice_for_too_few_rows_can_be_followed(settings: Settings, tmp_path: Path) -> None:
-    given = settings(train=write_rows(tmp_path / "few.csv", 167, 3), budget=None)
-    assert smallest_rows(given["recipe"]) * 7 > 167 * 2 / 3
+    few = {"train": write_rows(tmp_path / "few.csv", 167, 3), "budget": None}
+    given = settings(**few)
+    assert smallest_rows(given["settings"].recipe) * 7 > 167 * 2 / 3
     with pytest.raises(ValueError, match="167 rows are too few to forecast from") as caught:
         make_plan(**given)
     method, sizes = re.findall(r"--method (\w+) --sizes (\d+) ", str(caught.value))[0]
-    plan = make_plan(**given, method=method, sizes=[int(sizes)])
+    plan = make_plan(**settings(**few, method=method, sizes=[int(sizes)]))
     assert plan.search.rounds == (166,)
-    assert make_plan(**given, method="zeroshot").search.rounds == (0,), "nothing is trained"
+    plan = make_plan(**settings(**few, method="zeroshot"))
+    assert plan.search.rounds == (0,), "nothing is trained"
     more = settings(train=write_rows(tmp_path / "more.csv", 168, 3), budget=None)
     assert make_plan(**more).search.rounds == (16, 32, 64)
 
@@ -106,7 +120,7 @@ def test_an_eighth_costs_at_most_a_fifth(target: int, epochs: float, dev_tokens:
     """Training all sizes and judging after each, against training all and judging once."""
     recipe = Recipe(epochs=epochs, batch_size=16 if epochs == 5 else 8)
     models = [Candidate("m", "1", 1000, 1000, tokens, dev_tokens) for tokens in (10.0, 12.0)]
-    sizes = size_ladder(target, target, 1 / 8, recipe)
+    sizes = subsets(target, target, recipe, 1 / 8)
     dev = judged_rows(models, recipe, target, sizes)  # at most: there may be fewer
     per_row = 6 * epochs * (10 + 12)
     judging = 2 * dev_tokens * 2 * dev
@@ -121,8 +135,8 @@ def test_dev_rows_are_as_many_as_judging_may_cost(settings: Settings, tmp_path: 
     dev = write_rows(tmp_path / "dev.csv", 900, 5)
 
     def judged(epochs: float = 1.0, **given: Any) -> Task:
-        arguments = settings(dev=dev, **given)
-        return make_plan(**arguments | {"recipe": replace(arguments["recipe"], epochs=epochs)}).task
+        recipe = replace(settings()["settings"].recipe, epochs=epochs)
+        return make_plan(**settings(dev=dev, recipe=recipe, **given)).task
 
     few = judged()
     assert len(few.dev) == 80, "always"
@@ -170,10 +184,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sizes": (16, 64, 32)}, "sizes must increase strictly"),
     ({"budget": 1.0}, "nothing would be left to predict"),
     ({"budget": 2.0}, "the budget is 2, a share"),
-    ({"budget": 1 / 100}, "a subset needs 16 rows or more"),
+    ({"budget": 1 / 100}, "of 256 rows is 2; three subsets of 16 rows and more need 64"),
     ({"flops": -1.0}, "budget is -1.0; expected a positive number"),
     ({"method": "oracle"}, "method is 'oracle'"),
-    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"rank_by": "mae"}, "rank_by is 'mae'; expected one of loss, accuracy, f1"),
     ({"dev_size": 0}, "dev_size is 0"),
     ({"target": 0}, "target is 0"),
@@ -244,20 +257,23 @@ class Runs:
     def loss(self, job: Trial) -> float:
         return (0.3 if job.model.endswith("wide") else 0.4) + 1 / (job.size + 1)
 
-    def run(self, job: Trial) -> Record:
+    def run(self, job: Trial) -> RunRecord:
         self.jobs.append(job)
         loss = self.loss(job)
-        return trial._head(job) | {
-            "parameters": 100,
-            "steps": job.size,
-            "time": float(job.size),
-            "dev_loss": loss,
-            "scores": {"accuracy": 0.1 + loss / 2},
-            "dev_rows": 40,
-            "training_flops": 1000.0 * job.size,
-            "judging_flops": 10.0,
-            "seconds": {"training": 1.0, "judging": 2.0},
-        }
+        return RunRecord(
+            job.name,
+            job.model,
+            job.size,
+            job.seed,
+            parameters=100,
+            steps=job.size,
+            dev_loss=loss,
+            scores={"accuracy": 0.1 + loss / 2},
+            dev_rows=40,
+            training_flops=1000.0 * job.size,
+            judging_flops=10.0,
+            seconds=3.0,
+        )
 
     @property
     def done(self) -> list[tuple[str, int]]:
@@ -284,10 +300,8 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     selection = go()
     assert runs.done == ALL and selection.best.endswith("wide")
     assert selection.share == 1 / 16 and selection.seconds == 6 * 3.0
-    said, missing = selection.selections()
-    assert set(said) == {"blend", "ats", "subtuning", "modelsize"}
-    assert "rectified needs 4 sizes" in missing["rectified"]
-    assert "reads scores of frozen" in missing["knn"]
+    with pytest.raises(ValueError, match="rectified needs 4 sizes"):
+        selection.search.selection("rectified")
     flops = selection.flops
     assert flops["training"] == 1000 * sum(size for _, size in ALL) and flops["judging"] == 60
     assert flops["spent"] == flops["training"] + 60
@@ -296,14 +310,15 @@ def test_what_a_selection_holds(go: Go, runs: Runs, tmp_path: Path) -> None:
     full = sum(once + 256 * row for once, row in costs.values())
     assert flops["full_tuning"] == full
     frame = selection.to_frame()
-    assert frame[["candidate", "size"]].values.tolist() == [
-        [r["model"], r["size"]] for r in selection.records
+    assert frame[["model", "size"]].values.tolist() == [
+        [record.model, record.size] for record in selection.records
     ]
-    assert frame.cost.sum() == flops["spent"] and frame.score.equals(frame.dev_loss)
+    assert (frame.training_flops + frame.judging_flops).sum() == flops["spent"]
+    assert frame.score.equals(frame.dev_loss)
     assert read_selection(tmp_path) == selection
     content = json.loads((tmp_path / "selection.json").read_text())
     assert content["best"] == selection.best == content["ranking"][0]["name"]
-    assert content["ranks"]["subtuning"] == [selection.best, selection.search.models[0]]
+    assert [row["name"] for row in content["ranking"]] == selection.search.selection().ranking
 
 
 def test_finished_runs_are_not_repeated(go: Go, runs: Runs, tmp_path: Path) -> None:
@@ -340,9 +355,9 @@ def test_a_model_that_diverges_is_left_out(
 ) -> None:
     original = runs.run
 
-    def run(job: Trial) -> Record:
+    def run(job: Trial) -> RunRecord:
         bad = job.model.endswith("wide") and job.size == 8
-        return original(job) | ({"dev_loss": None, "error": "not finite"} if bad else {})
+        return replace(original(job), **({"dev_loss": None, "error": "not finite"} if bad else {}))
 
     monkeypatch.setattr(runs, "run", run)
     selection = go()
@@ -354,7 +369,11 @@ def test_a_model_that_diverges_is_left_out(
 
 def test_a_lost_run_is_repeated(go: Go, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     original, lost = runs.run, {"dev_loss": None, "error": "out of memory", "lost": True}
-    monkeypatch.setattr(runs, "run", lambda job: original(job) | (lost if job.size == 8 else {}))
+
+    def run(job: Trial) -> RunRecord:
+        return replace(original(job), **lost if job.size == 8 else {})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs, "run", run)
     with pytest.raises(ValueError, match="no model could be trained; failed at 8 rows: out of mem"):
         go()
     runs.jobs.clear()
@@ -370,7 +389,7 @@ def test_another_score_can_rank(go: Go, runs: Runs) -> None:
     scored = 0.1 + (0.4 + 1 / 17) / 2
     assert chosen.predicted_losses[0] == pytest.approx(1 - scored)
     assert chosen.to_frame().set_index("name").predicted[chosen.names[0]] == pytest.approx(scored)
-    runs_of = selection.to_frame().set_index("candidate").loc[chosen.names[0]]
+    runs_of = selection.to_frame().set_index("model").loc[chosen.names[0]]
     assert runs_of.score.iloc[-1] == pytest.approx(scored)
     assert chosen.text().splitlines()[1].split() == ["model", "accuracy", "FLOPs"]
 
@@ -475,15 +494,13 @@ def same(folder: Path, whole: Whole) -> bool:
 def test_from_files_to_a_ranking(whole: Whole) -> None:
     out, selection = whole
     records = selection.records
-    assert [record["size"] for record in records] == [s for s in (0, 8, 16, 32, 64) for _ in "ab"]
-    said, missing = selection.selections()
-    assert set(missing) == {"logme", "hscore", "knn"} and len(said) == 8
+    assert [record.size for record in records] == [s for s in (0, 8, 16, 32, 64) for _ in "ab"]
     assert selection.search.selection().has_intervals
     flops = selection.flops
     assert 0 < flops["training"] + flops["judging"] < flops["full_tuning"]
-    assert all(r["time"] == pytest.approx(r["steps"] / 2, abs=1) for r in records)
-    last = {record["model"]: record["dev_loss"] for record in records if record["size"] == 64}
-    for row in said["subtuning"].to_frame().itertuples():
+    assert all(record.steps == 2 * record.size / 8 for record in records)
+    last = {record.model: record.dev_loss for record in records if record.size == 64}
+    for row in selection.search.selection("subtuning").to_frame().itertuples():
         assert row.predicted == last[row.name]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert str(selection.search.stop) in page
@@ -504,12 +521,7 @@ def test_a_finished_selection_is_read_not_repeated(
     assert "stopped: every planned size was run" in printed and "% of training all" in printed
 
 
-LIVE_METHODS = [
-    name for name, method in METHODS.items() if method.needs not in ("weights", "features")
-]
-
-
-@pytest.mark.parametrize("method", LIVE_METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_to_its_page(
     command: Command,
     whole: Whole,
@@ -609,10 +621,10 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
     arguments = ["select-live", "--models", *models, *f"{words} {how} {more}".split()]
     assert main(arguments) == 0
     selection = read_selection(out)
-    assert {(r["size"], r["steps"]) for r in selection.records} == {(16, 2), (32, 4)}
+    assert {(record.size, record.steps) for record in selection.records} == {(16, 2), (32, 4)}
     winner = selection.winner
-    assert winner is not None and (winner["model"], winner["size"]) == (selection.best, 64)
-    assert winner["steps"] == 8 and winner["error"] is None
+    assert winner is not None and (winner.model, winner.size) == (selection.best, 64)
+    assert winner.steps == 8 and winner.error is None
     assert (out / "winner" / "adapter_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(out / "winner")
     model = AutoModelForSequenceClassification.from_pretrained(out / "winner").eval()
@@ -622,7 +634,7 @@ def test_the_winner_is_kept_and_is_what_the_record_says(
         batch = tokenizer([text for text, _ in rows], padding=True, return_tensors="pt")
         logits = model(**batch).logits.double()
     loss = float(torch.nn.functional.cross_entropy(logits, labels))
-    assert winner["dev_loss"] == pytest.approx(loss, rel=1e-5)
+    assert winner.dev_loss == pytest.approx(loss, rel=1e-5)
     shutil.rmtree(out / "winner")
     assert main(arguments) == 0
     assert (out / "winner" / "adapter_config.json").exists(), "its record alone is not enough"
@@ -664,7 +676,7 @@ def test_at_most_fifteen_options(capsys: pytest.CaptureFixture[str]) -> None:
         main(["select-live", "--help"])
     shown = capsys.readouterr().out
     options = set(re.findall(r"(?m)^\W*(--[a-z][a-z-]+)", shown))
-    assert all(re.search(rf"\b{name}\b", shown) for name in LIVE_METHODS)
+    assert all(re.search(rf"\b{name}\b", shown) for name in METHODS)
     assert all(name in shown for name in Recipe.__dataclass_fields__)
     assert {"--models", "--task", "--keep-winner"} < options
     assert len(options) <= 15 and "--no-keep-winner" not in options

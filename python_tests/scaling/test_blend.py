@@ -12,7 +12,8 @@ from scipy.integrate import quad
 from scipy.stats import invgamma, multivariate_normal, norm
 from scipy.stats import t as student
 
-from jachess_ext.scaling import LossTable, Selection, blend, log_rmse, select
+from benchmarks.forecast_scores import log_rmse
+from jachess_ext.scaling import LossTable, Selection, blend, select
 from jachess_ext.scaling.blend import (
     PATTERNS,
     Kriging,

@@ -68,16 +68,16 @@ def test_where_nothing_is_known() -> None:
     assert found["transition"] == "none seen within these sizes"
 
 
-def test_many_curves_are_rows() -> None:
-    found = fit(curves.WITH_ZERO, np.tile(NOISY, (12, 1)), "rectified")
+def test_of_many_curves_the_ranges() -> None:
+    flat = np.full(15, 0.5) * np.exp(1e-3 * np.random.default_rng(1).standard_normal(15))
+    found = fit(curves.WITH_ZERO, np.stack([NOISY, 2 * NOISY, flat]), "rectified")
     text = lines(found)
-    assert text["head"].endswith("through 12 curves at sizes 200 to 1,638,400")
-    assert text["curve"].split() == ["B", "D_l", "beta", "E", "residual", "transition"]
-    shown = [float(cell.replace(",", "")) for cell in text["9"].split()]
-    expected = [np.ravel(v)[9] for v in found.params.values()]
-    np.testing.assert_allclose(shown[:4], expected, rtol=1e-3)
-    assert text["…"] == "2 more"
-    assert "10" not in text
+    assert text["head"].endswith("through 3 curves at sizes 200 to 1,638,400")
+    for name, values in found.params.items():
+        assert text[name] == f"{values.min():,.4g} to {values.max():,.4g}"
+    assert text["transition"] == "seen in 2 of 3 curves"
+    noise = f"{found.noise.min():.2g} to {found.noise.max():.2g}"
+    assert text["residual"] == f"{noise} in ln L, degrees of freedom: 11"
 
 
 def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,4 +89,4 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = map(lines, found)
     assert one["transition"] == "unknown, scipy is not installed"
     assert one["beta"] == f"{found[0].params['beta']:,.4g}"
-    assert two["0"].split()[-1] == "unknown"
+    assert two["transition"] == "unknown, scipy is not installed"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import linregress, pearsonr, t
+from scipy.stats import linregress, pearsonr
 
-from jachess_ext.scaling import coverage, log_rmse, pear_corr, rel_acc
+from benchmarks.forecast_scores import coverage, log_rmse, pear_corr, rel_acc
+from jachess_ext.scaling import fit
 from jachess_ext.scaling.baselines import accept_then_stop
 from jachess_ext.scaling.predictive import Student
 
@@ -28,9 +29,9 @@ def test_metrics() -> None:
         (lambda: pear_corr([1.0], [1.0]), "n ≥ 2"),
         (lambda: rel_acc([1.0, np.nan], [1.0, 2.0]), "finite"),
         (lambda: rel_acc([1.0, 2.0], [1.0, 1.0]), "nothing to choose"),
-        (lambda: log_rmse([0.0, 1.0], [1.0, 1.0]), "positive"),
+        (lambda: log_rmse([0.0, 1.0], [1.0, 1.0]), "finite"),
         (lambda: coverage([0.0, np.nan], [1.0, 1.0], [1.0, 1.0]), "NaN"),
-        (lambda: coverage([0.0, 0.0], [np.inf, np.inf], [1.0, np.inf]), "infinite"),
+        (lambda: coverage([0.0, 0.0], [np.inf, np.inf], [1.0, np.inf]), "finite"),
     ],
 )
 def test_bad_metrics(call, words: str) -> None:  # type: ignore[no-untyped-def]
@@ -64,19 +65,20 @@ def test_the_walk_and_its_line(gamma: int, tau: float) -> None:
         assert (found.count == 9).all() and not found.stopped.any() and (found.visited == 10).all()
     else:
         assert len(set(found.count)) > 1
-    at = np.log([1e6])
+    law = fit(np.exp(x), np.exp(y), "ats", gamma=gamma, tau=tau)
+    ahead, at = law.predictive(1e6), np.log(1e6)
     for row in range(40):
         count = walk(x, y[row], gamma, tau)
         assert found.count[row] == count
         line = linregress(x[-count:], y[row, -count:])
         assert found.slope[row] == pytest.approx(line.slope)
-        assert found.predict(at)[row, 0] == pytest.approx(line.intercept + line.slope * at[0])
+        assert ahead.location[row] == pytest.approx(line.intercept + line.slope * at)
         design = np.stack([np.ones(count), x[-count:]], -1)
         residual = y[row, -count:] - design @ [line.intercept, line.slope]
-        one = np.array([1.0, at[0]])
+        one = np.array([1.0, at])
         leverage = one @ np.linalg.inv(design.T @ design) @ one
         error = np.sqrt(residual @ residual / (count - 2) * (1 + leverage))
-        assert found.standard_error(at)[row, 0] == pytest.approx(error)
+        assert ahead.scale[row] == pytest.approx(error)
 
 
 def test_few_points_are_all_used() -> None:
@@ -92,9 +94,8 @@ def test_line_intervals_cover() -> None:
     generator = np.random.default_rng(0)
     x = np.arange(8.0)
     y = -0.1 * np.arange(10.0) + 0.01 * generator.standard_normal((2000, 10))
-    found = accept_then_stop(x, y[:, :8], tau=1e9)
-    away = np.abs(y[:, 9] - found.predict([9.0])[:, 0]) / found.standard_error([9.0])[:, 0]
-    inside = away < t.ppf(0.95, found.count - 2)
+    low, high = fit(np.exp(x), np.exp(y[:, :8]), "ats", tau=1e9).interval(np.exp(9.0))
+    inside = (low < np.exp(y[:, 9])) & (np.exp(y[:, 9]) < high)
     assert inside.mean() == pytest.approx(0.9, abs=0.03)
 
 

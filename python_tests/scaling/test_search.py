@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from jachess_ext.scaling import Ask, LossTable, Search, read_table, select
-from jachess_ext.scaling.selection import METHODS, Known, forecast_each
+from jachess_ext.scaling.selection import METHODS, forecast_each
 
 SIZES = (4, 8, 16, 32, 64)
 Loss = Callable[[Ask], float]
@@ -53,8 +53,8 @@ def test_every_model_on_every_size() -> None:
 
 
 def test_the_state_goes_on_from_any_moment() -> None:
-    whole = finished(seed=2, confidence=0.95)
-    search = Search(("narrow", "wide"), SIZES, 256, seed=2, confidence=0.95)
+    whole = finished(confidence=0.95)
+    search = Search(("narrow", "wide"), SIZES, 256, confidence=0.95)
     while ask := search.ask():
         search = Search.from_state(json.loads(json.dumps(search.state())))
         search.tell(ask, crossing(ask))
@@ -96,15 +96,6 @@ def test_a_decided_ranking_stops() -> None:
     assert undecided.selection().best_probabilities[0] == pytest.approx(0.5, abs=0.02)
 
 
-def test_models_clearly_out_are_dropped_only_if_asked() -> None:
-    search = finished(drop=0.45)
-    (dropped,) = search.stops.values()
-    assert dropped.startswith("dropped: ") and str(search.stop).startswith("all but ")
-    selection = search.selection()
-    assert len(selection.names) == 2 and selection.best_probabilities.sum() == pytest.approx(1)
-    assert not finished().stops
-
-
 def kinked(ask: Ask) -> float:
     """A line in ln L over ln D down to 16 rows, and off it below; the wide model earlier."""
     edge = 16 if ask.model == "wide" else 8
@@ -139,12 +130,30 @@ def test_a_model_without_a_loss_is_left_out(loss: float) -> None:
     assert [a.rows for a in search.results if a.model == "wide"] == [4, 8]
 
 
-FOUR = {"a": 0.4, "b": 0.3, "c": 0.5, "d": 0.2}
+def test_a_model_that_cannot_be_used_is_neither_run_nor_ranked() -> None:
+    """Known at once or after a run, from then on: the other models are as without it."""
+    reason = {"wide": "there is no such folder"}
+    costs = {"narrow": (1.0, 2.0), "third": (1.0, 2.0)}
+    known = {"test_rows": 50, "costs": costs, "parameters": {"narrow": 9}, "unusable": reason}
+    search, late = (Search(("narrow", "wide", "third"), SIZES, 256) for _ in range(2))
+    late.tell(Ask("wide", 4), 0.1)
+    for each in (search, late):
+        each.learn(**known)
+        while ask := each.ask():
+            assert ask.model != "wide"
+            each = Search.from_state(json.loads(json.dumps(each.state())))
+            each.tell(ask, crossing(ask))
+        assert each.stops == reason and each.stop == "every planned size was run"
+        expected = finished(models=("narrow", "third")).selection()
+        assert each.selection().names == expected.names
+        assert each.selection().scores.tolist() == expected.scores.tolist()
 
 
 def test_costs_are_those_of_what_a_method_reads() -> None:
     price = {0: 1.0, 4: 10.0, 8: 20.0, 16: 40.0}
-    search = finished(cost=lambda ask: price[ask.rows], sizes=(4, 8, 16), zero=True)
+    search = finished(cost=lambda ask: price[ask.rows], sizes=(4, 8, 16))
+    for model in search.models:
+        search.add(model, 0, crossing(Ask(model, 0)), cost=price[0])
     for method, each in (
         ("blend", 70.0),
         ("ats", 70.0),
@@ -155,7 +164,6 @@ def test_costs_are_those_of_what_a_method_reads() -> None:
     ):
         search.parameters = {"narrow": 10, "wide": 20}
         assert search.selection(method).costs.tolist() == [each, each], method
-    assert search.selection("ats", rows=8).costs.tolist() == [30.0, 30.0]
     assert search.selection().full_costs.tolist() == [40 / 16 * 256] * 2
 
 
@@ -187,15 +195,12 @@ def same(search: Search, other: Search) -> bool:
 
 def test_what_is_added_is_not_asked_again() -> None:
     search = Search(("narrow", "wide"), SIZES, 256)
-    search.add("narrow", 4, crossing(Ask("narrow", 4)), seed=7)
+    search.add("narrow", 4, crossing(Ask("narrow", 4)))
     search.add("wide", 2, 0.9)
     assert search.open_runs() == [Ask("wide", 4)]
     while ask := search.ask():
         search.tell(ask, crossing(ask))
-    assert [a for a in search.results if a.model == "narrow"] == [
-        Ask("narrow", 4, seed=7),
-        *(Ask("narrow", size) for size in SIZES[1:]),
-    ]
+    assert [a.rows for a in search.results if a.model == "narrow"] == list(SIZES)
     assert search.curve("wide") == {2: 0.9} | finished().curve("wide")
     assert same(search, Search.from_state(json.loads(json.dumps(search.state()))))
 
@@ -230,7 +235,7 @@ def test_a_table_is_added_whole_or_not_at_all() -> None:
 
 def test_rounds_are_replayed_after_an_addition() -> None:
     """Told first and added after, or added first: the same state."""
-    late, early = (Search(("narrow", "wide"), SIZES, 256, drop=0.45) for _ in range(2))
+    late, early = (Search(("narrow", "wide"), SIZES, 256, confidence=0.6) for _ in range(2))
     for _ in range(3):
         ask = late.ask()
         assert ask is not None
@@ -340,7 +345,8 @@ def noisy() -> Search:
     """Losses that follow a rectified law, with a little noise."""
     draw = np.random.default_rng(0)
     parameters = {"a": 9, "b": 10, "c": 11}
-    search = Search(list(LAWS), MEASURED[1:], TARGET, zero=True, parameters=parameters)
+    given = {"method": "rectified", "parameters": parameters}
+    search = Search(list(LAWS), MEASURED[1:], TARGET, **given)
     while ask := search.ask():
         scale, beta, floor = LAWS[ask.model]
         loss = scale / (20 + (ask.rows**beta if ask.rows else 0.0)) + floor
@@ -348,10 +354,7 @@ def noisy() -> Search:
     return search
 
 
-READY = [n for n, m in METHODS.items() if m.needs not in ("weights", "features")]
-
-
-@pytest.mark.parametrize("method", READY)
+@pytest.mark.parametrize("method", METHODS)
 def test_other_methods_are_those_of_select(noisy: Search, method: str) -> None:
     table = LossTable(
         names=("a", "b", "c"),
@@ -374,7 +377,7 @@ def test_a_model_stopped_early_keeps_its_own_sizes(noisy: Search) -> None:
         if names[0] == "a":
             losses[0, sizes > last] = np.nan
         table = LossTable(tuple(names), sizes, losses, None)
-        each = forecast_each(table, TARGET, "blend", Known())
+        each = forecast_each(table, TARGET, "blend")
         return dict(zip(names, each.predicted, strict=True))
 
     mixed = forecast("abc", 200)
@@ -396,7 +399,7 @@ def test_too_few_sizes_are_a_sentence() -> None:
 def test_an_interval_without_an_upper_end() -> None:
     """A law with one degree of freedom left on a jump: its interval reaches beyond any double."""
     losses = {"a": (2.0, 2.0, 1.999, 0.02), "b": (1.9, 1.8, 1.7, 1.6)}
-    search = Search(("a", "b"), (25, 50, 100, 200), 1_000_000_000, method="rectified", zero=True)
+    search = Search(("a", "b"), (25, 50, 100, 200), 1_000_000_000, method="rectified")
     while ask := search.ask():
         place = (0, 25, 50, 100, 200).index(ask.rows) - 1
         search.tell(ask, 2.0 if ask.rows == 0 else losses[ask.model][place])
@@ -418,13 +421,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sizes": (8, 16, 256)}, "256 rows, is not below the target 256: nothing would be left"),
     ({"method": "oracle"}, "method is 'oracle'; expected one of blend"),
     ({"method": "subtuning", "confidence": 0.9}, "confidence needs probabilities .* subtuning"),
-    ({"method": "subtuning", "drop": 0.1}, "drop needs probabilities"),
-    ({"drop": 1.5}, "drop is 1.5"),
+    ({"confidence": 1.5}, "confidence is 1.5"),
     ({"gamma": 2}, "gamma is 2"),
     ({"tau": 0.0}, "tau is 0.0"),
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
-    ({"method": "logme"}, "logme reads the models' features, which a search is not told"),
     ({"test_rows": 0}, "test_rows is 0"),
     (
         {"metric": "goodness"},

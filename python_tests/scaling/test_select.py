@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from jachess_ext.scaling import LossTable, TableError, read_table, select, sufficient_budget
+from jachess_ext.scaling import LossTable, TableError, read_table, select
 from jachess_ext.scaling.selection import METHODS
 from python_tests.scaling import tables
 
@@ -62,14 +62,6 @@ def test_methods_that_only_rank() -> None:
     assert frame.score.notna().all() and frame[["predicted", "low", "prob_best"]].isna().all(
         axis=None
     )
-
-
-def test_scores_of_frozen_features_rank() -> None:
-    features = {name: {"logme": float(place)} for place, name in enumerate(TABLE.names)}
-    found = select(TABLE, BUDGET, TARGET, "logme", features=features)
-    assert found.ranking == list(reversed(TABLE.names)) and found.flops == 0
-    with pytest.raises(TableError, match="knn reads scores of frozen features, and 'model-0'"):
-        select(TABLE, BUDGET, TARGET, "knn", features=features)
 
 
 def test_the_plot_shows_what_was_read_and_what_is_predicted() -> None:
@@ -176,17 +168,6 @@ def test_references_mend_bias_and_width() -> None:
     np.testing.assert_allclose(np.log(low), shifted - width, rtol=1e-9)
 
 
-def test_sufficient_budget() -> None:
-    strict = sufficient_budget(TABLE, TARGET, 0.2, "rectified")
-    loose = sufficient_budget(TABLE, TARGET, 0.1, "rectified")
-    assert strict is not None and loose is not None
-    assert loose.budget <= strict.budget and strict.best_probabilities.max() >= 0.2
-    assert strict.share == strict.budget / TARGET
-    assert sufficient_budget(TABLE, TARGET, 1 - 1e-12, "rectified") is None
-    with pytest.raises(ValueError, match="no distribution"):
-        sufficient_budget(TABLE, TARGET, 0.5, "subtuning")
-
-
 CALLS = [
     ({"method": "magic"}, "unknown method 'magic'"),
     ({"budget": -1}, "budget is -1"),
@@ -268,7 +249,6 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
 # What the table of methods says -----------------------------------------------------------------
 
 SIX, _ = tables.population(0, models=6)
-READY = [name for name, m in METHODS.items() if m.needs != "features"]
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -294,7 +274,7 @@ def test_fewest_sizes_are_the_fewest(name: str, zero: bool) -> None:
         )
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", METHODS)
 def test_what_is_trained(name: str) -> None:
     n, sizes = SIX.parameters, SIX.trained[SIX.trained <= 51200]
     assert n is not None
@@ -317,7 +297,7 @@ def test_what_is_trained(name: str) -> None:
     ],
 )
 def test_what_methods_need(need: str, table: LossTable) -> None:
-    for name in READY:
+    for name in METHODS:
         if METHODS[name].needs == need:
             with pytest.raises(TableError, match="needs"):
                 select(table, 51200, TARGET, name)
@@ -514,13 +494,6 @@ def test_without_a_budget_the_largest_size_below_the_target_is_read() -> None:
         select(SIX, target=100)
 
 
-def test_a_budget_at_which_few_are_ranked_does_not_suffice() -> None:
-    """One model alone would be the best with probability 1."""
-    late = with_gaps(*((row, slice(0, 6)) for row in range(1, 6)))
-    found = sufficient_budget(late, TARGET, 0.1)
-    assert found is not None and found.names == SIX.names and found.budget >= SIX.sizes[8]
-
-
 def test_a_score_is_forecast_as_what_is_missing_and_shown_as_it_was() -> None:
     losses = SIX.losses / 10
     numbers = [int(size) for size in SIX.sizes]
@@ -562,29 +535,22 @@ def test_models_without_a_loss(method: str) -> None:
     one, all_of_them = columns.copy(), columns.copy()
     one.loc["model-0", [int(size) for size in SIX.sizes]] = np.nan
     all_of_them[[int(size) for size in SIX.sizes]] = np.nan
-    score = {name: {method: 1.0 * row} for row, name in enumerate(SIX.names)}
-    found = select(one, BUDGET, TARGET, method, features=score)
+    found = select(one, BUDGET, TARGET, method)
     reads_none = METHODS[method].trains == "none" and METHODS[method].needs != "zero"
     assert ("model-0" in found.ranking) == reads_none
     assert ("model-0" in found.unranked) != reads_none
     with pytest.raises(TableError, match="no model has a loss at a size up to 51200"):
-        select(all_of_them, BUDGET, TARGET, method, features=score)
+        select(all_of_them, BUDGET, TARGET, method)
 
 
 def test_a_perfect_score_counts_by_its_test_rows() -> None:
     """As the error says, `select` takes them."""
     scores = 1 - frame(SIX)[[int(size) for size in SIX.sizes]] / 10
     scores.iloc[0, 5] = 1.0
-    for choose in (
-        lambda **given: select(scores, BUDGET, TARGET, metric="accuracy", **given),
-        lambda **given: sufficient_budget(scores, TARGET, 0.1, metric="accuracy", **given),
-    ):
-        with pytest.raises(TableError, match=r"is the best there is; give test_rows="):
-            choose()
-        found = choose(test_rows=50)
-        assert found is not None
+    with pytest.raises(TableError, match=r"is the best there is; give test_rows="):
+        select(scores, BUDGET, TARGET, metric="accuracy")
     read = read_table(scores, metric="accuracy", test_rows=50)
     expected = select(read, BUDGET, TARGET)
     assert select(scores, BUDGET, TARGET, metric="accuracy", test_rows=50).text() == expected.text()
-    with pytest.raises(TableError, match="give it where the LossTable is made"):
+    with pytest.raises(TableError, match="give them where the LossTable is made"):
         select(read, BUDGET, TARGET, test_rows=50)

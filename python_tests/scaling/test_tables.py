@@ -13,7 +13,6 @@ import pytest
 
 from jachess_ext.scaling import LossTable, TableError, read_table
 from jachess_ext.scaling.runs import (
-    forecast_label,
     from_forecast,
     higher_is_better,
     metric_word,
@@ -91,7 +90,7 @@ def test_the_direction_of_metrics(name: str, higher: bool) -> None:
 
 def test_metrics_that_are_not_known() -> None:
     assert metric_word("taste") is None and metric_word("") is None
-    for convert in (higher_is_better, lambda name: to_forecast(name, 1.0), forecast_label):
+    for convert in (higher_is_better, lambda name: to_forecast(name, 1.0)):
         with pytest.raises(TableError, match=r"'taste' is not known here; say .*'taste:lower'"):
             convert("taste")
 
@@ -106,8 +105,6 @@ def test_what_is_forecast_of_a_metric() -> None:
     assert from_forecast("accuracy", 1.5) == 0 and from_forecast("matthews", 1.5) == -0.5
     assert from_forecast("matthews", 2.5) == -1 and from_forecast("accuracy", math.inf) == 0
     assert math.isnan(to_forecast("accuracy", math.nan, 50))
-    assert forecast_label("accuracy") == "1 − accuracy" and forecast_label("ppl") == "ln ppl"
-    assert forecast_label("eval_loss") == "eval_loss"
 
 
 def test_names_without_where_they_were_measured() -> None:

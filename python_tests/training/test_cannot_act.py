@@ -107,11 +107,6 @@ def test_ids_that_no_model_can_read() -> None:
     model, batch = classifier("bert"), token_batch([3, 2])
     with pytest.raises(TypeError, match=r"input_ids is a list; expected a tensor: torch.tensor"):
         jx.smoothness(model, batch | {"input_ids": batch["input_ids"].tolist()})
-    for bad in (20, -1):
-        ids = batch["input_ids"].clone()
-        ids[0, 0] = bad
-        with pytest.raises(IndexError, match="has embeddings of 0 to 19; use the model's own"):
-            jx.smoothness(model, batch | {"input_ids": ids})
 
 
 class Captions(nn.Module):

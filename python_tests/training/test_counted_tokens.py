@@ -295,6 +295,15 @@ def test_labels_of_other_tokens(name: str, width: int) -> None:
             noise.row_mean(torch.ones(2, 6), given, classifier("bert"))
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3, 4)])
+def test_decisions_of_other_things(shape: tuple[int, ...]) -> None:
+    """As in segmentation, whose logits are [B, C, H, W]: their classes are not the last."""
+    with pytest.raises(ValueError, match=f"logits have {len(shape) + 1} dimensions"):
+        noise.row_mean(
+            torch.ones(shape), {"pixel_values": torch.ones(2, 3, 8, 8)}, classifier("bert")
+        )
+
+
 def test_labels_stay_as_they_are() -> None:
     """FSMT's method writes padding over labels of -100, which then would count."""
     given = batch(3)

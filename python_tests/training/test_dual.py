@@ -111,18 +111,6 @@ def test_passes_make_the_model_smoother() -> None:
     assert penalties[-1] < 0.8 * penalties[0]
 
 
-@pytest.mark.parametrize(
-    "settings, sentence",
-    [
-        ({"every": 0}, "every is 0; expected a whole number from 1 up"),
-        ({"steps": -1}, "steps is -1; expected a whole number from 1 up"),
-    ],
-)
-def test_bad_settings(settings: dict, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        schedule(**settings)
-
-
 @pytest.mark.parametrize("steps", [None, 2])
 def test_no_batches(steps: int | None) -> None:
     with pytest.raises(ValueError, match="there are no unlabelled batches"):

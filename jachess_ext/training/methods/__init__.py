@@ -1,11 +1,21 @@
-"""Every fine-tuning method, by name in `METHODS`; its constructor's arguments are its settings.
+"""Every fine-tuning method, by name in `METHODS`.
 
 To add a method, write a class ``class Mine(Method, name="mine")`` in a file that is imported
-here, and a line in docs/methods.md.
+here, and a line in docs/methods.md, whose last section shows how.
 """
 
 from .attack import AttackAugment
-from .base import METHODS, LabelSmoothing, Loss, Method, Plain, parse_method
+from .base import (
+    METHODS,
+    LabelSmoothing,
+    Loss,
+    Method,
+    Penalised,
+    Plain,
+    WithModes,
+    logits_of,
+    parse_method,
+)
 from .jachess import CrossHolder, DualSchedule, JacHess, Jacobian, Published
 from .noise import (
     R3F,
@@ -16,6 +26,7 @@ from .noise import (
     NEFTune,
     RDrop,
     Recommended,
+    row_mean,
 )
 from .weights import L2, L2SP, SAM, TAPT, WiSEFT, with_lora
 
@@ -39,11 +50,15 @@ __all__ = [
     "Loss",
     "Method",
     "NEFTune",
+    "Penalised",
     "Plain",
     "Published",
     "RDrop",
     "Recommended",
     "WiSEFT",
+    "WithModes",
+    "logits_of",
     "parse_method",
+    "row_mean",
     "with_lora",
 ]

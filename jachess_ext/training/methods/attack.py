@@ -19,39 +19,32 @@ from ...models import (
     unwrapped,
 )
 from ..batches import Batch, drawing_apart
-from .base import Loss, Method, Run, check_count
+from .base import Loss, Penalised, Run
+from .settings import count, nonnegative, setting, share, share_or_zero
 
 
-class AttackAugment(Method, name="attack-augment"):
+class AttackAugment(Penalised, name="attack-augment"):
     """+ strength · (task loss under attack − task loss); 0.5: the mean of both.
 
     Under attack, words are swapped for the candidates that raise the loss most, to first order.
 
-    Args (others: `Method`):
+    Args (others: `Penalised`):
         synonyms: path of a file of synonyms or of WordNet's folder, or "embeddings": the nearest
             rows of the model's embedding table as it is when the trainer is made.
         candidates: the most candidates of a word.
         steps: the swaps are made in so many steps, each by the gradient at the copy so far.
+        swapped: share of the tokens that are swapped.
     """
 
     needs_tokenizer = True
-
-    def __init__(
-        self,
-        *,
-        strength: float = 0.5,
-        synonyms: str = NEAREST,
-        candidates: int = 8,
-        steps: int = 1,
-        swapped: float = 0.15,
-        smoothing: float = 0.0,
-        placebo: bool = False,
-    ) -> None:
-        super().__init__(strength=strength, swapped=swapped, smoothing=smoothing, placebo=placebo)
-        check_count(candidates=candidates, steps=steps)
-        if not isinstance(synonyms, str) or not synonyms:
-            raise ValueError(f"synonyms is {synonyms!r}; expected a path, or {NEAREST!r}")
-        self.synonyms, self.candidates, self.steps = synonyms, candidates, steps
+    strength: float = nonnegative(0.5)
+    synonyms: str = setting(
+        NEAREST, f"a path, or {NEAREST!r}", lambda value: isinstance(value, str) and value != ""
+    )
+    candidates: int = count(8)
+    steps: int = count(1)
+    swapped: float = share(0.15)
+    smoothing: float = share_or_zero(0.0)
 
     def prepare(self) -> None:
         super().prepare()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import math
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
+from typing_extensions import Self, dataclass_transform  # torch depends on it
 
 from ...models import learns_prompts
 from ...smoothness.decision import Kind, decision_kind
 from ..batches import Batch
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from .settings import count_or_none, flag, nonnegative, share
 
 Run = Callable[..., tuple[Tensor, Any]]
 """``run(batch, called=model)``: the Trainer's own task loss of a labelled batch and the output of
@@ -26,45 +24,6 @@ the model, or of ``called`` in its place."""
 
 METHODS: dict[str, type[Method]] = {}
 """Every method by name: a subclass ``class SAM(Method, name="sam")`` registers itself."""
-
-
-def defaults_of(constructor: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that have a default, each with its default."""
-    arguments = inspect.signature(constructor).parameters.values()
-    return {a.name: a.default for a in arguments if a.default is not a.empty}
-
-
-def _checker(expected: str, good: Callable[[Any], bool]) -> Callable[..., None]:
-    def check(**settings: Any) -> None:
-        for name, value in settings.items():
-            if not good(value):
-                raise ValueError(f"{name} is {value!r}; expected {expected}")
-
-    return check
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-_COUNT = "a whole number from 1 up"
-check_positive = _checker("a number above 0", lambda v: _is_number(v) and 0 < v < math.inf)
-check_nonnegative = _checker("a number from 0 up", lambda v: _is_number(v) and 0 <= v < math.inf)
-check_share = _checker("a share between 0 and 1", lambda v: _is_number(v) and 0 < v < 1)
-check_smoothing = _checker("a share from 0 to below 1", lambda v: _is_number(v) and 0 <= v < 1)
-check_fraction = _checker("a share from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1)
-check_flag = _checker("yes or no", lambda v: isinstance(v, bool))
-check_count = _checker(_COUNT, _is_count)
-check_count_or_none = _checker(_COUNT, lambda v: v is None or _is_count(v))
-
-
-def check_choice(choices: tuple[str, ...], **settings: Any) -> None:
-    """Raise a ValueError unless each setting is one of the choices."""
-    _checker(f"one of {', '.join(choices)}", lambda v: v in choices)(**settings)
 
 
 class Loss(NamedTuple):
@@ -83,36 +42,24 @@ class Loss(NamedTuple):
     figures: Mapping[str, Tensor | None] = {}
 
 
+@dataclass_transform(kw_only_default=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Method:
-    """A fine-tuning method, configured by its constructor's arguments.
+    """A fine-tuning method; the annotated attributes of its class are its settings.
 
-    `MethodTrainer` binds a copy to its run (`bind`).  A subclass checks each argument, keeps it as
-    an attribute of the same name, and overrides the steps in which it differs from plain training.
+    Every subclass is made a dataclass, whose constructor takes the settings by name and checks
+    them.  It overrides the steps in which it differs from plain training.  `MethodTrainer` binds a
+    copy of the method to its run (`bind`).
 
     Example:
         >>> class HalfLoss(Method):
-        ...     def __init__(self, share: float = 0.5) -> None:
-        ...         super().__init__()
-        ...         check_share(share=share)
-        ...         self.share = share
+        ...     part: float = share(0.5)
         ...
         ...     def loss(self, run, model, inputs):
         ...         task, outputs = run(inputs)
-        ...         return Loss(self.share * task, outputs)
-        >>> HalfLoss(share=0.25).settings
-        {'share': 0.25}
-
-    Args:
-        mode: rows of the penalty: "train", the labelled ones; "joint", a batch of unlabelled ones
-            in the same step; "unlab", unlabelled ones in steps of their own.
-        strength: factor of the penalty.
-        swapped: share of the tokens that are swapped, in methods that swap tokens.
-        unknown: share of the swapped tokens that become the unknown token, not a random one.
-        every: apply the penalty in every n-th optimiser step, with n-fold strength.
-        smoothing: ε of label smoothing, the share spread over all labels.
-        dropout: modes joint and unlab: keep dropout on in the penalty's own pass.
-        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
-        placebo: replace each step's penalty gradient by a random one of its norm, as a control.
+        ...         return Loss(self.part * task, outputs)
+        >>> HalfLoss(part=0.25).settings
+        {'part': 0.25}
 
     Attributes:
         name: its name in `METHODS`.
@@ -121,7 +68,9 @@ class Method:
         any_task: leave out what the task or the data does not allow, in place of an error.
         one_process: refuse to run in several processes or under fp16's loss scaling.
         needs_unlabelled, needs_tokenizer: whether it needs them with these settings.
-        fixed: settings that define the method and cannot be given.
+        mode, strength, placebo: see `WithModes` and `Penalised`; of a method without the setting
+            they are what changes nothing.
+        smoothing: ε of label smoothing, the share spread over all labels; a setting of some.
         trainer: the run's trainer, once bound.
     """
 
@@ -130,79 +79,46 @@ class Method:
     control: ClassVar[bool] = True
     any_task: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
-    needs_unlabelled: bool = False
-    needs_tokenizer: bool = False
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    trainer: Any
-    _draws: torch.Generator
-    _drawn_for: int
+    # Without an annotation, so that they are no settings until a subclass declares them.
+    needs_unlabelled = needs_tokenizer = False
+    mode, strength, placebo, smoothing = "train", 1.0, False, 0.0
+    _drawn_for = -1  # the step that `generator` draws for
 
-    def __init_subclass__(
-        cls, name: str | None = None, fixed: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init_subclass__(cls, name: str | None = None) -> None:
+        # Methods compare and hash as objects: settings may be lists, and a bound copy is not equal.
+        dataclasses.dataclass(kw_only=True, eq=False)(cls)
         if name is not None:
             cls.name = name
             METHODS[name] = cls
-        if fixed is not None:
-            cls.fixed = fixed
 
     # Configuration ------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        mode: str = "train",
-        *,
-        strength: float = 1.0,
-        swapped: float = 0.15,
-        unknown: float = 0.5,
-        every: int = 1,
-        smoothing: float = 0.0,
-        dropout: bool = True,
-        unlab_batch_size: int | None = None,
-        placebo: bool = False,
-    ) -> None:
-        if self.modes:
-            check_choice(self.modes, mode=mode)
-        check_nonnegative(strength=strength)
-        check_share(swapped=swapped)
-        check_fraction(unknown=unknown)
-        check_count(every=every)
-        check_smoothing(smoothing=smoothing)
-        check_flag(dropout=dropout, placebo=placebo)
-        check_count_or_none(unlab_batch_size=unlab_batch_size)
-        if mode == "train" and not dropout:
-            others = " or ".join(repr(other) for other in self.modes if other != "train")
-            raise ValueError(
-                "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
-                f"losses; use mode {others}"
-            )
-        self.mode, self.strength, self.every = mode, strength, every
-        self.swapped, self.unknown, self.smoothing = swapped, unknown, smoothing
-        self.dropout, self.unlab_batch_size, self.placebo = dropout, unlab_batch_size, placebo
-        self.needs_unlabelled = self.needs_unlabelled or mode != "train"
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: one is out of range; the message names it.
+        """
+        for declared in dataclasses.fields(self):
+            value = getattr(self, declared.name)
+            if declared.metadata and not declared.metadata["good"](value):
+                expected = declared.metadata["expected"]
+                raise ValueError(f"{declared.name} is {value!r}; expected {expected}")
+        self.trainer: Any = None
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
-        """Return the settings that can be given, each with its default.
-
-        Where a constructor takes ``**settings``, those of the constructor it extends are included.
-        """
-        known: dict[str, Any] = {}
-        for owner in cls.__mro__:
-            known = {**defaults_of(owner), **known}
-            arguments = inspect.signature(owner).parameters.values()
-            if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
-                break
-        return {name: value for name, value in known.items() if name not in cls.fixed}
+        """Return the settings that can be given, each with its default."""
+        return {each.name: each.default for each in dataclasses.fields(cls) if each.init}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all arguments of the constructor, as given or by default."""
+        """Return all settings that can be given, as given or by default."""
         return {name: getattr(self, name) for name in self.parameters()}
 
     def replace(self, **settings: Any) -> Self:
         """Return a new method with other values of these settings."""
-        return type(self)(**{**self.settings, **settings})
+        return dataclasses.replace(self, **settings)
 
     @property
     def label(self) -> str:
@@ -222,9 +138,8 @@ class Method:
         Raises:
             ValueError: the trainer lacks what the method needs.
         """
-        bound = copy.copy(self)
+        bound = copy.copy(self)  # the method itself stays unbound, for the next trial of a search
         bound.trainer = trainer
-        bound._draws, bound._drawn_for = torch.Generator(), -1
         bound.prepare()
         return bound
 
@@ -342,7 +257,7 @@ class Method:
         """
         step = self.trainer.state.global_step
         if self._drawn_for != step:
-            self._draws.manual_seed(self.trainer.args.seed + (step << 32))
+            self._draws = torch.Generator().manual_seed(self.trainer.args.seed + (step << 32))
             self._drawn_for = step
         return self._draws
 
@@ -368,9 +283,6 @@ class Method:
 class Plain(Method, name="none"):
     """The task loss alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
 
 class LabelSmoothing(Method, name="label-smoothing"):
     """Cross-entropy against (1 − ε) one-hot + ε/C of C labels (Szegedy et al. 2016).
@@ -379,9 +291,46 @@ class LabelSmoothing(Method, name="label-smoothing"):
         smoothing: ε, above 0.
     """
 
-    def __init__(self, smoothing: float = 0.1) -> None:
-        check_share(smoothing=smoothing)
-        super().__init__(smoothing=smoothing)
+    smoothing: float = share(0.1)
+
+
+class Penalised(Method):
+    """A method that adds a penalty to the task loss.
+
+    Args:
+        strength: factor of the penalty.
+        placebo: replace each step's penalty gradient by a random one of its norm, as a control.
+    """
+
+    strength: float = nonnegative(1.0)
+    placebo: bool = flag(False)
+
+
+class WithModes(Penalised):
+    """A method whose penalty may be of unlabelled rows.
+
+    Args:
+        mode: rows of the penalty: "train", the labelled ones; "joint", a batch of unlabelled ones
+            in the same step; "unlab", unlabelled ones in steps of their own.
+        dropout: modes joint and unlab: keep dropout on in the penalty's own pass.
+        unlab_batch_size: modes joint and unlab; None: ``per_device_train_batch_size``.
+    """
+
+    mode: str = "train"
+    dropout: bool = flag(True)
+    unlab_batch_size: int | None = count_or_none(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in self.modes:
+            raise ValueError(f"mode is {self.mode!r}; expected one of {', '.join(self.modes)}")
+        if self.mode == "train" and not self.dropout:
+            others = " or ".join(repr(other) for other in self.modes if other != "train")
+            raise ValueError(
+                "dropout=False needs a pass of R alone, and mode='train' has one forward for both "
+                f"losses; use mode {others}"
+            )
+        self.needs_unlabelled = self.mode != "train"
 
 
 class _Smoother(LabelSmoother):

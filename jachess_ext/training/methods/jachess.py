@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -16,24 +17,19 @@ from ...smoothness import JacHessOutput
 from ...smoothness.parallel import ranks_of
 from ..batches import Batch, drawing_apart, endless
 from ..callbacks import flat, write_entry
-from .base import (
-    Loss,
-    Method,
-    Run,
-    check_choice,
-    check_count,
-    check_count_or_none,
-    check_flag,
-    check_positive,
-    defaults_of,
-)
+from .base import Loss, Run, WithModes
+from .settings import choice, count, count_or_none, fixed, flag, nonnegative, positive, setting
 
-_OF_REGULARISER = {**defaults_of(Regulariser), "normalize": True}
-del _OF_REGULARISER["strength"]
+_OF_REGULARISER = inspect.signature(Regulariser).parameters.keys() - {"model", "seed"}
 Figures = dict[str, Tensor]
 
 
-class JacHess(Method, name="jachess"):
+def _are_layers(value: Any) -> bool:
+    numbers = isinstance(value, list | tuple) and all(type(k) is int for k in value)
+    return bool(value) if numbers else value in ("all", "logits")
+
+
+class JacHess(WithModes, name="jachess"):
     """+ strength · R, the penalty of `jx.JacHess` (docs/how_it_works.md).
 
     Mode "train" adds R of the labelled batch to its task loss, from one forward; "joint" adds R of
@@ -46,12 +42,11 @@ class JacHess(Method, name="jachess"):
     ``trainer.method.regulariser.base`` is set before.
 
     Example:
-        >>> method = JacHess("unlab", unlab_lr_ratio=0.03, weights="norm")
+        >>> method = JacHess(mode="unlab", unlab_lr_ratio=0.03, weights="norm")
         >>> method.label, method.settings["normalize"]
         ('jachess-unlab', True)
 
-    Args (others: `Method`):
-        mode: "train", "joint" or "unlab".
+    Args (others: `WithModes`):
         strength: factor of R; in mode unlab AdamW undoes it.
         calibration_batches: number of batches that the base norms are measured on.
         unlab_every: mode unlab: optimiser steps between passes; None: an epoch.
@@ -59,92 +54,50 @@ class JacHess(Method, name="jachess"):
         unlab_lr_ratio: mode unlab: learning rate of R's own AdamW over the trainer's.
         unlab_schedule: mode unlab: "constant", the ratio is to the trainer's highest learning
             rate; or "follow", to its current one: a pass after a decay to 0 does nothing.
-        regularisation: further arguments of `jx.JacHess`; ``normalize`` is True by default, and
-            ``seed`` that of the training arguments.
+        weights, directions and what follows: arguments of `jx.JacHess`; ``normalize`` is True by
+            default, and ``seed`` that of the training arguments.
 
     Attributes:
         regulariser: the `jx.JacHess` of the run, once the method is bound.
         dual: the schedule of mode unlab, once training began.
-
-    Raises:
-        ValueError: a setting is out of range; the message names it.
-        TypeError: there is no such setting.
     """
 
     modes = ("train", "joint", "unlab")
     control = False
-    regulariser: Regulariser
-    dual: DualSchedule | None = None
-    _schedule_state: Mapping[str, Any] | None = None
     _found_base = False  # by this run, not given from outside
+    strength: float = nonnegative(0.01)
+    calibration_batches: int = count(8)
+    unlab_every: int | None = count_or_none(None)
+    unlab_steps: int | None = count_or_none(None)
+    unlab_lr_ratio: float = positive(0.01)
+    unlab_schedule: str = choice("constant", ("constant", "follow"))
+    # What has no check here is checked by `jx.JacHess`, which is built with it at once.
+    weights: Any = "softmax"
+    directions: int = 2
+    hessian: bool = flag(True)
+    dimensions: int | str = 10
+    layers: Any = setting("all", "'all', 'logits' or a list of block numbers", _are_layers)
+    scope: str = "all"
+    squared: bool = flag(False)
+    engine: str = "jet"
+    seed: int | None = setting(None, "a whole number", lambda v: v is None or type(v) is int)
+    hessian_norm: str = "per_dimension"
+    distribution: str = "gaussian"
+    normalize: bool = flag(True)
+    hessian_gradient: bool = flag(True)
+    temperature: float = positive(1.0)
+    on_nonfinite: str = "raise"
 
-    def __init__(
-        self,
-        mode: str = "train",
-        *,
-        strength: float = 0.01,
-        calibration_batches: int = 8,
-        dropout: bool = True,
-        unlab_every: int | None = None,
-        unlab_steps: int | None = None,
-        unlab_lr_ratio: float = 0.01,
-        unlab_schedule: str = "constant",
-        unlab_batch_size: int | None = None,
-        placebo: bool = False,
-        **regularisation: Any,
-    ) -> None:
-        if unknown := sorted(regularisation.keys() - self.parameters().keys()):
-            raise TypeError(
-                f"method {self.name!r} has no setting {unknown[0]!r}; it has "
-                f"{', '.join(sorted(self.parameters()))}"
-            )
-        super().__init__(
-            mode=mode,
-            strength=strength,
-            dropout=dropout,
-            unlab_batch_size=unlab_batch_size,
-            placebo=placebo,
-        )
-        check_count(calibration_batches=calibration_batches)
-        check_count_or_none(unlab_every=unlab_every, unlab_steps=unlab_steps)
-        check_choice(("constant", "follow"), unlab_schedule=unlab_schedule)
-        check_positive(unlab_lr_ratio=unlab_lr_ratio)
-        self.calibration_batches = calibration_batches
-        self.unlab_every, self.unlab_steps = unlab_every, unlab_steps
-        self.unlab_lr_ratio, self.unlab_schedule = unlab_lr_ratio, unlab_schedule
-        self._given = {**_OF_REGULARISER, **self.fixed, **regularisation}
-        self._check_regularisation(**self._given)
-        if placebo and mode == "unlab":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.dual: DualSchedule | None = None
+        self._schedule_state: Mapping[str, Any] | None = None
+        if self.placebo and self.mode == "unlab":
             raise ValueError(
                 "placebo acts on penalties added to the task loss, and mode unlab steps along its "
                 "own; use mode train or joint"
             )
-        self.regulariser_of(nn.Module())  # which checks the other settings
-
-    def _check_regularisation(
-        self, *, layers: Any, seed: Any, temperature: Any, **further: Any
-    ) -> None:
-        """Check the arguments that `jx.JacHess` does not check."""
-        check_positive(temperature=temperature)
-        if seed is not None and type(seed) is not int:
-            raise ValueError(f"seed is {seed!r}; expected a whole number")
-        flags = ("hessian", "hessian_gradient", "normalize", "squared")
-        check_flag(**{name: further[name] for name in flags})
-        numbers = isinstance(layers, list | tuple) and all(type(k) is int for k in layers)
-        if not (numbers and layers) and layers not in ("all", "logits"):
-            raise ValueError(
-                f"layers is {layers!r}; expected 'all', 'logits' or a list of block numbers"
-            )
-
-    @classmethod
-    def parameters(cls) -> dict[str, Any]:
-        known = {**defaults_of(JacHess), **defaults_of(cls), **_OF_REGULARISER}
-        return {name: value for name, value in known.items() if name not in cls.fixed}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        own = {**vars(self), **self._given}
-        return {name: own[name] for name in self.parameters()}
+        self.regulariser_of(nn.Module())
 
     @property
     def knob(self) -> str:
@@ -157,9 +110,8 @@ class JacHess(Method, name="jachess"):
         Args:
             seed: used where the setting ``seed`` is None.
         """
-        own = self._given["seed"]
-        further = {**self._given, "seed": seed if own is None else own}
-        return Regulariser(model, strength=self.strength, **further)
+        settings: dict[str, Any] = {name: getattr(self, name) for name in _OF_REGULARISER}
+        return Regulariser(model, seed=seed if self.seed is None else self.seed, **settings)
 
     # A run --------------------------------------------------------------------------------------
 
@@ -228,7 +180,6 @@ class JacHess(Method, name="jachess"):
             return Loss(*run(inputs))
         self.regulariser.model = model
         if self.mode == "train":
-            self._require_labels(inputs)
             one_pass: Any = OnePass(model, self.regulariser)
             task, outputs = run(inputs, one_pass)
             out = one_pass.result
@@ -245,15 +196,6 @@ class JacHess(Method, name="jachess"):
             return Loss(out.loss if self.mode == "train" else task + out.loss, outputs)
         figures = {"jacobian": out.jacobian, "hessian": out.hessian}
         return Loss(task, outputs, out.loss, figures)
-
-    def _require_labels(self, inputs: Batch) -> None:
-        names = self.trainer.label_names or ["labels"]
-        if not any(inputs.get(name) is not None for name in names):
-            raise ValueError(
-                f"mode='train' adds the penalty to a labelled batch's task loss, but the batch has "
-                f"none of {', '.join(names)}; it has {', '.join(inputs)}. Give labels, or use "
-                "mode='joint' or 'unlab' with unlabelled_dataset=..."
-            )
 
     def zero_loss(self, task: Tensor) -> Tensor | None:
         if self.regulariser.on_nonfinite == "raise":
@@ -291,30 +233,35 @@ class JacHess(Method, name="jachess"):
             )
 
 
-_LOGITS = {"layers": "logits", "weights": "uniform"}
-_PUBLISHED = {
-    "squared": True,
-    "scope": "first",
-    "weights": "raw_softmax",
-    "hessian_gradient": False,
-    "normalize": False,
-}
+class _OfLogits(JacHess):
+    """JacHess of the logits, which are a single layer."""
+
+    layers: Any = fixed("logits")
+    weights: Any = fixed("uniform")
 
 
-class Jacobian(JacHess, name="jacobian", fixed={**_LOGITS, "hessian": False}):
+class Jacobian(_OfLogits, name="jacobian"):
     """+ R of the logits, without the Hessian (Hoffman et al. 2019); settings as `JacHess`."""
 
+    hessian: bool = fixed(False)
 
-class CrossHolder(JacHess, name="cross-holder", fixed={**_LOGITS, "hessian": True}):
+
+class CrossHolder(_OfLogits, name="cross-holder"):
     """+ R of the logits, with the Hessian; settings as `JacHess`."""
 
+    hessian: bool = fixed(True)
 
-class Published(JacHess, name="published", fixed=_PUBLISHED):
+
+class Published(JacHess, name="published"):
     """+ strength · R as the paper's code has it, its Hessian term without a gradient; settings as
     `JacHess`."""
 
-    def __init__(self, mode: str = "train", *, strength: float = 1.0, **settings: Any) -> None:
-        super().__init__(mode, strength=strength, **settings)
+    strength: float = nonnegative(1.0)
+    squared: bool = fixed(True)
+    scope: str = fixed("first")
+    weights: Any = fixed("raw_softmax")
+    hessian_gradient: bool = fixed(False)
+    normalize: bool = fixed(False)
 
 
 class OnePass:
@@ -381,7 +328,7 @@ class DualSchedule:
         dropout: False runs the passes in evaluation mode.
 
     Raises:
-        ValueError: ``every`` or ``steps`` below 1, no trainable parameters, or no batches.
+        ValueError: no trainable parameters, or no batches.
     """
 
     def __init__(
@@ -396,7 +343,6 @@ class DualSchedule:
         max_grad_norm: float | None = 1.0,
         dropout: bool = True,
     ) -> None:
-        check_count_or_none(every=every, steps=steps)
         parameters = [p for p in regulariser.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no parameters that require gradients; unfreeze some")

@@ -13,29 +13,17 @@ from ...models import hooked_embeddings, in_mode, token_table, trained, unwrappe
 from ...smoothness.corruption import chosen_tokens, embedding_scale, known_unknown_token
 from ...smoothness.decision import NO_LABEL, kl_divergence
 from ..batches import Batch, RandomState, drawing_apart, is_causal
-from .base import (
-    Loss,
-    Method,
-    Run,
-    check_choice,
-    check_count,
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    logits_of,
-)
+from .base import Loss, Method, Penalised, Run, WithModes, logits_of
+from .settings import choice, count, fraction, nonnegative, positive, share, share_or_zero
 
 
-class RDrop(Method, name="r-drop"):
+class RDrop(Penalised, name="r-drop"):
     """Mean task loss of two passes with other dropout masks, + strength · ½ (KL + KL).
 
     R-Drop (Liang et al. 2021).  The first pass has the plain run's masks.
     """
 
-    def __init__(
-        self, strength: float = 1.0, *, smoothing: float = 0.0, placebo: bool = False
-    ) -> None:
-        super().__init__(strength=strength, smoothing=smoothing, placebo=placebo)
+    smoothing: float = share_or_zero(0.0)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         first, outputs = run(inputs)
@@ -48,7 +36,7 @@ class RDrop(Method, name="r-drop"):
         )
 
 
-class R3F(Method, name="r3f"):
+class R3F(Penalised, name="r3f"):
     """+ strength · (KL + KL) of f(x) and f(x + z), z noise (Aghajanyan et al. 2021, R3F).
 
     z ~ U(−ε, ε) or N(0, ε²) on every token embedding; dropout masks are drawn anew.  Under
@@ -59,18 +47,8 @@ class R3F(Method, name="r3f"):
         noise_distribution: "uniform" or "normal".
     """
 
-    def __init__(
-        self,
-        strength: float = 1.0,
-        *,
-        noise: float = 1e-5,
-        noise_distribution: str = "uniform",
-        placebo: bool = False,
-    ) -> None:
-        super().__init__(strength=strength, placebo=placebo)
-        check_positive(noise=noise)
-        check_choice(("uniform", "normal"), noise_distribution=noise_distribution)
-        self.noise, self.noise_distribution = noise, noise_distribution
+    noise: float = positive(1e-5)
+    noise_distribution: str = choice("uniform", ("uniform", "normal"))
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         """Return the mean over rows (of decisions per token: `row_mean`)."""
@@ -100,10 +78,7 @@ class NEFTune(Method, name="neftune"):
         alpha: α.
     """
 
-    def __init__(self, alpha: float = 5.0) -> None:
-        super().__init__()
-        check_positive(alpha=alpha)
-        self.alpha = alpha
+    alpha: float = positive(5.0)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         def add(x: Tensor, real: Tensor) -> Tensor:
@@ -111,27 +86,6 @@ class NEFTune(Method, name="neftune"):
 
         with hooked_embeddings(model, add, inputs) as noisy:
             return Loss(*run(noisy))
-
-
-class _Adversarial(Method):
-    """A method with steps of ascent on noise δ on the embeddings; the defaults are SMART's."""
-
-    def __init__(
-        self,
-        strength: float = 1.0,
-        *,
-        adv_steps: int = 1,
-        adv_lr: float = 1.0,
-        adv_start: float = 0.1,
-        adv_radius: float = 0.5,
-        placebo: bool = False,
-    ) -> None:
-        super().__init__(strength=strength, placebo=placebo)
-        check_count(adv_steps=adv_steps)
-        check_positive(adv_lr=adv_lr, adv_start=adv_start)
-        check_nonnegative(adv_radius=adv_radius)
-        self.adv_steps, self.adv_lr = adv_steps, adv_lr
-        self.adv_start, self.adv_radius = adv_start, adv_radius
 
 
 class _Climbing:
@@ -168,7 +122,7 @@ class _Climbing:
         self.noise = [step(noise.detach(), g).requires_grad_() for noise, g in pairs]
 
 
-class FreeLB(_Adversarial, name="freelb"):
+class FreeLB(Method, name="freelb"):
     """Mean gradient of the task loss over K steps of ascent on noise δ (Zhu et al. 2020, FreeLB).
 
     All K passes have the plain run's dropout masks, as in the paper.  Encoder and decoder of one
@@ -183,18 +137,10 @@ class FreeLB(_Adversarial, name="freelb"):
 
     one_process = True
     _share = 1.0  # of a pass in the mean
-
-    def __init__(
-        self,
-        *,
-        adv_steps: int = 3,
-        adv_lr: float = 0.1,
-        adv_start: float = 0.1,
-        adv_radius: float = 0.0,
-    ) -> None:
-        super().__init__(
-            adv_steps=adv_steps, adv_lr=adv_lr, adv_start=adv_start, adv_radius=adv_radius
-        )
+    adv_steps: int = count(3)
+    adv_lr: float = positive(0.1)
+    adv_start: float = positive(0.1)
+    adv_radius: float = nonnegative(0.0)
 
     def step(self, run: Callable[[Batch], Tensor], inputs: Batch) -> Tensor:
         inputs = self.trainer._prepare_inputs(dict(inputs))
@@ -223,7 +169,7 @@ class FreeLB(_Adversarial, name="freelb"):
         return moved
 
 
-class SMART(_Adversarial, name="smart"):
+class SMART(Penalised, name="smart"):
     """+ strength · max over |δ| ≤ ε of KL(p ‖ q) + KL(q ‖ p), q at x + δ (Jiang et al. 2020).
 
     Sizes are in units of the embedding table's root mean square entry before training, since the
@@ -235,6 +181,11 @@ class SMART(_Adversarial, name="smart"):
         adv_start: standard deviation of the normal noise that δ starts from.
         adv_radius: half width ε of the box that δ is clamped to.
     """
+
+    adv_steps: int = count(1)
+    adv_lr: float = positive(1.0)
+    adv_start: float = positive(0.1)
+    adv_radius: float = nonnegative(0.5)
 
     def prepare(self) -> None:
         super().prepare()
@@ -273,9 +224,14 @@ class _Corruption(Method):
 
     Special tokens are neither swapped nor drawn, nor are tokens without a row in the model's
     embedding table.  A tokenizer without an unknown and a mask token gives random tokens alone.
+
+    Args:
+        swapped: share of the tokens that are swapped.
+        unknown: share of the swapped tokens that become the unknown token, not a random one.
     """
 
     needs_tokenizer = True
+    swapped, unknown = 0.15, 0.5
 
     def prepare(self) -> None:
         super().prepare()
@@ -315,21 +271,14 @@ class _Corruption(Method):
 class CorruptAugment(_Corruption, name="corrupt-augment"):
     """clean · task loss + (1 − clean) · task loss of a copy with swapped tokens.
 
-    Args (others: `Method`):
+    Args (others: `_Corruption`):
         clean: share of the clean rows' loss; 0: a single pass, on the copy.
     """
 
-    def __init__(
-        self,
-        *,
-        swapped: float = 0.15,
-        unknown: float = 0.5,
-        clean: float = 0.5,
-        smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(swapped=swapped, unknown=unknown, smoothing=smoothing)
-        check_fraction(clean=clean)
-        self.clean = clean
+    swapped: float = share(0.15)
+    unknown: float = fraction(0.5)
+    clean: float = fraction(0.5)
+    smoothing: float = share_or_zero(0.0)
 
     def loss(self, run: Run, model: nn.Module, inputs: Batch) -> Loss:
         if self.clean == 0:
@@ -340,15 +289,10 @@ class CorruptAugment(_Corruption, name="corrupt-augment"):
         return Loss(self.clean * task + (1 - self.clean) * other, outputs)
 
 
-class CorruptConsistency(_Corruption, name="corrupt-consistency"):
-    """+ strength · KL(p(x) ‖ p(x′)), x′ a copy with swapped tokens and other dropout masks.
+class _Consistency(_Corruption):
+    """The penalty of `CorruptConsistency`, for methods with and without its settings."""
 
-    Mode train: x is the labelled batch, and gradients go through both passes.  Mode joint: x is an
-    unlabelled batch, and p(x) a target without gradient and dropout (Xie et al. 2020,
-    *Unsupervised Data Augmentation*).
-    """
-
-    modes = ("train", "joint")
+    every, dropout = 1, True
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor | None:
         """Return the mean over rows in nats, ``every``-fold in every such step, else None."""
@@ -367,17 +311,33 @@ class CorruptConsistency(_Corruption, name="corrupt-consistency"):
         return self.every * row_mean(apart, inputs, model)
 
 
-class Recommended(CorruptConsistency, name="recommended"):
+class CorruptConsistency(_Consistency, WithModes, name="corrupt-consistency"):
+    """+ strength · KL(p(x) ‖ p(x′)), x′ a copy with swapped tokens and other dropout masks.
+
+    Mode train: x is the labelled batch, and gradients go through both passes.  Mode joint: x is an
+    unlabelled batch, and p(x) a target without gradient and dropout (Xie et al. 2020,
+    *Unsupervised Data Augmentation*).
+
+    Args (others: `_Corruption`, `WithModes`):
+        every: apply the penalty in every n-th optimiser step, with n-fold strength.
+    """
+
+    modes = ("train", "joint")
+    swapped: float = share(0.15)
+    unknown: float = fraction(0.5)
+    every: int = count(1)
+    smoothing: float = share_or_zero(0.0)
+
+
+class Recommended(_Consistency, name="recommended"):
     """Label smoothing and consistency on unlabelled rows, as docs/finetuning.md recommends.
 
     Without unlabelled rows only label smoothing is left; with several labels a row, only
     consistency; a regression is trained plainly.  A warning says what is left out.
     """
 
-    any_task = True
-
-    def __init__(self) -> None:
-        super().__init__("joint", every=2, smoothing=0.1)
+    any_task = needs_unlabelled = True
+    mode, every, smoothing = "joint", 2, 0.1
 
     def prepare(self) -> None:
         trainer = self.trainer
@@ -402,34 +362,46 @@ def row_mean(apart: Tensor, batch: Batch, model: nn.Module) -> Tensor:
     that predict one.  Columns before the batch's own are a prompt's.
 
     Raises:
-        ValueError: the labels or the mask are of other tokens than the logits, as in CTC.
+        ValueError: the labels or the mask are of other tokens than the logits, as in CTC; or there
+            are decisions of other things than rows and tokens, as in segmentation.
     """
-    if apart.ndim != 2:
+    if apart.ndim not in (1, 2):
+        raise ValueError(
+            f"the model's logits have {apart.ndim + 1} dimensions; methods that compare passes "
+            "expect a decision for each row [B, C] or token [B, T, C]; use another method"
+        )
+    if apart.ndim == 1:
         return apart.mean()
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False) and (
         labels is not None or "decoder_input_ids" in batch
     ):
         mask = batch.get("decoder_attention_mask")
-    shown, decided = (torch.ones_like(apart, dtype=torch.bool) for _ in range(2))
     labelled = labels != NO_LABEL if isinstance(labels, Tensor) else None
-    for name, given in (("attention mask", mask), ("labels", labelled)):
-        if isinstance(given, Tensor) and given.ndim == 2:
-            before = (apart.shape[1] - given.shape[1], 0)
-            own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
-            if before[0] < 0 or (before[0] and own.isdisjoint(batch)):
-                raise ValueError(
-                    f"the {name} [B, {given.shape[1]}] does not match the model's logits "
-                    f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be "
-                    "told; give labels of one token per decision, or use a method without passes "
-                    "that are compared"
-                )
-            decided &= nn.functional.pad(given.bool(), before)
-            if name == "attention mask":
-                shown &= nn.functional.pad(given.bool(), before, value=True)
+    decided = _of_decisions(mask, "attention mask", apart, batch)
+    decided &= _of_decisions(labelled, "labels", apart, batch)
     if is_causal(model):
-        apart, decided = apart[:, :-1], decided[:, 1:] & shown[:, :-1]
+        # Each token decides the next one.  A prompt is seen, though nothing in it is decided.
+        seen = _of_decisions(mask, "attention mask", apart, batch, prompt=True)
+        apart, decided = apart[:, :-1], decided[:, 1:] & seen[:, :-1]
     return apart[decided].sum() / decided.sum().clamp(min=1)
+
+
+def _of_decisions(
+    given: Any, name: str, apart: Tensor, batch: Batch, prompt: bool = False
+) -> Tensor:
+    """Return a mask of the batch's tokens as one of the decisions ``[B, T]``; all without one."""
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        return torch.ones_like(apart, dtype=torch.bool)
+    before = apart.shape[1] - given.shape[1]
+    own = {"input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"}
+    if before < 0 or (before and own.isdisjoint(batch)):
+        raise ValueError(
+            f"the {name} [B, {given.shape[1]}] does not match the model's logits "
+            f"[B, {apart.shape[1]}, C], of a decision each, so that padding cannot be told; give "
+            "labels of one token per decision, or use a method without passes that are compared"
+        )
+    return nn.functional.pad(given.bool(), (before, 0), value=prompt)
 
 
 def draw_noise(

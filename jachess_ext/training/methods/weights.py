@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..._io import require
 from ...models import backbone_of, drawn_modules, trained, unwrapped
 from ..batches import Batch, RandomState, drawing_apart
-from .base import Method, check_fraction, check_positive, check_share
+from .base import Method, Penalised
+from .settings import fraction, nonnegative, positive, share
 
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 _OF_THE_TASK = (
@@ -28,14 +29,13 @@ _OF_THE_TASK = (
 )
 
 
-class L2(Method, name="l2"):
+class L2(Penalised, name="l2"):
     """+ strength · ½ Σ θ² over trained matrices, without biases and norm weights.
 
     Σ θ² of an encoder is in the ten thousands.
     """
 
-    def __init__(self, strength: float = 1e-5, *, placebo: bool = False) -> None:
-        super().__init__(strength=strength, placebo=placebo)
+    strength: float = nonnegative(1e-5)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
@@ -97,14 +97,13 @@ class _Start(Method):
         return [(parameters[n], value.to(parameters[n].device)) for n, value in self.start.items()]
 
 
-class L2SP(_Start, name="l2-sp"):
+class L2SP(_Start, Penalised, name="l2-sp"):
     """+ strength · ½ Σ (θ − θ₀)² over pretrained weights (Li et al. 2018, L²-SP).
 
     The paper's second term, weight decay of the new head, is left out.
     """
 
-    def __init__(self, strength: float = 0.01, *, placebo: bool = False) -> None:
-        super().__init__(strength=strength, placebo=placebo)
+    strength: float = nonnegative(0.01)
 
     def penalty(self, model: nn.Module, inputs: Batch, outputs: Any) -> Tensor:
         return _half_squares(now - start for now, start in self.moved(model))
@@ -120,10 +119,7 @@ class WiSEFT(_Start, name="wise-ft"):
         mix: share of the fine-tuned weights.
     """
 
-    def __init__(self, mix: float = 0.5) -> None:
-        super().__init__()
-        check_fraction(mix=mix)
-        self.mix = mix
+    mix: float = fraction(0.5)
 
     @torch.no_grad()
     def end(self, model: nn.Module) -> None:
@@ -143,11 +139,7 @@ class SAM(Method, name="sam"):
     """
 
     one_process = True
-
-    def __init__(self, rho: float = 0.05) -> None:
-        super().__init__()
-        check_positive(rho=rho)
-        self.rho = rho
+    rho: float = positive(0.05)
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)
@@ -242,14 +234,9 @@ class TAPT(Method, name="tapt"):
     """
 
     needs_unlabelled = needs_tokenizer = True
-
-    def __init__(
-        self, *, tapt_epochs: float = 3.0, tapt_lr: float = 5e-5, tapt_masked: float = 0.15
-    ) -> None:
-        super().__init__()
-        check_positive(tapt_epochs=tapt_epochs, tapt_lr=tapt_lr)
-        check_share(tapt_masked=tapt_masked)
-        self.tapt_epochs, self.tapt_lr, self.tapt_masked = tapt_epochs, tapt_lr, tapt_masked
+    tapt_epochs: float = positive(3.0)
+    tapt_lr: float = positive(5e-5)
+    tapt_masked: float = share(0.15)
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)

@@ -1,6 +1,6 @@
 """Pretrains six small language models for `jachess select-live`, in about ten minutes a core.
 
-    python -m benchmarks.make_zoo --text FILE_OR_FOLDER … --out zoo
+    python -m benchmarks.zoo --text FILE_OR_FOLDER … --out zoo
 
 Three BERT encoders and a GPT-2, a Llama and an OPT decoder (`MEMBERS`), each a transformers folder
 with its own tokenizer, trained from nothing on the text given: plain-text files, perhaps gzip, some
@@ -10,38 +10,153 @@ table of the models is printed, and written to zoo.json in the folder.
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import json
 import math
 import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pandas as pd
+import tokenizers
 import torch
 import transformers
+import tyro
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import (
-    BertConfig,
-    DataCollatorForLanguageModeling,
-    GPT2Config,
-    LlamaConfig,
-    OPTConfig,
-)
+from transformers import AutoConfig, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from jachess_ext._io import DataError, whole_folder, write_json
-from jachess_ext.compare.tasks import open_text
 from jachess_ext.training.methods.weights import is_masked
 
-from .vocabulary import LONGEST, train_byte_pairs, train_wordpiece
+# The tokenizers ---------------------------------------------------------------------------------
+
+LONGEST = 128
+"""Tokens a text is cut to (`model_max_length`)."""
+
+WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BYTE_PAIR_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+_FEWEST = 3  # times a character occurs, or it is unknown to a WordPiece vocabulary
+
+
+def train_wordpiece(texts: Iterable[str], size: int, words: Sequence[str] = ()) -> Any:
+    """A lower-casing WordPiece vocabulary as BERT has it: [CLS] text [SEP] pair [SEP].
+
+    Args:
+        texts: what it is trained on.
+        size: tokens of the vocabulary, special ones and `words` among them.
+        words: strings that stay one ordinary token wherever they stand.
+
+    Returns:
+        A transformers tokenizer; ids 0 to 4 are padding, unknown, class, separator and mask.
+
+    Raises:
+        ValueError: a size that the special tokens and words alone fill.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    texts = list(texts)
+    core = tokenizers.Tokenizer(
+        models.WordPiece(
+            _wordpieces(texts, size - len(words), normalizer), unk_token=WORDPIECE_SPECIAL[1]
+        )
+    )
+    core.normalizer = normalizer
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    core.add_special_tokens(list(WORDPIECE_SPECIAL))
+    core.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in words])
+    _, _, start, end, _ = WORDPIECE_SPECIAL
+    _frame(core, start, end)
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    special = dict(zip(names, WORDPIECE_SPECIAL, strict=True))
+    return _wrapped(core, **special, model_input_names=inputs)
+
+
+def train_byte_pairs(texts: Iterable[str], size: int) -> Any:
+    """A byte-level BPE vocabulary as GPT-2 has it, framed: <s> text </s> pair </s>.
+
+    Args, raises: as `train_wordpiece`; the 256 bytes are part of the size.
+
+    Returns:
+        A transformers tokenizer; ids 0 to 3 are padding, unknown, start and end.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _check_size(size, len(BYTE_PAIR_SPECIAL) + len(alphabet))
+    _, unknown, start, end = BYTE_PAIR_SPECIAL
+    core = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    core.decoder = decoders.ByteLevel()
+    special = list(BYTE_PAIR_SPECIAL)
+    _train(core, texts, vocab_size=size, special_tokens=special, initial_alphabet=sorted(alphabet))
+    _frame(core, start, end)
+    names = ("pad_token", "unk_token", "bos_token", "eos_token")
+    return _wrapped(core, **dict(zip(names, BYTE_PAIR_SPECIAL, strict=True)))
+
+
+def _wordpieces(texts: Sequence[str], size: int, normalizer: Any) -> dict[str, int]:
+    """Piece -> id: special tokens, characters alone and inside words, then merged pieces.
+
+    The library numbers characters inside words (##e) in the order of a hash map that differs from
+    run to run, and ties between merges fall by number.  Naming them as special tokens of a throw-
+    away tokenizer fixes their numbers, and with them the vocabulary.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    letters = sorted(c for c, n in counts.items() if n >= _FEWEST and not c.isspace())
+    first = [*WORDPIECE_SPECIAL, *letters, *("##" + letter for letter in letters)]
+    _check_size(size, len(first))
+    core = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix="##"))
+    core.normalizer = normalizer
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _train(
+        core,
+        texts,
+        vocab_size=size,
+        special_tokens=first,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        continuing_subword_prefix="##",
+    )
+    return core.get_vocab()
+
+
+def _train(core: Any, texts: Iterable[str], **settings: Any) -> None:
+    trainer = trainers.BpeTrainer(show_progress=False, **settings)
+    core.train_from_iterator(texts, trainer)
+
+
+def _check_size(size: int, fewest: int) -> None:
+    if size <= fewest:
+        raise ValueError(
+            f"a vocabulary of {size} tokens has no room for words: {fewest} are special or single "
+            "characters; ask for a few thousand"
+        )
+
+
+def _frame(core: Any, start: str, end: str) -> None:
+    """Start and end tokens around a text, an end token after its pair."""
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(token, core.token_to_id(token)) for token in (start, end)],
+    )
+
+
+def _wrapped(core: Any, **settings: Any) -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=LONGEST, **settings)
+
 
 # The models --------------------------------------------------------------------------------------
 
@@ -78,52 +193,34 @@ def config_of(member: Member, tokenizer: Any, dropout: float) -> Any:
     """Return the model's configuration, with the tokenizer's vocabulary and special tokens.
 
     Llama has no dropout outside attention, and none of that when it is fine-tuned.
-
-    Raises:
-        ValueError: a family that is not one of bert, gpt2, llama, opt.
     """
-    common = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    usual = {
-        "hidden_size": member.width,
-        "num_hidden_layers": member.layers,
-        "num_attention_heads": member.heads,
-        "max_position_embeddings": LONGEST,
+    width = member.width
+    own: dict[str, dict[str, Any]] = {
+        "bert": {
+            "intermediate_size": 4 * width,
+            "hidden_dropout_prob": dropout,
+            "attention_probs_dropout_prob": dropout,
+        },
+        "gpt2": {"embd_pdrop": dropout, "resid_pdrop": dropout, "attn_pdrop": dropout},
+        "llama": {
+            "num_key_value_heads": member.heads // 2,
+            "intermediate_size": 8 * width // 3,
+            "tie_word_embeddings": True,
+        },
+        "opt": {"ffn_dim": 4 * width, "word_embed_proj_dim": width, "dropout": dropout},
     }
-    if member.family == "bert":
-        drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-        return BertConfig(**common, **usual, **drop, intermediate_size=4 * member.width)
-    if member.family == "gpt2":
-        return GPT2Config(
-            **common,
-            **ends,
-            n_embd=member.width,
-            n_layer=member.layers,
-            n_head=member.heads,
-            n_positions=LONGEST,
-            embd_pdrop=dropout,
-            resid_pdrop=dropout,
-            attn_pdrop=dropout,
-        )
-    if member.family == "llama":
-        return LlamaConfig(
-            **common,
-            **ends,
-            **usual,
-            num_key_value_heads=member.heads // 2,
-            intermediate_size=8 * member.width // 3,
-            tie_word_embeddings=True,
-        )
-    if member.family == "opt":
-        return OPTConfig(
-            **common,
-            **ends,
-            **usual,
-            ffn_dim=4 * member.width,
-            word_embed_proj_dim=member.width,
-            dropout=dropout,
-        )
-    raise ValueError(f"unknown family {member.family!r}; known are bert, gpt2, llama, opt")
+    return AutoConfig.for_model(
+        member.family,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        hidden_size=width,
+        num_hidden_layers=member.layers,
+        num_attention_heads=member.heads,
+        max_position_embeddings=LONGEST,
+        **own[member.family],
+    )
 
 
 # The text -----------------------------------------------------------------------------------------
@@ -157,8 +254,12 @@ def read_corpus(sources: Sequence[Path]) -> Corpus:
     train: list[str] = []
     held_out: list[str] = []
     for path in files:
-        with open_text(path) as file:
-            lines = list(paragraphs("".join(file)))
+        opened: Any = gzip.open if path.suffix == ".gz" else open
+        try:
+            with opened(path, "rt", encoding="utf-8-sig") as file:
+                lines = list(paragraphs(file.read()))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text: {error}") from None
         cut = len(lines) - len(lines) // _HELD_OUT
         train += lines[:cut]
         held_out += lines[cut:]
@@ -345,10 +446,15 @@ class Plan:
 
 
 Say = Callable[[str], None]
+_SAID_AT_ONCE: Say = partial(print, flush=True)
 
 
 def make_zoo(
-    members: Sequence[Member], corpus: Corpus, out: Path, plan: Plan, say: Say = print
+    members: Sequence[Member],
+    corpus: Corpus,
+    out: Path,
+    plan: Plan,
+    say: Say = _SAID_AT_ONCE,
 ) -> list[dict[str, Any]]:
     """Make what is not there yet; return a record a model, and write them to `out`.
 
@@ -482,52 +588,39 @@ def _save(model: Any, tokenizer: Any, config: Any, folder: Path, record: dict[st
 # The command --------------------------------------------------------------------------------------
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the zoo; the exit code."""
-    options = _options(arguments)
-    torch.set_num_threads(options.threads)
+def main(
+    text: tuple[Path, ...],
+    out: Path,
+    vocabulary: int = 4096,
+    seed: int = 0,
+    threads: int = 1,
+    length: float = 1.0,
+) -> int:
+    """Make the zoo; the exit code.
+
+    Args:
+        text: plain-text files, or folders of them (.txt, .raw, .tokens, .md, perhaps .gz).
+        out: the zoo's folder.
+        vocabulary: tokens of each vocabulary.
+        seed: of weights, batches and masks.
+        threads: CPU threads.
+        length: all pretraining times this.
+    """
+    torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
-    members = [
-        replace(member, steps=max(1, round(member.steps * options.length))) for member in MEMBERS
-    ]
+    members = [replace(each, steps=max(1, round(each.steps * length))) for each in MEMBERS]
     try:
-        records = make_zoo(
-            members,
-            read_corpus(options.text),
-            options.out,
-            Plan(vocabulary=options.vocabulary, seed=options.seed),
-            say=lambda line: print(line, flush=True),
-        )
+        plan = Plan(vocabulary=vocabulary, seed=seed)
+        records = make_zoo(members, read_corpus(text), out, plan)
     except (DataError, ValueError, OSError) as error:
-        print(f"make_zoo: {error}", file=sys.stderr)
+        print(f"zoo: {error}", file=sys.stderr)
         return 2
     shown = ["name", "parameters", "objective", "steps", "tokens", "loss_before", "loss"]
     table = pd.DataFrame(records)[[*shown, "seconds", "processor_seconds"]]
     print(table.to_string(index=False, float_format=lambda x: f"{x:#.4g}"))
-    print(f"written to {options.out / RECORD}")
+    print(f"written to {out / RECORD}")
     return 0
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.make_zoo", description=summary)
-    parser.add_argument(
-        "--text",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="plain-text files, or folders of them (.txt, .raw, .tokens, .md, perhaps .gz)",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens, default %(default)s")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
-    parser.add_argument(
-        "--length", type=float, default=1.0, metavar="X", help="all pretraining times X"
-    )
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main, description=__doc__))
