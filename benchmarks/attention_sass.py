@@ -1,131 +1,106 @@
-"""Counts what attention does per tile of 64 x 32 scores, from machine code, for two versions.
+"""Counts what attention on CUDA does per tile of 64 x 32 scores, from machine code, without a GPU.
 
-    git archive ea7250a csrc | tar x -C /tmp/before
-    python -m benchmarks.attention_sass /tmp/before          # before, and this tree: a table
+    python -m benchmarks.attention_sass
 
-Both versions' kernels are compiled (bfloat16) with line numbers, which change no instruction, and
-disassembled: every instruction then has the chain of source lines it comes from. A rule, the first
-whose pattern is found in the text of that chain, says how often the instruction runs for a tile,
-over all warps: a number of warps, or so often that the tensor cores' products or the asynchronous
-copies of that group come to what a tile needs. Counted is a tile in the middle: rows aligned, no
-mask, no soft cap, no dropout, no row centred anew; what runs once a block is left out. Shared
-memory is counted in passes of 128 bytes, asynchronous copies included, without bank conflicts.
+The kernels are compiled (nvcc; sm_90a, bfloat16) with line numbers, which change no instruction,
+and disassembled (nvdisasm, of the wheel nvidia-cuda-nvdisasm or the toolkit): every instruction
+then has the chain of source lines it comes from. A rule, the first whose pattern is found in the
+text of that chain, says how often the instruction runs for a tile, over all warps: a number of
+warps, or so often that the tensor cores' products or the asynchronous copies of that group come to
+what a tile needs. Counted is a tile in the middle: rows aligned, no mask, no soft cap, no dropout,
+no row centred anew; what runs once a block is left out. Shared memory is counted in passes of 128
+bytes, asynchronous copies included, without bank conflicts.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from benchmarks.sass import ROOT, compile_command, count, disassembler, find_toolkit, run
+ROOT = Path(__file__).resolve().parents[1]
+CUDA = ROOT / "csrc" / "cuda"
+sys.path.insert(0, str(ROOT / "build_backend"))
 
-Rules = list[tuple[str, Any]]
-UNIT_LINES = r"tiles.h:1(39|4\d|5[0-3]):"  # of the innermost loop
-# Before: a block of eight warps, units of 32 x 16 scores, 32 x 32 results. Variables: S streams,
-# D entries of a head, T products of streams, blocks per 64 x 32 scores, sites (calls compiled).
-BEFORE: Rules = [
-    (r"load_tile\((a|b),", 0),
-    (rf"multiply_scores.*{UNIT_LINES}", "sites*T*D/static['products']"),
-    (r"multiply_scores.*tiles.h:13[678]:", "T*4"),
-    (r"multiply_scores", "S*4"),
-    (r"(any = |ScorePlace p|int n = threadIdx.*queries)", 0),
-    (r"load_tile.*(to = \*source|to\[i\])", 0),
-    (r"load_tile.*tiles.h:(8[6-9]|9[0-3]):", "8*blocks"),
-    (r"load_tile", "blocks*2*S*D/8/static['copies']"),
-    (r"load_query_jets", 8),
-    (r"softcap_derivatives|pointwise_jet_backward|uncapped", 0),
-    (r"cap_score.*> (?!.*if \(softcap == A\(0\)\))", 0),
-    (r"mask_value.*>(?!.*switch)", 0),
-    (r"dropout_factor.*>(?!.*keep_from == 0)", 0),
-    (r"forward.cu:1(1[3-9]|2\d|3[01]):", 0),
-    (r"(load|store)_element", "elements*S/4"),
-    (r"differentiate_scores", "elements"),
-    (r"Sums::place", "8*blocks"),
-    (r"scale_rows", "S*2*D/32/4"),
-    (r"(sums|to)\.add.*tiles.h:22[345]:", "T*2*D/32/units"),
-    (r"(sums|to)\.add", "outputs*T*D/static['products']"),
-    (r"", "8*blocks"),
-]
-# After: a warp has 16 rows and N columns; wider heads are shared out over `chunks` blocks, each of
-# which makes the scores. W: warps' tiles per 64 x 32 scores.
-AFTER: Rules = [
-    (r"multiply_tokens", "sites*T*D*chunks/static['products']"),
-    (r"multiply_weights", "T*D/static['products']"),
-    (r"centre_rows|cap_score|tile\.(added|factor|score)", 0),
-    (r"softcap_derivatives|pointwise_jet_backward|uncapped", 0),
-    (r"tile\.fill.*(masked =|dropped =|!masked|tile_within|last_query|rules\.(left|right))", "W"),
-    (r"tile\.fill.*>", 0),
-    (r"(any = |ScorePlace p|int n = threadIdx.*queries)", 0),
-    (r"load_jets", "W"),
-    (r"load_tile.*\*to = inside", 0),
-    (r"load_tile.*(int group =|int threads =|int pieces|int down|start >= down)", "W"),
-    (r"load_tile", "copied/static['copies']"),
+from jachess_build.cuda import compile_command, find_toolkit, run  # noqa: E402
+
+OTHERWISE = re.compile(
+    r"if \((tile\.(dropped|changed)|!tile\.changed|!masked && !dropped)"
+    r"|if \((rules\.softcap != 0|rules\.mask\.kind == MaskKind::none|__any_sync)"
+    r"|if constexpr \(kNeeded\)|const auto next = |load_pieces<S, 1>"
+)
+"""Lines that open what a tile in the middle does not run: a block, or the rest of a function."""
+
+# Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share own
+# tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of products to
+# scores and `outs` of products to results in a kernel.
+RULES = [
+    (r"multiply_tokens", "sites * T * D * chunks / static['products']"),
+    (r"multiply_weights", "outs * T * D / static['products']"),
+    (r"load_pieces.*(for \(int r|copy_async_16|const bool inside|piece =|source \+=|to \+=)",
+     "copied / static['copies']"),
     (r"", "W"),
-]
+]  # fmt: skip
 
 
 @dataclass
 class Part:
-    """A kernel of one version: its name, the first and last text of its loop, what rules read."""
+    """A kernel of attention for heads of D: its file, a pattern of its name, what rules read."""
 
     file: str
     kernel: str
-    begin: str
-    end: str
-    rules: Rules
     values: dict[str, int]
 
 
-def parts_before(S: int, D: int) -> dict[str, list[Part]]:
-    """Return the kernels of the version with units of output, forward and backward."""
-    common = {"S": S, "D": D, "T": {2: 3, 4: 9}[S]}
-    forward = {"blocks": 1, "sites": 1, "elements": 8, "units": 4, "outputs": 1}
-    parts = {
-        "forward": [
-            Part("forward", "BFloat16, 64, 2, 1", "while (key < args.rules.keys)", "key = next;",
-                 [(r"^\S+cu:(29[89]|30\d|318|319|320):", 0), *BEFORE], common | forward)
-        ],
-        "backward": [],
-    }  # fmt: skip
-    for keys in (False, True):
-        outputs = 2 if keys else 1
-        values = {"blocks": 2, "sites": 2, "elements": 64, "units": 4 // outputs}
-        parts["backward"].append(
-            Part("backward", f"tiles_kernel<BFloat16, 2, 1, {str(keys).lower()}>",
-                 "const ScorePlace place = {batch, head, of_keys", "write_sums<rows, Sums, T>(sums",
-                 BEFORE, common | values | {"outputs": outputs})
-        )  # fmt: skip
-    return parts
+def parts_of(S: int, D: int) -> dict[str, list[Part]]:
+    """Return the kernels of a direction, as the launchers choose them for S streams, heads of D."""
 
-
-def parts_after(S: int, D: int) -> dict[str, list[Part]]:
-    """Return the kernels of the version with a strip a warp."""
-    N, common = 32 if S == 2 else 16, {"S": S, "D": D, "T": {2: 3, 4: 9}[S]}
-
-    def part(file: str, kernel: str, N: int, V: int, sites: int, wide: int) -> Part:
+    def part(file: str, kernel: str, N: int, V: int, sites: int, outs: int, whole: bool) -> Part:
         chunks = -(-D // V)
-        values = {"chunks": chunks, "W": 4 * 32 // N * chunks, "sites": sites}
-        copied = {"copied": S * D // 8 * (chunks + (chunks if wide else 1))}
-        return Part(file, kernel, "  go_over(", "      });", AFTER, common | values | copied)
+        values = {"S": S, "D": D, "T": {2: 3, 4: 9}[S], "sites": sites, "outs": outs}
+        values |= {"chunks": chunks, "W": 4 * 32 // N * chunks}
+        return Part(
+            file, kernel, values | {"copied": S * D // 8 * (chunks + (chunks if whole else 1))}
+        )
 
-    V, forward_N = 128 if S == 2 and D > 64 else 64, 64 if S == 2 and D <= 64 else N
-    roles = [(0, 2), (1, 2), (2, 1)]
+    wide = S == 2 and D > 64
+    V, N = (128 if wide else 64), (32 if S == 2 else 16)
+    forward_N = 64 if S == 2 and not wide else N
+    # Role, tile, products to scores, products to results
+    roles = [(0, 16 if wide else N, 2, 1), (1, N, 2, 1), (2, N, 1, 1)]
+    if S == 2 and not wide:
+        roles = [(0, N, 2, 1), (3, N, 2, 2)]
     return {
         "forward": [
-            part("forward", f"forward_kernel<BFloat16, {S}, {forward_N}, {V}>", forward_N, V, 1, 0)
+            part(
+                "forward",
+                f"forward_kernel<BFloat16, {S}, {forward_N}, {V}>",
+                forward_N,
+                V,
+                1,
+                1,
+                False,
+            )
         ],
         "backward": [
-            part("backward", rf"tiles_kernel<BFloat16, {S}, 64, .*\){role}>", N, 64, sites, 1)
-            for role, sites in roles
+            part(
+                "backward",
+                rf"tiles_kernel<BFloat16, {S}, {V}, .*\){role}>",
+                n,
+                V,
+                sites,
+                outs,
+                True,
+            )
+            for role, n, sites, outs in roles
         ],
     }
 
@@ -137,12 +112,45 @@ def lines_of(path: str) -> list[str]:
 
 
 @cache
-def disassembly(tree: Path, file: str) -> dict[str, str]:
+def left_out(path: str) -> frozenset[int]:
+    """Return the numbers of the lines that a tile in the middle does not run."""
+    if Path(path).parent != CUDA:
+        return frozenset()
+    found, lines = set(), lines_of(path)
+    for n, line in enumerate(lines):
+        if not OTHERWISE.search(line):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if re.search(r"return( true)?;$", line):
+            indent -= 2  # of the function's end
+        elif not line.endswith("{"):
+            found |= {n + 1, n + 2}
+            continue
+        last = next(m for m in range(n + 1, len(lines)) if re.match(rf" {{{indent}}}}}", lines[m]))
+        found |= set(range(n + 2, last + 2))
+    return frozenset(found)
+
+
+def disassembler() -> str:
+    """Return the path of nvdisasm.
+
+    Raises:
+        SystemExit: it is not installed.
+    """
+    wheels = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvdisasm"))
+    path = shutil.which("nvdisasm") or (str(wheels[-1]) if wheels else None)
+    if path is None:
+        raise SystemExit("attention_sass: no nvdisasm: pip install nvidia-cuda-nvdisasm.")
+    return path
+
+
+@cache
+def disassembly(file: str) -> dict[str, str]:
     """Compile an attention kernel's file with line numbers; the text of each kernel by name."""
     toolkit = find_toolkit()
     if toolkit is None:
         raise SystemExit("attention_sass: no nvcc was found: install a CUDA toolkit.")
-    source = tree / "csrc" / "cuda" / f"attention_jet_{file}.cu"
+    source = CUDA / f"attention_jet_{file}.cu"
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         command = compile_command(toolkit, source, cubin, ["9.0a"], to="-cubin")
@@ -169,55 +177,55 @@ def instructions(section: str) -> Iterator[tuple[str, list[tuple[str, int]]]]:
             yield code[1].rstrip(";"), chain
 
 
-def work(tree: Path, part: Part) -> Counter[str]:
+def counts_of(opcode: str) -> Counter[str]:
+    """What one instruction adds; of shared memory, passes without bank conflicts."""
+    counts = Counter(instructions=1)
+    if re.match(r"[HDIQ]MMA", opcode):
+        counts["products"] = 1
+    elif opcode.startswith("LDGSTS"):  # 16 bytes a lane
+        counts.update(copies=1, shared=4)
+    elif opcode.startswith("LDSM"):  # LDSM.16.M88.4: four matrices of 128 bytes
+        counts["shared"] = int(opcode.rpartition(".")[2])
+    elif re.match(r"(LDS|STS)(\.|$)", opcode):
+        counts["shared"] = 4 if ".128" in opcode else 2 if ".64" in opcode else 1
+    return counts
+
+
+def work(part: Part) -> Counter[str]:
     """Return what a tile costs in one kernel: instructions, products, shared, all warps'."""
-    kernels = disassembly(tree, part.file)
+    kernels = disassembly(part.file)
     section = next(text for name, text in kernels.items() if re.search(part.kernel, name))
-    main = str(tree / "csrc" / "cuda" / f"attention_jet_{part.file}.cu")
-    source = lines_of(main)
-    first = next(n for n, line in enumerate(source, 1) if part.begin in line)
-    last = next(n for n, line in enumerate(source, 1) if n > first and part.end in line)
-    groups: dict[int, Counter[str]] = {}
+    source = lines_of(str(CUDA / f"attention_jet_{part.file}.cu"))
+    first = next(n for n, line in enumerate(source, 1) if line == "  go_over(")
+    last = next(n for n, line in enumerate(source, 1) if n > first and line == "      });")
+    groups: dict[str, Counter[str]] = {}
     for opcode, chain in instructions(section):
         if opcode == "NOP" or not chain or not first <= chain[0][1] < last:
             continue
-        texts = (f"{Path(f).name}:{n}: {lines_of(f)[n - 1].strip()}" for f, n in chain)
-        path = " > ".join(texts)
-        rule = next(n for n, (pattern, _) in enumerate(part.rules) if re.search(pattern, path))
-        counts = dict.fromkeys(("instructions", "products", "shared loads", "shared stores"), 0)
-        counts |= {"global": 0, "copies": int(opcode.startswith("LDGSTS"))}
-        count(counts, opcode)
-        groups.setdefault(rule, Counter()).update(counts)
+        if any(line in left_out(file) for file, line in chain):
+            continue
+        path = " > ".join(lines_of(file)[line - 1].strip() for file, line in chain)
+        times = next(times for pattern, times in RULES if re.search(pattern, path))
+        groups.setdefault(times, Counter()).update(counts_of(opcode))
     total: Counter[str] = Counter()
-    for rule, counts in groups.items():
-        times = eval(str(part.rules[rule][1]), {}, {**part.values, "static": counts})
-        shared = counts["shared loads"] + counts["shared stores"] + 4 * counts["copies"]
-        total["instructions"] += round(times * counts["instructions"])
-        total["products"] += round(times * counts["products"])
-        total["shared"] += round(times * shared)
+    for times, counts in groups.items():
+        factor = eval(times, {}, {**part.values, "static": counts})
+        for name in ("instructions", "products", "shared"):
+            total[name] += round(factor * counts[name])
     return total
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("before", type=Path, help="a folder with csrc/ of ea7250a")
-    before = parser.parse_args().before.resolve()
-    print("| | S | D | products | shared memory | | instructions | |")
-    print("|---" * 8 + "|")
+    print("| | S | D | products | shared memory | instructions |")
+    print("|---" * 6 + "|")
     for direction in ("forward", "backward"):
         for S in (2, 4):
             for D in (64, 128):
-                old, new = Counter[str](), Counter[str]()
-                for part in parts_before(S, D)[direction]:
-                    old.update(work(before, part))
-                for part in parts_after(S, D)[direction]:
-                    new.update(work(ROOT, part))
-                cells = [f"{old['products']:,} → {new['products']:,}"]
-                for name in ("shared", "instructions"):
-                    cells += [f"{old[name]:,} → {new[name]:,}", f"{new[name] / old[name]:.0%}"]
+                total = sum((work(part) for part in parts_of(S, D)[direction]), Counter[str]())
+                cells = (f"{total[name]:,}" for name in ("products", "shared", "instructions"))
                 print(f"| {direction} | {S} | {D} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

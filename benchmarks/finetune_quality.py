@@ -5,10 +5,11 @@
 
 `--data` has the folders cola, sst2, mrpc, imdb, movie_sentences, product_sentences and snips7, each
 with train and dev files (jsonl.gz).  The grids are in finetune_grids.json.  `few`: 500 rows to the
-end (ten epochs, ten seeds that draw rows of their own); `noisy`: 1,000 rows of which 40 % are
-labelled wrongly; `sizes`: the paper's sizes; `base`: 300 rows, six epochs, for `--model` of base
-size (half an hour a seed and task on one core); all four with the curve over epochs of the plain
-model, and a fifth of the dev rows for temperatures and the epoch to stop at.  `controls`: all other
+end (ten epochs, ten seeds); `noisy`: 1,000 rows of which 40 % are labelled wrongly; `sizes`: the
+paper's sizes; `base`: 300 rows, six epochs, for `--model` of base size (half an hour a seed and
+task on one core); all four with a fifth of the dev rows for temperatures and the plain model's best
+epoch.  (In the published results of these and of `develop` each seed drew rows of its own.)
+`controls`: all other
 methods on SST-2 as in `few`.  `develop`: what was chosen from, on SST-2 alone.  The first
 comparison: `main`, GLUE tasks with SST-2 → IMDb; `shift`, IMDb → SST-2 and movie → product
 sentences; `why`, settings of JacHess one by one; `before`, norms of the encoder as it comes (a few
@@ -16,11 +17,10 @@ steps at a rate of 1e-12); `longer`, ten epochs.  There methods see 1,000 labell
 unlabelled rows; strengths are chosen on a quarter of the labelled rows (in the last three grids
 they are given).  The progress bar says how long a grid will take.
 
-Stopped or killed, the same command goes on; where `--out` has no runs yet, from the results files
-in `--results`.  At the end, or stopped by Ctrl-C, the results files and their tables as markdown
-are there; `python -m benchmarks.quoted --update` draws those of published results anew.  A grid
-varied by the options that say so (other rows, epochs, methods …) leaves its published results
-alone.
+Stopped or killed, the same command goes on.  At the end, or stopped by Ctrl-C, the results files
+and their tables as markdown are there; `python -m benchmarks.quoted --update` draws those of
+published results anew.  A grid varied by the options that say so (other rows, epochs, methods …)
+leaves its published results alone.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ import torch
 import transformers
 
 from jachess_ext._io import DataError, from_json, write_bytes, write_text
-from jachess_ext.compare.finetune import RESULTS as STORED
 from jachess_ext.compare.finetune import run_grid
+from jachess_ext.compare.records import RESULTS as STORED
+from jachess_ext.compare.records import RunRecord, read_records
 from jachess_ext.compare.report import sections, write_report
-from jachess_ext.compare.runs import read_results
 from jachess_ext.compare.settings import Grid, quick
 
 from .common import RESULTS, commit, device_name, markdown
@@ -53,7 +53,6 @@ GRIDS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("finetune_grids.json").read_text(encoding="utf-8")
 )
 VARIATIONS = ("tasks", "methods", "seeds", "rows", "label_noise", "lr", "epochs")
-Record = dict[str, Any]
 
 
 def chosen_grids(names: Sequence[str], tasks: Sequence[str] | None) -> list[str]:
@@ -105,16 +104,6 @@ def published_name(name: str, options: argparse.Namespace) -> str:
     return "_".join(parts)
 
 
-def go_on_from(published: Path, out: Path) -> None:
-    """Put a published results file into a grid's folder that has none: its runs are not repeated.
-
-    A run is taken for the same where all it depends on is, the model's path included.
-    """
-    if not (out / STORED).exists() and published.exists():
-        write_bytes(out / STORED, published.read_bytes())
-        write_text(out / COMMITS, "\n".join([*commits_of(published.with_suffix(".md")), ""]))
-
-
 def commits_of(tables: Path) -> list[str]:
     """Return the commits that the head of a published grid's tables says its runs are of."""
     text = tables.read_text(encoding="utf-8") if tables.exists() else ""
@@ -141,7 +130,7 @@ def page(path: Path) -> str:
     Args:
         path: the jsonl file, whose page lies beside it.
     """
-    records, published = read_results(path), path.with_suffix(".md")
+    records, published = read_records(path), path.with_suffix(".md")
     head, _, _ = published.read_text(encoding="utf-8").partition("\n## ")
     commits = ", ".join(commits_of(published))
     runs = f"{len(records)} runs, started and gone on with at {commits}, by"
@@ -149,7 +138,7 @@ def page(path: Path) -> str:
     return "\n".join([head.rstrip() + "\n", *tables(records)])
 
 
-def tables(records: Sequence[Record]) -> list[str]:
+def tables(records: Sequence[RunRecord]) -> list[str]:
     """Return all sections that have tables, as markdown."""
     parts = []
     for section in sections(records):
@@ -162,7 +151,7 @@ def tables(records: Sequence[Record]) -> list[str]:
     return parts
 
 
-def summary(name: str, records: Sequence[Record], command: str, commits: Sequence[str]) -> str:
+def summary(name: str, records: Sequence[RunRecord], command: str, commits: Sequence[str]) -> str:
     """Return all tables of a grid, and how they were made."""
     head = (
         f"# finetune_quality: {name}\n\n"
@@ -179,7 +168,6 @@ def run(name: str, options: argparse.Namespace, command: str) -> None:
     grid, out = load_grid(name, options), options.out / name
     title = published_name(name, options)
     published = options.results / f"finetune_{title}.jsonl"
-    go_on_from(options.results / f"finetune_{name}.jsonl", out)
     commits = started_at(out)
     stopped: KeyboardInterrupt | None = None
     try:
@@ -188,8 +176,8 @@ def run(name: str, options: argparse.Namespace, command: str) -> None:
         stopped = interrupt
     if not options.quick and (out / STORED).exists():
         write_bytes(published, (out / STORED).read_bytes())
-    records = read_results(out / STORED) if (out / STORED).exists() else []
-    if any(record["kind"] == "final" for record in records):
+    records = read_records(out) if (out / STORED).exists() else []
+    if any(record.kind == "final" for record in records):
         write_report(out / "report.html", records)
         text = summary(title, records, command, commits)
         print(text)

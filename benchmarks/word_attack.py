@@ -17,17 +17,18 @@ word_attack.md from all rows, as `python -m benchmarks.quoted --update` does.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from jachess_ext._io import DataError, write_text
 from jachess_ext._text import DASH
 from jachess_ext.compare.finetune import run_grid
+from jachess_ext.compare.records import RunRecord
 from jachess_ext.compare.settings import Conditions, Grid, Recipe, quick
 from jachess_ext.compare.tables import REFERENCE, costs, differences
 
@@ -40,19 +41,19 @@ FIGURES = ("accuracy", "attacked", "rows", "changed", "share", "queries")
 KEYS = ["task", "seed", "method"]
 
 
-def grid_of(task: str, options: argparse.Namespace) -> Grid:
-    """Return the comparison of a task's methods over the seeds asked for."""
+def grid_of(task: str, seed: int, options: argparse.Namespace) -> Grid:
+    """Return the comparison of a task's methods on the rows that the seed draws."""
     source = str(options.synonyms)
     methods = options.methods or METHODS
     grid = Grid(
         model=str(options.model),
         tasks=(str(options.data / task),),
         methods=tuple(m if m == REFERENCE else f"{m},synonyms={source}" for m in methods),
-        seeds=tuple(options.seeds),
+        seeds=(seed,),
         train_size=TRAIN_ROWS,
         unlabelled_size=1,
         dev_size=DEV_ROWS,
-        resample=True,
+        data_seed=seed,
         recipe=Recipe(epochs=2, batch_size=8, lr=1e-4, max_length=40),
         conditions=Conditions(
             corruption=(),
@@ -66,16 +67,16 @@ def grid_of(task: str, options: argparse.Namespace) -> Grid:
     return quick(grid) if options.quick else grid
 
 
-def rows_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def rows_of(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return a row for each finished run."""
     rows = []
     for record in records:
-        if record["error"] is None:
-            named = {name: record[name] for name in KEYS} | {"score": record["score"]}
-            named["method"] = record["method"].partition(",synonyms=")[0]
-            named |= {name: record["attack"][name] for name in FIGURES}
-            named["seconds.processor"] = record["seconds"]["processor"]
-            rows.append(named | {"candidates": record["attack_candidates"]} | stamped())
+        if record.error is None and record.attack is not None and record.seconds is not None:
+            method = record.method.partition(",synonyms=")[0]
+            named = {"task": record.task, "seed": record.seed, "method": method}
+            named |= {"score": record.score} | {name: record.attack[name] for name in FIGURES}
+            named["seconds.processor"] = record.seconds["processor"]
+            rows.append(named | {"candidates": record.attack_candidates} | stamped())
     return pd.DataFrame(rows)
 
 
@@ -152,9 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.results / "word_attack.csv"
     rows = pd.read_csv(path) if path.exists() else None
     try:
-        for task in options.tasks:
-            folder = options.out / ("quick" if options.quick else "runs") / task
-            records = run_grid(grid_of(task, options), folder, progress=True)
+        for task, seed in itertools.product(options.tasks, options.seeds):
+            folder = options.out / ("quick" if options.quick else "runs") / f"{task}-{seed}"
+            records = run_grid(grid_of(task, seed, options), folder, progress=True)
             rows = merged(rows, rows_of(records))
     except DataError as error:
         print(f"word_attack: {error}", file=sys.stderr)

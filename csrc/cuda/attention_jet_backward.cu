@@ -5,29 +5,34 @@
 //     gp = k (ȳ ⊗ᵀ v),   R = Σ_d ȳ ⊗ᵀ y,   gs = p ⊗ᵀ (gp − R)   (R: through the normaliser l),
 //     v̄ = (k p) ⊗ᵀ ȳ,   q̄ = scale gs ⊗ᵀ k,   k̄ = scale gs ⊗ᵀ q.
 //
-// One kernel computes R. Then one kernel serves three roles, a launch each: its blocks own up to 64
-// tokens of a head, 16 a warp, and go over the others; those of `query` write q̄, those of `key` and
-// `value` go over the queries of all heads that share the key, and write k̄ and v̄. So no sum is made
-// by more than one block, and the result is the same run to run.
+// One kernel computes R. Then one kernel serves four roles, a launch each: its blocks own up to 64
+// tokens of a head, 16 a warp, and go over the others. Blocks that own queries write q̄; those that
+// own keys go over the queries of all heads that share the key, and write k̄, v̄ or, with one
+// direction in bfloat16 or float32, whose registers hold the sums of both, the two. So no sum is
+// made by more than one block, and the result is the same run to run.
 //
 //     role     own tokens     other tokens        registers of a warp, every stream
 //     query    q, ȳ           k, v                p, then gs  [16, N]    q̄ [16, V]
 //     key      k, v           q, ȳ, and l, R      p, then gs  [16, N]    k̄ [16, V]
 //     value    k              q, ȳ, and l         p           [16, N]    v̄ [16, V]
+//     both     k, v           q, ȳ, and l, R      p, then gs  [16, N]    k̄, v̄ [16, V] each
 //
 // Own tokens lie in shared memory throughout, others in one stage of N = 16 or 32 or, where they
-// fit, in two, so that the next tile is loaded behind the products of this one. V is 16 to 64, and
+// fit, in two, so that the next tile is loaded behind the products of this one. V is 16 to 128, and
 // wider results are shared out over blocks.
 #include "attention_launch.h"
 
 namespace jachess {
 namespace {
 
-enum class Role { query, key, value };
+enum class Role { query, key, value, both };
 
-// Columns of the result of a warp, by what fits its registers.
+// Columns of each of a warp's results, and other tokens that it goes over at a time, by what fits
+// its registers; with one direction in 16 bits, heads above 64 take twice the columns.
 template <typename T, int S>
 constexpr int kWidest = sizeof(T) == 4 ? (S == 4 ? 16 : 32) : 64;
+template <int S, int V, Role role>
+constexpr int kTile = role == Role::query && V == 128 ? 16 : attention_tile(S);
 
 // Zeros in the place of scores that take no part.
 template <int S, int N, bool of_keys>
@@ -107,7 +112,7 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N,
 template <typename T, int S, int V, Role role>
 __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     tiles_kernel(const __grid_constant__ AttentionArguments args) {
-  constexpr int N = attention_tile(S);
+  constexpr int N = kTile<S, V, role>;
   constexpr bool of_keys = role != Role::query;
   const AttentionPlan& plan = args.plan;
   const ScoreRules& rules = args.rules;
@@ -115,8 +120,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   const int rows = plan.warps * kStrip;
   const int own_count = of_keys ? rules.keys : rules.queries;
   const int other_count = of_keys ? rules.queries : rules.keys;
-  const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V);
-  const int width = (role == Role::value ? args.value_size : args.size) - block.column;
+  const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V, !of_keys);
 
   char* memory = dynamic_shared_memory();
   const auto tile_at = [&](int offset, int tile_rows, int depth) {
@@ -164,7 +168,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
     load_rows(args.own_second, block.owner, own_count, args.value_size, block.first, own_second,
               plan.second_depth, plan.second_shift);
   if constexpr (!of_keys) load_jets(jets_at(plan.own_jets), rows, block.owner, block.first);
-  float sums[S][V / 8][4] = {};
+  float sums[S][V / 8][4] = {}, value_sums[S][V / 8][4] = {};  // of q̄ or k̄, and of v̄
+  RowUnits<T> units, value_units;
   go_over(
       steps, plan.stages == 2,
       [&](int step) {
@@ -195,29 +200,41 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         multiply_tokens<Sides::factors, S, N>(own, strip, other_of(stage), plan.depth, weights);
         weigh<S, of_keys, N>(
             rules, tile, [&](int s, int n, int e) { return jet(0, s, n, e); }, weights);
-        if constexpr (role == Role::value) {
-          if (tile.dropped) {
+        if constexpr (role == Role::value || role == Role::both) {
+          float kept[S][N / 8][4];
+          for_each_score<N>([&](int n, int e) {
             JACHESS_UNROLL
-            for (int n = 0; n < N / 2; ++n) {
-              const float factor = tile.factor(rules, n / 4, n % 4);
+            for (int s = 0; s < S; ++s) kept[s][n][e] = weights[s][n][e];
+          });
+          if (tile.dropped) {
+            for_each_score<N>([&](int n, int e) {
+              const float factor = tile.factor(rules, n, e);
               JACHESS_UNROLL
-              for (int s = 0; s < S; ++s) weights[s][n / 4][n % 4] *= factor;
-            }
+              for (int s = 0; s < S; ++s) kept[s][n][e] *= factor;
+            });
           }
-          multiply_weights<Sides::column_cotangent, S, N, V>(weights, other_second_of(stage),
-                                                             block.column, width, sums);
-        } else {
+          value_units.template apply<S, N, V>(kept, value_sums);
+          multiply_weights<Sides::column_cotangent, S, N, V>(
+              kept, other_second_of(stage), block.column, args.value_size - block.column,
+              value_sums);
+        }
+        if constexpr (role != Role::value) {
           float grads[S][N / 8][4] = {};
           multiply_tokens<of_keys ? Sides::column_cotangent : Sides::row_cotangent, S, N>(
               own_second, strip, other_second_of(stage), plan.second_depth, grads);
           differentiate<S, of_keys, N>(
               rules, tile, [&](int s, int n, int e) { return jet(1, s, n, e); }, weights, grads);
+          units.template apply<S, N, V>(grads, sums);
           multiply_weights<Sides::row_cotangent, S, N, V>(grads, other_of(stage), block.column,
-                                                          width, sums);
+                                                          args.size - block.column, sums);
         }
       });
-  write_strip<T, S, V>(sums, args.out, block, strip, own_count, block.column + width,
-                       [](int, float*) {});
+  const auto unchanged = [](int, float*) {};
+  if constexpr (role != Role::value)
+    write_strip<T, S, V>(sums, units, args.out, block, strip, own_count, args.size, unchanged);
+  if constexpr (role == Role::value || role == Role::both)
+    write_strip<T, S, V>(value_sums, value_units, args.value_out, block, strip, own_count,
+                         args.value_size, unchanged);
 }
 
 // R = Σ_d ȳ ⊗ᵀ y, a warp per query.
@@ -255,16 +272,17 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   }
 }
 
-template <typename T, int S, Role role>
+template <typename T, int S, int V, Role role>
 int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const JetHeads& gy,
                  const JetHeads& out, Queue queue) {
   constexpr bool of_keys = role != Role::query;
-  constexpr int V = kWidest<T, S>;
+  constexpr int N = kTile<S, V, role>;
   AttentionPlan& plan = args.plan;
   plan.depth = depth_of(args.size);
   plan.second_depth = round_up(args.value_size, 16);
-  plan.chunks = ((role == Role::value ? plan.second_depth : plan.depth) + V - 1) / V;
-  constexpr int N = attention_tile(S);
+  int columns = role == Role::value ? plan.second_depth : plan.depth;
+  if (role == Role::both && plan.second_depth > columns) columns = plan.second_depth;
+  plan.chunks = (columns + V - 1) / V;
   if (!make_plan<T, S, N>(of_keys ? problem.keys : problem.queries, role == Role::value ? 1 : 2,
                           of_keys ? Jets::other : Jets::own,
                           scratch_of<S>(problem, N, problem.softcap != 0),
@@ -278,6 +296,17 @@ int launch_tiles(AttentionArguments args, const AttentionProblem& problem, const
   const int64_t owners = problem.batch * (of_keys ? problem.key_heads : problem.heads);
   return launch_with_shared(tiles_kernel<T, S, V, role>, owners * plan.tiles * plan.chunks,
                             plan.warps * kWarp, static_cast<size_t>(plan.bytes), queue, args);
+}
+
+template <typename T, int S, int V, Role... roles>
+int launch_roles(const AttentionArguments& args, const AttentionProblem& problem,
+                 const JetHeads& gy, const JetHeads& gquery, const JetHeads& gkey, Queue queue) {
+  int error = 0;
+  const auto launch_one = [&](auto launch, const JetHeads& out) {
+    if (error == 0) error = launch(args, problem, gy, out, queue);
+  };
+  (launch_one(launch_tiles<T, S, V, roles>, roles == Role::query ? gquery : gkey), ...);
+  return error;
 }
 
 }  // namespace
@@ -299,10 +328,21 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
     int error = launch(
         shares_kernel<Stored, S>, ceil_divide(queries, kMostWarps), kMostWarps * kWarp, queue, args,
         gy, y, Elements{false, problem.storage == Storage::f16}, static_cast<float*>(shares));
-    if (error == 0) error = launch_tiles<T, S, Role::query>(args, problem, gy, gquery, queue);
-    if (error == 0) error = launch_tiles<T, S, Role::key>(args, problem, gy, gkey, queue);
-    if (error == 0) error = launch_tiles<T, S, Role::value>(args, problem, gy, gvalue, queue);
-    return error;
+    if (error != 0) return error;
+    constexpr int V = kWidest<T, S>;
+    args.value_out = gvalue;
+    if constexpr (S == 2 && sizeof(T) == 2) {
+      if (problem.size > V || problem.value_size > V)
+        return launch_roles<T, S, 2 * V, Role::query, Role::key, Role::value>(args, problem, gy,
+                                                                              gquery, gkey, queue);
+    }
+    // The units of float16 take the registers that both gradients need.
+    if constexpr (S == 2 && !RowUnits<T>::kNeeded) {
+      return launch_roles<T, S, V, Role::query, Role::both>(args, problem, gy, gquery, gkey, queue);
+    } else {
+      return launch_roles<T, S, V, Role::query, Role::key, Role::value>(args, problem, gy, gquery,
+                                                                        gkey, queue);
+    }
   });
 }
 

@@ -31,8 +31,8 @@ struct RowState {
 };
 
 // A row's centre follows a score that is larger than its primal part by more than this: weights
-// stay below e^4, and rows are seldom centred anew. Not in float16, whose range the second-order
-// stream of such weights would leave.
+// stay below e^4, and rows are seldom centred anew. In float16 at every rise: where tangents are
+// large, terms that cancel in N / L are the smaller the nearer the centre is.
 template <typename T>
 constexpr float kHeadroom = std::is_same_v<T, Half> ? 0.0f : 4.0f;
 
@@ -150,6 +150,7 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) base[row] = base_of(state.centre[row][0]);
+  recompute(scale);  // else its products are shared with centre_rows, and no longer fused below
   for_each_score<N>([&](int n, int e) {
     float weight[S];
     weight_of<S, N>(w, n, e, scale, base[e / 2], state.centre[e / 2], weight);
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   const ScoreRules& rules = args.rules;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, strip = warp * kStrip;
   const int rows = plan.warps * kStrip;
-  const BlockPlace block(plan, rules.heads, V);
+  const BlockPlace block(plan, rules.heads, V, true);
   const int key_head = block.owner / args.group;
   const ScorePlace first = {block.batch, block.owner, block.first, 0};
   const auto place_of = [&](int step, int below) {
@@ -220,6 +221,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
 
   float sums[S][V / 8][4] = {};
   RowState<S> state;
+  RowUnits<T> units;
   load_tile<S>(
       queries,
       rows_of<T>(args.own, block.batch, block.owner, rules.queries, args.size, args.aligned),
@@ -248,6 +250,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
         tile.fill(rules, place);
         multiply_tokens<Sides::factors, S, N>(queries, strip, keys_of(stage), plan.depth, weights);
         weigh_scores<T, S, N, V>(rules, tile, weights, state, sums);
+        units.template apply<S, N, V>(weights, sums);
         multiply_weights<Sides::factors, S, N, V>(weights, values_of(stage), 0,
                                                   args.value_size - block.column, sums);
       });
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) warp_reduce<Add, S, 4>(state.sum[row]);
   if (block.column == 0) write_stats<S>(args, place_of(0, strip), state);
-  write_strip<T, S, V>(sums, args.out, block, strip, rules.queries, args.value_size,
+  write_strip<T, S, V>(sums, units, args.out, block, strip, rules.queries, args.value_size,
                        [&](int row, float* jet) { quotient_jet<S>(state.sum[row], jet); });
 }
 

@@ -33,9 +33,10 @@ struct AttentionPlan {
 struct AttentionArguments {
   ScoreRules rules;
   AttentionPlan plan;
-  JetHeads own, own_second, other, other_second, out;
-  float* stats;         // [S, batch, heads, queries]: the jet of log Σ e^score
-  const float* shares;  // likewise: R
+  JetHeads own, own_second, other, other_second;
+  JetHeads out, value_out;  // y, q̄ or k̄; v̄ of the backward
+  float* stats;             // [S, batch, heads, queries]: the jet of log Σ e^score
+  const float* shares;      // likewise: R
   int batch, group, size, value_size;
   bool aligned;  // all operands' rows
 };
@@ -129,14 +130,18 @@ int dispatch_attention(const AttentionProblem& problem, const F& f) {
 // ---- on the device ------------------------------------------------------------------------------
 
 // What a block owns: tokens from `first` on of head `owner`, columns of the result from `column`.
+// last_first: of a head's tiles, the last ones start first. The last queries of a causal head see
+// most keys, and the first keys most queries; what starts last should be short.
 struct BlockPlace {
   int first, owner, batch, column;
 
-  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns) {
+  __device__ inline BlockPlace(const AttentionPlan& plan, int owners, int columns,
+                               bool last_first) {
     int block = static_cast<int>(blockIdx.x);
     column = block % plan.chunks * columns;
     block /= plan.chunks;
-    first = block % plan.tiles * plan.warps * kStrip;
+    const int tile = block % plan.tiles;
+    first = (last_first ? plan.tiles - 1 - tile : tile) * plan.warps * kStrip;
     block /= plan.tiles;
     owner = block % owners;
     batch = block / owners;
@@ -169,11 +174,66 @@ __device__ inline void go_over(int steps, bool ahead, const Next& next, const Lo
   copy_async_wait<0>();
 }
 
+// The powers of two that multiply a lane's two rows of weights, and with them what they have summed
+// up, before they are rounded to T: 1 but for float16. Its range would hold neither the
+// second-order stream of a weight whose score has tangents beyond 256 nor, to 11 bits, the
+// gradients of scores that thousands of others share a row with.
+template <typename T>
+struct RowUnits {
+  static constexpr bool kNeeded = std::is_same_v<T, Half>;
+  static constexpr float kFirst = kNeeded ? 1099511627776.0f : 1.0f;  // 2^40: lowered at need
+  static constexpr float kLargest = 32768.0f;  // that a row's weights come to, times its unit
+
+  float unit[2] = {kFirst, kFirst};
+
+  // Multiplies the weights; where a row has one that is larger than all before, its unit is
+  // lowered, and its sums follow. A row's unit depends on nothing but its own weights.
+  template <int S, int N, int V>
+  __device__ inline void apply(float (&weights)[S][N / 8][4], float (&sums)[S][V / 8][4]) {
+    if constexpr (kNeeded) {
+      float top[2] = {}, factor[2];
+      for_each_score<N>([&](int n, int e) {
+        JACHESS_UNROLL
+        for (int s = 0; s < S; ++s) top[e / 2] = ::fmaxf(::fabsf(weights[s][n][e]), top[e / 2]);
+      });
+      if (__any_sync(0xFFFFFFFFu, top[0] * unit[0] > kLargest || top[1] * unit[1] > kLargest)) {
+        JACHESS_UNROLL
+        for (int row = 0; row < 2; ++row) {
+          warp_reduce<Larger, 1, 4>(&top[row]);
+          // 2^13 over the power of two below the row's largest, which leaves it room to rise
+          const uint32_t exponent = float_to_bits(top[row]) & 0x7F800000u;
+          const float fitting = bits_to_float((267u << 23) - exponent);
+          const float next = top[row] * unit[row] > kLargest ? fitting : unit[row];
+          factor[row] = next / unit[row];
+          unit[row] = next;
+        }
+        JACHESS_UNROLL
+        for (int s = 0; s < S; ++s) {
+          JACHESS_UNROLL
+          for (int v = 0; v < V / 2; ++v) sums[s][v / 4][v % 4] *= factor[v % 4 / 2];
+        }
+      }
+      for_each_score<N>([&](int n, int e) {
+        JACHESS_UNROLL
+        for (int s = 0; s < S; ++s) weights[s][n][e] *= unit[e / 2];
+      });
+    }
+  }
+
+  // Takes the unit of a row's sums away again.
+  template <int S>
+  __device__ inline void remove(int row, float (&jet)[S]) const {
+    const float inverse = 1 / unit[row];
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) jet[s] *= inverse;
+  }
+};
+
 // Writes a strip's results: f(row, jet) of each entry's sums, row being 0 or 1 of a lane's two.
 template <typename T, int S, int V, typename F>
-__device__ inline void write_strip(const float (&sums)[S][V / 8][4], const JetHeads& out,
-                                   const BlockPlace& block, int strip, int count, int size,
-                                   const F& f) {
+__device__ inline void write_strip(const float (&sums)[S][V / 8][4], const RowUnits<T>& units,
+                                   const JetHeads& out, const BlockPlace& block, int strip,
+                                   int count, int size, const F& f) {
   T* to = static_cast<T*>(out.data) + block.batch * out.batch + block.owner * out.head;
   JACHESS_UNROLL
   for (int v = 0; v < V / 8; ++v) {
@@ -185,6 +245,7 @@ __device__ inline void write_strip(const float (&sums)[S][V / 8][4], const JetHe
       float jet[S];
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) jet[s] = sums[s][v][e];
+      units.remove(e / 2, jet);
       f(e / 2, jet);
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) convert(jet[s], to[s * out.stream + token * out.token + column]);

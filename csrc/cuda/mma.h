@@ -29,6 +29,11 @@ __device__ inline void recompute(int& n) {
   asm volatile("" : "+r"(n));
 #endif
 }
+__device__ inline void recompute(float& n) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+f"(n));
+#endif
+}
 
 // ---- asynchronous copies from global to shared memory ------------------------------------------
 

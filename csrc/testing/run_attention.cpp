@@ -6,7 +6,8 @@
 // A tensor's value is its number of elements and its strides, as N,STREAM,BATCH,HEAD,ROW (of the
 // mask: N,KIND,BATCH,HEAD,QUERY,KEY); INPUT holds the elements one tensor after the other. Without
 // `gy` the forward runs and writes y and stats; with it the backward, which also reads both and
-// writes the three gradients.
+// writes the three gradients. With `plans` no kernel runs, and a line for each launch is written:
+// its warps, stages and bytes of shared memory.
 #include "../cuda/launchers.h"
 #include "options.h"
 
@@ -67,6 +68,10 @@ int main(int count, char** argument) {
   parse_options(count, argument);
   AttentionProblem problem = read_problem();
   const Queue queue = {nullptr, 0};
+  if (options.count("plans"))
+    planned = [](int warps, int stages, size_t bytes) {
+      output << warps << ' ' << stages << ' ' << bytes << '\n';
+    };
   const int64_t element = element_bytes(problem.storage);
   Heads query = read_heads("query", element), key = read_heads("key", element),
         value = read_heads("value", element);
@@ -88,6 +93,7 @@ int main(int count, char** argument) {
   if (!options.count("gy")) {
     Result y(problem, problem.heads, problem.queries, problem.value_size);
     const int error = attention_jet_cuda(problem, y.view, stats.data(), queue);
+    if (planned) return exit_status(error);
     write(y.buffer);
     write(stats);
     return exit_status(error);
@@ -101,6 +107,7 @@ int main(int count, char** argument) {
   const int error =
       attention_jet_backward_cuda(problem, gy.view, y.view, stats.data(), shares.data(),
                                   gquery.view, gkey.view, gvalue.view, queue);
+  if (planned) return exit_status(error);
   write(gquery.buffer);
   write(gkey.buffer);
   write(gvalue.buffer);

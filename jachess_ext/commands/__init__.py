@@ -5,23 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .._io import DataError
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def check_ending(path: Path | None, *endings: str) -> None:
     """Raise DataError if a file name has none of these endings."""
     if path is not None and path.suffix not in endings:
         raise DataError(f"'{path}' is not a file name that ends in {' or '.join(endings)}")
-
-
-def print_frame(frame: DataFrame) -> None:
-    """Print a table, its numbers with four significant digits."""
-    print(frame.to_string(index=False, float_format="{:#.4g}".format))
 
 
 def use_device(name: str) -> None:

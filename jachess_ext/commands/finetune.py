@@ -6,9 +6,9 @@ import argparse
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -16,9 +16,6 @@ from tyro.constructors import PrimitiveConstructorSpec
 from .._io import DataError, from_json, read_json, write_json
 from ..compare.settings import Columns, Conditions, Grid, Recipe, Tuning
 from . import use_device
-
-if TYPE_CHECKING:
-    from ..compare.runs import Record
 
 
 def _by_name(metavar: str, value: type, cut: Callable[[str], tuple[str, str, str]]) -> Any:
@@ -123,7 +120,8 @@ def finetune(
     Raises:
         DataError: What was given cannot be used; nothing has been trained.
     """
-    from ..compare.finetune import RESULTS, run_grid
+    from ..compare.finetune import run_grid
+    from ..compare.records import RESULTS
     from ..compare.report import print_report, write_report
     from ..compare.runs import connect_ray
     from ..compare.settings import quick as quick_grid
@@ -146,7 +144,7 @@ def finetune(
     print_report(records)
     write_report(out / "report.html", records)
     print(f"Report: {out / 'report.html'}, from {RESULTS} beside it")
-    return int(any(record["error"] for record in records))
+    return int(any(record.error for record in records))
 
 
 def evaluate(
@@ -187,8 +185,15 @@ def evaluate(
     Raises:
         DataError: What was given cannot be used.
     """
-    from ..compare.finetune import judge_saved, read_records
-    from ..compare.report import judged_section, print_report, write_html, write_report
+    from ..compare.finetune import judge_saved
+    from ..compare.records import read_records
+    from ..compare.report import (
+        judged_section,
+        print_report,
+        print_section,
+        write_html,
+        write_report,
+    )
     from ..compare.runs import prepare
 
     if (results is None) == (model is None):
@@ -215,29 +220,10 @@ def evaluate(
     use_device(device)
     prepare(threads)
     judged = list(judge_saved(grid, device="cpu" if device == "cpu" else "cuda"))
-    for figures in judged:
-        _print(figures)
+    sections = [judged_section(each) for each in judged]
+    for section in sections:
+        print_section(section)
     if out is not None and out.suffix == ".html":
-        write_html(out, f"Judged: {model}", map(judged_section, judged))
+        write_html(out, f"Judged: {model}", sections)
     elif out is not None:
-        write_json(out, judged)
-
-
-def _print(figures: Record) -> None:
-    from ..compare.report import attack_text
-
-    lines = [f"{figures['task']}: {figures['metric']} {figures['score']:.3f}"]
-    if figures["brier"] is not None:
-        lines.append(f"  Brier {figures['brier']:.3f}, ECE {figures['ece']:.3f}")
-    lines += [
-        f"  {100 * float(s):.0f} % tokens unknown: {v:.3f}" for s, v in figures["corrupted"].items()
-    ]
-    lines += [f"  noise δ = {d} rms: {v:.3f}" for d, v in figures["noisy"].items()]
-    lines += [f"  {noise}: accuracy {v:.3f}" for noise, v in figures["perturbed"].items()]
-    lines += [f"  on {target}: {of['score']:.3f}" for target, of in figures["shift"].items()]
-    if figures.get("attack"):
-        lines.append(f"  {attack_text(figures)}")
-    if figures["jacobian"]:
-        norms = sum(figures["jacobian"]), sum(figures["hessian"])
-        lines.append(f"  Σ‖J‖ {norms[0]:,.0f}, Σ‖H‖ {norms[1]:,.0f}")
-    print("\n".join(lines))
+        write_json(out, [asdict(each) for each in judged])

@@ -74,24 +74,21 @@ def select_live(
         DataError: What was given cannot be used; nothing has been trained.
         MissingExtra: An optional library is needed and missing.
     """
-    own_columns = _parsed(Columns(), columns, "--columns")
-    own_recipe = _parsed(Recipe(), recipe, "--recipe")
-    where: dict[str, Any] = {}
-    with suppress(ValueError):  # else a Ray cluster
-        where["processes"] = int(processes)
-    if where.get("processes", 1) < 1:
+    of_files = _parsed(Columns(), columns, "--columns")
+    tuned_by = _parsed(Recipe(), recipe, "--recipe")
+    on_ray = not processes.lstrip("-").isdecimal()
+    if not on_ray and int(processes) < 1:
         raise DataError(f"--processes is {processes}; expected at least 1, or a Ray cluster")
     require("transformers", extra="hf")
     from ..compare.runs import connect_ray
     from ..live import LiveSettings, choice
     from ..live.report import write_live_selection
 
-    if not where:
+    if on_ray:
         connect_ray(processes)
-        where["backend"] = "ray"
     settings = LiveSettings(
-        columns=own_columns,
-        recipe=own_recipe,
+        columns=of_files,
+        recipe=tuned_by,
         target=target if target is None else int(target),
         rank_by=rank_by,
         method=method,
@@ -105,8 +102,9 @@ def select_live(
         out,
         settings,
         keep_winner=keep_winner,
+        processes=1 if on_ray else int(processes),
+        backend="ray" if on_ray else "loky",
         progress=lambda text: print(text, file=sys.stderr),
-        **where,
     )
     _print(selection)
     print(f"Result: {out / choice.RESULT}; the runs: {out / choice.RECORDS}")

@@ -23,17 +23,9 @@ import transformers
 from torch import Tensor, nn
 from transformers.integrations import get_reporting_integration_callbacks
 
-from .._io import (
-    DataError,
-    finite,
-    from_json,
-    require,
-    shown,
-    whole_folder,
-    write_json,
-)
+from .._io import DataError, finite, from_json, require, whole_folder, write_json
 from ..attack import NEAREST, read_synonyms
-from ..smoothness.corruption import embedding_scale
+from ..smoothness.corruption import embedding_scale, unknown_token_id
 from ..smoothness.settings import layer_indices
 from ..training import JacHess, Method, MethodTrainer, parse_method, with_lora
 from ..training.batches import mixed_seed
@@ -41,7 +33,6 @@ from ..training.methods.weights import is_masked
 from .judge import judge, judge_task
 from .models import (
     Encoded,
-    check_corruptible,
     check_tokens,
     content_digest,
     encode,
@@ -51,8 +42,11 @@ from .models import (
     load_tokenizer,
     model_version,
 )
-from .runs import Record, adopt_results, locked, read_results, run_all, write_results
+from .noise import with_wrong_labels
+from .records import RESULTS, Figures, Judged, RunRecord
+from .runs import Record, locked, run_all, write_results
 from .settings import Conditions, Grid, Recipe
+from .tables import REFERENCE
 from .tasks import (
     Task,
     check_shift,
@@ -61,11 +55,9 @@ from .tasks import (
     load_task,
     selected,
     with_validation,
-    with_wrong_labels,
 )
 
-RESULTS = "results.jsonl"
-_EDITION = 4  # raise it when a change of the code changes a run's record: older runs are repeated
+_EDITION = 5  # raise it when a change of the code changes a run's record: older runs are repeated
 _LOG_EVERY = 10  # optimiser steps between two losses sent to a tracker
 
 
@@ -82,8 +74,7 @@ class Job:
         method: its text in the grid, which is its name in tables.
         value: of the method's knob; None: as the method has it.
         shift: tasks on whose dev rows the model is judged as well.
-        curve: epochs after which it is judged as well.
-        label_noise, resampled: how `task` was drawn, for the record.
+        label_noise: share of wrong labels in `task`, for the record.
     """
 
     kind: Literal["tuning", "final"]
@@ -96,9 +87,7 @@ class Job:
     recipe: Recipe
     conditions: Conditions
     shift: tuple[Task, ...] = ()
-    curve: tuple[int, ...] = ()
     label_noise: float = 0.0
-    resampled: bool = False
 
     @property
     def configured(self) -> Method:
@@ -120,7 +109,7 @@ class Job:
         sources = _synonyms(self.conditions, [self.configured])
         if files := [Path(source) for source in sources if source != NEAREST]:
             own["synonyms"] = [content_digest(file) for file in files]
-        names = ("kind", "model", "version", "method", "value", "seed", "curve")
+        names = ("kind", "model", "version", "method", "value", "seed")
         content = json.dumps(finite(own | {name: getattr(self, name) for name in names}))
         key = hashlib.sha256(content.encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.method}")[:60]
@@ -137,7 +126,7 @@ class LoadedGrid:
 
     Attributes:
         shift: by each task's name the tasks it is judged on as well.
-        by_seed: the tasks, in the order of `tasks`, as each seed sees them.
+        by_seed: the tasks, in the order of `tasks`, with the wrong labels that each seed draws.
     """
 
     grid: Grid
@@ -153,34 +142,30 @@ def load(grid: Grid) -> LoadedGrid:
     Raises:
         DataError: a task, method, size or shift that cannot be used.
     """
+    tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
     try:
-        methods = [parse_method(method) for method in grid.methods]
+        transformers.SchedulerType(grid.recipe.scheduler)
+        for text in grid.methods:
+            method = parse_method(text)
+            _check_method(method, tokenizer, config)
+            for value in tuned(text, grid):
+                _with_knob(method, value)
     except ValueError as error:
         raise DataError(str(error)) from error
-    schedulers = sorted({each.value for each in transformers.SchedulerType} - _NEED_MORE)
-    if grid.recipe.scheduler not in schedulers:
-        raise DataError(
-            f"scheduler is {grid.recipe.scheduler!r}; expected one of {', '.join(schedulers)}"
-        )
-    tokenizer, config = load_tokenizer(grid.model), load_config(grid.model)
-    if grid.conditions.corruption:
-        check_corruptible(tokenizer, grid.model)
-    _check_synonyms(_synonyms(grid.conditions, methods))
-    try:
-        for method in methods:
-            _check_method(method, tokenizer, config)
-    except ValueError as error:
-        raise DataError(f"{grid.model}: {error}") from error
+    _check_conditions(grid, tokenizer)
     whole = [load_task(spec, grid.columns) for spec in grid.tasks]
-    for task in whole:
-        _check_attackable(task, tokenizer, grid)
-    tasks = tuple(_drawn(task, grid, tokenizer, grid.data_seed) for task in whole)
+    tasks = tuple(_drawn(task, grid, tokenizer) for task in whole)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         raise DataError(
             f"two tasks have one name: {', '.join(names)}; give another with name=<task>"
         )
-    _check_tuning(grid)
+    open_ = {text: parse_method(text).label for text in grid.methods if _is_open(text)}
+    if untried := sorted(set(grid.tuning.methods) - {*open_, *open_.values()}):
+        raise DataError(
+            f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
+            f"choose; expected one of: {'; '.join(open_) or 'none'}"
+        )
     shift = {
         name: tuple(_dev_rows(target, grid, tokenizer) for target in targets)
         for name, targets in _shift_targets(grid, tasks).items()
@@ -188,26 +173,14 @@ def load(grid: Grid) -> LoadedGrid:
     if any(tuned(method, grid) for method in grid.methods):
         for task in tasks:
             held_out(task, grid.tuning.validation)
-    by_seed = {}
-    for seed in grid.seeds:
-        seen = tasks
-        if grid.resample:
-            drawn_by = mixed_seed(grid.data_seed, seed)
-            seen = tuple(_drawn(task, grid, tokenizer, drawn_by) for task in whole)
-        if grid.label_noise:
+    by_seed = dict.fromkeys(grid.seeds, tasks)
+    if grid.label_noise:
+        for seed in grid.seeds:
             drawn_by = mixed_seed(grid.data_seed, seed, 1)
-            seen = tuple(with_wrong_labels(task, grid.label_noise, drawn_by) for task in seen)
-        by_seed[seed] = seen
+            by_seed[seed] = tuple(
+                with_wrong_labels(task, grid.label_noise, drawn_by) for task in tasks
+            )
     return LoadedGrid(grid, model_version(grid.model), tasks, shift, by_seed)
-
-
-_NEED_MORE = {  # schedulers that need a metric, or settings of their own
-    "reduce_lr_on_plateau",
-    "greedy",
-    "warmup_stable_decay",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-}
 
 
 def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
@@ -216,27 +189,16 @@ def _synonyms(conditions: Conditions, methods: Iterable[Method]) -> list[str]:
     return sorted({source for source in named if source is not None})
 
 
-def _check_synonyms(sources: Sequence[str]) -> None:
-    """Read the files of synonyms, which raises a DataError where one cannot be used."""
-    for source in sources:
+def _check_conditions(grid: Grid, tokenizer: Any) -> None:
+    """Refuse a tokenizer without an unknown token, and synonyms that cannot be read."""
+    if grid.conditions.corruption:
+        try:
+            unknown_token_id(tokenizer)
+        except ValueError as error:
+            raise DataError(f"{grid.model}: {error}") from error
+    for source in _synonyms(grid.conditions, map(parse_method, grid.methods)):
         if source != NEAREST:
             read_synonyms(source)
-
-
-def _check_attackable(task: Task, tokenizer: Any, grid: Grid) -> None:
-    """Refuse an attack on a regression, or with a tokenizer that has no places of tokens."""
-    if grid.conditions.attack is None:
-        return
-    if task.regression:
-        raise DataError(
-            f"{task.name} is a regression, and a word attack needs classes; leave out "
-            "conditions.attack"
-        )
-    if not tokenizer.is_fast:
-        raise DataError(
-            f"{grid.model}: a word attack needs a fast tokenizer, and the model has a "
-            f"{type(tokenizer).__name__}; leave conditions.attack out"
-        )
 
 
 def _check_method(method: Method, tokenizer: Any, config: Any) -> None:
@@ -268,12 +230,12 @@ def _shift_targets(grid: Grid, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     return targets
 
 
-def _drawn(task: Task, grid: Grid, tokenizer: Any, seed: int) -> Task:
-    """Return the rows of a task that the grid uses, those to train on drawn by `seed`."""
+def _drawn(task: Task, grid: Grid, tokenizer: Any) -> Task:
+    """Return the rows of a task that the grid uses."""
     size = grid.train_size
     if size is not None and grid.fewer:
         size = min(size, len(task.train))
-    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, seed, dev_seed=grid.data_seed)
+    drawn = selected(task, size, grid.unlabelled_size, grid.dev_size, grid.data_seed)
     check_tokens(drawn, task, tokenizer)
     return with_validation(drawn, grid.validation, grid.data_seed) if grid.validation else drawn
 
@@ -285,10 +247,16 @@ def _dev_rows(target: Task, grid: Grid, tokenizer: Any) -> Task:
     return replace(drawn, train=drawn.train.part(0, 1))
 
 
+def _is_open(text: str) -> bool:
+    """Return whether a method has a knob that its text does not set."""
+    knob = parse_method(text).knob
+    return knob is not None and f"{knob}=" not in text
+
+
 def tuned(text: str, grid: Grid) -> tuple[float, ...]:
     """Return the values to try for a method, see `Tuning`: none where its text sets the knob."""
     method, tuning = parse_method(text), grid.tuning
-    if method.knob is None or f"{method.knob}=" in text:
+    if not _is_open(text):
         return ()
     for name in (text, method.label):
         if name in tuning.methods:
@@ -298,27 +266,6 @@ def tuned(text: str, grid: Grid) -> tuple[float, ...]:
     if isinstance(method, JacHess) or not tuning.strength:
         return tuple(sorted(tuning.strength))
     return tuple(sorted(factor * method.strength for factor in tuning.factors))
-
-
-def _check_tuning(grid: Grid) -> None:
-    """Refuse values for a method that the grid lacks, and values that a method does not take."""
-    open_methods = {
-        text: method
-        for text in grid.methods
-        if (method := parse_method(text)).knob is not None and f"{method.knob}=" not in text
-    }
-    names = [name for text, method in open_methods.items() for name in (text, method.label)]
-    if untried := sorted(set(grid.tuning.methods) - set(names)):
-        raise DataError(
-            f"tuning names the method {untried[0]!r}, which is none of the grid's with a value to "
-            f"choose; expected one of: {'; '.join(dict.fromkeys(names)) or 'none'}"
-        )
-    for text, method in open_methods.items():
-        for value in tuned(text, grid):
-            try:
-                _with_knob(method, value)
-            except ValueError as error:
-                raise DataError(f"tuning of {text!r}: {error}") from error
 
 
 def tuning_jobs(loaded: LoadedGrid) -> list[Job]:
@@ -363,9 +310,7 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
             recipe=grid.recipe,
             conditions=grid.conditions,
             shift=loaded.shift[task.name],
-            curve=grid.curve if method in grid.curve_methods else (),
             label_noise=grid.label_noise,
-            resampled=grid.resample,
         )
         for seed in grid.seeds
         for task in loaded.by_seed[seed]
@@ -373,21 +318,15 @@ def final_jobs(loaded: LoadedGrid, chosen: Mapping[tuple[str, str], float]) -> l
     ]
 
 
-def choose(records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Choose the value of the knob by (task, method) from records of tuning runs; see `Tuning`.
-
-    Example:
-        >>> runs = [{"task": "cola", "method": "l2", "value": v, "score": s, "brier": 0.2}
-        ...         for v, s in ((1e-6, 0.5), (1e-5, 0.6))]
-        >>> choose(runs)
-        {('cola', 'l2'): 1e-05}
-    """
+def choose(records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
+    """Choose the value of the knob by (task, method) from records of tuning runs; see `Tuning`."""
     tried: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
     for record in records:
-        by_value = tried.setdefault((record["task"], record["method"]), {})
-        score = -np.inf if record["score"] is None else record["score"]
-        brier = 0.0 if record["brier"] is None else record["brier"]
-        by_value.setdefault(record["value"], []).append((score, -brier))
+        assert record.value is not None  # a tuning run tries one
+        by_value = tried.setdefault((record.task, record.method), {})
+        score = -np.inf if record.score is None else record.score
+        brier = 0.0 if record.brier is None else record.brier
+        by_value.setdefault(record.value, []).append((score, -brier))
     return {
         key: max(sorted(by_value), key=lambda value: tuple(np.mean(by_value[value], axis=0)))
         for key, by_value in tried.items()
@@ -487,12 +426,10 @@ def _in_own_precision(model: Any) -> Iterator[Any]:
 
 def run(
     job: Job, *, models: Path | None = None, report_to: Sequence[str] = (), logs: Path | None = None
-) -> Record:
+) -> RunRecord:
     """Fine-tune and judge; return the record, the same on every call but for its ``seconds``.
 
-    A run whose loss is not finite is recorded with its ``error`` and without figures.  The seconds
-    are those of ``training`` and ``judging``, and the ``processor`` seconds of training, which
-    depend less on other work on the machine.
+    A run whose loss is not finite is recorded with its ``error`` and without figures.
 
     Args:
         models: folder to save the fine-tuned model in, below the run's name; None: not saved.
@@ -509,24 +446,25 @@ def run(
     scale = embedding_scale(model)
     if job.recipe.lora:
         model = with_lora(model, seed=job.seed)
-    curve = Curve(job, tokenizer) if job.curve else None
-    record: Record = {
-        "run": job.name,
-        "kind": job.kind,
-        "task": job.task.name,
-        "method": job.method,
-        "value": job.value,
-        "seed": job.seed,
-        "model": job.model,
-        "metric": job.task.metric.name,
-        "rows": [len(job.task.train), len(job.task.unlabelled), len(job.task.dev)],
-        "validation_rows": len(job.task.validation or ()),
-        "label_noise": job.label_noise,
-        "resampled": job.resampled,
-        "settings": {"method": job.configured.name, **job.configured.settings},
-        "recipe": asdict(job.recipe),
-        **dict.fromkeys(("score", "brier", "ece", "error")),
-    }
+    method = job.configured
+    record = RunRecord(
+        run=job.name,
+        kind=job.kind,
+        task=job.task.name,
+        method=job.method,
+        control=method.control or bool(method.settings.get("placebo")),
+        value=job.value,
+        seed=job.seed,
+        model=job.model,
+        metric=job.task.metric.name,
+        rows=(len(job.task.train), len(job.task.unlabelled), len(job.task.dev)),
+        validation_rows=len(job.task.validation or ()),
+        label_noise=job.label_noise,
+        settings={"method": method.name, **method.settings},
+        recipe=asdict(job.recipe),
+    )
+    plain = job.method == REFERENCE and job.task.validation is not None
+    best = BestEpoch(job, tokenizer) if plain else None
     start = _now()
     try:
         fine_tune(
@@ -534,9 +472,9 @@ def run(
             encode(job.task.train, tokenizer, job.recipe.max_length),
             job.recipe,
             seed=job.seed,
-            method=job.configured,
+            method=method,
             unlabelled=encode(job.task.unlabelled, tokenizer, job.recipe.max_length),
-            callbacks=[] if curve is None else [curve],
+            callbacks=[] if best is None else [best],
             report_to=report_to,
             run_name=job.name,
         )
@@ -550,21 +488,23 @@ def run(
             job.conditions,
             job.recipe.max_length,
         )
-        record |= finite(figures | {"embedding_growth": embedding_scale(model) / scale})
     except FloatingPointError as error:
-        return record | {"error": str(error)}
+        return replace(record, error=str(error))
     finally:
         if "wandb" in report_to:  # whose callback leaves its run open for the next Trainer
             importlib.import_module("wandb").finish()
-    if curve is not None:
-        record["curve"] = finite(curve.points)
-    aside = np.zeros(2) if curve is None else curve.seconds
+    aside = np.zeros(2) if best is None else best.seconds
     training, processor = (trained - start - aside).tolist()
     judging = float((_now() - trained + aside)[0])
-    record["seconds"] = {"training": training, "processor": processor, "judging": judging}
     if models is not None:
         _save(model, tokenizer, job, models / job.name)
-    return record
+    return replace(
+        record,
+        **vars(figures),
+        embedding_growth=embedding_scale(model) / scale,
+        best_epoch=None if best is None else best.figures,
+        seconds={"training": training, "processor": processor, "judging": judging},
+    )
 
 
 def _save(model: Any, tokenizer: Any, job: Job, path: Path) -> None:
@@ -581,41 +521,41 @@ def _now() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-_POINT = ("score", "accuracy", "auc", "nll", "brier", "brier_binary", "ece", "scaled")
+class BestEpoch(transformers.TrainerCallback):
+    """Judge the model after each epoch, and keep the one with the best score on validation rows.
 
-
-class Curve(transformers.TrainerCallback):
-    """Judge the model after each of the job's epochs, on validation rows as well.
+    Of epochs with equal scores it is the one with the least loss there, then the first.
 
     Attributes:
-        points: of each epoch: ``epoch``, the clean figures and ``scaled`` ones of the dev rows, and
-            the ``validation`` rows' score and NLL.
+        figures: those of `RunRecord.best_epoch`; None before the first epoch has ended.
         seconds: time spent [2], see `_now`.
     """
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
-        self.points: list[Record] = []
+        self.figures: dict[str, float | None] | None = None
         self.seconds = np.zeros(2)
         self._job = job
-        assert job.task.validation is not None  # Grid demands validation rows for a curve
+        self._best = (-np.inf, -np.inf)
+        assert job.task.validation is not None  # there is no best epoch without them
         self._dev = encode(job.task.dev, tokenizer, job.recipe.max_length)
         self._validation = encode(job.task.validation, tokenizer, job.recipe.max_length)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Judge the model if the epoch is in the job's curve."""
-        epoch = round(state.epoch)
-        if epoch not in self._job.curve:
-            return
+        """Judge the validation rows, and the dev rows if no epoch before was better."""
         start = _now()
         with _in_own_precision(kwargs["model"]) as model:
-            dev = self._judged(model, self._dev, self._validation)
-            validation = self._judged(model, self._validation)
-        point = {name: dev[name] for name in _POINT if name in dev}
-        point["validation"] = {"score": validation["score"], "nll": validation.get("nll")}
-        self.points.append({"epoch": epoch, **point})
+            held = self._judged(model, self._validation)
+            assert held.score is not None  # judge raises where an output is not finite
+            reached = (held.score, -(held.nll or 0.0))
+            if reached > self._best:
+                self._best = reached
+                dev = self._judged(model, self._dev, self._validation)
+                names = ("score", "nll", "brier")
+                self.figures = {"epoch": state.epoch} | {n: getattr(dev, n) for n in names}
+                self.figures["brier_scaled"] = (dev.scaled or {}).get("brier")
         self.seconds = self.seconds + _now() - start
 
-    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Record:
+    def _judged(self, model: Any, rows: Encoded, validation: Encoded | None = None) -> Figures:
         metric, regression = self._job.task.metric, self._job.task.regression
         bare = self._job.conditions.bare
         return judge(model, rows, metric, 1.0, bare, regression=regression, validation=validation)
@@ -634,12 +574,12 @@ def run_grid(
     save_models: bool = False,
     report_to: Sequence[str] = (),
     progress: bool = False,
-) -> list[Record]:
+) -> list[RunRecord]:
     """Run what the folder lacks of a grid; return all records, in the grid's order.
 
     ``<out>/grid.json`` has what was asked for last, ``runs`` a file a run, ``results.jsonl`` the
     records of all finished runs.  After a kill at any moment the same call goes on, and ends with
-    the same records; ``results.jsonl`` alone is enough to go on from.
+    the same records.
 
     Args:
         grid: what to compare.
@@ -665,7 +605,7 @@ def run_grid(
         ...              seeds=(0,), recipe=Recipe(epochs=1), conditions=Conditions().bare),
         ...         Path(folder),
         ...     )
-        >>> [record["method"] for record in records]
+        >>> [record.method for record in records]
         ['none', 'sam']
     """
     for name in report_to:
@@ -676,62 +616,66 @@ def run_grid(
             raise DataError(f"--report-to {name}: {error}") from error
     loaded = load(grid)
     tuning = tuning_jobs(loaded)
-    folder, asked, records = out / "runs", list[Job](), dict[str, Record]()
+    folder, asked, lines = out / "runs", list[Job](), dict[str, Record]()
     bar = require("tqdm").tqdm(
         total=len(tuning) + len(final_jobs(loaded, {})), unit="run", disable=not progress
     )
 
-    def finished() -> list[Record]:
-        ordered = [records[job.name] for job in asked if job.name in records]
-        write_results(out / RESULTS, ordered)
-        return ordered
+    def write_lines() -> None:
+        write_results(out / RESULTS, [lines[job.name] for job in asked if job.name in lines])
 
-    def run_jobs(jobs: Sequence[Job], models: Path | None) -> list[Record]:
+    def run_jobs(jobs: Sequence[Job], models: Path | None) -> list[RunRecord]:
         asked.extend(jobs)
         known = {path.stem for path in folder.glob("*.json")}
-        for job, record in run_all(
+        for job, line in run_all(
             jobs,
-            partial(run, models=models, report_to=report_to, logs=out.resolve() / "logs"),
+            partial(_line, models=models, report_to=report_to, logs=out.resolve() / "logs"),
             folder,
             processes=processes,
             threads=threads,
             backend=backend,
             usable=partial(_is_usable, models=models),
         ):
-            records[job.name] = record
+            lines[job.name] = line
             bar.update()
             if job.name not in known:
-                finished()
-        return finished()
+                write_lines()
+        write_lines()
+        return [_read(lines[job.name]) for job in jobs]
 
     with locked(folder), bar:
         write_json(out / "grid.json", asdict(grid))
-        adopt_results(out / RESULTS, folder)
         bar.set_description("choosing strengths")
-        chosen = choose(run_jobs(tuning, None))
+        tried = run_jobs(tuning, None)
         bar.set_description("fine-tuning")
-        return run_jobs(final_jobs(loaded, chosen), out / "models" if save_models else None)
+        final = final_jobs(loaded, choose(tried))
+        return tried + run_jobs(final, out / "models" if save_models else None)
+
+
+def _line(job: Job, **settings: Any) -> Record:
+    """Make a run; return its line of the results file."""
+    return finite(asdict(run(job, **settings)))  # type: ignore[no-any-return]
+
+
+def _read(line: Record) -> RunRecord:
+    return from_json(line, RunRecord, "the record")  # type: ignore[no-any-return]
 
 
 def _is_usable(job: Job, record: Record, models: Path | None) -> bool:
     """Return whether a run has the model that is asked for; failed runs need none."""
-    check_record(record)
-    return models is None or bool(record["error"]) or (models / job.name).is_dir()
+    failed = _read(record).error is not None
+    return models is None or failed or (models / job.name).is_dir()
 
 
-def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
+def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Judged]:
     """Yield the figures of the grid's fine-tuned model on each task and on the tasks' shifts.
 
     Raises:
         DataError: the model or a task cannot be used.
     """
     tokenizer = load_tokenizer(grid.model)
-    if grid.conditions.corruption:
-        check_corruptible(tokenizer, grid.model)
-    _check_synonyms(_synonyms(grid.conditions, []))
+    _check_conditions(grid, tokenizer)
     tasks = [load_task(spec, grid.columns) for spec in grid.tasks]
-    for task in tasks:
-        _check_attackable(task, tokenizer, grid)
     targets = _shift_targets(grid, tasks)
     for whole in tasks:
         task = selected(whole, None, 1, grid.dev_size, grid.data_seed)
@@ -746,106 +690,12 @@ def judge_saved(grid: Grid, *, device: str = "cpu") -> Iterator[Record]:
             grid.conditions,
             grid.recipe.max_length,
         )
-        yield {
-            "task": task.name,
-            "model": grid.model,
-            "metric": task.metric.name,
-            "device": str(next(model.parameters()).device),
-            "rows": len(task.dev),
-            "conditions": grid.conditions.named,
-            **figures,
-        }
-
-
-# Records from files
-
-Numbers = Mapping[str, float | None]
-_EVERY_RECORD: dict[str, Any] = {
-    "kind": Literal["tuning", "final"],
-    **dict.fromkeys(("task", "method", "model", "metric"), str),
-    **dict.fromkeys(("value", "score", "brier", "ece"), float | None),
-    **dict.fromkeys(("settings", "recipe"), Mapping[str, Any]),
-    "seed": int,
-    "rows": list[int],
-    "error": str | None,
-}
-_SOME_RECORDS: dict[str, Any] = {
-    "run": str,
-    "validation_rows": int,
-    "label_noise": float,
-    "resampled": bool,
-    **dict.fromkeys(("accuracy", "auc", "nll", "brier_binary", "embedding_growth"), float | None),
-    **dict.fromkeys(("corrupted", "noisy", "perturbed", "accuracies", "slopes", "attack"), Numbers),
-    "attack_candidates": str,
-    **dict.fromkeys(("seconds", "scaled"), Numbers | None),
-    **dict.fromkeys(("jacobian", "hessian"), list[float | None]),
-    "reliability": Mapping[str, list[float | None]] | None,
-    "shift": Mapping[str, Numbers],
-    "curve": list[Mapping[str, float | Numbers | None]],
-}
-
-
-def check_record(record: Any) -> None:
-    """Check that a record has what tables and report read, of the right types.
-
-    Raises:
-        DataError: a name is missing or unknown, or a value is of another type.
-    """
-    if not isinstance(record, Mapping):
-        raise DataError(f"the record is {shown(record)}; expected an object")
-    _needs(record, "the record", *_EVERY_RECORD)
-    known = _EVERY_RECORD | _SOME_RECORDS
-    for name, value in record.items():
-        if name not in known:
-            raise DataError(f"the record has the unknown name {shown(name)}")
-        from_json(value, known[name], f"the record's {name}")
-    if len(record["rows"]) != 3:
-        raise DataError(f"the record's rows has {len(record['rows'])} numbers; expected three")
-    settings = record["settings"]
-    _needs(settings, "the record's settings", "method")
-    if settings["method"] == "jachess":
-        _needs(settings, "the record's settings", "mode", "weights", "dimensions")
-    for condition in (*record.get("corrupted", ()), *record.get("noisy", ())):
-        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?", condition):
-            raise DataError(f"the record has the condition {shown(condition)}; expected a number")
-    for target, figures in record.get("shift", {}).items():
-        _needs(figures, f"the record's shift to {shown(target)}", "score", "brier", "ece")
-    for point in record.get("curve", ()):
-        _needs(point, "a point of the record's curve", "epoch", "score", "validation")
-    if diagram := record.get("reliability"):
-        names = ("confidence", "accuracy", "counts")
-        _needs(diagram, "the record's reliability", "edges", *names)
-        bins = len(diagram["edges"]) - 1
-        for values in (diagram[name] for name in names):
-            if bins < 1 or len(values) != bins:
-                raise DataError(
-                    f"the record's reliability has {len(values)} values for {bins} bins"
-                )
-        if None in diagram["counts"] or min(diagram["counts"]) < 0:
-            raise DataError("the record's reliability counts fewer than no example in a bin")
-
-
-def _needs(values: Mapping[str, Any], place: str, *names: str) -> None:
-    if missing := [name for name in names if name not in values]:
-        raise DataError(f"{place}: {missing[0]!r} is missing")
-
-
-def read_records(path: Path) -> list[Record]:
-    """Return the records of a results file, or of the results file in a folder.
-
-    Raises:
-        DataError: there is none, a line is not a record, or none is of a final run.
-    """
-    path = path / RESULTS if path.is_dir() else path
-    records = read_results(path)
-    for number, record in enumerate(records, start=1):
-        try:
-            check_record(record)
-        except DataError as error:
-            raise DataError(f"{path}: line {number}: {error}") from error
-    if not any(record["kind"] == "final" for record in records):
-        raise DataError(f"{path} has no finished run yet, only runs that choose strengths")
-    edges = [r["reliability"]["edges"] for r in records if r.get("reliability")]
-    if any(bins != edges[0] for bins in edges):
-        raise DataError(f"{path} has records with reliability diagrams of different bins")
-    return records
+        yield Judged(
+            task=task.name,
+            model=grid.model,
+            metric=task.metric.name,
+            device=str(next(model.parameters()).device),
+            rows=len(task.dev),
+            conditions=grid.conditions.named,
+            **vars(figures),
+        )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .._io import finite
 from ..attack import Candidates, attack_words, candidates_from
 from ..models import in_mode, on_device_of, without_labels
 from ..smoothness import decision_slopes, smoothness
@@ -24,89 +24,12 @@ from .metrics import (
     reliability,
 )
 from .models import Batch, Encoded, encode
-from .settings import TEXT_NOISE, Conditions
+from .noise import with_changed_texts
+from .records import Figures
+from .settings import Conditions
 from .tasks import Examples, Task
 
 _SMOOTHNESS_SEED = 20_000
-
-# Changes of texts as people make them
-
-_MARKS = ",.!?;:-"
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-Change = Callable[[list[str], float, random.Random], list[str]]
-
-
-def _typo(word: str, draw: random.Random) -> str:
-    """Swap a letter with the next, drop, double or replace it; keep words of two letters."""
-    if len(word) < 3:
-        return word
-    at = draw.randrange(len(word) - 1)
-    return draw.choice(
-        (
-            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-            word[:at] + word[at + 1 :],
-            word[: at + 1] + word[at:],
-            word[:at] + draw.choice(_LETTERS) + word[at + 1 :],
-        )
-    )
-
-
-def _punctuated(word: str, draw: random.Random) -> str:
-    """Remove punctuation at a word's ends, or append a mark if there is none."""
-    bare = word.strip(_MARKS)
-    if bare == word:
-        return word + draw.choice(_MARKS)
-    return bare or draw.choice(_MARKS)
-
-
-def _each(change: Callable[[str, random.Random], str]) -> Change:
-    def changed(words: list[str], share: float, draw: random.Random) -> list[str]:
-        return [change(word, draw) if draw.random() < share else word for word in words]
-
-    return changed
-
-
-def _swapped(words: list[str], share: float, draw: random.Random) -> list[str]:
-    """Swap words with their right neighbours, none of them twice."""
-    words, at = list(words), 0
-    while at + 1 < len(words):
-        if draw.random() < share:
-            words[at : at + 2] = words[at + 1], words[at]
-            at += 1
-        at += 1
-    return words
-
-
-_CHANGES: dict[str, Change] = {
-    "typos": _each(_typo),
-    "case": _each(lambda word, draw: word.swapcase()),  # a tokenizer that lower-cases undoes it
-    "punctuation": _each(_punctuated),
-    "swaps": _swapped,
-}
-
-
-def noisy_texts(texts: Sequence[str], noise: str, share: float, seed: int) -> list[str]:
-    """Return the texts with about `share` of their words changed.
-
-    Args:
-        texts: words are separated by blanks.
-        noise: a change in `TEXT_NOISE`.
-        share: from 0 to 1.
-        seed: draws the words.
-
-    Raises:
-        ValueError: an unknown change, or a share out of range.
-
-    Example:
-        >>> noisy_texts(["a good film"], "case", 1.0, seed=0)
-        ['A GOOD FILM']
-    """
-    if noise not in TEXT_NOISE:
-        raise ValueError(f"unknown noise {noise!r}; expected one of {', '.join(TEXT_NOISE)}")
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must lie in [0, 1]; got {share}")
-    draw = random.Random(f"{seed} {noise}")
-    return [" ".join(_CHANGES[noise](text.split(), share, draw)) for text in texts]
 
 
 def judge_task(
@@ -117,14 +40,13 @@ def judge_task(
     shift: Sequence[Task],
     conditions: Conditions,
     max_length: int,
-) -> dict[str, Any]:
+) -> Figures:
     """Return the figures of a model on a task, see `judge`, and on the clean rows of other tasks.
 
     Args:
         scale: embedding noise of δ = 1, in the units of the embedding's entries.
-        shift: the other tasks; their score, Brier score and ECE stand under ``shift``.
-        conditions: how the model is judged; the figures of its attack stand under ``attack``, and
-            where the candidates come from under ``attack_candidates``.
+        shift: the other tasks.
+        conditions: how the model is judged, under an attack as well.
         max_length: tokens that texts are cut to.
     """
 
@@ -134,7 +56,7 @@ def judge_task(
     def on(target: Task) -> dict[str, float | None]:
         rows, bare = encoded(target.dev), conditions.bare
         figures = judge(model, rows, target.metric, scale, bare, regression=target.regression)
-        return {name: figures[name] for name in ("score", "brier", "ece")}
+        return {"score": figures.score, "brier": figures.brier, "ece": figures.ece}
 
     figures = judge(
         model,
@@ -145,16 +67,16 @@ def judge_task(
         regression=task.regression,
         validation=None if task.validation is None else encoded(task.validation),
         perturbed={
-            noise: encoded(_noisy_examples(task.dev, noise, conditions.text_share))
+            noise: encoded(with_changed_texts(task.dev, noise, conditions.text_share))
             for noise in conditions.texts
         },
     )
-    figures["shift"] = {target.name: on(target) for target in shift}
-    if conditions.attack is not None:
-        found = candidates_from(conditions.attack, model, tokenizer)
-        figures["attack"] = attacked(model, tokenizer, task.dev, found, conditions, max_length)
-        figures["attack_candidates"] = found.source
-    return figures
+    figures = replace(figures, shift={target.name: on(target) for target in shift})
+    if conditions.attack is None:
+        return figures
+    found = candidates_from(conditions.attack, model, tokenizer)
+    done = attacked(model, tokenizer, task.dev, found, conditions, max_length)
+    return replace(figures, attack=finite(done), attack_candidates=found.source)
 
 
 def attacked(
@@ -185,16 +107,6 @@ def attacked(
     return {"of": float(count), **done.figures}
 
 
-def _noisy_examples(examples: Examples, noise: str, share: float) -> Examples:
-    """Return the rows with their texts changed, second texts by another seed."""
-    pairs = examples.pairs
-    return replace(
-        examples,
-        texts=noisy_texts(examples.texts, noise, share, 0),
-        pairs=None if pairs is None else noisy_texts(pairs, noise, share, 1),
-    )
-
-
 def judge(
     model: Any,
     dev: Encoded,
@@ -205,14 +117,8 @@ def judge(
     regression: bool = False,
     validation: Encoded | None = None,
     perturbed: Mapping[str, Encoded] | None = None,
-) -> dict[str, Any]:
-    """Return the figures of a model on dev rows, by name.
-
-    ``score`` is in the task's metric.  Classifiers also have the figures of `class_figures`, the
-    same ``scaled`` to the temperature fitted on validation rows, ``accuracies`` under every
-    condition, and the ``reliability`` diagram.  ``corrupted``, ``noisy`` and ``perturbed`` have the
-    score by share, δ and change of the texts; ``jacobian`` and ``hessian`` the mean norms of each
-    layer [K] over the sequences measured; ``slopes`` are those of `decision_slopes`.
+) -> Figures:
+    """Return the figures of a model on dev rows, all but ``shift`` and ``attack``.
 
     Args:
         model: a sequence classifier or regressor.
@@ -232,7 +138,7 @@ def judge(
         >>> model = load_model(ASSETS, 2, tokenizer, seed=0)
         >>> films = encode(Examples(["a good film", "a bad film"], None, [1, 0]), tokenizer, 16)
         >>> figures = judge(model, films, ACCURACY, 1.0, Conditions(corruption=(0.2,), deltas=()))
-        >>> list(figures["corrupted"]), len(figures["jacobian"]) == model.config.num_hidden_layers
+        >>> list(figures.corrupted), len(figures.jacobian) == model.config.num_hidden_layers
         (['0.2'], True)
     """
     dev = dev.by_length()
@@ -279,10 +185,8 @@ def judge(
         at_fitted = class_figures(at_temperature(outputs, temperature), labels)
         scaled = {"temperature": temperature, **at_fitted}
     norms = layer_norms(model, dev, conditions.sequences) if conditions.layers else ([], [])
-    return {
+    figures = {
         "score": base,
-        "brier": None,
-        "ece": None,
         **({} if regression else class_figures(outputs, labels)),
         "scaled": scaled,
         "corrupted": {str(share): corrupted(share) for share in conditions.corruption},
@@ -294,6 +198,7 @@ def judge(
         "slopes": slopes(model, dev, 0 if regression else conditions.sequences),
         "reliability": None if regression else vars(reliability(outputs, labels)),
     }
+    return Figures(**finite(figures))
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .._io import DataError, require
-from ..smoothness.corruption import unknown_token_id
 from .tasks import Examples, Task
 
 Batch = dict[str, Tensor]
@@ -37,18 +36,6 @@ def load_tokenizer(source: str | Path) -> Any:
     if tokenizer.pad_token_id is None:
         raise DataError(f"the tokenizer of {source} has no token to pad with")
     return tokenizer
-
-
-def check_corruptible(tokenizer: Any, source: str | Path) -> None:
-    """Check that a tokenizer has a token to corrupt texts with, see `unknown_token_id`.
-
-    Raises:
-        DataError: it has none.
-    """
-    try:
-        unknown_token_id(tokenizer)
-    except ValueError as error:
-        raise DataError(f"{source}: {error}") from error
 
 
 def load_config(source: str | Path) -> Any:

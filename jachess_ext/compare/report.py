@@ -8,19 +8,19 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .._io import require, write_json, write_text
+from .._io import require, write_text
 from .._text import DASH
 from . import tables
 from .metrics import Reliability
-from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Record, Table
+from .records import Judged, RunRecord
+from .tables import BRIER, OVERALL_NOTE, PAIRED_NOTE, SCORE, SCORE_NOTE, Figure, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -206,41 +206,18 @@ def reliability_figure(diagrams: Mapping[str, Reliability], styles: Styles) -> A
     return figure
 
 
-def score_curves_figure(
-    places: Sequence[float],
-    scores: Mapping[str, npt.ArrayLike],
-    across: str,
-    up: str,
-    styles: Styles,
-) -> Any:
-    """Draw every method's scores [seeds, D] over `places` [D]: mean and spread over seeds."""
-    figure, (panel,) = panels(width=5.2, height=3.4)
-    for name, values in scores.items():
-        runs = np.asarray(values, dtype=np.float64)
-        spread = runs.std(axis=0, ddof=1) if len(runs) > 1 else None
-        look = {"markersize": 4, "capsize": 2, "linewidth": 1.5, **styles[name]}
-        panel.errorbar(places, runs.mean(axis=0), yerr=spread, label=wrapped(name), **look)
-    panel.set(xlabel=across, ylabel=up)
-    if len(scores) > 5:  # below the curves, which it would cover
-        lines = sum(1 + wrapped(name).count("\n") for name in scores)
-        figure.set_size_inches(5.2, 3.6 + 0.1 * lines)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
-    else:
-        panel.legend(frameon=False, fontsize="small")
-    return figure
-
-
 def norms_figure(
-    jacobian: Mapping[str, npt.ArrayLike],
-    hessian: Mapping[str, npt.ArrayLike],
+    jacobian: Mapping[str, Sequence[float | None]],
+    hessian: Mapping[str, Sequence[float | None]],
     styles: Styles,
 ) -> Any:
     """Draw ‖J‖ and ‖H‖ of every layer, on logarithmic axes; each method [K], layers from 1."""
     figure, axes = panels(2, width=4.6, height=6.2)
     for panel, title, norms in zip(axes, ("‖J‖", "‖H‖"), (jacobian, hessian), strict=True):
         for name, heights in norms.items():
-            layers = np.arange(1, len(np.asarray(heights)) + 1)
-            panel.plot(layers, heights, label=wrapped(name), markersize=4, **styles[name])
+            known = np.array(heights, dtype=np.float64)  # None, of one not finite, is a gap
+            layers = np.arange(1, len(known) + 1)
+            panel.plot(layers, known, label=wrapped(name), markersize=4, **styles[name])
         panel.set(title=title, xlabel="layer", yscale="log")
         panel.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(frameon=False, fontsize="small")
@@ -250,44 +227,46 @@ def norms_figure(
 # --- a grid of runs
 
 
-def write_report(path: Path, records: Iterable[Record] | DataFrame) -> None:
-    """Write the page of a comparison, whole or not at all; for ``.json`` its tables alone.
+def write_report(path: Path, records: Iterable[RunRecord]) -> None:
+    """Write the page of a comparison, whole or not at all.
 
     Args:
-        records: As in ``results.jsonl``, see `tables.to_frame`.
+        records: Of all runs, see `records.read_records`.
     """
-    shown = sections(records)
-    if path.suffix != ".json":
-        write_html(path, "Comparison of regularisation methods", shown)
-        return
-    content = {
-        section.title: [
-            {"caption": t.caption, "header": t.header, "rows": t.rows} for t in section.tables
-        ]
-        for section in shown
-    }
-    write_json(path, content)
+    write_html(path, "Comparison of regularisation methods", sections(records))
 
 
-def print_report(records: Iterable[Record] | DataFrame, width: int | None = None) -> None:
+def print_report(records: Iterable[RunRecord], width: int | None = None) -> None:
     """Print the answer and every table, whole also on a narrow terminal.
 
     Args:
         width: In characters; None: the terminal's.
     """
     width = width or shutil.get_terminal_size().columns
-    for number, section in enumerate(sections(records)):
-        if section.tables or number == 0:
-            print(f"\n{section.title}\n")
-        for paragraph in section.paragraphs if number == 0 else ():
-            print(wrap(paragraph, width) + "\n")
-        for table in section.tables:
-            print(to_text(table, width))
+    first, *others = sections(records)
+    print_section(first, width)
+    for section in others:
+        if section.tables:
+            print_section(replace(section, paragraphs=()), width)
     for note in (SCORE_NOTE, PAIRED_NOTE, OVERALL_NOTE):
         print(wrap(note, width) + "\n")
 
 
-def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
+def print_section(section: Section, width: int | None = None) -> None:
+    """Print a section without its pictures and literal text.
+
+    Args:
+        width: In characters; None: the terminal's.
+    """
+    width = width or shutil.get_terminal_size().columns
+    print(f"\n{section.title}\n")
+    for paragraph in section.paragraphs:
+        print(wrap(paragraph, width) + "\n")
+    for table in section.tables:
+        print(to_text(table, width))
+
+
+def sections(records: Iterable[RunRecord]) -> list[Section]:
     """Return the sections of a comparison's page, the answer first."""
     runs = tables.to_frame(records)
     styles = styles_of(tables.methods_of(runs))
@@ -296,21 +275,12 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
         "methods": dict(zip(runs["method"], runs["settings"], strict=True)),
     }
     overall = [*tables.overall_tables(runs), *tables.best_control_tables(runs)]
-    of_noise = "δ (rms embedding entry of the base model)"
     return filled(
         [
             Section("In short", answer(runs), tables.cost_tables(runs), forests(runs, styles)),
             Section("Scores", _what_was_run(runs), tables.score_tables(runs)),
-            Section(
-                "Token corruption",
-                tables=tables.condition_tables(runs, "corruption"),
-                pictures=_curves(runs, "corrupted", "share of tokens replaced", styles),
-            ),
-            Section(
-                "Word attack",
-                _candidates_of(runs),
-                tables.task_tables(runs, tables.ATTACK),
-            ),
+            Section("Token corruption", tables=tables.condition_tables(runs, "corruption")),
+            Section("Word attack", _candidates_of(runs), tables.task_tables(runs, tables.ATTACK)),
             Section("Domain shift", tables=tables.shift_tables(runs)),
             Section(
                 "Calibration",
@@ -320,11 +290,7 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
             Section("Seed by seed", [PAIRED_NOTE], tables.paired_tables(runs)),
             Section("Over all tasks and seeds", [OVERALL_NOTE], overall),
             Section("Changed texts", tables=tables.condition_tables(runs, "texts")),
-            Section(
-                "Embedding noise",
-                tables=tables.condition_tables(runs, "noise"),
-                pictures=_curves(runs, "noisy", of_noise, styles),
-            ),
+            Section("Embedding noise", tables=tables.condition_tables(runs, "noise")),
             Section("Smoothness", tables=tables.task_tables(runs, tables.SMOOTHNESS)),
             Section("Failures", tables=tables.failed_tables(runs)),
             Section("Settings", literal=[json.dumps(settings, indent=1, ensure_ascii=False)]),
@@ -334,8 +300,6 @@ def sections(records: Iterable[Record] | DataFrame) -> list[Section]:
 
 def _candidates_of(runs: DataFrame) -> list[str]:
     """Return a paragraph on the attack and where its candidates come from; none without one."""
-    if "attack_candidates" not in runs:
-        return []
     sources = ", ".join(sorted(runs["attack_candidates"].dropna().unique()))
     return [
         "Words of rows that the model has right are replaced, one after the other, until its "
@@ -350,15 +314,14 @@ def _what_was_run(runs: DataFrame) -> list[str]:
     for task, of in runs.groupby("task", sort=False):
         last = of.iloc[-1]
         text = "{}: {} training, {} unlabelled, {} judged".format(task, *last["rows"])
-        validation = last.get("validation_rows", 0)
-        more = f", {validation:.0f} for temperature and epoch" if validation > 0 else ""
+        validation = last["validation_rows"]
+        more = f", {validation} for temperature and epoch" if validation else ""
         rows.append(text + more)
-    noise = first.get("label_noise", 0)
+    noise = first["label_noise"]
     return [
         f"Model: {first['model']}. Seeds: {seeds}. {'; '.join(rows)}.",
         "All methods start from the same weights and see the same labelled rows in the same order; "
         "epochs and learning rate are the same for all.",
-        *(["Each seed draws training rows of its own."] * (first.get("resampled") in (True,))),
         *([f"{100 * noise:.0f} % of the training labels are wrong."] if noise > 0 else []),
     ]
 
@@ -449,27 +412,6 @@ def forests(runs: DataFrame, styles: Styles) -> list[Picture]:
     return pictures
 
 
-def _curves(runs: DataFrame, name: str, across: str, styles: Styles) -> list[Picture]:
-    """Draw for each task the scores over the shares or δ of a condition, from the clean score."""
-    columns = {float(c.partition(".")[2]): c for c in runs if c.startswith(f"{name}.")}
-    pictures = []
-    for task, of in runs[runs["score"].notna()].groupby("task", sort=False):
-        scores = of[["method"]].assign(**{"0.0": of["score"]})
-        for place, column in columns.items():
-            scores[str(place)] = of[column].fillna(of["score"]) if place == 0 else of[column]
-        scores = scores.dropna(axis=1, how="all")
-        places = sorted(scores.columns.drop("method"), key=float)
-        if len(places) > 1:
-            by_method = scores.dropna().groupby("method", sort=False)
-            heights = {method: each[places].to_numpy() for method, each in by_method}
-            metric = str(of["metric"].iloc[0])
-            draw = partial(
-                score_curves_figure, [*map(float, places)], heights, across, metric, styles
-            )
-            pictures.append(Picture(f"{task}: {metric}, mean and spread over seeds.", draw))
-    return pictures
-
-
 _RELIABILITY = (
     "accuracy of the predicted class over its confidence in 8 bins; on the dashed line a model is "
     "as sure as it is right. Bars: share of examples."
@@ -490,7 +432,7 @@ def _reliability_pictures(runs: DataFrame, styles: Styles) -> list[Picture]:
     ]
 
 
-def pooled(diagrams: Sequence[Record]) -> Reliability:
+def pooled(diagrams: Sequence[Mapping[str, Any]]) -> Reliability:
     """Join reliability diagrams of the same bins: means weighed by the counts."""
     counts = np.array([diagram["counts"] for diagram in diagrams])
 
@@ -507,62 +449,58 @@ def pooled(diagrams: Sequence[Record]) -> Reliability:
 # --- one model
 
 
-def judged_section(figures: Record) -> Section:
-    """Return the section of a judged model on one task, from the figures of `judge_saved`."""
-    conditions = {
-        **{
-            f"{100 * float(s):.0f} % of the tokens unknown": v
-            for s, v in figures["corrupted"].items()
-        },
-        **{
-            f"noise of δ = {delta} on the embeddings": v
-            for delta, v in figures["noisy"].items()
-            if float(delta)
-        },
-        **{f"texts changed: {change}": v for change, v in figures["perturbed"].items()},
-    }
-    judged = {"as they are": figures}
-    judged |= {name: {"score": score} for name, score in conditions.items()}
-    attack = figures.get("attack")
-    if attack:
-        judged["words replaced by an attack"] = {"score": attack["attacked"]}
-    judged |= {f"rows of {target}": of for target, of in figures["shift"].items()}
-    rows = []
-    for name, of in judged.items():
-        values = [of.get(column) for column in ("score", "brier", "ece")]
-        rows.append([name, *(DASH if v is None else f"{v:.3f}" for v in values)])
-    text = f"{figures['metric'].capitalize()} {figures['score']:.3f} on {figures['rows']} rows"
-    if figures["brier"] is not None:
-        text += f", Brier score {figures['brier']:.3f}, calibration error {figures['ece']:.3f}"
-    slopes, task = figures["slopes"], figures["task"]
-    styles = styles_of([task])
-    if slopes.get("margin_over_slope") is not None:
+def judged_section(judged: Judged) -> Section:
+    """Return the section of a judged model on one task."""
+    columns = ("score", "brier", "ece")
+    rows: dict[str, Mapping[str, float | None]] = {"as they are": vars(judged)}
+    for share, score in judged.corrupted.items():
+        rows[f"{100 * float(share):.0f} % of the tokens unknown"] = {"score": score}
+    for delta, score in judged.noisy.items():
+        if float(delta):
+            rows[f"noise of δ = {delta} on the embeddings"] = {"score": score}
+    for change, score in judged.perturbed.items():
+        rows[f"texts changed: {change}"] = {"score": score}
+    if judged.attack is not None:
+        rows["words replaced by an attack"] = {"score": judged.attack["attacked"]}
+    rows |= {f"rows of {target}": of for target, of in judged.shift.items()}
+    text = f"{judged.metric.capitalize()} {judged.score:.3f} on {judged.rows} rows"
+    if judged.brier is not None:
+        text += f", Brier score {judged.brier:.3f}, calibration error {judged.ece:.3f}"
+    if judged.slopes.get("margin_over_slope") is not None:
         text += (
-            f"; the logits' Jacobian is {slopes['logit_jacobian']:.3g}, and the decision's border "
-            f"about {slopes['margin_over_slope']:.3g} away in the embeddings' units (negative: "
-            "wrong on average)"
+            f"; the logits' Jacobian is {judged.slopes['logit_jacobian']:.3g}, and the decision's "
+            f"border about {judged.slopes['margin_over_slope']:.3g} away in the embeddings' units "
+            "(negative: wrong on average)"
         )
-    if attack:
-        text += f". {attack_text(figures)}"
-    pictures = []
-    if figures["reliability"] is not None:
-        diagram = {task: pooled([figures["reliability"]])}
+    if judged.jacobian_sum is not None and judged.hessian_sum is not None:
+        text += f"; Σ‖J‖ {judged.jacobian_sum:,.0f}, Σ‖H‖ {judged.hessian_sum:,.0f}"
+    if judged.attack is not None:
+        text += f". {_attack_text(judged.attack, judged.attack_candidates)}"
+    styles, pictures = styles_of([judged.task]), []
+    if judged.reliability is not None:
+        diagram = {judged.task: pooled([judged.reliability])}
         draw = partial(reliability_figure, diagram, styles)
         pictures.append(Picture(f"Reliability: {_RELIABILITY}", draw))
-    if figures["jacobian"]:
+    if judged.jacobian:
         caption = (
             "Norms of the first and second derivatives of each layer with respect to the token "
             "embeddings."
         )
-        norms = {task: figures["jacobian"]}, {task: figures["hessian"]}
-        pictures.append(Picture(caption, partial(norms_figure, *norms, styles)))
-    scores = Table("Under each condition", ["rows", figures["metric"], "Brier", "ECE"], rows)
-    return Section(task, [f"{text}. Judged on {figures['device']}."], [scores], pictures)
+        heights = {judged.task: judged.jacobian}, {judged.task: judged.hessian}
+        pictures.append(Picture(caption, partial(norms_figure, *heights, styles)))
+    table = Table(
+        "Under each condition",
+        ["rows", judged.metric, "Brier", "ECE"],
+        [
+            [name, *(DASH if of.get(c) is None else f"{of[c]:.3f}" for c in columns)]
+            for name, of in rows.items()
+        ],
+    )
+    return Section(judged.task, [f"{text}. Judged on {judged.device}."], [table], pictures)
 
 
-def attack_text(figures: Record) -> str:
+def _attack_text(attack: Mapping[str, float | None], candidates: str | None) -> str:
     """Return a sentence on the word attack of a judged model, without a full stop."""
-    attack = figures["attack"]
     text = (
         f"Word attack on {attack['of']:.0f} rows: accuracy {attack['accuracy']:.3f} before, "
         f"{attack['attacked']:.3f} after; {attack['rows']:.0f} rows attacked"
@@ -570,6 +508,6 @@ def attack_text(figures: Record) -> str:
     if attack["queries"] is not None:
         text += f", {attack['queries']:.1f} texts asked about for each"
     if attack["changed"] is not None:
-        words = f"{attack['changed']:.1f} words ({100 * attack['share']:.1f} %)"
+        words = f"{attack['changed']:.1f} words ({100 * (attack['share'] or 0.0):.1f} %)"
         text += f"; where it succeeded it changed {words}"
-    return f"{text}; candidates: {figures['attack_candidates']}"
+    return f"{text}; candidates: {candidates}"

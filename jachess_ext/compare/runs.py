@@ -6,7 +6,6 @@ import fcntl
 import functools
 import json
 import os
-import re
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from .._io import (
     parse_json,
     quiet_libraries,
     read_json,
+    read_text,
     require,
     write_json,
     write_text,
@@ -28,7 +28,6 @@ from .._io import (
 
 Record = dict[str, Any]
 _RAY_RETRIES = 3
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=-]*")  # a file name, never a path
 
 
 class Job(Protocol):
@@ -182,10 +181,12 @@ def read_results(path: Path) -> list[Record]:
     """Return the records that `write_results` wrote.
 
     Raises:
-        DataError: the file is missing or empty, or a line is not a JSON object.
+        DataError: the file is missing, empty or not UTF-8, or a line is not a JSON object.
     """
     records = []
-    for number, line in enumerate(_lines(path), start=1):
+    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
+    lines = read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if any(lines) else (), start=1):
         record = parse_json(line, f"{path}: line {number}")
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number} is not the record of a run")
@@ -193,31 +194,6 @@ def read_results(path: Path) -> list[Record]:
     if not records:
         raise DataError(f"{path} is empty: no run has finished yet")
     return records
-
-
-def adopt_results(path: Path, folder: Path) -> None:
-    """Write the records of a results file that `folder` lacks, so that they are not run again.
-
-    A record's ``run`` is its job's name; lines without one are left out.
-    """
-    for line in _lines(path) if path.is_file() else ():
-        try:
-            record = parse_json(line, str(path))
-        except DataError:
-            continue
-        name = str(record.get("run")) if isinstance(record, dict) else ""
-        own = folder / f"{name}.json"
-        if _NAME.fullmatch(name) and not own.exists():
-            write_json(own, record)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    # not splitlines: a text may hold U+2028, which breaks a line there and none in JSON
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 Results = Iterator[tuple[str, Record | Exception]]

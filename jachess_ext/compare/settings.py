@@ -15,8 +15,6 @@ TEXT_NOISE = ("typos", "case", "punctuation", "swaps")
 class Columns:
     """Names of the columns of a file or data set.
 
-    Of a file with two columns by other names the values tell which are the text and the label.
-
     Attributes:
         text: column of the text.
         pair: column of the second text; None: ``text_pair`` if a file has it.
@@ -216,13 +214,9 @@ class Grid:
         shift_size: rows of each task of `shift`; None: all.
         fewer: whether a task with fewer training rows than `train_size` is used with all its rows.
         data_seed: draws the rows.
-        resample: whether each seed draws training and unlabelled rows of its own; the dev rows are
-            the same for all.
         label_noise: share of the training labels changed to another class, drawn by the seed.
-        validation: share of the dev rows that are set aside to fit temperatures and choose epochs;
-            0: no temperatures.
-        curve: whole epochs after which the models of `curve_methods` are judged as well.
-        curve_methods: methods of `curve`.
+        validation: share of the dev rows that are set aside to fit temperatures and to find the
+            plain model's best epoch; 0: neither.
         columns: columns of the tasks' files.
         recipe: how every method fine-tunes.
         tuning: how strengths are chosen.
@@ -245,11 +239,8 @@ class Grid:
     shift_size: int | None = None
     fewer: bool = False
     data_seed: int = 0
-    resample: bool = False
     label_noise: float = 0.0
     validation: float = 0.0
-    curve: tuple[int, ...] = ()
-    curve_methods: tuple[str, ...] = ("none",)
     columns: Columns = field(default_factory=Columns)
     recipe: Recipe = field(default_factory=Recipe)
     tuning: Tuning = field(default_factory=Tuning)
@@ -268,10 +259,6 @@ class Grid:
         for name in ("label_noise", "validation"):
             if not 0 <= getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; expected a share below 1")
-        if self.curve and (min(self.curve) < 1 or len(set(self.curve)) != len(self.curve)):
-            raise DataError(f"curve is {list(self.curve)}; expected whole epochs, each once")
-        if self.curve and not self.validation:
-            raise DataError("a curve needs validation rows to choose its epoch on; set validation")
         own = {"seeds": self.seeds, "data_seed": (self.data_seed,)}
         for name, seeds in {**own, "tuning's seeds": self.tuning.seeds}.items():
             if min(seeds) < 0 or max(seeds) >= 2**32:
@@ -289,7 +276,6 @@ def quick(grid: Grid) -> Grid:
         unlabelled_size=min(grid.unlabelled_size or 32, 32),
         dev_size=min(grid.dev_size or 64, 64),
         shift_size=min(grid.shift_size or 64, 64),
-        curve=(1,) if grid.curve else (),
         recipe=replace(grid.recipe, epochs=1.0, max_length=min(grid.recipe.max_length, 32)),
         tuning=replace(
             tuning,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._io import require
+from .._io import DataError, require
 from .._text import DASH
 from .metrics import cluster_flip_test, holm_bonferroni, mann_whitney, sign_test
+from .records import RunRecord
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 REFERENCE = "none"
 SIGNIFICANT = 0.05
 MARK = "†"
-Record = Mapping[str, Any]
 
 SCORE_NOTE = (
     f"Mean ± sample standard deviation over seeds. {MARK}: differs from the unregularised model "
@@ -85,86 +85,55 @@ PAIRED = (
 TESTED = (SCORE, BRIER, BRIER_SCALED, CORRUPTED, ATTACKED)
 
 _WHOLE = ("settings", "recipe", "reliability", "rows")
-_OF_THE_LAST_EPOCH = (
-    *("corrupted", "noisy", "perturbed", "accuracies", "jacobian", "hessian", "slopes"),
-    *("reliability", "shift", "embedding_growth", "curve", "attack", "attack_candidates"),
-)
 
 
-def to_frame(records: Iterable[Record] | DataFrame) -> DataFrame:
+def to_frame(records: Iterable[RunRecord]) -> DataFrame:
     """Return the final runs as a table with a row for each run and a column for each figure.
 
-    Figures in a record's mappings become columns such as "scaled.brier" or "shift.imdb.score". Of a
-    run with a curve over epochs, the best epochs by the validation rows' score and by their NLL
-    become methods of their own.
+    Figures in a record's mappings become columns such as "scaled.brier" or "shift.imdb.score".
 
-    Args:
-        records: As in ``results.jsonl``: dicts, or a DataFrame with a column for each key.
+    Raises:
+        DataError: no final run is among them.
 
     Example:
+        >>> common = {"run": "", "task": "cola", "control": False, "value": None, "model": "m",
+        ...           "metric": "accuracy", "rows": (8, 8, 4), "settings": {}, "recipe": {}}
         >>> scores = {"none": (0.5, 0.6, 0.7), "sam": (0.55, 0.65, 0.75)}
         >>> runs = to_frame(
-        ...     {"method": method, "task": "cola", "seed": seed, "score": score}
+        ...     RunRecord(method=method, seed=seed, score=score, **common)
         ...     for method, of in scores.items() for seed, score in enumerate(of)
         ... )
         >>> float(differences(runs, "score")["mean"]["sam"].round(3))
         0.05
     """
-    pandas = require("pandas")
-    if isinstance(records, pandas.DataFrame):
-        records = [row.dropna().to_dict() for _, row in records.iterrows()]
-    final = [record for record in records if record.get("kind", "final") == "final"]
-    final += [stopped for record in final for stopped in _early_stopped(record)]
-    runs = pandas.json_normalize(
-        [{k: v for k, v in _with_sums(r).items() if k not in _WHOLE} for r in final]
-    )
+    final = [record for record in records if record.kind == "final"]
+    if not final:
+        raise DataError("no run has finished yet, or only runs that choose strengths")
+    runs = require("pandas").json_normalize([_row(record) for record in final])
     for name in _WHOLE:
-        runs[name] = [record.get(name) for record in final]
-    for name in ("score", "value", "error", "metric"):
-        runs[name] = runs.get(name)
-    return runs
+        runs[name] = [getattr(record, name) for record in final]
+    return runs  # type: ignore[no-any-return]
 
 
-def _early_stopped(record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the record as of its best epochs, without the figures that only the last one has."""
-    orders = {
-        "score": lambda judged: (judged["score"], -(judged["nll"] or 0.0)),
-        "NLL": lambda judged: (-(judged["nll"] or 0.0),),
-    }
-    for name, order in orders.items() if record.get("curve") else ():
-        best = max(record["curve"], key=lambda of: (*order(of["validation"]), -of["epoch"]))
-        yield {
-            **{k: v for k, v in record.items() if k not in _OF_THE_LAST_EPOCH},
-            **{k: v for k, v in best.items() if k not in ("epoch", "validation")},
-            "method": f"{record['method']}, best epoch by {name}",
-            "recipe": {**record["recipe"], "epochs": best["epoch"]},
-        }
-
-
-def _with_sums(record: Record) -> dict[str, Any]:
+def _row(record: RunRecord) -> dict[str, Any]:
     """Return a record with the sums of its norms, and its figures under each condition by title.
 
     Under noise and on changed texts these are accuracies, or scores where a record has none.
     """
-    accuracies = record.get("accuracies") or {}
-    row = dict(record) | {"corruption": {"clean": record.get("score")}}
-    if corrupted := record.get("corrupted"):
-        *_, last = shares = sorted(corrupted, key=float)
-        row["corruption"] |= {f"{100 * float(share):.0f} %": corrupted[share] for share in shares}
-        if corrupted[last] is not None and record["score"] is not None:
-            row["corruption"][f"drop at {100 * float(last):.0f} %"] = (
-                record["score"] - corrupted[last]
-            )
-        row["most corrupted"] = accuracies.get(f"corrupted {last}", corrupted[last])
-    row["noise"] = {
-        f"δ = {delta}": accuracies.get(f"noisy {delta}", score)
-        for delta, score in (record.get("noisy") or {}).items()
-    }
-    row["texts"] = {k: accuracies.get(k, v) for k, v in (record.get("perturbed") or {}).items()}
-    for title, name in (("Σ‖J‖", "jacobian"), ("Σ‖H‖", "hessian")):
-        norms = record.get(name)
-        row[title] = sum(norms) if norms and None not in norms else None
-    row["other accuracy"] = None if row.get("metric") == "accuracy" else row.get("accuracy")
+    row = {name: value for name, value in vars(record).items() if name not in _WHOLE}
+    row["corruption"] = {"clean": record.score}
+    shares = sorted(record.corrupted, key=float)
+    for share in shares:
+        row["corruption"][f"{100 * float(share):.0f} %"] = record.corrupted[share]
+    if shares and None not in (record.score, record.corrupted[shares[-1]]):
+        drop = record.score - record.corrupted[shares[-1]]  # type: ignore[operator]
+        row["corruption"][f"drop at {100 * float(shares[-1]):.0f} %"] = drop
+    row["most corrupted"] = record.most_corrupted
+    accuracies = record.accuracies
+    row["noise"] = {f"δ = {d}": accuracies.get(f"noisy {d}", of) for d, of in record.noisy.items()}
+    row["texts"] = {name: accuracies.get(name, of) for name, of in record.perturbed.items()}
+    row["Σ‖J‖"], row["Σ‖H‖"] = record.jacobian_sum, record.hessian_sum
+    row["other accuracy"] = None if record.metric == "accuracy" else record.accuracy
     return row
 
 
@@ -221,7 +190,7 @@ def differences(
     """Return every method's paired differences from `reference` on the same tasks and seeds.
 
     Args:
-        runs: From `to_frame`.
+        runs: From `to_frame`, or with its columns method, task, seed, score and the figure.
         figure: One of its columns.
         tasks: Tasks to average over; None: all that have the figure.
 
@@ -231,11 +200,9 @@ def differences(
         ("less").
 
     Example:
-        >>> runs = to_frame(
-        ...     {"method": method, "task": "cola", "seed": seed, "score": score}
-        ...     for method, seed, score in (("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5),
-        ...                                 ("sam", 1, 0.25))
-        ... )
+        >>> import pandas
+        >>> rows = [("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5), ("sam", 1, 0.25)]
+        >>> runs = pandas.DataFrame(rows, columns=["method", "seed", "score"]).assign(task="cola")
         >>> differences(runs, "score").loc["sam", ["mean", "more", "seeds"]].tolist()
         [0.0, 1.0, 2.0]
     """
@@ -263,15 +230,6 @@ def costs(runs: DataFrame) -> dict[str, float]:
     seconds = by_pair(runs, "seconds.processor")
     ratios = seconds.div(seconds[REFERENCE].replace(0, np.nan), axis=0)
     return ratios.mean().dropna().to_dict()
-
-
-def is_control(runs: DataFrame, method: str) -> bool:
-    """Return whether a method is a control or placebo, which the other methods have to beat."""
-    from ..training import METHODS  # loads transformers, which tables do without
-
-    settings = runs.loc[runs["method"] == method, "settings"].iloc[0]
-    entry = METHODS.get(settings["method"])
-    return bool(settings.get("placebo")) or (entry is not None and entry.control)
 
 
 # --- means over seeds
@@ -340,11 +298,13 @@ def score_tables(runs: DataFrame) -> list[Table]:
     others = [
         ("Accuracy × 100.", "other accuracy", 100, 1),
         ("AUC × 100 (more than two classes: mean one-vs-rest).", "auc", 100, 1),
+        (BEST_EPOCH, "best_epoch.score", 100, 1),
     ]
     scores = mean_table(f"Scores × 100. {SCORE_NOTE}", columns, scale=100, digits=1)
     return [scores, *task_tables(runs, others)]
 
 
+BEST_EPOCH = "Score × 100 after the epoch with the best score on validation rows (plain model)."
 CALIBRATION = (
     *(
         (f"{title}{where}: lower is better.", prefix + name, 1, 3)
@@ -512,7 +472,7 @@ def cost_tables(runs: DataFrame) -> list[Table]:
 def best_control_tables(runs: DataFrame) -> list[Table]:
     """Return the table of methods against the best control that costs no more."""
     cost = costs(runs)
-    controls = [method for method in compared(runs) if is_control(runs, method)]
+    controls = [m for m in compared(runs) if runs.loc[runs["method"] == m, "control"].any()]
     apart = {f: differences(runs, f.column) for f in TESTED if controls and f.column in runs}
     rows = []
     for method in (m for m in compared(runs) if m not in controls):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import json
 import math
-import re
-import sys
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .._io import DataError, parse_json, read_json, require, shown
+from .._io import DataError, from_json, parse_json, read_json, require, shown
 from .metrics import ACCURACY, F1, GLUE, SPEARMAN, Metric
 from .settings import Columns
 
@@ -67,7 +65,7 @@ class Task:
     Attributes:
         classes: their names; a regression task has none.
         unlabelled: rows whose labels no method reads.
-        validation: rows neither trained nor judged on, for temperatures and the epoch to stop at.
+        validation: rows neither trained nor judged on, for temperatures and the best epoch.
 
     Raises:
         DataError: a label of the training or dev rows is not the index of a class.
@@ -111,7 +109,7 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
 
     Raises:
         DataError: it is none of these, or cannot be used.
-        MissingExtra: `datasets` (of the hub) or `pandas` (of parquet files) is not installed.
+        MissingExtra: `datasets` (of the hub) or `pandas` (of files) is not installed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -142,73 +140,27 @@ def load_task(spec: str, columns: Columns = Columns()) -> Task:  # noqa: B008  f
 
 # Files
 
+_FORMATS = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-_LONGEST_RECORD = 1000  # lines of a JSON object; a longer string is taken to lack its end
 
 
 def file_task(train: Path, dev: Path, columns: Columns) -> Task:
     """Load a task from two csv, tsv, jsonl (also .gz) or parquet files; classes are `train`'s.
 
-    Where `train` has two columns, by other names than `columns` has, and their values tell which is
-    the text and which the label, they are taken so, and stderr says it.
-
     Raises:
         DataError: a file is missing, empty, of another format, without the named columns, with an
             unreadable label, or with one class only.
+        MissingExtra: `pandas` is not installed.
     """
-    records = {path: list(read_records(path)) for path in (train, dev)}
+    records = {path: read_records(path) for path in (train, dev)}
     if columns.pair is None and records[train] and "text_pair" in records[train][0]:
         columns = replace(columns, pair="text_pair")
-    found = _by_values(records[train], columns)
-    if found != columns:
-        print(
-            f"{train}: {found.text!r} is taken for the text and {found.label!r} for the label",
-            file=sys.stderr,
-        )
-    columns = found
     return _task(
         name=train.name.partition(".")[0],
         train=(str(train), records[train]),
         dev=(str(dev), records[dev]),
         columns=columns,
     )
-
-
-_WORDS = re.compile(r"[^\W\d_]\s+\S|(?=[^\x00-\x7f])[^\W\d_]")
-"""What texts have and identifiers and dates have not: a space after a letter, or a letter beyond
-ASCII's (of writing that does not part words)."""
-
-
-def _by_values(records: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
-    """Return which of two columns is the text and which the label, where the values tell.
-
-    A text holds words; labels are each there twice on average, or all numbers to predict.
-    """
-    names = [name for name in records[0] if name] if records else []  # an index has no name
-    if len(names) != 2 or {columns.text, columns.label} <= set(names) or columns.pair is not None:
-        return columns
-
-    def may_be(name: str, said: str, usual: str, told: Callable[[str], bool]) -> bool:
-        return name == said or (said == usual and said not in names and told(name))
-
-    def is_label(name: str) -> bool:
-        values = [str(record.get(name)) for record in records]
-        if columns.regression:
-            return all(math.isfinite(_number(value)) for value in values)
-        return 2 <= len(set(values)) <= len(values) / 2
-
-    def is_text(name: str) -> bool:
-        values = [record.get(name) for record in records]
-        if not all(isinstance(value, str) for value in values) or is_label(name):
-            return False
-        return sum(bool(_WORDS.search(str(value))) for value in values) > len(values) / 2
-
-    for text, label in (names, names[::-1]):
-        if may_be(label, columns.label, Columns.label, is_label) and may_be(
-            text, columns.text, Columns.text, is_text
-        ):
-            return replace(columns, text=text, label=label)
-    return columns
 
 
 def folder_task(folder: Path, columns: Columns) -> Task:
@@ -267,29 +219,54 @@ def _with_class_names(task: Task, path: Path) -> Task:
     )
 
 
-# Python reads csv and json: load_dataset silently turns the text "007" into a number, a date into
-# a datetime and the second of two equal column names into another name.
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a csv, tsv or jsonl file, perhaps with .gz, or of a parquet file.
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a csv, tsv, jsonl or txt file, perhaps with .gz, or of a parquet file.
+
+    Of a txt file each line is a ``text``, blank ones left out.  Cells of csv and tsv are texts:
+    "007", "NA" and "2024-01-01" stay as they are.  (Read by `datasets.load_dataset`, "01" and "1"
+    are one class, and where every row has a cell more than the header, each text is the cell after
+    it.)
 
     Raises:
         DataError: another name, or a file that cannot be read or is not well-formed.
-        MissingExtra: a parquet file, and pandas is not installed.
+        MissingExtra: `pandas` is not installed, and the file is no jsonl.
     """
-    name = path.name.lower()
-    if not name.endswith(_ENDINGS):
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith(_FORMATS):
         raise DataError(
-            f"{path}: the name must end in .csv, .tsv or .jsonl, perhaps with .gz after it, or in "
-            ".parquet, which says its format"
+            f"{path}: the name must end in .csv, .tsv, .jsonl or .txt, perhaps with .gz after it, "
+            "or in .parquet, which says its format"
         )
-    if name.endswith(".parquet"):
-        try:
-            yield from require("pandas").read_parquet(path).to_dict("records")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-        return
-    with open_text(path) as file:
-        yield from _json_lines(path, file) if ".jsonl" in name else _delimited(path, file)
+    if name.endswith(".txt"):
+        with open_text(path) as lines:
+            return [{"text": line.strip()} for line in lines if line.strip()]
+    if name.endswith(".jsonl"):
+        with open_text(path) as lines:
+            places = ((f"{path}: line {n}", line) for n, line in enumerate(lines, start=1))
+            return [
+                from_json(parse_json(line, place, lenient=True), dict[str, Any], place)
+                for place, line in places
+                if line.strip()
+            ]
+    pandas = require("pandas")
+    with _one_sentence(path), warnings.catch_warnings():
+        # what pandas gives where it drops the last cells of rows that are longer than the header
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        if name.endswith(".parquet"):
+            frame = pandas.read_parquet(path)
+        else:
+            separator = "\t" if name.endswith(".tsv") else ","
+            frame = pandas.read_csv(
+                path,
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,
+                index_col=False,
+                engine="python",  # which tells a cell that is not there from an empty one
+            )
+    if twice := [column for column in frame if f"{column}.1" in frame]:  # as pandas names them
+        raise DataError(f"{path} has the column {twice[0]!r} twice")
+    return frame.to_dict("records")  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -300,53 +277,24 @@ def open_text(path: Path) -> Iterator[Iterable[str]]:
         DataError: the file cannot be read, or the lines as they are read.
     """
     opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with _one_sentence(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        yield file
+
+
+@contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """Turn what readers raise about a file into a DataError that names it."""
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        yield
+    except DataError:
+        raise
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except csv.Error as error:
-        raise DataError(f"{path} is not well-formed: {error}") from error
-
-
-def _delimited(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(file, dialect="excel-tab" if ".tsv" in path.name.lower() else "excel")
-    names = list(reader.fieldnames or ())
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path} has the column {twice[0]!r} twice")
-    for number, record in enumerate(reader, start=1):
-        if None in record:  # type: ignore[comparison-overlap]
-            raise DataError(
-                f"{path}: record {number} has more cells than the header has names "
-                f"({len(names)}); put quotes round texts with a separator in them"
-            )
-        yield record
-
-
-def _json_lines(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield an object a line; strings may hold raw line breaks, as in some published files."""
-    start, text = 1, ""
-    for number, line in enumerate(file, start=1):
-        if not text and not line.strip():
-            start = number + 1
-            continue
-        text += line
-        try:
-            record = parse_json(text, f"{path}: line {start}", lenient=True)
-        except DataError as error:
-            if "Unterminated string" in str(error) and number - start < _LONGEST_RECORD:
-                continue
-            raise
-        if not isinstance(record, dict):
-            raise DataError(f"{path}: line {start} is not a JSON object with named columns")
-        yield record
-        start, text = number + 1, ""
-    if text:
-        raise DataError(f"{path}: line {start} is not JSON (it has a string without an end)")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except (OSError, ValueError, Warning) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read: {reason}") from error
 
 
 # The hub
@@ -493,18 +441,13 @@ def _label(where: str, value: Any, columns: Columns, ids: Sequence[str] | None) 
         )
     if not columns.regression:
         return text
-    number = _number(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not math.isfinite(number):
         raise DataError(f"{where} has the label {shown(value)}; expected a number")
     return number
-
-
-def _number(text: str) -> float:
-    """Return the number that a text is, NaN where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _natural(label: str) -> tuple[int, int, str]:
@@ -575,10 +518,8 @@ def selected(
     unlabelled: int | None,
     dev: int | None,
     seed: int,
-    *,
-    dev_seed: int | None = None,
 ) -> Task:
-    """Return the task with so many rows, drawn by `seed` (dev rows by `dev_seed`); None keeps all.
+    """Return the task with so many rows, drawn by `seed`; None keeps all.
 
     Unlabelled rows are those of the training file that are not trained on, then trained ones.
 
@@ -597,8 +538,7 @@ def selected(
         raise DataError(f"{task.name}: the {taken} training rows drawn {same}; take more rows")
     judged = task.dev
     if dev is not None and dev < len(judged):
-        drawn = _order(len(judged), seed if dev_seed is None else dev_seed)[:dev]
-        judged = judged.chosen(sorted(drawn))
+        judged = judged.chosen(sorted(_order(len(judged), seed)[:dev]))
     return replace(task, train=rows, unlabelled=task.train.chosen(free), dev=judged)
 
 
@@ -625,24 +565,6 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
         validation=task.dev.chosen(sorted(order[:count])),
         dev=task.dev.chosen(sorted(order[count:])),
     )
-
-
-def with_wrong_labels(task: Task, share: float, seed: int) -> Task:
-    """Return the task with round(share · N) training rows labelled as another class, drawn evenly.
-
-    Raises:
-        DataError: it is a regression task.
-    """
-    if task.regression:
-        raise DataError(f"{task.name}: label noise is of classes, and its labels are numbers")
-    generator = torch.Generator().manual_seed(seed)
-    count = len(task.train)
-    wrong = torch.randperm(count, generator=generator)[: round(share * count)].tolist()
-    moves = torch.randint(1, task.outputs, (len(wrong),), generator=generator).tolist()
-    labels = list(task.train.labels)
-    for row, move in zip(wrong, moves, strict=True):
-        labels[row] = (int(labels[row]) + move) % task.outputs
-    return replace(task, train=replace(task.train, labels=labels))
 
 
 def held_out(task: Task, share: float) -> Task:

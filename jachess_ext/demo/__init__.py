@@ -395,7 +395,7 @@ def demo(
         told = answer(runs) if compare else [more]
         print(*(wrap(text, width) + "\n" for text in [*penalty, *told]), sep="\n")
     compared = Section("Methods compared", penalty, [summary])
-    write_html(page, title, [*shown, compared, *sections(runs)])
+    write_html(page, title, [*shown, compared, *sections(records)])
     print(f"All tables and figures: {page}. In all {time.perf_counter() - start:.0f} s.")
 
 

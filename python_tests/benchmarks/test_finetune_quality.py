@@ -97,25 +97,11 @@ def test_a_run_that_is_stopped_leaves_what_it_has(
     assert "3 runs, started and gone on with at" in (tmp_path / "finetune_before.md").read_text()
 
 
-def test_published_results_are_gone_on_from_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published, out = tmp_path / "finetune_main.jsonl", tmp_path / "out"
-    finetune_quality.go_on_from(published, out)
-    assert not out.exists(), "nothing is published"
-    published.write_text("published\n")
-    (tmp_path / "finetune_main.md").write_text(
-        "\n48 runs, started and gone on with at aaa, bbb, by\n"
-    )
-    finetune_quality.go_on_from(published, out)
-    assert (out / "results.jsonl").read_text() == "published\n"
-    for commit in ("ccc+", "ccc+"):
+def test_commits_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for commit in ("aaa", "bbb", "bbb"):
         monkeypatch.setattr(finetune_quality, "commit", lambda commit=commit: commit)
-        commits = finetune_quality.started_at(out)
-    assert commits == ["aaa", "bbb", "ccc+"]
-    (out / "results.jsonl").write_text("newer\n")
-    finetune_quality.go_on_from(published, out)
-    assert (out / "results.jsonl").read_text() == "newer\n"
+        commits = finetune_quality.started_at(tmp_path)
+    assert commits == ["aaa", "bbb"]
 
 
 def test_a_recorded_page_is_drawn_anew() -> None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from jachess_ext.compare.records import RunRecord
 from jachess_ext.training import parse_method
 
 BINS = 8
 
 
-def record(name: str, task: str, seed: int, score: float | None, **settings: Any) -> dict[str, Any]:
+def record(name: str, task: str, seed: int, score: float | None, **settings: Any) -> RunRecord:
     """Return the record of a final run; where the score is None, of one that failed."""
-    method = parse_method(name.partition("<")[0].partition(", best")[0])
+    method = parse_method(name.partition("<")[0])
     base: dict[str, Any] = {
-        "kind": "final",
+        "run": f"{task}-{name}-{seed}",
         "task": task,
         "method": name,
+        "control": method.control or "placebo" in name,
         "value": None,
         "seed": seed,
         "model": "tiny",
         "metric": "accuracy",
-        "rows": [10, 10, 10],
+        "rows": (10, 10, 10),
         "settings": {"method": method.name, **method.settings},
         "recipe": {"epochs": 3, "lr": 1e-4},
         "score": score,
@@ -42,10 +44,10 @@ def record(name: str, task: str, seed: int, score: float | None, **settings: Any
             },
             "shift": {},
         }
-    return base | settings
+    return RunRecord(**base | settings)
 
 
-def by_method(scores: dict[str, Any], tasks: str = "a", **more: Any) -> list[dict[str, Any]]:
+def by_method(scores: dict[str, Any], tasks: str = "a", **more: Any) -> list[RunRecord]:
     """Return records of method → score by seed, alike on every task, with more settings each."""
     return [
         record(method, task, seed, score, **more.get(method, {}))

@@ -37,22 +37,22 @@ def test_comparison_and_evaluate(
     )
     records = run_grid(made, tmp_path / "out", save_models=True)
     for record in records:
-        attack = record["attack"]
-        assert record["error"] is None and attack["of"] == 12
+        attack = record.attack
+        assert record.error is None and attack is not None and attack["of"] == 12
         assert 0 <= attack["attacked"] <= attack["accuracy"] <= 1
-        assert record["attack_candidates"] == str(synonyms)
+        assert record.attack_candidates == str(synonyms)
     (section,) = [s for s in sections(records) if s.title == "Word attack"]
     assert str(synonyms) in section.paragraphs[0]
     assert any("after it" in table.caption for table in section.tables)
-    model = tmp_path / "out" / "models" / records[0]["run"]
+    model = tmp_path / "out" / "models" / records[0].run
     given = ["evaluate", "--model", str(model), "--tasks", made.tasks[0]]
     given += ["--conditions.attack", str(synonyms), "--conditions.attack-share", "0.5"]
     given += ["--conditions.attack-rows", "12", "--conditions.sequences", "0"]
     capsys.readouterr()
     assert main(given) == 0
-    shown = capsys.readouterr().out
-    attack = records[0]["attack"]
-    assert f"before, {attack['attacked']:.3f} after" in shown
+    shown = " ".join(capsys.readouterr().out.split())  # lines are broken at the terminal's width
+    attack = records[0].attack
+    assert attack is not None and f"before, {attack['attacked']:.3f} after" in shown
     assert f"candidates: {synonyms}" in shown
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,22 @@ import torch
 from jachess_ext._io import DataError, from_json, write_json
 from jachess_ext.compare import finetune
 from jachess_ext.compare.finetune import (
-    RESULTS,
     Job,
     choose,
     final_jobs,
     fine_tune,
     load,
-    read_records,
     run_grid,
     tuning_jobs,
 )
 from jachess_ext.compare.models import encode, load_model, load_tokenizer
+from jachess_ext.compare.records import RESULTS, Figures, RunRecord, read_records
 from jachess_ext.compare.settings import Grid, quick
-from jachess_ext.compare.tables import methods_of, to_frame
 from jachess_ext.training import METHODS
 from python_tests import processes
 
 from .conftest import CONDITIONS, RECIPE, MakeGrid
+from .records import record as made_by_hand
 
 TUNING = {"strength": (0.01, 0.1), "unlab_lr_ratio": (0.5,), "validation": 0.25, "seeds": (7,)}
 
@@ -48,7 +48,7 @@ def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Pat
         shift_size=32,
     )
     records = run_grid(made, tmp_path)
-    kinds = [(r["kind"], r["method"], r["seed"], r["value"]) for r in records]
+    kinds = [(r.kind, r.method, r.seed, r.value) for r in records]
     assert kinds[:3] == [
         ("tuning", "jachess-train", 7, 0.01),
         ("tuning", "jachess-train", 7, 0.1),
@@ -58,16 +58,17 @@ def test_a_grid_from_start_to_end(grid: MakeGrid, sentiment: Path, tmp_path: Pat
         ("final", method, seed) for seed in (0, 1) for method in made.methods
     ]
     chosen = choose(records[:3])["a", "jachess-train"]
-    assert {r["value"] for r in records if r["kind"] == "final"} == {None, 0.5, chosen}
-    by_method = {r["method"]: r for r in records if r["kind"] == "final"}
-    assert by_method["jachess-train"]["settings"]["strength"] == chosen
-    assert by_method["jachess-unlab"]["settings"]["unlab_lr_ratio"] == 0.5
+    assert {r.value for r in records if r.kind == "final"} == {None, 0.5, chosen}
+    by_method = {r.method: r for r in records if r.kind == "final"}
+    assert by_method["jachess-train"].settings["strength"] == chosen
+    assert by_method["jachess-unlab"].settings["unlab_lr_ratio"] == 0.5
+    assert [by_method[method].control for method in made.methods] == [True, False, False]
     last = records[-1]
-    assert set(last["corrupted"]) == {"0.2"} and set(last["noisy"]) == {"0.0", "1.0"}
-    assert last["shift"]["sentiment"]["score"] == last["score"], "the same rows"
-    assert len(last["jacobian"]) == 2 and sum(last["reliability"]["counts"]) == 32
-    lines = (tmp_path / RESULTS).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == records
+    assert set(last.corrupted) == {"0.2"} and set(last.noisy) == {"0.0", "1.0"}
+    assert last.shift["sentiment"]["score"] == last.score, "the same rows"
+    assert len(last.jacobian) == 2 and last.reliability is not None
+    assert sum(map(float, last.reliability["counts"])) == 32
+    assert read_records(tmp_path) == records
     assert json.loads((tmp_path / "grid.json").read_text())["seeds"] == [0, 1]
 
 
@@ -100,27 +101,13 @@ def test_finished_runs_are_not_made_again(
     assert len(made) == 1 + 4, "another recipe is another run"
 
 
-def test_a_results_file_alone_is_gone_on_from(
-    grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on another machine; the last line, which is broken, costs its run only."""
-    made = grid(tuning={"strength": (0.01, 0.1), "seeds": (7,)})
-    records = run_grid(made, tmp_path / "here")
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / RESULTS).write_text((tmp_path / "here" / RESULTS).read_text()[:-9])
-    again = runs_made(monkeypatch)
-    assert timeless(run_grid(made, tmp_path / "there")) == timeless(records)
-    assert again == [records[-1]["run"]]
-    assert same_results(tmp_path / "here", tmp_path / "there")
-
-
 def test_models_asked_for_later_are_made(
     grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same records; models that are there, and failed runs, are not made again."""
     made = grid(methods=("none", "sam,rho=1e30"))
     records = run_grid(made, tmp_path)
-    assert [bool(r["error"]) for r in records] == [False, True, False, True]
+    assert [bool(r.error) for r in records] == [False, True, False, True]
     asked = runs_made(monkeypatch)
     whole = [job.name for job in final_jobs(load(made), {}) if job.method == "none"]
     run_grid(made, tmp_path)
@@ -169,9 +156,9 @@ def same_results(first: Path, second: Path) -> bool:
     return timeless(read_records(first)) == timeless(read_records(second))
 
 
-def timeless(records: list[dict]) -> list[dict]:
+def timeless(records: list[RunRecord]) -> list[RunRecord]:
     """What is the same on every call of a run."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+    return [replace(record, seconds=None) for record in records]
 
 
 @pytest.mark.slow
@@ -207,9 +194,8 @@ def test_a_diverged_run_is_recorded_and_the_grid_goes_on(grid: MakeGrid, tmp_pat
     records = run_grid(made, tmp_path)
     assert len(records) == 2
     for record in records:
-        assert (record["score"] is None and "not finite" in record["error"]) or "non-finite" in (
-            record["error"]
-        )
+        assert record.score is None and record.error is not None
+        assert "not finite" in record.error or "non-finite" in record.error
 
 
 def test_tuning_reads_training_rows_only(grid: MakeGrid) -> None:
@@ -224,8 +210,8 @@ def test_tuning_reads_training_rows_only(grid: MakeGrid) -> None:
     assert tuning.conditions.corruption == () and tuning.shift == ()
 
 
-def record(value: float, score: float | None, brier: float) -> dict:
-    return {"task": "a", "method": "m", "value": value, "score": score, "brier": brier}
+def record(value: float, score: float | None, brier: float) -> RunRecord:
+    return made_by_hand("l2", "a", 0, score, kind="tuning", value=value, brier=brier)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +225,7 @@ def record(value: float, score: float | None, brier: float) -> dict:
     ],
 )
 def test_choice(records: list[dict], value: float) -> None:
-    assert choose(records) == {("a", "m"): value}
+    assert choose(records) == {("a", "l2"): value}
 
 
 def test_a_value_in_the_methods_text_is_not_tuned(grid: MakeGrid) -> None:
@@ -291,59 +277,66 @@ def test_a_quick_run_takes_what_a_small_task_has(grid: MakeGrid) -> None:
         load(grid(train_size=1000))
 
 
-def test_seeds_draw_rows_of_their_own(grid: MakeGrid) -> None:
-    """Methods of one seed see the same rows and wrong labels; dev rows are the same for all."""
+def test_seeds_draw_wrong_labels_of_their_own(grid: MakeGrid) -> None:
+    """Methods of one seed see the same wrong labels; all seeds see the same rows."""
     settings = {"train_size": 16, "unlabelled_size": 8, "validation": 0.25, "seeds": (0, 1, 2)}
-    jobs = final_jobs(load(grid(resample=True, label_noise=0.25, **settings)), {})
+    jobs = final_jobs(load(grid(label_noise=0.25, **settings)), {})
     assert [(job.seed, job.method) for job in jobs[:3]] == [
         *((0, "none"), (0, "jachess-train"), (1, "none"))
     ]
     tasks = {seed: [job.task for job in jobs if job.seed == seed] for seed in (0, 1, 2)}
     assert all(pair[0] == pair[1] for pair in tasks.values())
-    clean = final_jobs(load(grid(resample=True, **settings)), {})
-    for seed, (task, _) in tasks.items():
-        plain = next(job.task for job in clean if job.seed == seed)
-        assert task.train.texts == plain.train.texts
-        wrong = [a != b for a, b in zip(task.train.labels, plain.train.labels, strict=True)]
+    clean = final_jobs(load(grid(**settings)), {})[0].task
+    for task, _ in tasks.values():
+        assert replace(task, train=clean.train) == clean
+        assert task.train.texts == clean.train.texts
+        wrong = [a != b for a, b in zip(task.train.labels, clean.train.labels, strict=True)]
         assert sum(wrong) == 4
-        assert (task.dev, task.validation) == (tasks[0][0].dev, tasks[0][0].validation)
-        assert (len(task.dev), len(task.validation or ())) == (24, 8)
-    assert len({tuple(sorted(task.train.texts)) for task, _ in tasks.values()}) > 1
-    same = final_jobs(load(grid(**settings)), {})
-    assert all(job.task == same[0].task for job in same)
+    assert len({tuple(task.train.labels) for task, _ in tasks.values()}) > 1
+    assert (len(clean.dev), len(clean.validation or ())) == (24, 8)
 
 
-def test_a_curve_over_epochs_changes_nothing_else(grid: MakeGrid, tmp_path: Path) -> None:
-    """In bf16, in which accelerate wraps the forward; its last point is the run's own figure."""
+@pytest.mark.parametrize("sign, epoch", [(1, 3), (-1, 1)])
+def test_the_plain_models_best_epoch(
+    grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, sign: int, epoch: int
+) -> None:
+    """Scores on validation rows that rise, or fall; in bf16, in which accelerate wraps the forward.
+
+    The last epoch's figures are the run's own, and to look for the best changes nothing else.
+    """
+    judged, original = count(), finetune.judge
+
+    def judge(*given: Any, validation: Any = None, **options: Any) -> Figures:
+        figures = original(*given, validation=validation, **options)
+        if validation is not None:  # of the dev rows, for whose temperature it is
+            return figures
+        return replace(figures, score=float(sign * next(judged)))
+
+    monkeypatch.setattr(finetune, "judge", judge)
     recipe = RECIPE | {"epochs": 3.0, "bf16": True}
     conditions = CONDITIONS | {"texts": ("typos", "case"), "layers": False}
-    settings = {"recipe": recipe, "conditions": conditions, "validation": 0.25, "seeds": (0,)}
-    bare, curved = (
-        run_grid(grid(curve=curve, **settings), tmp_path / str(len(curve)))
-        for curve in ((), (1, 3))
-    )
-    assert "curve" not in bare[0] and "curve" not in curved[1], "of the plain method alone"
-    points = curved[0].pop("curve")
-    assert [point["epoch"] for point in points] == [1, 3]
-    figures = ("score", "accuracy", "auc", "nll", "brier", "brier_binary", "ece", "scaled")
-    assert {name: points[1][name] for name in figures} == {n: curved[0][n] for n in figures}
-    assert points[0]["nll"] != points[1]["nll"]
-    for first, second in zip(timeless(bare), timeless(curved), strict=True):
-        assert first | {"run": ""} == second | {"run": ""}
-    record = curved[0]
-    assert set(record["perturbed"]) == {"typos", "case"}
-    assert set(record["slopes"]) == {"logit_jacobian", "margin_over_slope"}
-    assert (record["validation_rows"], record["jacobian"]) == (8, [])
-    assert 0.9 < record["embedding_growth"] < 1.1 and record["embedding_growth"] != 1
-    assert set(record["seconds"]) == {"training", "processor", "judging"}
-    found = read_records(tmp_path / "2")
-    assert "none, best epoch by NLL" in methods_of(to_frame(found))
+    settings = {"recipe": recipe, "conditions": conditions, "seeds": (0,), "validation": 0.25}
+    jobs = final_jobs(load(grid(methods=("none", "sam"), **settings)), {})
+    record, other = map(finetune.run, jobs)
+    assert next(judged) == 3 and other.best_epoch is None, "of the plain method alone"
+    best, scaled = record.best_epoch, record.scaled
+    assert best is not None and scaled is not None and best["epoch"] == epoch
+    last = {"score": record.score, "nll": record.nll, "brier": record.brier}
+    last["brier_scaled"] = scaled["brier"]
+    assert ({name: best[name] for name in last} == last) == (epoch == 3)
+    monkeypatch.setattr(finetune.BestEpoch, "on_epoch_end", lambda *_, **__: None)
+    unwatched = finetune.run(jobs[0])
+    assert timeless([replace(record, best_epoch=None)]) == timeless([unwatched])
+    assert set(record.perturbed) == {"typos", "case"}
+    assert set(record.slopes) == {"logit_jacobian", "margin_over_slope"}
+    assert (record.validation_rows, record.jacobian) == (8, [])
+    growth = record.embedding_growth
+    assert growth is not None and 0.9 < growth < 1.1 and growth != 1
+    assert set(record.seconds or {}) == {"training", "processor", "judging"}
 
 
 BAD_GRIDS = [
     ({"label_noise": 1.0}, "label_noise is 1.0; expected a share below 1"),
-    ({"curve": (1,)}, "a curve needs validation rows"),
-    ({"curve": (0,), "validation": 0.2}, r"curve is \[0\]; expected whole epochs"),
     ({"conditions": {"texts": ("noise",)}}, "texts has 'noise'"),
     ({"methods": ("none", "sgd")}, "unknown method 'sgd'"),
     ({"methods": ("none", "none")}, "methods is .* each of them once"),
@@ -357,10 +350,9 @@ BAD_GRIDS = [
     ({"recipe": {"lr": -1.0}}, "lr is -1.0"),
     ({"recipe": {"weight_decay": -1.0}}, "weight_decay is -1.0"),
     ({"recipe": {"warmup": 1.0}}, "warmup is 1.0; expected a share"),
-    ({"recipe": {"scheduler": "linea"}}, "scheduler is 'linea'; expected one of constant, "),
-    ({"recipe": {"scheduler": "warmup_stable_decay"}}, "scheduler is 'warmup_stable_decay'"),
+    ({"recipe": {"scheduler": "linea"}}, "linea is not a valid SchedulerType"),
     ({"tuning": {"validation": 1.5}}, "validation is 1.5"),
-    ({"tuning": {"strength": (-1.0,)}}, "tuning of 'jachess-train': strength is -1.0"),
+    ({"tuning": {"strength": (-1.0,)}}, "strength is -1.0"),
     ({"tuning": {"strength": (float("nan"),)}}, r"tuning's strength\[0\] is nan"),
     ({"tuning": {"strength": (0.1, 0.1)}}, "tuning's strength are .* each of them once"),
     ({"tuning": {"strength": (0.1,), "seeds": ()}}, "tuning has no seeds"),
@@ -395,7 +387,7 @@ def test_a_last_pass_acts_after_the_rate_has_decayed(
         recipe={"epochs": 1.0, "batch_size": 8, "lr": 5e-3, "max_length": 16},
     )
     plain, unlab = (finetune.run(job) for job in final_jobs(load(made), {}))
-    ratio = sum(unlab["jacobian"]) / sum(plain["jacobian"])
+    ratio = (unlab.jacobian_sum or 0.0) / (plain.jacobian_sum or 0.0)
     assert ratio < 0.99 if acts else ratio == 1.0
 
 

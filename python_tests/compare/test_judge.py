@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import jachess_ext as jx
-from jachess_ext.compare.judge import judge, noisy_texts, slopes
+from jachess_ext.compare.judge import judge, slopes
 from jachess_ext.compare.metrics import ACCURACY
 from jachess_ext.compare.models import Encoded
+from jachess_ext.compare.noise import noisy_texts
 from jachess_ext.compare.settings import TEXT_NOISE, Conditions
 from python_tests.smoothness.tiny_models import LABELS, VOCABULARY, classifier
 from python_tests.training.runs import Padder
@@ -101,7 +102,7 @@ def test_temperature_is_of_validation_rows_and_texts_are_judged() -> None:
     found = judge(
         *(model, dev, ACCURACY, 1.0, conditions), validation=validation, perturbed={"case": changed}
     )
-    assert found["scaled"] is not None
+    assert found.scaled is not None
 
     def outputs(data: Encoded, temperature: float) -> torch.Tensor:
         batch = data.batch(list(range(len(data))))
@@ -111,16 +112,16 @@ def test_temperature_is_of_validation_rows_and_texts_are_judged() -> None:
     own = torch.tensor(validation.labels)
     losses = [nn.functional.cross_entropy(outputs(validation, t.item()), own) for t in grid]
     coolest = grid[torch.stack(losses).argmin()].item()
-    assert found["scaled"]["temperature"] == pytest.approx(coolest, abs=0.01)
-    p = outputs(dev, found["scaled"]["temperature"]).softmax(-1)
+    assert found.scaled["temperature"] == pytest.approx(coolest, abs=0.01)
+    p = outputs(dev, found.scaled["temperature"]).softmax(-1)
     labels = torch.tensor(dev.labels)
     expected = (p - torch.eye(LABELS)[labels]).square().sum(1).mean().item()
-    assert found["scaled"]["brier"] == pytest.approx(expected, rel=1e-6)
-    assert found["scaled"]["accuracy"] == found["accuracy"] == found["score"]
+    assert found.scaled["brier"] == pytest.approx(expected, rel=1e-6)
+    assert found.scaled["accuracy"] == found.accuracy == found.score
     reversed_right = (outputs(changed, 1.0).argmax(1) == torch.tensor(changed.labels)).double()
-    assert found["perturbed"] == {"case": reversed_right.mean().item()}
+    assert found.perturbed == {"case": reversed_right.mean().item()}
     # all tokens unknown: one class for every row
-    assert found["accuracies"]["corrupted 1.0"] == found["corrupted"]["1.0"] == pytest.approx(1 / 3)
+    assert found.accuracies["corrupted 1.0"] == found.corrupted["1.0"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +184,3 @@ def test_what_each_kind_keeps() -> None:
     assert all(Counter(text.split()) == Counter(WORDS) for text in moved)
     assert noisy_texts(["a b c d e"], "swaps", 1.0, 0) == ["b a d c e"]
     assert noisy_texts(["good, bad ."], "punctuation", 1.0, 0)[0].startswith("good bad")
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="unknown noise 'noise'; expected one of typos"):
-        noisy_texts(["a"], "noise", 0.1, 0)
-    with pytest.raises(ValueError, match=r"share must lie in \[0, 1\]; got 2"):
-        noisy_texts(["a"], "case", 2, 0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +14,7 @@ import pytest
 from scipy import stats
 
 from jachess_ext.compare.metrics import reliability
+from jachess_ext.compare.records import Judged, RunRecord
 from jachess_ext.compare.report import (
     Picture,
     Section,
@@ -27,7 +26,6 @@ from jachess_ext.compare.report import (
     pooled,
     print_report,
     reliability_figure,
-    score_curves_figure,
     sections,
     styles_of,
     to_html,
@@ -44,7 +42,7 @@ from .records import by_method, record
 PLAIN = (0.50, 0.60, 0.55)
 
 
-def results(**changes: tuple[float, ...]) -> list[dict[str, Any]]:
+def results(**changes: tuple[float, ...]) -> list[RunRecord]:
     """Return runs of methods whose scores differ from the plain ones by these, on two tasks."""
     records = [record("none", task, s, PLAIN[s], brier=0.3) for task in "ab" for s in range(3)]
     return records + [
@@ -124,7 +122,7 @@ def test_long_names_leave_room_for_the_differences() -> None:
     name = "smart,adv_steps=2,adv_lr=2,smoothing=0.3,strength=3"
     broken = ["smart,adv_steps=2,", "adv_lr=2,smoothing=0.3,", "strength=3"]
     assert wrapped(name).splitlines() == broken
-    assert wrapped("none, best epoch by NLL") == "none, best epoch by NLL"
+    assert wrapped("a method, in a few words") == "a method, in a few words"
     apart = pandas.DataFrame({"mean": [1.0], "±": [0.5]}, index=[name])
     figure = forest_figure(apart, "score, difference", styles_of([name]))
     figure.draw_without_rendering()
@@ -155,7 +153,6 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     apart = pandas.DataFrame({"mean": [1.0, 2.0], "±": [0.5, math.nan]}, index=["h", "none"])
     for draw in (
         lambda: reliability_figure({"h": reliability(p, np.zeros(50, int))}, styles),
-        lambda: score_curves_figure([0, 1], {"h": [[0.8, 0.6], [0.7, 0.5]]}, "x", "y", styles),
         lambda: norms_figure({"h": [1.0, 10.0]}, {"h": [2.0, 3.0]}, styles),
         lambda: forest_figure(apart, "x", styles),
     ):
@@ -172,16 +169,6 @@ def test_pooled_reliability_weighs_by_examples() -> None:
     assert got.counts.tolist() == [2, 4]
     np.testing.assert_allclose(got.confidence, [0.4, (0.6 + 2.7) / 4])
     np.testing.assert_allclose(got.accuracy, [0.0, (1.0 + 1.5) / 4])
-
-
-def test_score_curves_begin_at_the_clean_score() -> None:
-    records = by_method({"none": [0.5, 0.7], "sam": [0.8]})
-    (section,) = (s for s in sections(records) if s.title == "Token corruption")
-    (panel,) = section.pictures[0].draw().axes
-    drawn = [line for line in panel.lines if line.get_marker() in "os"]
-    assert [list(line.get_xdata()) for line in drawn] == [[0, 0.05, 0.2]] * 2
-    np.testing.assert_allclose(drawn[0].get_ydata(), [0.6, 0.59, 0.5])
-    np.testing.assert_allclose(drawn[1].get_ydata(), [0.8, 0.79, 0.7])
 
 
 # --- the page
@@ -219,12 +206,9 @@ def test_the_page_holds_everything_and_needs_nothing(tmp_path: Path) -> None:
         *("Seed by seed", "Over all tasks and seeds"),
         *("Embedding noise", "Smoothness", "Settings"),
     ]
-    # three tasks' curves twice, four methods' diagrams in one picture, and differences of the
-    # score and of the Brier score on the two tasks that have a plain run of the same seed
-    assert page.tags.count("svg") == 3 + 3 + 1 + 2 * 2
-    write_report(tmp_path / "r.json", by_method(scores, "ab"))
-    content = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert content["Scores"][0]["rows"][0][:2] == ["none", "51.0 ± 1.0"]
+    # four methods' diagrams in one picture, and differences of the score and of the Brier score on
+    # the two tasks that have a plain run of the same seed
+    assert page.tags.count("svg") == 1 + 2 * 2
 
 
 def test_sections_without_runs_of_that_sort() -> None:
@@ -263,14 +247,14 @@ def test_a_wide_table_repeats_its_first_column() -> None:
     assert to_text(table, 200).count("x" * 10) == 1
 
 
-JUDGED = {
+JUDGED = Judged(
     **{"task": "a", "metric": "accuracy", "score": 0.75, "brier": 0.25, "ece": 0.125},
     **{"rows": 8, "device": "cpu", "corrupted": {"0.2": 0.5}, "noisy": {"0.0": 0.7, "1.0": 0.6}},
     **{"perturbed": {"typos": 0.4}, "shift": {"b": {"score": 0.3, "brier": 0.5, "ece": None}}},
-    "slopes": {"logit_jacobian": 2.0, "margin_over_slope": -0.5},
-    "reliability": record("none", "a", 0, 0.5)["reliability"],
-    **{"jacobian": [1.0, 2.0], "hessian": [3.0, 4.0]},
-}
+    **{"model": "m", "conditions": {}, "jacobian": [1.0, 2.0], "hessian": [3.0, 4.0]},
+    slopes={"logit_jacobian": 2.0, "margin_over_slope": -0.5},
+    reliability=record("none", "a", 0, 0.5).reliability,
+)
 
 
 def test_a_judged_model() -> None:
@@ -285,7 +269,7 @@ def test_a_judged_model() -> None:
     assert section.paragraphs == [
         "Accuracy 0.750 on 8 rows, Brier score 0.250, calibration error 0.125; the logits' "
         "Jacobian is 2, and the decision's border about -0.5 away in the embeddings' units "
-        "(negative: wrong on average). Judged on cpu."
+        "(negative: wrong on average); Σ‖J‖ 3, Σ‖H‖ 7. Judged on cpu."
     ]
     assert len(section.pictures) == 2
 
@@ -293,4 +277,4 @@ def test_a_judged_model() -> None:
 @pytest.mark.slow
 def test_the_pages_in_a_browser(tmp_path: Path) -> None:
     write_report(tmp_path / "r.html", by_method({"none": PLAIN, "sam": PLAIN[::-1]}, "ab"))
-    assert assert_shown(tmp_path / "r.html", tmp_path) == 2 + 2 + 1 + 4
+    assert assert_shown(tmp_path / "r.html", tmp_path) == 1 + 4

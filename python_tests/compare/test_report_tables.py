@@ -9,6 +9,7 @@ import pandas
 import pytest
 from scipy import stats
 
+from jachess_ext._io import DataError
 from jachess_ext.compare import tables
 from jachess_ext.compare.metrics import holm_bonferroni
 from jachess_ext.compare.tables import CALIBRATION, MARK, SMOOTHNESS, Table, to_frame
@@ -40,13 +41,10 @@ def test_scores_averages_and_marks() -> None:
     assert got["l2"] == ["52.5 ± 1.6", "72.5 ± 1.6", "62.5 ± 1.6"]
 
 
-def test_records_as_a_data_frame_give_the_same_tables() -> None:
-    records = by_method({"none": PLAIN, "sam": [*BETTER[:4], None]})
-    records[-1]["error"] = "the loss is not finite"
-    both = [to_frame(records), to_frame(pandas.DataFrame(records))]
-    for draw in (tables.score_tables, tables.paired_tables, tables.failed_tables):
-        assert draw(both[0]) == draw(both[1])
-    assert len(tables.failed_tables(both[1])) == 1
+def test_differences_of_a_table_of_ones_own() -> None:
+    rows = [("none", 0, 0.5), ("sam", 0, 0.75), ("none", 1, 0.5), ("sam", 1, 0.5)]
+    runs = pandas.DataFrame(rows, columns=["method", "seed", "score"]).assign(task="a")
+    assert tables.differences(runs, "score").loc["sam", "mean"] == 0.125
 
 
 def test_p_values_are_scipys_holm_adjusted() -> None:
@@ -119,7 +117,7 @@ def test_smoothness() -> None:
     jacobian, hessian = tables.task_tables(results(), SMOOTHNESS)
     assert list(jacobian.header) == ["method", "a", "b", "average"]
     assert rows(jacobian)["none"] == ["3 ± 0"] * 3 and rows(hessian)["none"] == ["7 ± 0"] * 3
-    unmeasured = record("none", "a", 0, 0.5, jacobian=None, hessian=[None, 1.0])
+    unmeasured = record("none", "a", 0, 0.5, jacobian=[], hessian=[None, 1.0])
     assert tables.task_tables(to_frame([unmeasured]), SMOOTHNESS) == []
 
 
@@ -210,22 +208,23 @@ def test_the_best_control_of_no_higher_cost() -> None:
     assert costed.rows[:3] == [["none", "1.00"], ["sam", "4.00"], ["r-drop", "2.00"]]
 
 
-def test_early_stopping_is_a_method_of_its_own() -> None:
-    def point(epoch: int, score: float, held: float, nll: float) -> dict[str, Any]:
-        scaled = {"brier": score / 8, "temperature": 1.0}
-        figures = {"score": score, "brier": score / 4, "ece": 0.1, "scaled": scaled}
-        return {"epoch": epoch, **figures, "validation": {"score": held, "nll": nll}}
+def test_the_plain_models_best_epoch_is_a_column() -> None:
+    best = {"epoch": 2.0, "score": 0.7, "nll": 0.4, "brier": 0.2, "brier_scaled": 0.1}
+    runs = to_frame(
+        [
+            record("none", "a", 0, 0.65, best_epoch=best),
+            record("none", "a", 1, 0.65, best_epoch=best | {"score": 0.5}),
+            record("sam", "a", 0, 0.9),
+        ]
+    )
+    scores, table = tables.score_tables(runs)
+    assert tables.methods_of(runs) == list(rows(scores)) == ["none", "sam"]
+    assert rows(table) == {"none": ["60.0 ± 14.1"], "sam": ["–"]}
 
-    curve = [point(1, 0.6, 0.7, 0.4), point(2, 0.8, 0.9, 0.6), point(3, 0.7, 0.9, 0.5)]
-    runs = to_frame([record("none", "a", 0, 0.65, curve=curve), record("sam", "a", 0, 0.9)])
-    stopped = [f"none, best epoch by {name}" for name in ("score", "NLL")]
-    assert tables.methods_of(runs) == ["none", "sam", *stopped]
-    by_score, by_nll = (runs.iloc[2], runs.iloc[3])
-    assert (by_score["score"], by_score["brier"]) == (0.7, 0.175)
-    assert (by_nll["score"], by_nll["scaled.brier"]) == (0.6, 0.075)
-    assert by_score["recipe"]["epochs"] == 3
-    assert np.isnan(by_score["corrupted.0.2"]), "judged after the last epoch alone"
-    assert tables.is_control(runs, stopped[1])
+
+def test_runs_that_choose_strengths_alone_are_no_comparison() -> None:
+    with pytest.raises(DataError, match="no run has finished yet, or only runs that choose"):
+        to_frame([record("l2", "a", 0, 0.5, kind="tuning", value=0.3)])
 
 
 def test_nothing_to_compare_with() -> None:

@@ -18,7 +18,6 @@ import pytest
 from jachess_ext._io import DataError
 from jachess_ext.compare.runs import (
     Record,
-    adopt_results,
     connect_ray,
     locked,
     read_results,
@@ -96,19 +95,11 @@ def test_a_broken_file_costs_its_run_alone(tmp_path: Path, content: str) -> None
     assert path.with_suffix(".broken").read_text() == content
 
 
-def test_a_results_file_alone_is_gone_on_from(tmp_path: Path) -> None:
-    """As on another machine; a line that is no record, or names no run, is left out."""
-    records = list(run(jobs(tmp_path), tmp_path).values())
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
-    write_results(results, [*records[:3], {"text": "a\u2028b", "nan": float("nan")}])
-    assert read_results(results) == [*records[:3], {"text": "a\u2028b", "nan": None}]
-    strange = json.dumps(records[0] | {"run": "../square-9"})
-    results.write_text("\n".join([strange, "{half", '["x"]', results.read_text()]))
-    there = tmp_path / "there"
-    adopt_results(results, there / "runs")
-    assert list(run(jobs(tmp_path), there).values()) == records
-    assert calls(tmp_path)[-2:] == ["square-3-0", "square-3-1"], "the line that was missing"
-    assert not (there / "square-9.json").exists()
+    write_results(results, [{"a": 1}, {"text": "a\u2028b", "nan": float("nan")}])
+    assert read_results(results) == [{"a": 1}, {"text": "a\u2028b", "nan": None}]
+    results.write_text('{"a": 1}\n{half\n')
     with pytest.raises(DataError, match="line 2 is not JSON"):
         read_results(results)
 

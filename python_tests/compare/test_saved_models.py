@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, DebertaV2Config, DebertaV2
 from jachess_ext.compare import finetune
 from jachess_ext.compare.finetune import final_jobs, load
 from jachess_ext.compare.models import load_fine_tuned, load_tokenizer
+from jachess_ext.compare.records import Figures
 
 from .conftest import MakeGrid
 
@@ -54,10 +55,10 @@ def test_it_gives_the_same_logits(
     batch = load_tokenizer(source)(["the film was very good"], return_tensors="pt")
     seen: list[torch.Tensor] = []
 
-    def figures(model: Any, *_: Any) -> dict[str, Any]:
+    def figures(model: Any, *_: Any) -> Figures:
         with torch.no_grad():
             seen.append(model.eval()(**batch).logits)
-        return {}
+        return Figures()
 
     monkeypatch.setattr(finetune, "judge_task", figures)
     finetune.run(job, models=tmp_path / "models")

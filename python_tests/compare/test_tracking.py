@@ -39,15 +39,15 @@ def test_losses_and_penalties(grid: MakeGrid, tmp_path: Path) -> None:
             path.unlink()
         (out / "results.jsonl").unlink(missing_ok=True)
         records = run_grid(made, out, report_to=["tensorboard"])
-    assert timeless(records) == timeless(plain) and records[3]["error"]
-    assert {path.name for path in (out / "logs").iterdir()} == {r["run"] for r in records}
+    assert timeless(records) == timeless(plain) and records[3].error
+    assert {path.name for path in (out / "logs").iterdir()} == {r.run for r in records}
     for record in records[:3]:
-        events = logged(out / "logs" / record["run"])
+        events = logged(out / "logs" / record.run)
         assert [step for step, _ in events["train/loss"]] == [10, 20]
         penalty = [step for step, _ in events.get("train/jachess/penalty", [])]
-        every = {"none": 21, "jachess-train": 10, "jachess-unlab": 4}[record["method"]]
+        every = {"none": 21, "jachess-train": 10, "jachess-unlab": 4}[record.method]
         assert penalty == list(range(every, 21, every))
-        if record["method"] == "none":
+        if record.method == "none":
             losses = [value for _, value in events["train/loss"]]
             ((_, mean),) = events["train/train_loss"]
             assert sum(losses) / 2 == pytest.approx(mean, rel=1e-4)

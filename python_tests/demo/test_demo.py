@@ -22,6 +22,7 @@ from jachess_ext.compare.models import encode, load_model, load_tokenizer
 from jachess_ext.compare.settings import Recipe
 from jachess_ext.compare.tables import to_frame
 from jachess_ext.compare.tasks import Examples, Task
+from python_tests.compare.records import record
 from python_tests.threads import one_thread  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,11 +149,11 @@ def test_layers_are_measured_before_and_after(
 
 def test_what_the_penalty_did_is_said_in_numbers() -> None:
     runs = to_frame(
-        {
-            **{"method": method, "task": "films", "seed": seed, "score": 0.5, "accuracy": 0.5},
-            **{"brier": 0.25, "jacobian": [1000.0], "hessian": [hessian]},
-            "seconds": {"processor": seconds},
-        }
+        record(
+            *(method, "films", seed, 0.5),
+            **{"accuracy": 0.5, "brier": 0.25, "jacobian": [1000.0], "hessian": [hessian]},
+            seconds={"processor": seconds},
+        )
         for method, seed, hessian, seconds in (
             *(("none", 0, 8e3, 1.0), ("none", 1, 2e3, 1.0), ("none", 2, 2e3, 1.0)),
             *(("jachess-train", 0, 2e3, 3.0), ("jachess-train", 1, 3e3, 2.0)),

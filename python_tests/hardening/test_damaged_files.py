@@ -22,7 +22,7 @@ import torch
 from jachess_ext import JacHess
 from jachess_ext._io import DataError, from_json, read_json
 from jachess_ext.cli import main
-from jachess_ext.compare.finetune import read_records
+from jachess_ext.compare.records import read_records
 from jachess_ext.compare.report import sections
 from jachess_ext.compare.settings import Grid
 from jachess_ext.compare.tasks import load_task
@@ -134,7 +134,7 @@ CURVES = (
 GRID = Grid("model", ("a:b",), ("none", "jachess"), shift={"a": ("c:d",)})
 RECORDS = json_lines(
     [
-        record(method, "task", seed, 0.5 + 0.01 * seed)
+        asdict(record(method, "task", seed, 0.5 + 0.01 * seed))
         for method in ("none", "jachess")
         for seed in (0, 1)
     ]
@@ -257,11 +257,15 @@ def test_no_file_and_links(tmp_path: Path, name: str) -> None:
 
 
 RESULTS = [
-    (RECORDS.replace(b'"final"', b'"tuning"'), "has no finished run yet"),
+    (RECORDS.replace(b'"final"', b'"tuning"'), "no run has finished yet"),
     (RECORDS.replace(b'"score": 0.5', b'"score": "best"', 1), "score is 'best'"),
-    (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "has 7 values for 8 bins"),
+    (RECORDS.replace(b'"counts": [0, ', b'"counts": [', 1), "counts': 7}, which do not fit"),
     (RECORDS.replace(b'"edges": [0.0', b'"edges": [0.1', 1), "diagrams of different bins"),
-    (RECORDS.replace(b'"weights": "', b'"wights": "', 1), "settings: 'weights' is missing"),
+    (RECORDS.replace(b'"control": true, ', b"", 1), "line 1 lacks control"),
+    (RECORDS.replace(b'"rows": [10, ', b'"rows": [', 1), "expected three numbers"),
+    (RECORDS.replace(b'"task": "task"', b'"task": "\xff"', 1), "is not UTF-8 text"),
+    (RECORDS.replace(b'"run": ', b'"ran": ', 1), "has no setting 'ran'"),
+    (RECORDS.replace(b'"0.05": ', b'"much": ', 1), "could not convert string to float: 'much'"),
 ]
 
 

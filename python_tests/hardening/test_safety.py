@@ -28,7 +28,7 @@ UNSAFE = {"weights_only": False, "allow_pickle": True, "trust_remote_code": True
 WRITERS = {
     "_io.py": {"write_text", "write_bytes", "open", "fdopen", "dump", "savetxt"},
     "training/trainer.py": {"save"},  # to a file that is moved into place
-    "commands/ntk.py": {"save", "savez"},  # bytes of safetensors, and a buffer
+    "commands/ntk.py": {"savez"},  # to bytes
 }
 """Where files are opened to be written, whole or not at all, and the names that may be called."""
 

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "jachess_ext"
 
 LINES = {
     "attack": 699,
-    "commands": 888,
-    "compare": 4347,
+    "commands": 796,
+    "compare": 4164,
     "demo": 411,
     "jet": 7469,
     "live": 1341,
