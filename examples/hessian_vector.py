@@ -1,7 +1,8 @@
 """Hessian-vector products of an unmodified transformers model, through its fused attention.
 
-The tangent of the loss along v is g·v; its gradient in the embeddings is H v, the curvature of the
-loss along v.  With it, power iteration finds the direction in which the loss is curved most.
+`jx.hvp` takes the tangent g·v of the loss along v going forward, and its gradient in the
+embeddings, H v, going back.  With it, power iteration finds the direction in which the loss is
+curved most.
 torch's own ways stop at scaled_dot_product_attention, which has neither forward-mode derivatives
 nor a second backward.
 
@@ -24,19 +25,20 @@ def main() -> None:
     model, train, _, _ = load(options.tiny)
     model.double().eval()
     batch = next(iter(DataLoader(train, 8, collate_fn=train.collate)))
-    x = model.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
+    x = model.get_input_embeddings()(batch.pop("input_ids")).detach()
 
     def loss(x: Tensor) -> Tensor:
         return model(inputs_embeds=x, **batch).loss
 
     def hessian_times(v: Tensor) -> Tensor:
-        _, slope = jx.jvp(loss, (x,), (v,))
-        return torch.autograd.grad(slope, x)[0]
+        _, _, (product,) = jx.hvp(loss, (x,), (v,), differentiable=False)
+        return product
 
     v = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
     v /= v.norm()
     step = 1e-4
-    ahead, behind = (torch.autograd.grad(loss(x + s * v), x)[0] for s in (step, -step))
+    moved = [(x + s * v).requires_grad_() for s in (step, -step)]
+    ahead, behind = (torch.autograd.grad(loss(point), point)[0] for point in moved)
     difference = (ahead - behind) / (2 * step)
     error = float((hessian_times(v) - difference).norm() / difference.norm())
     values = []

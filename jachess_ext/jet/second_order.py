@@ -182,7 +182,7 @@ def hvp(
 
     Example:
         >>> x, v = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
-        >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,))
+        >>> jx.hvp(lambda x: (x**3).sum(), (x,), (v,), differentiable=False)
         (tensor(9.), (tensor([ 3., 12.]),), (tensor([6., 0.]),))
     """
     points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")

@@ -17,14 +17,14 @@ LINES = {
     "commands": 796,
     "compare": 4164,
     "demo": 411,
-    "jet": 7469,
+    "jet": 7934,
     "live": 1341,
     "ntk": 2984,
-    "ops": 1998,
+    "ops": 2138,
     "scaling": 5518,
     "smoothness": 1867,
     "training": 2892,
-    ".": 1208,
+    ".": 1225,
 }
 """Lines of each folder's Python files at most; ".": those beside the folders. A commit may lower a
 number; one that raises it says why in its message."""
