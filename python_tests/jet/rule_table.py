@@ -317,7 +317,6 @@ SHAPE = [
     Row(
         ["triangular_solve"], [P(3, 2), X((3, 3), **POSITIVE)], {"upper": False, "transpose": True}
     ),
-    Near([torch.linalg.cond], [X((3, 3))]),
     Row(["hsplit"], [X((2, 4)), 2]),
     Row(["hsplit"], [X((4,)), (1, 3)]),
     Row(["vsplit"], [X((4, 2)), 2]),
@@ -526,6 +525,35 @@ COMPOSITE = [
     Near(["pairwise_distance"], [X((2, 3)), X((2, 3))]),
 ]
 
+LINALG = [
+    Near([torch.linalg.cond], [X((3, 3))]),
+    *(
+        Near([torch.linalg.solve, torch.linalg.solve_ex], pair, {"left": left})
+        for left, *pair in (
+            (True, X((3, 3)), X((3, 2))),
+            (True, X((3, 3)), P(3)),
+            (True, P(3, 3), X((2, 3, 1))),
+            (True, X((2, 3, 3)), X((3,))),
+            (True, X((2, 3, 3)), X((2, 3))),
+            (True, X((2, 2, 2)), X((2, 2))),
+            (True, X((3, 1, 2, 2)), X((2, 2, 3))),
+            (False, X((3, 3)), X((2, 3))),
+            (False, X((2, 3, 3)), P(4, 3)),
+        )
+    ),
+    Near([torch.linalg.tensorsolve], [X((2, 3, 6)), X((2, 3))]),
+    Near([torch.linalg.tensorsolve], [X((2, 6, 3)), P(6)], {"dims": (2, 0)}),
+    Near(["inverse"], [X((2, 3, 3))]),
+    *(
+        Near(["det", "slogdet", torch.linalg.det, torch.linalg.slogdet], [X(shape)])
+        for shape in ((1, 1), (2, 2), (2, 4, 4))
+    ),
+    Near(["logdet"], [X((3, 3))]),
+    Near(["cholesky_inverse"], [X((3, 3), **POSITIVE)]),
+    Near(["cholesky_inverse"], [X((2, 2, 2), **POSITIVE), True]),
+    Near(["orgqr", torch.linalg.householder_product], [X((2, 4, 3)), X((2, 2))]),
+]
+
 CLASSES = _index(0, 2, -100, 1)
 LOSSES = [
     Near([F.nll_loss], [X((4, 3)), CLASSES]),
@@ -642,6 +670,7 @@ ROWS = [
     *LOSSES,
     *RECURRENT,
     *COMPOSITE,
+    *LINALG,
     *IN_PLACE,
 ]
 
