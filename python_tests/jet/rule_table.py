@@ -554,6 +554,14 @@ LINALG = [
     Near(["orgqr", torch.linalg.householder_product], [X((2, 4, 3)), X((2, 2))]),
 ]
 
+RUNNING = [
+    Near(["cumprod", "logcumsumexp"], [X((2, 5)), -1]),
+    Near(["cumprod", "logcumsumexp"], [X((4, 2)), 0]),
+    Near(["cumprod", "logcumsumexp"], [X(()), 0]),
+    Near(["cumprod", "logcumsumexp"], [X((1, 2)), 0]),
+    Near(["cumprod"], [X((3,)), 0], {"dtype": torch.float64}),
+]
+
 CLASSES = _index(0, 2, -100, 1)
 LOSSES = [
     Near([F.nll_loss], [X((4, 3)), CLASSES]),
@@ -570,6 +578,17 @@ LOSSES = [
     Near([F.mse_loss], [X((2, 3)), P(2, 3)]),
     Near([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}),
     Near([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}),
+    *(
+        Near([F.huber_loss], [*pair, "sum"], kwargs)
+        for pair in ([X((2, 3)), P(2, 3)], [P(2, 3), X((2, 3))], [X((2, 3)), X((2, 3))])
+        for kwargs in ({}, {"delta": 0.7}, {"weight": P(2, 3)})
+    ),
+    Near([F.huber_loss], [X((2, 3)), P(2, 3), "none", 0.5], seed=1),
+    Near([F.huber_loss], [X((2, 3)), P(2, 3)]),
+    Near([F.soft_margin_loss], [X((2, 3)), P(3)]),
+    Near([F.soft_margin_loss], [X((2, 3)), X((2, 3))], {"reduction": "none"}),
+    Near([F.gumbel_softmax], [X((2, 3))], {"tau": 0.7}),
+    Near([F.gumbel_softmax], [X((2, 3))], {"dim": 0}),
     Near(
         [F.binary_cross_entropy_with_logits],
         [X((2, 3)), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
@@ -671,6 +690,7 @@ ROWS = [
     *RECURRENT,
     *COMPOSITE,
     *LINALG,
+    *RUNNING,
     *IN_PLACE,
 ]
 

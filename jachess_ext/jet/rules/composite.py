@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_private
-from ..registry import built_in, general_rule, jet_rule
+from ..registry import built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
+from .pointwise import push_forward
 
 _NEVER = {
     name: lambda *tensors: False
@@ -116,6 +117,47 @@ def binary_cross_entropy_with_logits(
         return rule(input, target, weight, size_average, reduce, reduction, pos_weight)
     losses = (1 - target) * input - F.logsigmoid(input)
     return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jet_rule(F.huber_loss)
+def huber_loss(
+    input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
+) -> Any:
+    """Compute z² / 2 of z = input − target, and δ (|z| − δ / 2) where |z| > δ."""
+    difference = input - target
+    z = difference.primal
+    value = F.huber_loss(z, torch.zeros_like(z), "none", delta)
+    triple = value, z.clamp(-delta, delta), (z.abs() < delta).to(z.dtype)
+    losses = push_forward(difference, triple)
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jet_rule(F.soft_margin_loss)
+def soft_margin_loss(
+    input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Any:
+    """Compute ln(1 + exp(−y x)) = −ln σ(y x), which does not overflow."""
+    if size_average is not None or reduce is not None:
+        raise missing_rule(F.soft_margin_loss, "size_average and reduce; use reduction")
+    return _reduced(-F.logsigmoid(target * input), reduction)
+
+
+@jet_rule(F.gumbel_softmax)
+def gumbel_softmax(
+    logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Any:
+    """Draw once for all streams; with ``hard``, the derivatives are those of the softmax, as in
+    torch's backward."""
+    noise = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    soft: Any = F.softmax((logits - noise.exponential_().log()) / tau, dim)
+    if not hard:
+        return soft
+    value = soft.primal.detach()
+    chosen = torch.zeros_like(value).scatter_(dim, value.argmax(dim, keepdim=True), 1.0)
+    return chosen - value + soft
+
+
+gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 
 
 @jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
