@@ -114,10 +114,10 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     A, B = _in_single(A), _in_single(B)
     given = primal_of(A), primal_of(B)
-    value, info = torch.linalg.solve_ex(*given, left=left, check_errors=check_errors)
-    if not transformed() and bool(info.any()):
+    own = torch.linalg.solve_ex(*given, left=left, check_errors=check_errors)
+    if not transformed() and bool(own.info.any()):
         raise missing_rule(torch.linalg.solve_ex, "it failed, as its info says")
-    return torch.return_types.linalg_solve_ex((_solution(A, B, value, left), info))
+    return type(own)((_solution(A, B, own.result, left), own.info))
 
 
 @jet_rule(torch.linalg.tensorsolve)
@@ -194,19 +194,18 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
     return matrix.with_streams(torch.cat(parts))
 
 
-def _slogdet(function: Any, result: Any) -> None:
+def _slogdet(function: Any) -> None:
     @jet_rule(function)
     def rule(input: Any) -> Any:
         input = _in_single(input)
-        sign, size = torch.linalg.slogdet(input.primal)
-        if not transformed() and bool((size == -torch.inf).any()):
+        own = function(input.primal)
+        if not transformed() and bool((own.logabsdet == -torch.inf).any()):
             raise missing_rule(function, "its matrix is singular, where it has no derivative")
-        return result((sign, _log_of_size(input, size)))
+        return type(own)((own.sign, _log_of_size(input, own.logabsdet)))
 
 
-_slogdet(torch.linalg.slogdet, torch.return_types.linalg_slogdet)
-for _function in (torch.slogdet, torch.Tensor.slogdet):
-    _slogdet(_function, torch.return_types.slogdet)
+for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
+    _slogdet(_function)
 
 
 @jet_rule("logdet")
