@@ -335,16 +335,29 @@ def _attention(func: Callable, args: tuple, named: dict) -> Any:
     dropout_p = named.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if dropout_p == 0:
         return NotImplemented
-    dual = _duals(args, named)[0]
     rule = find_rule(func)
+    assert rule is not None
+    tangent = _tangent_of_the_next_draw(func, args, named)
+    jet_args, jet_named = _replaced((args, named), lambda d: lift(d.primal, d.of_pass.layout))
+    primal = call_rule(func, rule, jet_args, jet_named).streams[0]
+    return DualTensor(primal, tangent, _duals(args, named)[0].of_pass)
+
+
+@_tangent_of(F.gumbel_softmax)
+def _gumbel_softmax(func: Callable, args: tuple, named: dict) -> Any:
+    tangent = _tangent_of_the_next_draw(func, args, named)
+    primal = func(*_primals(args), **_primals(named))
+    return DualTensor(primal, tangent, _duals(args, named)[0].of_pass)
+
+
+def _tangent_of_the_next_draw(func: Callable, args: tuple, named: dict) -> Tensor:
+    """Call the jet rule, and leave the generator as it was for the primal."""
+    dual, rule = _duals(args, named)[0], find_rule(func)
     assert rule is not None
     devices = [dual.device] if dual.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         jet_args, jet_named = _replaced((args, named), _as_jet)
-        tangent = call_rule(func, rule, jet_args, jet_named).streams[1]
-    jet_args, jet_named = _replaced((args, named), lambda d: lift(d.primal, d.of_pass.layout))
-    primal = call_rule(func, rule, jet_args, jet_named).streams[0]
-    return DualTensor(primal, tangent, dual.of_pass)
+        return call_rule(func, rule, jet_args, jet_named).streams[1]
 
 
 @_tangent_of("bernoulli", "rand_like", "randn_like")

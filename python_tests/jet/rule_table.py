@@ -317,7 +317,6 @@ SHAPE = [
     Row(
         ["triangular_solve"], [P(3, 2), X((3, 3), **POSITIVE)], {"upper": False, "transpose": True}
     ),
-    Near([torch.linalg.cond], [X((3, 3))]),
     Row(["hsplit"], [X((2, 4)), 2]),
     Row(["hsplit"], [X((4,)), (1, 3)]),
     Row(["vsplit"], [X((4, 2)), 2]),
@@ -526,6 +525,43 @@ COMPOSITE = [
     Near(["pairwise_distance"], [X((2, 3)), X((2, 3))]),
 ]
 
+LINALG = [
+    Near([torch.linalg.cond], [X((3, 3))]),
+    *(
+        Near([torch.linalg.solve, torch.linalg.solve_ex], pair, {"left": left})
+        for left, *pair in (
+            (True, X((3, 3)), X((3, 2))),
+            (True, X((3, 3)), P(3)),
+            (True, P(3, 3), X((2, 3, 1))),
+            (True, X((2, 3, 3)), X((3,))),
+            (True, X((2, 3, 3)), X((2, 3))),
+            (True, X((2, 2, 2)), X((2, 2))),
+            (True, X((3, 1, 2, 2)), X((2, 2, 3))),
+            (False, X((3, 3)), X((2, 3))),
+            (False, X((2, 3, 3)), P(4, 3)),
+        )
+    ),
+    Near([torch.linalg.tensorsolve], [X((2, 3, 6)), X((2, 3))]),
+    Near([torch.linalg.tensorsolve], [X((2, 6, 3)), P(6)], {"dims": (2, 0)}),
+    Near(["inverse"], [X((2, 3, 3))]),
+    *(
+        Near(["det", "slogdet", torch.linalg.det, torch.linalg.slogdet], [X(shape)])
+        for shape in ((1, 1), (2, 2), (2, 4, 4))
+    ),
+    Near(["logdet"], [X((3, 3))]),
+    Near(["cholesky_inverse"], [X((3, 3), **POSITIVE)]),
+    Near(["cholesky_inverse"], [X((2, 2, 2), **POSITIVE), True]),
+    Near(["orgqr", torch.linalg.householder_product], [X((2, 4, 3)), X((2, 2))]),
+]
+
+RUNNING = [
+    Near(["cumprod", "logcumsumexp"], [X((2, 5)), -1]),
+    Near(["cumprod", "logcumsumexp"], [X((4, 2)), 0]),
+    Near(["cumprod", "logcumsumexp"], [X(()), 0]),
+    Near(["cumprod", "logcumsumexp"], [X((1, 2)), 0]),
+    Near(["cumprod"], [X((3,)), 0], {"dtype": torch.float64}),
+]
+
 CLASSES = _index(0, 2, -100, 1)
 LOSSES = [
     Near([F.nll_loss], [X((4, 3)), CLASSES]),
@@ -542,6 +578,17 @@ LOSSES = [
     Near([F.mse_loss], [X((2, 3)), P(2, 3)]),
     Near([F.mse_loss], [X((2, 3)), X((2, 3))], {"reduction": "sum"}),
     Near([F.mse_loss], [P(2, 3), X((2, 3))], {"reduction": "none"}),
+    *(
+        Near([F.huber_loss], [*pair, "sum"], kwargs)
+        for pair in ([X((2, 3)), P(2, 3)], [P(2, 3), X((2, 3))], [X((2, 3)), X((2, 3))])
+        for kwargs in ({}, {"delta": 0.7}, {"weight": P(2, 3)})
+    ),
+    Near([F.huber_loss], [X((2, 3)), P(2, 3), "none", 0.5], seed=1),
+    Near([F.huber_loss], [X((2, 3)), P(2, 3)]),
+    Near([F.soft_margin_loss], [X((2, 3)), P(3)]),
+    Near([F.soft_margin_loss], [X((2, 3)), X((2, 3))], {"reduction": "none"}),
+    Near([F.gumbel_softmax], [X((2, 3))], {"tau": 0.7}),
+    Near([F.gumbel_softmax], [X((2, 3))], {"dim": 0}),
     Near(
         [F.binary_cross_entropy_with_logits],
         [X((2, 3)), P(2, 3, low=0.0, high=1.0), P(3, **POSITIVE)],
@@ -642,6 +689,8 @@ ROWS = [
     *LOSSES,
     *RECURRENT,
     *COMPOSITE,
+    *LINALG,
+    *RUNNING,
     *IN_PLACE,
 ]
 

@@ -784,8 +784,10 @@ def test_every_variant(name: str) -> None:
     """Right or refused: no variant may have derivatives of zero in silence."""
     torch.manual_seed(3)
     x = torch.randn(12, dtype=torch.float64)
-    # torch has no second derivative of a loss by chunks, in silence.
+    # torch has no second derivative of a loss by chunks, in silence, and NaN for logcumsumexp.
     written = VARIANTS[name.replace("True", "False")] if name.startswith("linear_cross") else None
+    if name == "logcumsumexp":
+        written = lambda x: x.exp().cumsum(0).log()  # noqa: E731
     _check_program(VARIANTS[name], x, name, written)
 
 
@@ -802,3 +804,82 @@ def test_logit_beyond_its_ends() -> None:
     assert jet.first[:, :2].eq(0).all() and jet.second[:, :2].eq(0).all()
     (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
     torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 36.0], dtype=torch.float64))
+
+
+# ---- running products and sums, losses, what draws ----------------------------------------------
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_a_running_product_with_zeros(zeros: int) -> None:
+    """Every stream, and the gradient of the second order, against products written out."""
+    torch.manual_seed(0)
+    x, u, w = torch.randn(3, 5, dtype=torch.float64)
+    x[1 : 1 + zeros] = 0
+    x.requires_grad_()
+    jet = jx.jet(lambda x: torch.cumprod(x, 0), x, torch.stack([u, w]))
+
+    def written(x: Tensor) -> Tensor:
+        products = [x[0]]
+        for entry in x[1:]:
+            products.append(products[-1] * entry)
+        return torch.stack(products)
+
+    def along(f: Callable, u: Tensor) -> Callable:
+        return lambda x: torch.func.jvp(f, (x,), (u,))[1]
+
+    both = along(along(written, u), w)
+    expected = [written(x), along(written, u)(x), along(written, w)(x), both(x)]
+    torch.testing.assert_close(jet.streams, torch.stack(expected))
+    gradients = [torch.autograd.grad(part.sum(), x)[0] for part in (jet.second[0], both(x))]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_running_sum_of_exponentials_with_masked_entries() -> None:
+    """A masked entry adds nothing, backward too; large entries do not overflow."""
+    hidden = torch.tensor([True, True, False, True, False])
+    x = torch.tensor([0.0, 1.0, 800.0, 2.0, 801.0], dtype=torch.float64, requires_grad=True)
+    u = torch.ones(2, 5, dtype=torch.float64)
+    jet = jx.jet(lambda x: x.masked_fill(hidden, -torch.inf).logcumsumexp(0), x, u)
+    torch.testing.assert_close(jet.first, torch.tensor([[0.0, 0, 1, 1, 1]] * 2).double())
+    torch.testing.assert_close(jet.second, torch.zeros(1, 5).double())
+    last = math.log1p(math.e) + 800
+    torch.testing.assert_close(
+        jet.primal, torch.tensor([-torch.inf, -torch.inf, 800, 800, last]).double()
+    )
+    (gradient,) = torch.autograd.grad(jet.streams[:, 2:].sum(), x)
+    assert gradient.isfinite().all() and not gradient[hidden].any()
+
+
+def test_a_huber_loss_and_a_soft_margin_far_out() -> None:
+    x = torch.tensor([1e30, -1e30, 0.5, 1.0], requires_grad=True)
+    u = torch.ones(2, 4)
+    jet = jx.jet(lambda x: F.huber_loss(x, torch.zeros(4), "none"), x, u)
+    assert jet.first[0].tolist() == [1, -1, 0.5, 1] and jet.second[0].tolist() == [0, 0, 1, 0]
+    jet = jx.jet(lambda x: F.soft_margin_loss(x, torch.ones(4), reduction="none"), x, u)
+    assert jet.first[0, :2].tolist() == [0, -1] and jet.second[0, :2].tolist() == [0, 0]
+    (gradient,) = torch.autograd.grad(jet.streams.sum(), x)
+    assert gradient.isfinite().all()
+    with pytest.raises(MissingJetRule, match="use reduction"):
+        jx.jet(lambda x: F.soft_margin_loss(x, torch.ones(4), size_average=True), x, u)
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_gumbel_softmax_draws_as_torch_does(hard: bool, differentiable: bool) -> None:
+    """The value and the state of the generator are torch's, the tangent that of this draw; the hard
+    one has the derivatives of the soft one, as in torch's backward."""
+    torch.manual_seed(0)
+    x, u = torch.randn(2, 3, 4, dtype=torch.float64)
+
+    def drawn(x: Any, hard: bool) -> Any:
+        torch.manual_seed(5)
+        return F.gumbel_softmax(x, 0.7, hard), torch.rand(())
+
+    (value, after), (tangent, _) = jx.jvp(
+        lambda x: drawn(x, hard), (x,), (u,), differentiable=differentiable
+    )
+    torch.testing.assert_close(value, drawn(x, hard)[0])
+    assert after == drawn(x, hard)[1]
+    point = x.clone().requires_grad_()
+    soft = torch.autograd.functional.jvp(lambda x: drawn(x, False)[0], point, u)[1]
+    torch.testing.assert_close(tangent, soft)

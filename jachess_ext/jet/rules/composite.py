@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import torch_private
-from ..registry import built_in, general_rule, jet_rule
+from ..registry import built_in, general_rule, jet_rule, missing_rule
 from ..tensor import JetTensor
+from .pointwise import push_forward
 
 _NEVER = {
     name: lambda *tensors: False
@@ -116,6 +117,47 @@ def binary_cross_entropy_with_logits(
         return rule(input, target, weight, size_average, reduce, reduction, pos_weight)
     losses = (1 - target) * input - F.logsigmoid(input)
     return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jet_rule(F.huber_loss)
+def huber_loss(
+    input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
+) -> Any:
+    """Compute z² / 2 of z = input − target, and δ (|z| − δ / 2) where |z| > δ."""
+    difference = input - target
+    z = difference.primal
+    value = F.huber_loss(z, torch.zeros_like(z), "none", delta)
+    triple = value, z.clamp(-delta, delta), (z.abs() < delta).to(z.dtype)
+    losses = push_forward(difference, triple)
+    return _reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jet_rule(F.soft_margin_loss)
+def soft_margin_loss(
+    input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Any:
+    """Compute ln(1 + exp(−y x)) = −ln σ(y x), which does not overflow."""
+    if size_average is not None or reduce is not None:
+        raise missing_rule(F.soft_margin_loss, "size_average and reduce; use reduction")
+    return _reduced(-F.logsigmoid(target * input), reduction)
+
+
+@jet_rule(F.gumbel_softmax)
+def gumbel_softmax(
+    logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Any:
+    """Draw once for all streams; with ``hard``, the derivatives are those of the softmax, as in
+    torch's backward."""
+    noise = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    soft: Any = F.softmax((logits - noise.exponential_().log()) / tau, dim)
+    if not hard:
+        return soft
+    value = soft.primal.detach()
+    chosen = torch.zeros_like(value).scatter_(dim, value.argmax(dim, keepdim=True), 1.0)
+    return chosen - value + soft
+
+
+gumbel_softmax.under_autocast = True  # type: ignore[attr-defined]
 
 
 @jet_rule(*([F.linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else []))
@@ -281,69 +323,3 @@ def pad(
     primal, lengths = padded(data.primal, *settings, padding_value, total_length)
     rest, _ = padded(data.streams[1:].movedim(0, 1), *settings, 0.0, total_length)
     return data.with_streams(torch.cat([primal.unsqueeze(0), rest.movedim(2, 0)])), lengths
-
-
-# ---- linear algebra ----------------------------------------------------------------------------
-#
-# Written out, since torch's own forward modes are wrong somewhere: of a Vandermonde matrix at 0, of
-# a triangular factor whose tangent has entries outside the triangle, of right-hand sides whose
-# shape could be that of a batch of vectors, and in the gradient of a condition number's tangent.
-
-
-def _in_single(x: Any) -> Any:
-    """Return a tensor of half precision in float32, which torch takes it in under autocast."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-@jet_rule(torch.linalg.vander)
-def vander(x: Any, *, N: int | None = None) -> Any:
-    x = x.unsqueeze(0) if x.ndim == 0 else x
-    powers = [torch.ones_like(x)]
-    for _ in range((x.shape[-1] if N is None else N) - 1):
-        powers.append(powers[-1] * x)
-    return torch.stack(powers, -1)
-
-
-@jet_rule("cholesky_solve")
-def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
-    """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
-    input, L = _in_single(input), _in_single(L)
-    factor = L.triu() if upper else L.tril()
-    lower = factor.mH if upper else factor
-    half = torch.linalg.solve_triangular(lower, input, upper=False)
-    return torch.linalg.solve_triangular(lower.mH, half, upper=True)
-
-
-@jet_rule("triangular_solve")
-def triangular_solve(
-    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Any:
-    """Return (X, A) of A X = B, as the deprecated function of torch does."""
-    input, A = _in_single(input), _in_single(A)
-    factor = A.triu() if upper else A.tril()
-    factor = factor.mT if transpose else factor
-    solution = torch.linalg.solve_triangular(
-        factor, input, upper=upper != transpose, unitriangular=unitriangular
-    )
-    copy = A.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as torch's
-    return torch.return_types.triangular_solve((solution, copy))
-
-
-@jet_rule(torch.linalg.cond)
-def cond(input: Any, p: Any = None) -> Any:
-    """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
-    input = _in_single(input)
-    if p in (None, 2, -2):
-        values = torch.linalg.svdvals(input)
-        ends = values[..., 0], values[..., -1]
-        return ends[0] / ends[1] if p != -2 else ends[1] / ends[0]
-
-    def norm(matrix: Any) -> Any:
-        if p == "nuc":
-            return torch.linalg.svdvals(matrix).sum(-1)
-        if p == "fro":
-            return matrix.square().sum((-2, -1)).sqrt()
-        sums = matrix.abs().sum(-2 if abs(p) == 1 else -1)
-        return sums.amax(-1) if p > 0 else sums.amin(-1)
-
-    return norm(input) * norm(torch.linalg.inv(input))

@@ -1,8 +1,9 @@
-"""Reductions that are not linear: extreme values, norms, variances."""
+"""Reductions that are not linear: extreme values, running products, norms, variances."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,6 +73,34 @@ def topk(input: JetTensor, k: int, dim: int = -1, largest: bool = True, sorted: 
 def sort(input: JetTensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     _, index = torch.sort(input.primal, dim=dim, descending=descending, stable=stable)
     return torch.return_types.sort((torch.gather(input, dim, index), index))
+
+
+# ---- running products and sums -----------------------------------------------------------------
+
+
+def _running(combine: Callable[[Any, Any], Any], x: Any, dim: int) -> Any:
+    """Return x_1, x_1 ∘ x_2, x_1 ∘ x_2 ∘ x_3, … along ``dim``, for an associative ∘, in ⌈log₂ n⌉
+    steps (Hillis and Steele 1986)."""
+    step, size = 1, x.shape[dim]
+    while step < size:
+        new = combine(x.narrow(dim, 0, size - step), x.narrow(dim, step, size - step))
+        x = torch.cat([x.narrow(dim, 0, step), new], dim)
+        step *= 2
+    return x
+
+
+@jet_rule("cumprod")
+@without_dimensions
+def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
+    """Multiply without dividing, so that a zero is an entry like any other."""
+    dtype = dtype or input.dtype
+    return _running(torch.mul, wide(input.to(dtype)) * 1, dim).to(dtype)
+
+
+@jet_rule("logcumsumexp")
+@without_dimensions
+def logcumsumexp(input: Any, dim: int) -> Any:
+    return _running(torch.logaddexp, wide(input) * 1, dim).to(input.dtype)
 
 
 # ---- norms and variances -----------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""Linear algebra: systems, determinants and factors of matrices, by formulas of their own.
+
+torch's own forward modes are wrong somewhere: nested, of solutions and determinants; of a
+Vandermonde matrix at 0, of a triangular factor whose tangent has entries outside the triangle, of
+right-hand sides whose shape could be that of a batch of vectors, and in the gradient of a condition
+number's tangent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.library import transformed
+from ..registry import jet_rule, missing_rule
+from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
+from .pointwise import push_forward
+
+
+def _in_single(x: Any) -> Any:
+    """Return a tensor of half precision in float32, which torch takes it in under autocast."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+@jet_rule(torch.linalg.vander)
+def vander(x: Any, *, N: int | None = None) -> Any:
+    x = x.unsqueeze(0) if x.ndim == 0 else x
+    powers = [torch.ones_like(x)]
+    for _ in range((x.shape[-1] if N is None else N) - 1):
+        powers.append(powers[-1] * x)
+    return torch.stack(powers, -1)
+
+
+@jet_rule("cholesky_solve")
+def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
+    """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
+    input, L = _in_single(input), _in_single(L)
+    factor = L.triu() if upper else L.tril()
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, input, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, half, upper=True)
+
+
+@jet_rule("triangular_solve")
+def triangular_solve(
+    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    """Return (X, A) of A X = B, as the deprecated function of torch does."""
+    input, A = _in_single(input), _in_single(A)
+    factor = A.triu() if upper else A.tril()
+    factor = factor.mT if transpose else factor
+    solution = torch.linalg.solve_triangular(
+        factor, input, upper=upper != transpose, unitriangular=unitriangular
+    )
+    copy = A.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as torch's
+    return torch.return_types.triangular_solve((solution, copy))
+
+
+@jet_rule(torch.linalg.cond)
+def cond(input: Any, p: Any = None) -> Any:
+    """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
+    input = _in_single(input)
+    if p in (None, 2, -2):
+        values = torch.linalg.svdvals(input)
+        ends = values[..., 0], values[..., -1]
+        return ends[0] / ends[1] if p != -2 else ends[1] / ends[0]
+
+    def norm(matrix: Any) -> Any:
+        if p == "nuc":
+            return torch.linalg.svdvals(matrix).sum(-1)
+        if p == "fro":
+            return matrix.square().sum((-2, -1)).sqrt()
+        sums = matrix.abs().sum(-2 if abs(p) == 1 else -1)
+        return sums.amax(-1) if p > 0 else sums.amin(-1)
+
+    return norm(input) * norm(torch.linalg.inv(input))
+
+
+@jet_rule("cholesky_inverse")
+def cholesky_inverse(L: Any, upper: bool = False) -> Any:
+    """Return (L Lᵀ)⁻¹, or (Uᵀ U)⁻¹."""
+    L = _in_single(L)
+    unit = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return cholesky_solve(unit.expand(L.shape), L, upper)
+
+
+@jet_rule("orgqr", torch.linalg.householder_product)
+def householder_product(input: Any, tau: Any) -> Any:
+    """Multiply the reflections I − τ v vᵀ from the last to the first; v is a column of ``input``
+    below the diagonal, with 1 on it."""
+    input, tau = _in_single(input), _in_single(tau)
+    unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
+    vectors = input.tril(-1) + unit
+    out: Any = unit.expand(input.shape)
+    for n in reversed(range(tau.shape[-1])):
+        v = vectors[..., n : n + 1]
+        out = out - tau[..., n, None, None] * (v @ (v.mT @ out))
+    return out
+
+
+# ---- systems of linear equations ---------------------------------------------------------------
+
+
+@jet_rule(torch.linalg.solve)
+def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+    A, B = _in_single(A), _in_single(B)
+    value = torch.linalg.solve(primal_of(A), primal_of(B), left=left)
+    return _solution(A, B, value, left)
+
+
+@jet_rule(torch.linalg.solve_ex)
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    A, B = _in_single(A), _in_single(B)
+    given = primal_of(A), primal_of(B)
+    own = torch.linalg.solve_ex(*given, left=left, check_errors=check_errors)
+    if not transformed() and bool(own.info.any()):
+        raise missing_rule(torch.linalg.solve_ex, "it failed, as its info says")
+    return type(own)((_solution(A, B, own.result, left), own.info))
+
+
+@jet_rule(torch.linalg.tensorsolve)
+def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+    """Solve A X = B as a system of matrices, with the dimensions ``dims`` of A moved last."""
+    if dims is not None:
+        A = A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
+    size = B.shape.numel()
+    return torch.linalg.solve(A.reshape(size, size), B.flatten()).reshape(A.shape[B.ndim :])
+
+
+@jet_rule("inverse")
+def inverse(input: Any) -> Any:
+    return torch.linalg.inv(input)
+
+
+def _solution(A: Any, B: Any, value: Tensor, left: bool) -> Any:
+    """Return the jet of X in A X = B, or X A = B:
+    A X_i = B_i − A_i X;  A X_ij = B_ij − A_ij X − A_i X_j − A_j X_i.
+
+    Args:
+        value: X itself.
+    """
+    layout = common_layout(A, B)
+    if B.ndim == 1 or B.shape == A.shape[:-1]:  # torch takes it as a batch of vectors
+        return _solution(A, B.unsqueeze(-1), value.unsqueeze(-1), left).squeeze(-1)
+    if not left:
+        return _solution(A.mT, B.mT, value.mT, True).mT
+    matrix = primal_of(A)
+    right = aligned(lift(B, layout), value.ndim)
+    first, second = right[layout.first], right[layout.second]
+    moves = isinstance(A, JetTensor)
+    if moves:
+        streams = aligned(A, value.ndim)
+        first = first - streams[layout.first] @ value
+        second = second - streams[layout.second] @ value
+    first = _solved(matrix, first.expand(-1, *value.shape))
+    parts = [value.unsqueeze(0), first]
+    if layout.seconds:
+        if moves:
+            second = second - layout.crossed(streams[layout.first], first, torch.matmul)
+        parts.append(_solved(matrix, second.expand(-1, *value.shape)))
+    return JetTensor(torch.cat(parts), layout)
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve for stacks ``[N, ..., n, k]`` at once, by one factorisation of ``[..., n, n]``."""
+    columns = torch.linalg.solve(matrix, right.movedim(0, -1).flatten(-2))
+    return columns.unflatten(-1, (right.shape[-1], len(right))).movedim(-1, 0)
+
+
+# ---- determinants ------------------------------------------------------------------------------
+
+
+def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
+    """Return the jet of ln |det A|, by M = A⁻¹ A_…: tr M_i;  tr M_ij − tr M_i M_j.
+
+    Args:
+        value: ln |det A| itself.
+    """
+    layout = matrix.jet_layout
+
+    def trace_of_product(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b.mT).sum((-2, -1))
+
+    ratios = _solved(matrix.primal, matrix.streams[1:])
+    first = ratios[: layout.directions]
+    tangents = ratios.diagonal(dim1=-2, dim2=-1).sum(-1)
+    parts = [value.unsqueeze(0), tangents[: layout.directions]]
+    if layout.seconds:
+        parts.append(
+            tangents[layout.directions :] - layout.crossed(first, first, trace_of_product) / 2
+        )
+    return matrix.with_streams(torch.cat(parts))
+
+
+def _slogdet(function: Any) -> None:
+    @jet_rule(function)
+    def rule(input: Any) -> Any:
+        input = _in_single(input)
+        own = function(input.primal)
+        if not transformed() and bool((own.logabsdet == -torch.inf).any()):
+            raise missing_rule(function, "its matrix is singular, where it has no derivative")
+        return type(own)((own.sign, _log_of_size(input, own.logabsdet)))
+
+
+for _function in (torch.linalg.slogdet, torch.slogdet, torch.Tensor.slogdet):
+    _slogdet(_function)
+
+
+@jet_rule("logdet")
+def logdet(input: Any) -> Any:
+    sign, size = torch.linalg.slogdet(input)
+    return size + sign.log()  # NaN where the determinant is negative, as in torch
+
+
+@jet_rule("det", torch.linalg.det)
+def det(A: Any) -> Any:
+    """Turn A by its singular vectors, held constant, so that the smallest singular value stands
+    last: det A = ± det B (d − c B⁻¹ b) for the blocks [[B, b], [c, d]], of which B has an inverse
+    where A is singular, too.
+    """
+    A = _in_single(A)
+    if not A.shape[-1]:
+        return torch.linalg.det(A.primal)
+    left, sizes, right = torch.linalg.svd(A.primal.detach())
+    if sizes.shape[-1] > 1 and not transformed():
+        # The second derivatives of det B would keep less than half of the digits.
+        least = torch.finfo(A.dtype).eps ** 0.5 * sizes[..., 0]
+        if bool((sizes[..., -2] <= least).any()):
+            raise missing_rule(
+                torch.linalg.det, "two singular values of its matrix, or more, are 0 up to rounding"
+            )
+    sign = (torch.linalg.det(left) * torch.linalg.det(right)).sign()
+    turned = left.mT @ A @ right.mT
+    block, last = turned[..., :-1, :-1], turned[..., -1, -1]
+    if not block.shape[-1]:
+        return sign * last
+    across = turned[..., -1:, :-1] @ torch.linalg.solve(block, turned[..., :-1, -1:])
+    value = torch.linalg.det(block.primal)
+    size = _log_of_size(block, value.detach())  # only its tangents are read
+    return sign * push_forward(size, (value, value, value)) * (last - across[..., 0, 0])
