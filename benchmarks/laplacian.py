@@ -353,7 +353,7 @@ def _target(case: Case, figure: str, way: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
-    """Measure, append to the CSV, print."""
+    """Measure, append each case's rows to the CSV, print them."""
     assert __doc__ is not None
     arguments = parser(__doc__)
     arguments.set_defaults(threads=1)
@@ -367,8 +367,9 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
         os.sched_setaffinity(0, cores)  # of both processes: the same cores
     wanted = [name for name in CASES if name not in QUICK]
     names = options.extra.cases or (QUICK if options.quick else wanted)
-    rows = [row for name in names for row in measure(CASES[name], options)]
-    return finish(rows, "laplacian", options)
+    return [
+        row for name in names for row in finish(measure(CASES[name], options), "laplacian", options)
+    ]
 
 
 if __name__ == "__main__":
