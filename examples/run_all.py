@@ -21,6 +21,8 @@ EXAMPLES = {
     "meanflow": "matplotlib",
     "hessian_vector": "transformers",
     "laplacian": "matplotlib",
+    "poisson": "matplotlib",
+    "score_matching": "matplotlib",
     "watch_smoothness": "lightning",
 }
 """Script → the library it shows."""

@@ -1,0 +1,36 @@
+"""Ways to a Laplacian: all run at a tiny size, and one that gives another result is refused."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import laplacian
+
+QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
+
+
+def test_every_way_is_compared(tmp_path: Path) -> None:
+    case = laplacian.QUICK[1]
+    rows = laplacian.main([*QUICK, "--cases", case, "--results", str(tmp_path)])
+    others = [way for way in laplacian.WAYS if way != laplacian.OURS]
+    for unit, figures in (("ms", "{}"), ("MiB", "peak, {}")):
+        assert {(row.shape, row.figure, row.baseline) for row in rows if row.unit == unit} == {
+            (case, figures.format(figure), way) for figure in laplacian.FIGURES for way in others
+        }
+    for row in rows:
+        assert 0 < row.p20 <= row.p50 <= row.p80 and 0 < row.baseline_p50 < math.inf
+        assert row.ratio == pytest.approx(row.p50 / row.baseline_p50)
+    with (tmp_path / "laplacian.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows) > 0
+
+
+@pytest.mark.parametrize("way", laplacian.WAYS)
+def test_a_way_that_gives_another_laplacian_is_refused(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = laplacian.WAYS[way]
+    monkeypatch.setitem(laplacian.WAYS, way, lambda model, x: 1.01 * right(model, x))
+    with pytest.raises(RuntimeError, match=r"off by .*e-0[23] in torch.float64"):
+        laplacian.check(*laplacian.CASES[laplacian.QUICK[0]].make(), None)
