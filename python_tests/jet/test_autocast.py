@@ -29,6 +29,7 @@ ON_A_GPU["scaled_dot_product_attention"] = torch.bfloat16
 NO_HALVES_ON_THE_CPU = (
     "cholesky_solve",
     "triangular_solve",
+    *("solve", "tensorsolve", "inverse", "cholesky_inverse", "householder_product", "orgqr"),
     "cond",
     "avg_pool3d",
 )
