@@ -194,6 +194,7 @@ NEUTRAL: dict[str, Any] = {
     "window_right": -1,
     "softcap": 0.0,
     "dropout_p": 0.0,
+    "summed": 0,
     "dropout_seed": torch.zeros((), dtype=torch.int64),
     "seed": torch.zeros((), dtype=torch.int64),
     "offset": torch.zeros((), dtype=torch.int64),
