@@ -194,9 +194,9 @@ JACHESS_HD void product_sum_backward(const JetStreams& jet, const Derivatives<co
 
 // `gh`: scratch for the gradient of h, where gated.
 template <bool gated, typename T>
-JACHESS_CLONES void backward_sum(const JetStreams& jet, Derivatives<const T*> f,
-                                 Window<const T> gy, Window<const T> g, Window<const T> u,
-                                 Window<T> gg, Window<T> gu, T* gh, int64_t n) {
+JACHESS_CLONES void backward_sum(const JetStreams& jet, Derivatives<const T*> f, Window<const T> gy,
+                                 Window<const T> g, Window<const T> u, Window<T> gg, Window<T> gu,
+                                 T* gh, int64_t n) {
   if constexpr (gated) {
     product_sum_backward(jet, f, g, u, gy, {gh, kBlock}, gu, n);
     pointwise_sum_backward(jet, f, g, {gh, kBlock}, gg, n);
@@ -311,8 +311,8 @@ void forward_sum_blocks(Rows<const T> g, Rows<const T> u, Rows<T> y, const Activ
 }
 
 template <bool gated, typename T>
-void backward_sum_blocks(Rows<const T> gy, Rows<const T> g, Rows<const T> u, Rows<T> gg,
-                         Rows<T> gu, const ActivationInputs& in, int64_t begin, int64_t end) {
+void backward_sum_blocks(Rows<const T> gy, Rows<const T> g, Rows<const T> u, Rows<T> gg, Rows<T> gu,
+                         const ActivationInputs& in, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   const JetStreams& jet = in.streams;
   const int64_t S = 1 + jet.q + jet.pairs, own = gated ? S * kBlock : 0;

@@ -331,9 +331,9 @@ struct Cpu {
       T* to = data<T>(result);
       const int64_t grain = row_grain(in.rows, in.x.size(0));
       if (in.streams.any) {
-        return torch::stable::parallel_for(
-            0, in.rows.rows, grain,
-            [&](int64_t begin, int64_t end) { sum_rows<T>(in, gy, x, to, begin, end); });
+        return torch::stable::parallel_for(0, in.rows.rows, grain, [&](int64_t begin, int64_t end) {
+          sum_rows<T>(in, gy, x, to, begin, end);
+        });
       }
       dispatch_streams(in.streams.q, in.streams.pairs, [&](auto q_, auto P_) {
         constexpr int q = decltype(q_)::value, P = decltype(P_)::value;
