@@ -44,7 +44,8 @@ def laplacian(
         x: floating-point tensor ``[N, ...]``; or a tuple with an entry for each argument of ``fn``;
             or another nest of tensors with the same N.
         weights: ``[q]``, one for each direction: an anisotropic operator.  A direction of weight 0
-            has its first derivative alone, such as time in a heat equation.
+            has its first derivative alone, such as time in a heat equation.  Weights that require
+            a gradient cost 2 D + 1 streams.
         directions: ``[q, *x.shape]``, or ``[q, *x.shape[1:]]`` for the same in each row; of several
             tensors, a nest like ``x``.  None: the coordinates, in the order of x's tensors.
         chunk_size: directions of a pass at most, which bounds memory; None: all at once.
@@ -68,6 +69,10 @@ def laplacian(
     """
     rows = _Rows(fn, x, directions, has_aux)
     factors = None if weights is None else rows.weights(weights)
+    if factors is not None and factors.requires_grad:
+        # In a sum a direction is scaled by the root of its weight, which has no gradient at 0.
+        *found, second = rows.squares(chunk_size)
+        return rows.results(*found, [torch.tensordot(factors, part, 1) for part in second])
     passes = list(rows.passes(_by_sign(factors, rows.count), chunk_size, "sum", factors))
     totals = [torch.zeros_like(jet.primal) for jet in passes[0].jets]
     for part in passes:
@@ -106,10 +111,7 @@ def hessian_diagonal(
                 [12.]])
     """
     rows = _Rows(fn, x, directions, has_aux)
-    passes = list(rows.passes(_by_sign(None, rows.count), chunk_size, "squares"))
-    jets = zip(*(part.jets for part in passes), strict=True)
-    second = [torch.cat([jet.second for jet in parts]) for parts in jets]
-    return rows.results(*rows.values_and_first(passes), second)
+    return rows.results(*rows.squares(chunk_size))
 
 
 def divergence(
@@ -328,6 +330,13 @@ class _Rows:
                 stacked = stacked / _roots(weights).reshape(-1, *(1,) * (stacked.ndim - 1))
             first.append(stacked)
         return [jet.primal for jet in passes[0].jets], first
+
+    def squares(self, chunk_size: int | None) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return values, first derivatives and D²f[u_i, u_i] of every tensor."""
+        passes = list(self.passes(_by_sign(None, self.count), chunk_size, "squares"))
+        jets = zip(*(part.jets for part in passes), strict=True)
+        second = [torch.cat([jet.second for jet in parts]) for parts in jets]
+        return *self.values_and_first(passes), second
 
     def results(self, *parts: list[Tensor]) -> tuple[Any, ...]:
         """Return lists of tensors as nests like the output of ``fn``, and ``aux`` behind them."""
