@@ -351,16 +351,25 @@ def split_output(
     map_tensors(result, lambda tensor: check_output(tensor, layout))
     if not has_aux:
         return map_tensors(result, _primal), _tangents(result, differentiable)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            f"with has_aux=True fn must return a tuple (output, aux), not {type(result).__name__}"
-        )
-    output, aux = result
+    output, aux = output_and_aux(result)
     return (
         map_tensors(output, _primal),
         _tangents(output, differentiable),
         map_tensors(aux, _primal),
     )
+
+
+def output_and_aux(result: Any) -> tuple[Any, Any]:
+    """Split what ``fn`` returned with ``has_aux=True``.
+
+    Raises:
+        TypeError: it is no tuple of two.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"with has_aux=True fn must return a tuple (output, aux), not {type(result).__name__}"
+        )
+    return result
 
 
 def _tangents(output: Any, differentiable: bool) -> Any:

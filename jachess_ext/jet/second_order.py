@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import torch_private
 from .api import jvp
-from .eager import Jet, eager_jet, paired_leaves
+from .eager import Jet, eager_jet, output_and_aux, paired_leaves
 from .layout import Second, map_tensors
 from .tensor import primal_of
 
@@ -366,12 +366,7 @@ class _Rows:
         def tensors(*arguments: Any) -> list[Tensor]:
             output = self._fn(*arguments)
             if self._has_aux:
-                if not isinstance(output, tuple) or len(output) != 2:
-                    raise TypeError(
-                        "with has_aux=True fn must return a tuple (output, aux), not "
-                        f"{type(output).__name__}"
-                    )
-                output, aux = output
+                output, aux = output_and_aux(output)
                 self._aux = (map_tensors(aux, primal_of),)
             found: list[Tensor] = []
 

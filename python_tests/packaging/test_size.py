@@ -17,7 +17,7 @@ LINES = {
     "commands": 796,
     "compare": 4164,
     "demo": 411,
-    "jet": 8198,
+    "jet": 8203,
     "live": 1341,
     "ntk": 2984,
     "ops": 2138,

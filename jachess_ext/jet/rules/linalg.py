@@ -3,7 +3,7 @@
 torch's own forward modes are wrong somewhere: nested, of solutions and determinants; of a
 Vandermonde matrix at 0, of a triangular factor whose tangent has entries outside the triangle, of
 right-hand sides whose shape could be that of a batch of vectors, and in the gradient of a condition
-number's tangent.
+number's tangent.  Halves are computed in float32, in which torch takes them under autocast.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from torch import Tensor
 from ...ops.library import transformed
 from ..registry import jet_rule, missing_rule
 from ..tensor import JetTensor, aligned, common_layout, lift, primal_of
-from .pointwise import push_forward
-
-
-def _in_single(x: Any) -> Any:
-    """Return a tensor of half precision in float32, which torch takes it in under autocast."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+from .pointwise import push_forward, wide
 
 
 @jet_rule(torch.linalg.vander)
@@ -36,7 +31,7 @@ def vander(x: Any, *, N: int | None = None) -> Any:
 @jet_rule("cholesky_solve")
 def cholesky_solve(input: Any, L: Any, upper: bool = False) -> Any:
     """Solve L Lᵀ X = B, or Uᵀ U X = B, by two triangular systems."""
-    input, L = _in_single(input), _in_single(L)
+    input, L = wide(input), wide(L)
     factor = L.triu() if upper else L.tril()
     lower = factor.mH if upper else factor
     half = torch.linalg.solve_triangular(lower, input, upper=False)
@@ -48,7 +43,7 @@ def triangular_solve(
     input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
     """Return (X, A) of A X = B, as the deprecated function of torch does."""
-    input, A = _in_single(input), _in_single(A)
+    input, A = wide(input), wide(A)
     factor = A.triu() if upper else A.tril()
     factor = factor.mT if transpose else factor
     solution = torch.linalg.solve_triangular(
@@ -61,7 +56,7 @@ def triangular_solve(
 @jet_rule(torch.linalg.cond)
 def cond(input: Any, p: Any = None) -> Any:
     """Return ‖A‖ ‖A⁻¹‖; of p = 2 and −2 the ratio of the extreme singular values."""
-    input = _in_single(input)
+    input = wide(input)
     if p in (None, 2, -2):
         values = torch.linalg.svdvals(input)
         ends = values[..., 0], values[..., -1]
@@ -81,7 +76,7 @@ def cond(input: Any, p: Any = None) -> Any:
 @jet_rule("cholesky_inverse")
 def cholesky_inverse(L: Any, upper: bool = False) -> Any:
     """Return (L Lᵀ)⁻¹, or (Uᵀ U)⁻¹."""
-    L = _in_single(L)
+    L = wide(L)
     unit = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
     return cholesky_solve(unit.expand(L.shape), L, upper)
 
@@ -90,7 +85,7 @@ def cholesky_inverse(L: Any, upper: bool = False) -> Any:
 def householder_product(input: Any, tau: Any) -> Any:
     """Multiply the reflections I − τ v vᵀ from the last to the first; v is a column of ``input``
     below the diagonal, with 1 on it."""
-    input, tau = _in_single(input), _in_single(tau)
+    input, tau = wide(input), wide(tau)
     unit = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device)
     vectors = input.tril(-1) + unit
     out: Any = unit.expand(input.shape)
@@ -105,14 +100,14 @@ def householder_product(input: Any, tau: Any) -> Any:
 
 @jet_rule(torch.linalg.solve)
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
-    A, B = _in_single(A), _in_single(B)
+    A, B = wide(A), wide(B)
     value = torch.linalg.solve(primal_of(A), primal_of(B), left=left)
     return _solution(A, B, value, left)
 
 
 @jet_rule(torch.linalg.solve_ex)
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    A, B = _in_single(A), _in_single(B)
+    A, B = wide(A), wide(B)
     given = primal_of(A), primal_of(B)
     own = torch.linalg.solve_ex(*given, left=left, check_errors=check_errors)
     if not transformed() and bool(own.info.any()):
@@ -131,7 +126,7 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
 
 @jet_rule("inverse")
 def inverse(input: Any) -> Any:
-    return torch.linalg.inv(input)
+    return torch.linalg.inv(wide(input))
 
 
 def _solution(A: Any, B: Any, value: Tensor, left: bool) -> Any:
@@ -197,7 +192,7 @@ def _log_of_size(matrix: JetTensor, value: Tensor) -> JetTensor:
 def _slogdet(function: Any) -> None:
     @jet_rule(function)
     def rule(input: Any) -> Any:
-        input = _in_single(input)
+        input = wide(input)
         own = function(input.primal)
         if not transformed() and bool((own.logabsdet == -torch.inf).any()):
             raise missing_rule(function, "its matrix is singular, where it has no derivative")
@@ -220,7 +215,7 @@ def det(A: Any) -> Any:
     last: det A = ± det B (d − c B⁻¹ b) for the blocks [[B, b], [c, d]], of which B has an inverse
     where A is singular, too.
     """
-    A = _in_single(A)
+    A = wide(A)
     if not A.shape[-1]:
         return torch.linalg.det(A.primal)
     left, sizes, right = torch.linalg.svd(A.primal.detach())
