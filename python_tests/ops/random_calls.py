@@ -75,6 +75,15 @@ class Maker:
         pairs = self.q * (self.q - 1) // 2
         self.streams = 1 + self.q + self.choose.choice([0, pairs])
 
+    def summed(self) -> int:
+        """At times go on with stacks of any number of directions; over how many their sum goes."""
+        if self.choose.random() < 0.6:
+            return 0
+        self.q = self.choose.randint(1, 9)
+        summed = self.choose.randint(0, self.q)
+        self.streams = 1 + self.q + (summed > 0)
+        return summed
+
     def size(self, largest: int) -> int:
         """Often small, at times zero or one."""
         return self.choose.choice([0, 1, 2, self.choose.randint(1, largest)])
@@ -116,19 +125,20 @@ class Maker:
 
 
 def _activation(m: Maker) -> Call:
-    kind, q = m.choose.choice(ops.ACTIVATION_KINDS), m.q
-    x = m.jet(m.shape(m.choose.randint(1, 3)))
-    return Call("activation_jet", [x], [], lambda f, x: f(x, kind, q))
+    kind, summed = m.choose.choice(ops.ACTIVATION_KINDS), m.summed()
+    q, x = m.q, m.jet(m.shape(m.choose.randint(1, 3)))
+    return Call("activation_jet", [x], [], lambda f, x: f(x, kind, q, summed))
 
 
 def _gated_activation(m: Maker) -> Call:
-    kind, q, shape = m.choose.choice(ops.ACTIVATION_KINDS), m.q, m.shape(m.choose.randint(1, 3))
+    kind, summed = m.choose.choice(ops.ACTIVATION_KINDS), m.summed()
+    q, shape = m.q, m.shape(m.choose.randint(1, 3))
     if m.choose.random() < 0.3 and shape[-1]:
         both = m.numbers([m.streams, *shape[:-1], 2 * shape[-1]])
         jets = list(both.chunk(2, -1))
     else:
         jets = [m.jet(shape), m.jet(shape)]
-    return Call("gated_activation_jet", jets, [], lambda f, g, u: f(g, u, kind, q))
+    return Call("gated_activation_jet", jets, [], lambda f, g, u: f(g, u, kind, q, summed))
 
 
 def _norm(name: str, bias: bool, residual: bool) -> Callable[[Maker], Call]:
@@ -146,12 +156,13 @@ def _norm(name: str, bias: bool, residual: bool) -> Callable[[Maker], Call]:
 
 
 def _softmax(m: Maker) -> Call:
-    q, masked = m.q, m.choose.random() < 0.3
+    masked, summed = m.choose.random() < 0.3, m.summed()
+    q = m.q
     x = m.jet(m.shape(m.choose.randint(2, 3)))
     if masked and x.numel():
         x = x.clone()
         x[0].masked_fill_(torch.rand(x[0].shape, generator=m.generator) < 0.2, -torch.inf)
-    return Call("softmax_jet", [x], [], lambda f, x: f(x, q, masked))
+    return Call("softmax_jet", [x], [], lambda f, x: f(x, q, masked, summed))
 
 
 def _attention(m: Maker) -> Call:
