@@ -2,6 +2,8 @@
 
 A stacked jet is a tensor [S, ...] of S streams along q = 1 to 4 directions: the primal x_0, first
 order x_1 .. x_q and, where S = 1 + q + q(q-1)/2 instead of 1 + q, second order x_ij by pairs i < j.
+Operators with an argument `summed` also take any q with S = 2 + q, whose last stream is the sum of
+x_ii over the first `summed` directions.
 Its dtype is fp64, fp32, bf16 or fp16 (16-bit types are computed in fp32); it may have any strides
 and any size, zero included.
 

@@ -20,7 +20,7 @@ LINES = {
     "jet": 8203,
     "live": 1341,
     "ntk": 2984,
-    "ops": 2138,
+    "ops": 2140,
     "scaling": 5518,
     "smoothness": 1867,
     "training": 2892,
