@@ -353,6 +353,7 @@ def peak_above(before: float, step: Step, device: torch.device) -> float:
 def held_megabytes(device: torch.device) -> float:
     """Return the MiB allocated on a GPU now; on a CPU, resident."""
     if device.type == "cuda":
+        gc.collect()  # as before a peak is taken
         return torch.cuda.memory_allocated(device) / _MEGABYTE
     return status_megabytes("VmRSS")
 
