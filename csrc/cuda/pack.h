@@ -50,6 +50,19 @@ __device__ inline void write(float from, const Elements& elements, Bits16& to) {
   to.bits = elements.half ? half.bits : brain.bits;
 }
 
+// Calls f with a null pointer of double, float or Bits16 and returns what it does.
+template <typename F>
+JACHESS_HD auto dispatch_bytes(Storage storage, const F& f) {
+  switch (storage) {
+    case Storage::f64:
+      return f(static_cast<double*>(nullptr));
+    case Storage::f32:
+      return f(static_cast<float*>(nullptr));
+    default:
+      return f(static_cast<Bits16*>(nullptr));
+  }
+}
+
 // `width` elements of each of S streams, `stride` apart, from p on -> out[element][stream]; zeros
 // for those beyond the first `valid`.
 template <int S, int width, typename T, typename A>
@@ -87,6 +100,72 @@ __device__ inline void store_packs(T* p, int64_t stride, int64_t valid, const El
   }
 }
 
+// ---- rows of jets -------------------------------------------------------------------------------
+
+// W jets, of neighbouring elements.
+template <typename A, int W, int S>
+struct JetPack {
+  A at[W][S];
+};
+
+// S streams of a row in memory, `stream` elements apart: read where T is const, else written. Where
+// data is null, zeros are read, and nothing is written.
+template <int S, typename T>
+struct Streams {
+  static constexpr bool kRead = std::is_const_v<T>;
+  static constexpr int kStreams = S;
+  T* data;
+  int64_t stream;
+
+  // The row that starts `offset` elements behind `start`, which may be null.
+  __device__ inline Streams(const void* start, int64_t offset, int64_t stream)
+      : data(const_cast<T*>(static_cast<const T*>(start))), stream(stream) {
+    if (data != nullptr) data += offset;
+  }
+  template <int W, typename A>
+  __device__ inline void load(int64_t i, int64_t valid, const Elements& elements,
+                              JetPack<A, W, S>& to) const {
+    if constexpr (kRead)
+      if (data != nullptr) load_packs<S, W>(data + i, stream, valid, elements, to.at);
+  }
+  template <int W, typename A>
+  __device__ inline void store(int64_t i, int64_t valid, const Elements& elements,
+                               const JetPack<A, W, S>& from) const {
+    if constexpr (!kRead)
+      if (data != nullptr) store_packs<S, W>(data + i, stream, valid, elements, from.at);
+  }
+};
+
+// What a thread does with its packs of a row of n elements: from pack `first` on, `step` apart.
+template <typename T>
+struct Row {
+  using A = accumulate_t<T>;
+  static constexpr int W = kPack<T>;
+  int64_t n, first, step;
+  Elements elements;
+
+  // Loads what is read of the pack that starts at element i, calls f(element, jets...) for each of
+  // its elements with a pointer to each operand's jet, and stores what is written. Where something
+  // is, f is called beyond the row's end, too.
+  template <typename F, typename... Operands>
+  __device__ inline void pack(int64_t i, const F& f, const Operands&... operands) const {
+    const auto with = [&](auto... jets) {
+      (operands.load(i, n - i, elements, jets), ...);
+      JACHESS_UNROLL
+      for (int w = 0; w < W; ++w)
+        if (!(Operands::kRead && ...) || i + w < n) f(i + w, jets.at[w]...);
+      (operands.store(i, n - i, elements, jets), ...);
+    };
+    with(JetPack<A, W, Operands::kStreams>()...);
+  }
+  // The same of all packs of this thread.
+  template <typename F, typename... Operands>
+  __device__ inline void sweep(const F& f, const Operands&... operands) const {
+#pragma unroll 1
+    for (int64_t i = first * W; i < n; i += step * W) pack(i, f, operands...);
+  }
+};
+
 // ---- host ---------------------------------------------------------------------------------------
 
 // Of rows of n elements that start at these addresses, null where there is no tensor.
@@ -95,19 +174,6 @@ Elements elements_of(Storage storage, int64_t n, Pointers... pointers) {
   const auto address = (reinterpret_cast<uintptr_t>(static_cast<const void*>(pointers)) | ...);
   const bool aligned = n % kPack<T> == 0 && address % (kPack<T> * sizeof(T)) == 0;
   return {aligned, storage == Storage::f16};
-}
-
-// Calls f with a null pointer of double, float or Bits16 and returns what it does.
-template <typename F>
-int dispatch_bytes(Storage storage, const F& f) {
-  switch (storage) {
-    case Storage::f64:
-      return f(static_cast<double*>(nullptr));
-    case Storage::f32:
-      return f(static_cast<float*>(nullptr));
-    default:
-      return f(static_cast<Bits16*>(nullptr));
-  }
 }
 
 // Calls f(null pointer, Int<q>, Int<P>) for one or two directions.
