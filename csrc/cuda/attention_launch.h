@@ -110,21 +110,11 @@ bool heads_aligned(const JetHeads& x, int64_t size) {
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {
   if (problem.q > 2) return kNoTileFits;
-  const auto with = [&](auto* typed) {
+  return dispatch_products(problem.storage, [&](auto* typed) {
     const int streams = 1 + problem.q + problem.pairs;
     if (streams == 2) return f(typed, Int<2>{});
     return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
-  };
-  switch (problem.storage) {
-    case Storage::f32:
-      return with(static_cast<float*>(nullptr));
-    case Storage::bf16:
-      return with(static_cast<BFloat16*>(nullptr));
-    case Storage::f16:
-      return with(static_cast<Half*>(nullptr));
-    default:
-      return kNoTileFits;
-  }
+  });
 }
 
 // ---- on the device ------------------------------------------------------------------------------

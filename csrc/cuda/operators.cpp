@@ -215,13 +215,17 @@ Tensor ntk_gram(const Tensor& inputs, const std::vector<Tensor>& cotangents,
   const GramInputs prepared = prepare_gram(inputs, cotangents, other_inputs, other_cotangents);
   const Cuda::Guard guard(inputs.get_device());
   if (prepared.empty()) return prepared.result;
+  check(
+      inputs.scalar_type() != ScalarType::Double, op, "inputs have dtype float64; the CUDA kernel ",
+      "takes float32, bfloat16 and float16: call jachess_ext.ops.ntk_gram, which goes on without.");
   const GramProblem p = prepared.problem();
   const GramScratch scratch = ntk_gram_scratch(p);
   check(scratch.blocks <= kMost, op, p.left.samples, " by ", p.right.samples, " samples of ",
         p.left.positions, " by ", p.right.positions,
         " positions are more than one launch can count: take blocks of samples.");
-  start(op, inputs, ntk_gram_cuda, p, target(new_wide(inputs, {scratch.numbers})),
-        target(prepared.result));
+  const Tensor partial = new_wide(inputs, {scratch.numbers});
+  start(op, inputs, ntk_gram_cuda, p, static_cast<float*>(target(partial)),
+        static_cast<float*>(target(prepared.result)));
   return prepared.result;
 }
 
