@@ -16,6 +16,7 @@ namespace jachess {
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr size_t kMostSharedSums = 32 * 1024;  // bytes: more would cost blocks of a multiprocessor
 
 struct ForwardArguments {
   NormShape shape;
@@ -28,12 +29,13 @@ struct BackwardArguments {
   NormShape shape;
   NormBackwardBuffers buffers;
   Elements elements;
+  bool shared_sums;  // whether a block's partial sums lie in shared memory
 };
 
 // A parameter's entries, whatever type they are stored in; `otherwise` where it is not given.
 struct Parameter {
   static constexpr int kStreams = 1;
-  static constexpr bool kRead = true;
+  static constexpr bool kWritten = false;
   const NormParameter& parameter;
   float otherwise;
 
@@ -136,10 +138,15 @@ __global__ void __launch_bounds__(kMaxThreads)
   const NormBackwardBuffers& b = args.buffers;
   const int64_t n = shape.channels, stride = shape.jet.n;
   const Row<T> row = {n, threadIdx.x, blockDim.x, args.elements};
+  // The weight's sums over the block's rows, and the bias': a thread's own channels alone.
   A* partial = static_cast<A*>(b.partial);
   if (partial != nullptr) partial += (shape.centred ? 2 : 1) * blockIdx.x * n;
+  A* kept = args.shared_sums ? reinterpret_cast<A*>(dynamic_shared_memory()) : partial;
+  using Sums = Streams<1, A, true>;
+  const Sums weight_sums(kept, 0, 0), bias_sums(shape.centred ? kept : nullptr, n, 0);
+  const auto clear = [](int64_t, A* weight, A* bias) { *weight = *bias = A(0); };
+  row.sweep(clear, weight_sums, bias_sums);
   for (int64_t number = blockIdx.x; number < shape.rows; number += gridDim.x) {
-    const bool first_row = number == blockIdx.x;
     A mean[S] = {}, rstd[S], square[S], centring[S] = {};
     A sums[2 * S] = {};  // of the gradient in rstd's streams; of gy times the weight
     JACHESS_UNROLL
@@ -174,26 +181,32 @@ __global__ void __launch_bounds__(kMaxThreads)
       square[s] *= A(2) / static_cast<A>(n);
       centring[s] = shape.centred ? centring[s] / -static_cast<A>(n) : A(0);
     }
-    const auto differentiate = [&](int64_t i, const A* jet, const A* g, const A* weight,
-                                   const A* direct, A* gx) {
+    const auto differentiate = [&](int64_t, const A* jet, const A* g, const A* weight,
+                                   const A* direct, A* gx, A* weight_sum, A* bias_sum) {
       A c[S], scaled[S];
       prepare(jet, g, weight[0], c, scaled);
-      if (partial != nullptr && i < n) {
-        A z[S], sum = A(0);
+      if (kept != nullptr) {
+        A z[S];
         product_jet<q, P>(c, rstd, z);
         JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) sum += g[s] * z[s];
-        A* to = partial + i;
-        *to = first_row ? sum : *to + sum;
-        if (shape.centred) to[n] = first_row ? g[0] : to[n] + g[0];
+        for (int s = 0; s < S; ++s) *weight_sum += g[s] * z[s];
+        *bias_sum += g[0];
       }
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) gx[s] = direct[s] + centring[s];
       product_jet_backward_add<q, P>(rstd, scaled, gx);
       product_jet_backward_add<q, P>(c, square, gx);
     };
-    row.sweep(differentiate, x, gy, weights, gsum, Streams<S, T>(b.gx, number * n, stride));
+    row.sweep(differentiate, x, gy, weights, gsum, Streams<S, T>(b.gx, number * n, stride),
+              weight_sums, bias_sums);
   }
+  if (kept == partial) return;
+  const auto pass_on = [](int64_t, A* weight, A* bias, A* to, A* to_bias) {
+    *to = *weight;
+    *to_bias = *bias;
+  };
+  row.sweep(pass_on, weight_sums, bias_sums, Streams<1, A>(partial, 0, 0),
+            Streams<1, A>(shape.centred ? partial : nullptr, n, 0));
 }
 
 constexpr int kSumColumns = 32, kSumSegments = 8;
@@ -239,16 +252,19 @@ int norm_jet_cuda(NormShape shape, NormBuffers b, double eps, Queue queue) {
 int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) {
   const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
   const int64_t blocks = shape.rows < most ? shape.rows : most;
+  const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
   return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
     const Elements elements =
         elements_of<T>(shape.jet.storage, shape.channels, b.gy, b.gsum, b.x, b.gx);
+    const size_t bytes = sizeof(A) * static_cast<size_t>(columns);
+    const bool shared = b.partial != nullptr && bytes <= kMostSharedSums;
     const int error =
-        launch(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
-               threads_of(shape.channels, kPack<T>), queue, BackwardArguments{shape, b, elements});
+        launch_with_shared(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
+                           threads_of(shape.channels, kPack<T>), shared ? bytes : 0, queue,
+                           BackwardArguments{shape, b, elements, shared});
     if (error != 0 || b.partial == nullptr) return error;
-    const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
     return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns),
                   kSumColumns * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
                   columns, shape.channels, static_cast<A*>(b.gweight), static_cast<A*>(b.gbias));

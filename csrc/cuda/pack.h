@@ -63,43 +63,6 @@ JACHESS_HD auto dispatch_bytes(Storage storage, const F& f) {
   }
 }
 
-// `width` elements of each of S streams, `stride` apart, from p on -> out[element][stream]; zeros
-// for those beyond the first `valid`.
-template <int S, int width, typename T, typename A>
-__device__ inline void load_packs(const T* p, int64_t stride, int64_t valid,
-                                  const Elements& elements, A (*out)[S]) {
-  JACHESS_UNROLL
-  for (int s = 0; s < S; ++s) {
-    Pack<T, width> pack;
-    if (elements.aligned) {
-      pack = *reinterpret_cast<const Pack<T, width>*>(p + s * stride);
-    } else {
-      JACHESS_UNROLL
-      for (int w = 0; w < width; ++w) pack.at[w] = w < valid ? p[s * stride + w] : T{};
-    }
-    JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) read(pack.at[w], elements, out[w][s]);
-  }
-}
-
-template <int S, int width, typename T, typename A>
-__device__ inline void store_packs(T* p, int64_t stride, int64_t valid, const Elements& elements,
-                                   const A (*values)[S]) {
-  JACHESS_UNROLL
-  for (int s = 0; s < S; ++s) {
-    Pack<T, width> pack;
-    JACHESS_UNROLL
-    for (int w = 0; w < width; ++w) write(values[w][s], elements, pack.at[w]);
-    if (elements.aligned) {
-      *reinterpret_cast<Pack<T, width>*>(p + s * stride) = pack;
-    } else {
-      JACHESS_UNROLL
-      for (int w = 0; w < width; ++w)
-        if (w < valid) p[s * stride + w] = pack.at[w];
-    }
-  }
-}
-
 // ---- rows of jets -------------------------------------------------------------------------------
 
 // W jets, of neighbouring elements.
@@ -108,11 +71,12 @@ struct JetPack {
   A at[W][S];
 };
 
-// S streams of a row in memory, `stream` elements apart: read where T is const, else written. Where
-// data is null, zeros are read, and nothing is written.
-template <int S, typename T>
+// S streams of a row in memory, `stream` elements apart: read where T is const, else written, and
+// read before where they are updated. Where data is null, zeros are read, and nothing is written.
+template <int S, typename T, bool updated = false>
 struct Streams {
-  static constexpr bool kRead = std::is_const_v<T>;
+  using Stored = std::remove_const_t<T>;
+  static constexpr bool kWritten = !std::is_const_v<T>, kRead = updated || !kWritten;
   static constexpr int kStreams = S;
   T* data;
   int64_t stream;
@@ -122,17 +86,47 @@ struct Streams {
       : data(const_cast<T*>(static_cast<const T*>(start))), stream(stream) {
     if (data != nullptr) data += offset;
   }
+  // Elements from i on, zeros for those beyond the first `valid`.
   template <int W, typename A>
   __device__ inline void load(int64_t i, int64_t valid, const Elements& elements,
                               JetPack<A, W, S>& to) const {
-    if constexpr (kRead)
-      if (data != nullptr) load_packs<S, W>(data + i, stream, valid, elements, to.at);
+    if constexpr (kRead) {
+      if (data == nullptr) return;
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) {
+        const T* from = data + s * stream + i;
+        Pack<Stored, W> pack;
+        if (elements.aligned) {
+          pack = *reinterpret_cast<const Pack<Stored, W>*>(from);
+        } else {
+          JACHESS_UNROLL
+          for (int w = 0; w < W; ++w) pack.at[w] = w < valid ? from[w] : Stored{};
+        }
+        JACHESS_UNROLL
+        for (int w = 0; w < W; ++w) read(pack.at[w], elements, to.at[w][s]);
+      }
+    }
   }
   template <int W, typename A>
   __device__ inline void store(int64_t i, int64_t valid, const Elements& elements,
                                const JetPack<A, W, S>& from) const {
-    if constexpr (!kRead)
-      if (data != nullptr) store_packs<S, W>(data + i, stream, valid, elements, from.at);
+    if constexpr (kWritten) {
+      if (data == nullptr) return;
+      JACHESS_UNROLL
+      for (int s = 0; s < S; ++s) {
+        T* to = data + s * stream + i;
+        Pack<T, W> pack;
+        JACHESS_UNROLL
+        for (int w = 0; w < W; ++w) write(from.at[w][s], elements, pack.at[w]);
+        if (elements.aligned) {
+          *reinterpret_cast<Pack<T, W>*>(to) = pack;
+        } else {
+          JACHESS_UNROLL
+          for (int w = 0; w < W; ++w)
+            if (w < valid) to[w] = pack.at[w];
+        }
+      }
+    }
   }
 };
 
@@ -153,7 +147,7 @@ struct Row {
       (operands.load(i, n - i, elements, jets), ...);
       JACHESS_UNROLL
       for (int w = 0; w < W; ++w)
-        if (!(Operands::kRead && ...) || i + w < n) f(i + w, jets.at[w]...);
+        if ((Operands::kWritten || ...) || i + w < n) f(i + w, jets.at[w]...);
       (operands.store(i, n - i, elements, jets), ...);
     };
     with(JetPack<A, W, Operands::kStreams>()...);
