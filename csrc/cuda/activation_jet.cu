@@ -38,42 +38,41 @@ __device__ inline Derivatives<A> derivatives(Activation kind, A x) {
 template <typename T, int q, int P, bool backward>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Arguments args) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P, W = kPack<T>;
+  constexpr int S = 1 + q + P;
   const ActivationShape& shape = args.shape;
-  const int64_t packs = (shape.length + W - 1) / W;
+  const int64_t packs = (shape.length + kPack<T> - 1) / kPack<T>;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t row = shape.rows == 1 ? 0 : index / packs, inside = (index - row * packs) * W;
-  if (row >= shape.rows || inside >= shape.length) return;
-  const int64_t at = row * shape.length + inside, valid = shape.length - inside;
+  const int64_t number = shape.rows == 1 ? 0 : index / packs, start = number * shape.length;
+  const int64_t i = (index - number * packs) * kPack<T>;
+  if (number >= shape.rows || i >= shape.length) return;
+  const Row<T> row = {shape.length, 0, 0, args.elements};
+  const Streams<S, const T> gate(args.g, number * shape.g.row, shape.g.stream);
+  const Streams<S, const T> up(args.u, number * shape.u.row, shape.u.stream);
+  const Streams<S, const T> gy(args.gy, start, shape.jet.n);
+  const Streams<S, T> out(args.out, start, shape.jet.n), up_out(args.gu, start, shape.jet.n);
   const bool gated = args.u != nullptr;
-
-  A gate[W][S], up[W][S] = {}, out[W][S], grad[W][S], up_out[W][S];
-  load_packs<S, W>(static_cast<const T*>(args.g) + row * shape.g.row + inside, shape.g.stream,
-                   valid, args.elements, gate);
-  if (gated)
-    load_packs<S, W>(static_cast<const T*>(args.u) + row * shape.u.row + inside, shape.u.stream,
-                     valid, args.elements, up);
-  if constexpr (backward)
-    load_packs<S, W>(static_cast<const T*>(args.gy) + at, shape.jet.n, valid, args.elements, grad);
-  JACHESS_UNROLL
-  for (int w = 0; w < W; ++w) {
-    const Derivatives<A> d = derivatives(args.kind, gate[w][0]);
-    if constexpr (backward) {
+  if constexpr (backward) {
+    const auto differentiate = [&](int64_t, const A* g, const A* u, const A* grad, A* gg, A* gu) {
+      const Derivatives<A> d = derivatives(args.kind, g[0]);
       if (gated) {
-        gated_jet_backward<q, P>(d, gate[w], up[w], grad[w], out[w], up_out[w]);
+        gated_jet_backward<q, P>(d, g, u, grad, gg, gu);
       } else {
-        pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, gate[w], grad[w], out[w]);
+        pointwise_jet_backward<q, P>(d.f1, d.f2, d.f3, g, grad, gg);
       }
-    } else if (gated) {
-      gated_jet<q, P>(d.f0, d.f1, d.f2, gate[w], up[w], out[w]);
-    } else {
-      pointwise_jet<q, P>(d.f1, d.f2, gate[w], out[w]);
-      out[w][0] = d.f0;
-    }
+    };
+    row.pack(i, differentiate, gate, up, gy, out, up_out);
+  } else {
+    const auto activate = [&](int64_t, const A* g, const A* u, A* y) {
+      const Derivatives<A> d = derivatives(args.kind, g[0]);
+      if (gated) {
+        gated_jet<q, P>(d.f0, d.f1, d.f2, g, u, y);
+      } else {
+        pointwise_jet<q, P>(d.f1, d.f2, g, y);
+        y[0] = d.f0;
+      }
+    };
+    row.pack(i, activate, gate, up, out);
   }
-  store_packs<S, W>(static_cast<T*>(args.out) + at, shape.jet.n, valid, args.elements, out);
-  if (backward && gated)
-    store_packs<S, W>(static_cast<T*>(args.gu) + at, shape.jet.n, valid, args.elements, up_out);
 }
 
 template <bool backward>

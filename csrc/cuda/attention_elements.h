@@ -114,6 +114,26 @@ __device__ inline void for_each_score(const F& f) {
   }
 }
 
+// Calls f(block, element, old, jet) for every jet of a lane, whose streams lie in so many blocks of
+// columns; what f makes of `jet`, which is `old` before, takes its place.
+template <int S, int blocks, typename F>
+__device__ inline void for_each_jet(float (&jets)[S][blocks][4], const F& f) {
+  for_each_score<8 * blocks>([&](int n, int e) {
+    float old[S], jet[S];
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) old[s] = jet[s] = jets[s][n][e];
+    f(n, e, old, jet);
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) jets[s][n][e] = jet[s];
+  });
+}
+
+template <int S>
+__device__ inline void scale_jet(float factor, float* jet) {
+  JACHESS_UNROLL
+  for (int s = 0; s < S; ++s) jet[s] *= factor;
+}
+
 __device__ inline uint32_t word_of(const PhiloxWords& words, int which) {
   const uint32_t low = which & 1 ? words.y : words.x, high = which & 1 ? words.w : words.z;
   return which & 2 ? high : low;

@@ -39,10 +39,10 @@ template <int S, int N, bool of_keys>
 __device__ inline void clear_hidden(const ScoreRules& rules, const ScoreTile<N, of_keys>& tile,
                                     float (&w)[S][N / 8][4]) {
   if (!tile.changed) return;
-  for_each_score<N>([&](int n, int e) {
+  for_each_jet(w, [&](int n, int e, const float*, float* jet) {
     const bool hidden = tile.added(rules, n, e) == kMinusInfinity;
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) w[k][n][e] = hidden ? 0 : w[k][n][e];
+    for (int k = 0; k < S; ++k) jet[k] = hidden ? 0 : jet[k];
   });
 }
 
@@ -53,28 +53,22 @@ __device__ inline void weigh(const ScoreRules& rules, const ScoreTile<N, of_keys
                              const Normaliser& normaliser, float (&w)[S][N / 8][4]) {
   float scale = rules.scale;
   if (rules.softcap != 0 || rules.numbers) {
-    for_each_score<N>([&](int n, int e) {
-      float z[S];
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) z[k] = scale * w[k][n][e];
+    for_each_jet(w, [&](int n, int e, const float*, float* jet) {
+      scale_jet<S>(scale, jet);
       if (rules.softcap != 0) {
         JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) tile.score(k, n, e) = z[k];
-        cap_score<S>(rules.softcap, z);
+        for (int k = 0; k < S; ++k) tile.score(k, n, e) = jet[k];
+        cap_score<S>(rules.softcap, jet);
       }
-      if (rules.numbers) z[0] += tile.added(rules, n, e);
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) w[k][n][e] = z[k];
+      if (rules.numbers) jet[0] += tile.added(rules, n, e);
     });
     scale = 1;
   }
-  for_each_score<N>([&](int n, int e) {
-    float z[S], p[S];
+  for_each_jet(w, [&](int n, int e, const float* score, float* p) {
+    float z[S];
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) z[k] = scale * w[k][n][e] - normaliser(k, n, e);
+    for (int k = 0; k < S; ++k) z[k] = scale * score[k] - normaliser(k, n, e);
     exp_jet<S>(z, p);
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) w[k][n][e] = p[k];
   });
   clear_hidden<S>(rules, tile, w);
 }
@@ -85,13 +79,13 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N,
                                      const Share& share, const float (&p)[S][N / 8][4],
                                      float (&gp)[S][N / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
-  for_each_score<N>([&](int n, int e) {
+  for_each_jet(gp, [&](int n, int e, const float* grad, float* out) {
     const float factor = tile.dropped ? tile.factor(rules, n, e) : 1;
     float weight[S], g[S], gs[S] = {};
     JACHESS_UNROLL
     for (int k = 0; k < S; ++k) {
       weight[k] = p[k][n][e];
-      g[k] = factor * gp[k][n][e] - share(k, n, e);
+      g[k] = factor * grad[k] - share(k, n, e);
     }
     product_jet_backward_add<q, P>(weight, g, gs);
     if (rules.softcap != 0) {
@@ -104,7 +98,7 @@ __device__ inline void differentiate(const ScoreRules& rules, const ScoreTile<N,
       for (int k = 0; k < S; ++k) gs[k] = uncapped[k];
     }
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) gp[k][n][e] = rules.scale * gs[k];
+    for (int k = 0; k < S; ++k) out[k] = rules.scale * gs[k];
   });
   clear_hidden<S>(rules, tile, gp);  // a weight of 0 is not enough: R may be NaN
 }
@@ -207,10 +201,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
             for (int s = 0; s < S; ++s) kept[s][n][e] = weights[s][n][e];
           });
           if (tile.dropped) {
-            for_each_score<N>([&](int n, int e) {
-              const float factor = tile.factor(rules, n, e);
-              JACHESS_UNROLL
-              for (int s = 0; s < S; ++s) kept[s][n][e] *= factor;
+            for_each_jet(kept, [&](int n, int e, const float*, float* weight) {
+              scale_jet<S>(tile.factor(rules, n, e), weight);
             });
           }
           value_units.template apply<S, N, V>(kept, value_sums);

@@ -40,14 +40,14 @@ constexpr float kHeadroom = std::is_same_v<T, Half> ? 0.0f : 4.0f;
 // whose weights and sums then become zeros and not NaN.
 __device__ inline float base_of(float centre) { return centre == kMinusInfinity ? 0 : centre; }
 
-// The jet of the weight of a score, `scale` times w.
-template <int S, int N>
-__device__ inline void weight_of(const float (&w)[S][N / 8][4], int n, int e, float scale,
-                                 float base, const float* centre, float* weight) {
+// The jet of the weight of a score, `scale` times `score`.
+template <int S>
+__device__ inline void weight_of(const float* score, float scale, float base, const float* centre,
+                                 float* weight) {
   float s[S];
-  s[0] = scale * w[0][n][e] - base;
+  s[0] = scale * score[0] - base;
   JACHESS_UNROLL
-  for (int k = 1; k < S; ++k) s[k] = scale * w[k][n][e] - centre[k];
+  for (int k = 1; k < S; ++k) s[k] = scale * score[k] - centre[k];
   exp_jet<S>(s, weight);
 }
 
@@ -55,24 +55,25 @@ __device__ inline void weight_of(const float (&w)[S][N / 8][4], int n, int e, fl
 // what they have seen, this tile included. What they have summed up so far is multiplied by the jet
 // of e^{old − new centre}.
 template <int S, int N, int V>
-__device__ inline void centre_rows(const float (&w)[S][N / 8][4], float scale,
-                                   const bool (&rises)[2], const float (&top)[2],
-                                   RowState<S>& state, float (&sums)[S][V / 8][4]) {
+__device__ inline void centre_rows(float (&w)[S][N / 8][4], float scale, const bool (&rises)[2],
+                                   const float (&top)[2], RowState<S>& state,
+                                   float (&sums)[S][V / 8][4]) {
   constexpr int q = kDirections<S>, P = kPairs<S>;
   float factor[2][S];
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) {
     float* centre = state.centre[row];
-    float moved[S] = {}, seen[S], total[S];
+    float moved[S] = {}, total[S];
     JACHESS_UNROLL
     for (int s = 1; s < S; ++s) moved[s] = centre[s];
     moved[0] = rises[row] ? top[row] : centre[0];
     const float base = base_of(moved[0]), shrink = fast_exp(centre[0] - base);
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) total[s] = shrink * state.sum[row][s];
-    for_each_score<N>([&](int n, int e) {
+    for_each_jet(w, [&](int, int e, const float* score, float*) {
       if (e / 2 != row) return;
-      weight_of<S, N>(w, n, e, scale, base, moved, seen);
+      float seen[S];
+      weight_of<S>(score, scale, base, moved, seen);
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) total[s] += seen[s];
     });
@@ -93,18 +94,9 @@ __device__ inline void centre_rows(const float (&w)[S][N / 8][4], float scale,
     for (int s = 0; s < S; ++s) old[s] = state.sum[row][s];
     product_jet<q, P>(factor[row], old, state.sum[row]);
   }
-  JACHESS_UNROLL
-  for (int v = 0; v < V / 8; ++v) {
-    JACHESS_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      float old[S], scaled[S];
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) old[s] = sums[s][v][e];
-      product_jet<q, P>(factor[e / 2], old, scaled);
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) sums[s][v][e] = scaled[s];
-    }
-  }
+  for_each_jet(sums, [&](int, int e, const float* old, float* jet) {
+    product_jet<q, P>(factor[e / 2], old, jet);
+  });
 }
 
 // From the scores' products to the weights, in place; the denominators' sums; and, where rows are
@@ -117,22 +109,18 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
   // the same to the bit in a tile that hides something and in one that does not.
   float scale = rules.scale;
   if (rules.softcap != 0 || rules.numbers || !(scale > 0)) {
-    for_each_score<N>([&](int n, int e) {
-      float s[S];
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) s[k] = scale * w[k][n][e];
-      if (rules.softcap != 0) cap_score<S>(rules.softcap, s);
-      JACHESS_UNROLL
-      for (int k = 0; k < S; ++k) w[k][n][e] = s[k];
+    for_each_jet(w, [&](int, int, const float*, float* jet) {
+      scale_jet<S>(scale, jet);
+      if (rules.softcap != 0) cap_score<S>(rules.softcap, jet);
     });
     scale = 1;
   }
   if (tile.changed) {
-    for_each_score<N>([&](int n, int e) {
+    for_each_jet(w, [&](int n, int e, const float*, float* jet) {
       const float added = tile.added(rules, n, e);
-      w[0][n][e] += added;  // NaN − ∞ is NaN
+      jet[0] += added;  // NaN − ∞ is NaN
       JACHESS_UNROLL
-      for (int k = 1; k < S; ++k) w[k][n][e] = added == kMinusInfinity ? 0 : w[k][n][e];
+      for (int k = 1; k < S; ++k) jet[k] = added == kMinusInfinity ? 0 : jet[k];
     });
   }
 
@@ -151,20 +139,14 @@ __device__ inline void weigh_scores(const ScoreRules& rules, const ScoreTile<N, 
   JACHESS_UNROLL
   for (int row = 0; row < 2; ++row) base[row] = base_of(state.centre[row][0]);
   recompute(scale);  // else its products are shared with centre_rows, and no longer fused below
-  for_each_score<N>([&](int n, int e) {
-    float weight[S];
-    weight_of<S, N>(w, n, e, scale, base[e / 2], state.centre[e / 2], weight);
+  for_each_jet(w, [&](int, int e, const float* score, float* weight) {
+    weight_of<S>(score, scale, base[e / 2], state.centre[e / 2], weight);
     JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) {
-      w[k][n][e] = weight[k];
-      state.sum[e / 2][k] += weight[k];
-    }
+    for (int k = 0; k < S; ++k) state.sum[e / 2][k] += weight[k];
   });
   if (tile.dropped) {
-    for_each_score<N>([&](int n, int e) {
-      const float factor = tile.factor(rules, n, e);
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) w[s][n][e] *= factor;
+    for_each_jet(w, [&](int n, int e, const float*, float* weight) {
+      scale_jet<S>(tile.factor(rules, n, e), weight);
     });
   }
 }

@@ -110,21 +110,11 @@ bool heads_aligned(const JetHeads& x, int64_t size) {
 template <typename F>
 int dispatch_attention(const AttentionProblem& problem, const F& f) {
   if (problem.q > 2) return kNoTileFits;
-  const auto with = [&](auto* typed) {
+  return dispatch_products(problem.storage, [&](auto* typed) {
     const int streams = 1 + problem.q + problem.pairs;
     if (streams == 2) return f(typed, Int<2>{});
     return streams == 3 ? f(typed, Int<3>{}) : f(typed, Int<4>{});
-  };
-  switch (problem.storage) {
-    case Storage::f32:
-      return with(static_cast<float*>(nullptr));
-    case Storage::bf16:
-      return with(static_cast<BFloat16*>(nullptr));
-    case Storage::f16:
-      return with(static_cast<Half*>(nullptr));
-    default:
-      return kNoTileFits;
-  }
+  });
 }
 
 // ---- on the device ------------------------------------------------------------------------------
@@ -207,25 +197,18 @@ struct RowUnits {
           factor[row] = next / unit[row];
           unit[row] = next;
         }
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) {
-          JACHESS_UNROLL
-          for (int v = 0; v < V / 2; ++v) sums[s][v / 4][v % 4] *= factor[v % 4 / 2];
-        }
+        for_each_jet(
+            sums, [&](int, int e, const float*, float* jet) { scale_jet<S>(factor[e / 2], jet); });
       }
-      for_each_score<N>([&](int n, int e) {
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) weights[s][n][e] *= unit[e / 2];
-      });
+      for_each_jet(weights,
+                   [&](int, int e, const float*, float* jet) { scale_jet<S>(unit[e / 2], jet); });
     }
   }
 
   // Takes the unit of a row's sums away again.
   template <int S>
   __device__ inline void remove(int row, float (&jet)[S]) const {
-    const float inverse = 1 / unit[row];
-    JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) jet[s] *= inverse;
+    scale_jet<S>(1 / unit[row], jet);
   }
 };
 

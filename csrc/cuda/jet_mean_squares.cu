@@ -36,7 +36,6 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     mean_squares_kernel(const __grid_constant__ Arguments args) {
   using A = accumulate_t<T>;
-  constexpr int W = kPack<T>;
   const TokenShape& shape = args.shape;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -44,15 +43,11 @@ __global__ void __launch_bounds__(kThreads)
   const bool counted = counts(args.mask, token);
   const int64_t stream = shape.tokens * shape.channels;
   const T* row = static_cast<const T*>(args.x) + token * shape.channels;
+  const Row<T> cut = {shape.channels, lane, kWarp, args.elements};
   A sum = A(0);
-  for (int64_t s = 1; counted && s <= shape.directions; ++s) {
-    for (int64_t i = lane * W; i < shape.channels; i += kWarp * W) {
-      A values[W][1];
-      load_packs<1, W>(row + s * stream + i, 0, shape.channels - i, args.elements, values);
-      JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) sum += values[w][0] * values[w][0];
-    }
-  }
+  const auto add_square = [&](int64_t, const A* x) { sum += x[0] * x[0]; };
+  for (int64_t s = 1; counted && s <= shape.directions; ++s)
+    cut.sweep(add_square, Streams<1, const T>(row, s * stream, 0));
   warp_reduce<Add, 1>(&sum);
   if (lane == 0) static_cast<A*>(args.first)[token] = sum * static_cast<A>(args.of_directions);
   for (int64_t k = lane; k < shape.chosen; k += kWarp) {
@@ -94,7 +89,8 @@ __global__ void __launch_bounds__(kThreads)
   if (stream >= shape.streams) return;
   const int64_t token = row % shape.tokens, at = row * shape.channels + channel;
   const int64_t valid = shape.channels - channel;
-  A factor[W] = {}, values[W][1], out[W][1];
+  A factor[W] = {};
+  JetPack<A, W, 1> jets;
   bool any = false;
   JACHESS_UNROLL
   for (int w = 0; w < W; ++w) {
@@ -110,10 +106,10 @@ __global__ void __launch_bounds__(kThreads)
     factor[w] = k < 0 ? A(NAN) : A(2 * args.of_pairs) * gradient[k];
     any = true;
   }
-  if (any) load_packs<1, W>(static_cast<const T*>(args.x) + at, 0, valid, args.elements, values);
+  if (any) Streams<1, const T>(args.x, at, 0).load(0, valid, args.elements, jets);
   JACHESS_UNROLL
-  for (int w = 0; w < W; ++w) out[w][0] = any ? values[w][0] * factor[w] : A(0);
-  store_packs<1, W>(static_cast<T*>(args.gx) + at, 0, valid, args.elements, out);
+  for (int w = 0; w < W; ++w) jets.at[w][0] = any ? jets.at[w][0] * factor[w] : A(0);
+  Streams<1, T>(args.gx, at, 0).store(0, valid, args.elements, jets);
 }
 
 Arguments arguments_of(const TokenShape& shape, const void* x, const void* mask,

@@ -125,16 +125,16 @@ int attention_jet_backward_cuda(const AttentionProblem& problem, JetHeads gy, Je
                                 const void* stats, void* shares, JetHeads gquery, JetHeads gkey,
                                 JetHeads gvalue, Queue queue);
 
-// Numbers, in the accumulation type, that ntk_gram_cuda needs as scratch; and the blocks of its
-// launch, which must fit 31 bits.
+// Numbers that ntk_gram_cuda needs as scratch; and the blocks of its launch, which must fit 31
+// bits.
 struct GramScratch {
   int64_t numbers, blocks;
 };
 GramScratch ntk_gram_scratch(const GramProblem& problem);
 
-// result: [C, N, C, M] in the accumulation type. The problem's views are of device memory, the
-// array of them is the host's; no dimension is 0.
-int ntk_gram_cuda(const GramProblem& problem, void* scratch, void* result, Queue queue);
+// result: [C, N, C, M]. The problem's views are of device memory, the array of them is the host's;
+// no dimension is 0, and no operand float64.
+int ntk_gram_cuda(const GramProblem& problem, float* scratch, float* result, Queue queue);
 
 // The meaning of a launcher's error code.
 const char* launch_error(int error);

@@ -3,7 +3,6 @@
 //
 //     bf16, fp16   mma.m16n8k16, operands by ldmatrix, sums in fp32
 //     fp32         mma.m16n8k8 in tf32, three passes over operands split in two (error ~2^-21)
-//     fp64         two mma.m8n8k4 (the NTK's products alone)
 //
 // Register layouts are those of the PTX manual ("Matrix fragments for mma"): with g = lane / 4 and
 // t = lane % 4, a lane holds of C the elements (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
@@ -256,38 +255,13 @@ struct Mma<float> {
   }
 };
 
-template <>
-struct Mma<double> {
-  static constexpr int kDepth = 4;
-  struct A {
-    double r[2];  // rows g, g+8; k = t
-  };
-  struct B {
-    double r[1];  // k = t, column g
-  };
-
-  static __device__ inline void load_a(const double* tile, int ld, A& a) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    a.r[0] = tile[g * ld + t];
-    a.r[1] = tile[(g + 8) * ld + t];
-  }
-  static __device__ inline void load_b_by_column(const double* tile, int ld, B (&b)[2]) {
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    b[0].r[0] = tile[g * ld + t];
-    b[1].r[0] = tile[(g + 8) * ld + t];
-  }
-  static __device__ inline void multiply_add(double (&c)[4], const A& a, const B& b) {
-#if defined(__CUDACC__)
-    JACHESS_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                   : "+d"(c[2 * half]), "+d"(c[2 * half + 1])
-                   : "d"(a.r[half]), "d"(b.r[0]));
-    }
-#else
-    shim::multiply_fragments<double>(c, a.r, b.r);
-#endif
-  }
-};
+// Calls f with a null pointer of the storage type; kNoTileFits for float64, which has no products
+// here.
+template <typename F>
+int dispatch_products(Storage storage, const F& f) {
+  if (storage == Storage::f32) return f(static_cast<float*>(nullptr));
+  if (storage == Storage::bf16) return f(static_cast<BFloat16*>(nullptr));
+  return storage == Storage::f16 ? f(static_cast<Half*>(nullptr)) : kNoTileFits;
+}
 
 }  // namespace jachess

@@ -16,6 +16,7 @@ namespace jachess {
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr size_t kMostSharedSums = 32 * 1024;  // bytes: more would cost blocks of a multiprocessor
 
 struct ForwardArguments {
   NormShape shape;
@@ -28,126 +29,103 @@ struct BackwardArguments {
   NormShape shape;
   NormBackwardBuffers buffers;
   Elements elements;
+  bool shared_sums;  // whether a block's partial sums lie in shared memory
 };
 
-// A parameter's entries from i on, whatever type it is stored in; `otherwise` where it is not
-// given.
-template <int W, typename A>
-__device__ inline void load_parameter(const NormParameter& parameter, int64_t i, int64_t valid,
-                                      A otherwise, A (&out)[W]) {
-  A loaded[W][1];
-  const auto load = [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    const T* from = static_cast<const T*>(parameter.data) + i;
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % (W * sizeof(T)) == 0;
-    load_packs<1, W>(from, 0, valid, {aligned && valid >= W, parameter.storage == Storage::f16},
-                     loaded);
-  };
-  if (parameter.data == nullptr) {
-    JACHESS_UNROLL
-    for (int w = 0; w < W; ++w) loaded[w][0] = otherwise;
-  } else if (parameter.storage == Storage::f64) {
-    load(static_cast<double*>(nullptr));
-  } else if (parameter.storage == Storage::f32) {
-    load(static_cast<float*>(nullptr));
-  } else {
-    load(static_cast<Bits16*>(nullptr));
-  }
-  JACHESS_UNROLL
-  for (int w = 0; w < W; ++w) out[w] = loaded[w][0];
-}
+// A parameter's entries, whatever type they are stored in; `otherwise` where it is not given.
+struct Parameter {
+  static constexpr int kStreams = 1;
+  static constexpr bool kWritten = false;
+  const NormParameter& parameter;
+  float otherwise;
 
-template <int S, int W, typename A>
-__device__ inline void subtract(const A* mean, int64_t valid, A (*values)[S]) {
-  JACHESS_UNROLL
-  for (int w = 0; w < W; ++w) {
+  template <typename... Anything>
+  __device__ inline void store(const Anything&...) const {}
+
+  template <int W, typename A>
+  __device__ inline void load(int64_t i, int64_t valid, const Elements&,
+                              JetPack<A, W, 1>& to) const {
+    const auto load_as = [&](auto* typed) {
+      using T = const std::remove_pointer_t<decltype(typed)>;
+      const Streams<1, T> from(parameter.data, i, 0);
+      const bool aligned = reinterpret_cast<uintptr_t>(from.data) % (W * sizeof(T)) == 0;
+      from.load(0, valid, {aligned && valid >= W, parameter.storage == Storage::f16}, to);
+    };
     JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) values[w][s] = w < valid ? values[w][s] - mean[s] : A(0);
+    for (int w = 0; w < W; ++w) to.at[w][0] = otherwise;
+    if (parameter.data != nullptr) dispatch_bytes(parameter.storage, load_as);
   }
-}
+};
 
 template <typename T, int q, int P>
 __global__ void __launch_bounds__(kMaxThreads)
     norm_kernel(const __grid_constant__ ForwardArguments args) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P, W = kPack<T>;
+  constexpr int S = 1 + q + P;
   const NormShape& shape = args.shape;
   const NormBuffers& b = args.buffers;
-  const int64_t row = blockIdx.x, n = shape.channels, stride = shape.jet.n;
-  const int64_t first = static_cast<int64_t>(threadIdx.x) * W;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * W;
-  const T* x = static_cast<const T*>(b.x) + row * n;
-  const T* residual = static_cast<const T*>(b.residual);
-  T* sum = static_cast<T*>(b.sum) + row * n;
-  bool added = residual == nullptr;
-  const T* from = added ? x : sum;  // not __restrict__: read after the same thread wrote it
+  const int64_t n = shape.channels, start = blockIdx.x * n, stride = shape.jet.n;
+  const Row<T> row = {n, threadIdx.x, blockDim.x, args.elements};
+  bool added = b.residual == nullptr;
+  const Streams<S, const T> x(b.x, start, stride), residual(b.residual, start, stride);
+  // Not __restrict__: read after the same thread wrote it.
+  const Streams<S, const T> from(added ? b.x : b.sum, start, stride);
 
-  // x, or x + residual rounded to the storage type, which the first sweep writes to sum.
-  const auto load = [&](int64_t i, A(*values)[S]) {
-    if (added) return load_packs<S, W>(from + i, stride, n - i, args.elements, values);
-    A other[W][S];
-    load_packs<S, W>(x + i, stride, n - i, args.elements, values);
-    load_packs<S, W>(residual + row * n + i, stride, n - i, args.elements, other);
-    JACHESS_UNROLL
-    for (int w = 0; w < W; ++w) {
+  // Over x, or x + residual rounded to the storage type, which the first sweep writes to sum.
+  const auto sweep = [&](const auto& f) {
+    const auto pass_on = [&](int64_t, const A* jet) { f(jet); };
+    if (added) return row.sweep(pass_on, from);
+    const auto add = [&](int64_t i, const A* jet, const A* other, A* sum) {
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) {
         T rounded;
-        write(values[w][s] + other[w][s], args.elements, rounded);
-        read(rounded, args.elements, values[w][s]);
+        write(jet[s] + other[s], args.elements, rounded);
+        read(rounded, args.elements, sum[s]);
       }
-    }
-    store_packs<S, W>(sum + i, stride, n - i, args.elements, values);
+      if (i < n) f(sum);
+    };
+    row.sweep(add, x, residual, Streams<S, T>(b.sum, start, stride));
+    added = true;
   };
 
   A mean[S] = {}, sums[S] = {}, v[S], rstd[S];
+  const auto centre = [&](const A* jet, A* c) {
+    JACHESS_UNROLL
+    for (int s = 0; s < S; ++s) c[s] = jet[s] - mean[s];
+  };
   if (shape.centred) {
-    for (int64_t i = first; i < n; i += step) {
-      A values[W][S];
-      load(i, values);
+    sweep([&](const A* jet) {
       JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) {
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) mean[s] += values[w][s];
-      }
-    }
-    added = true;
+      for (int s = 0; s < S; ++s) mean[s] += jet[s];
+    });
     block_reduce<Add, S>(mean);
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) mean[s] /= static_cast<A>(n);
   }
-  for (int64_t i = first; i < n; i += step) {
-    A c[W][S];
-    load(i, c);
-    subtract<S, W>(mean, n - i, c);
-    JACHESS_UNROLL
-    for (int w = 0; w < W; ++w) square_jet_add<q, P>(c[w], sums);
-  }
-  added = true;
+  sweep([&](const A* jet) {
+    A c[S];
+    centre(jet, c);
+    square_jet_add<q, P>(c, sums);
+  });
   block_reduce<Add, S>(sums);
   square_jet_finish<q, P>(sums, static_cast<A>(n), v);
   rsqrt_jet<q, P>(v, static_cast<A>(args.eps), rstd);
 
-  for (int64_t i = first; i < n; i += step) {
-    A c[W][S], z[W][S], weight[W], bias[W];
-    load(i, c);
-    load_parameter<W>(b.weight, i, n - i, A(1), weight);
-    load_parameter<W>(b.bias, i, n - i, A(0), bias);
-    subtract<S, W>(mean, n - i, c);
+  const Parameter weights = {b.weight, 1}, biases = {b.bias, 0};
+  const auto normalise = [&](int64_t, const A* jet, const A* weight, const A* bias, A* y) {
+    A c[S];
+    centre(jet, c);
+    product_jet<q, P>(c, rstd, y);
     JACHESS_UNROLL
-    for (int w = 0; w < W; ++w) {
-      product_jet<q, P>(c[w], rstd, z[w]);
-      JACHESS_UNROLL
-      for (int s = 0; s < S; ++s) z[w][s] *= weight[w];
-      z[w][0] += bias[w];
-    }
-    store_packs<S, W>(static_cast<T*>(b.y) + row * n + i, stride, n - i, args.elements, z);
-  }
+    for (int s = 0; s < S; ++s) y[s] *= weight[0];
+    y[0] += bias[0];
+  };
+  row.sweep(normalise, from, weights, biases, Streams<S, T>(b.y, start, stride));
   if (threadIdx.x != 0) return;
   JACHESS_UNROLL
   for (int s = 0; s < S; ++s) {
-    if (shape.centred) static_cast<A*>(b.mean)[s * shape.rows + row] = mean[s];
-    static_cast<A*>(b.rstd)[s * shape.rows + row] = rstd[s];
+    if (shape.centred) static_cast<A*>(b.mean)[s * shape.rows + blockIdx.x] = mean[s];
+    static_cast<A*>(b.rstd)[s * shape.rows + blockIdx.x] = rstd[s];
   }
 }
 
@@ -155,49 +133,46 @@ template <typename T, int q, int P>
 __global__ void __launch_bounds__(kMaxThreads)
     norm_backward_kernel(const __grid_constant__ BackwardArguments args) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P, W = kPack<T>;
+  constexpr int S = 1 + q + P;
   const NormShape& shape = args.shape;
   const NormBackwardBuffers& b = args.buffers;
   const int64_t n = shape.channels, stride = shape.jet.n;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * W;
+  const Row<T> row = {n, threadIdx.x, blockDim.x, args.elements};
+  // The weight's sums over the block's rows, and the bias': a thread's own channels alone.
   A* partial = static_cast<A*>(b.partial);
   if (partial != nullptr) partial += (shape.centred ? 2 : 1) * blockIdx.x * n;
-  const auto load = [&](const void* from, int64_t row, int64_t i, A(*values)[S]) {
-    load_packs<S, W>(static_cast<const T*>(from) + row * n + i, stride, n - i, args.elements,
-                     values);
-  };
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-    const bool first_row = row == blockIdx.x;
+  A* kept = args.shared_sums ? reinterpret_cast<A*>(dynamic_shared_memory()) : partial;
+  using Sums = Streams<1, A, true>;
+  const Sums weight_sums(kept, 0, 0), bias_sums(shape.centred ? kept : nullptr, n, 0);
+  const auto clear = [](int64_t, A* weight, A* bias) { *weight = *bias = A(0); };
+  row.sweep(clear, weight_sums, bias_sums);
+  for (int64_t number = blockIdx.x; number < shape.rows; number += gridDim.x) {
     A mean[S] = {}, rstd[S], square[S], centring[S] = {};
-    A sums[2 * S] = {};  // of the gradient in rstd's streams; of g times the weight
+    A sums[2 * S] = {};  // of the gradient in rstd's streams; of gy times the weight
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) {
-      if (shape.centred) mean[s] = static_cast<const A*>(b.mean)[s * shape.rows + row];
-      rstd[s] = static_cast<const A*>(b.rstd)[s * shape.rows + row];
+      if (shape.centred) mean[s] = static_cast<const A*>(b.mean)[s * shape.rows + number];
+      rstd[s] = static_cast<const A*>(b.rstd)[s * shape.rows + number];
     }
-    // The centred row, and gy times the weight.
-    const auto load_row = [&](int64_t i, A(*c)[S], A(*g)[S], A(*scaled)[S]) {
-      A weight[W];
-      load(b.x, row, i, c);
-      load(b.gy, row, i, g);
-      load_parameter<W>(b.weight, i, n - i, A(1), weight);
-      subtract<S, W>(mean, n - i, c);
+    const Streams<S, const T> x(b.x, number * n, stride), gy(b.gy, number * n, stride);
+    const Streams<S, const T> gsum(b.gsum, number * n, stride);
+    const Parameter weights = {b.weight, 1};
+    // The centred x, and gy times the weight.
+    const auto prepare = [&](const A* jet, const A* g, A weight, A* c, A* scaled) {
       JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) {
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) scaled[w][s] = weight[w] * g[w][s];
+      for (int s = 0; s < S; ++s) {
+        c[s] = jet[s] - mean[s];
+        scaled[s] = weight * g[s];
       }
     };
-    for (int64_t i = static_cast<int64_t>(threadIdx.x) * W; i < n; i += step) {
-      A c[W][S], g[W][S], scaled[W][S];
-      load_row(i, c, g, scaled);
+    const auto add_up = [&](int64_t, const A* jet, const A* g, const A* weight) {
+      A c[S], scaled[S];
+      prepare(jet, g, weight[0], c, scaled);
+      product_jet_backward_add<q, P>(c, scaled, sums);
       JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) {
-        product_jet_backward_add<q, P>(c[w], scaled[w], sums);
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) sums[S + s] += scaled[w][s];
-      }
-    }
+      for (int s = 0; s < S; ++s) sums[S + s] += scaled[s];
+    };
+    row.sweep(add_up, x, gy, weights);
     block_reduce<Add, 2 * S>(sums);
     rsqrt_jet_backward<q, P>(rstd, sums, square);
     product_jet_backward_add<q, P>(rstd, sums + S, centring);
@@ -206,33 +181,32 @@ __global__ void __launch_bounds__(kMaxThreads)
       square[s] *= A(2) / static_cast<A>(n);
       centring[s] = shape.centred ? centring[s] / -static_cast<A>(n) : A(0);
     }
-    for (int64_t i = static_cast<int64_t>(threadIdx.x) * W; i < n; i += step) {
-      A c[W][S], g[W][S], scaled[W][S], gc[W][S] = {};
-      load_row(i, c, g, scaled);
-      if (partial != nullptr) {
+    const auto differentiate = [&](int64_t, const A* jet, const A* g, const A* weight,
+                                   const A* direct, A* gx, A* weight_sum, A* bias_sum) {
+      A c[S], scaled[S];
+      prepare(jet, g, weight[0], c, scaled);
+      if (kept != nullptr) {
+        A z[S];
+        product_jet<q, P>(c, rstd, z);
         JACHESS_UNROLL
-        for (int w = 0; w < W; ++w) {
-          if (i + w >= n) continue;
-          A z[S], sum = A(0);
-          product_jet<q, P>(c[w], rstd, z);
-          JACHESS_UNROLL
-          for (int s = 0; s < S; ++s) sum += g[w][s] * z[s];
-          A* weight = partial + i + w;
-          *weight = first_row ? sum : *weight + sum;
-          if (shape.centred) weight[n] = first_row ? g[w][0] : weight[n] + g[w][0];
-        }
+        for (int s = 0; s < S; ++s) *weight_sum += g[s] * z[s];
+        *bias_sum += g[0];
       }
-      if (b.gsum != nullptr) load(b.gsum, row, i, gc);
       JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) {
-        JACHESS_UNROLL
-        for (int s = 0; s < S; ++s) gc[w][s] += centring[s];
-        product_jet_backward_add<q, P>(rstd, scaled[w], gc[w]);
-        product_jet_backward_add<q, P>(c[w], square, gc[w]);
-      }
-      store_packs<S, W>(static_cast<T*>(b.gx) + row * n + i, stride, n - i, args.elements, gc);
-    }
+      for (int s = 0; s < S; ++s) gx[s] = direct[s] + centring[s];
+      product_jet_backward_add<q, P>(rstd, scaled, gx);
+      product_jet_backward_add<q, P>(c, square, gx);
+    };
+    row.sweep(differentiate, x, gy, weights, gsum, Streams<S, T>(b.gx, number * n, stride),
+              weight_sums, bias_sums);
   }
+  if (kept == partial) return;
+  const auto pass_on = [](int64_t, A* weight, A* bias, A* to, A* to_bias) {
+    *to = *weight;
+    *to_bias = *bias;
+  };
+  row.sweep(pass_on, weight_sums, bias_sums, Streams<1, A>(partial, 0, 0),
+            Streams<1, A>(shape.centred ? partial : nullptr, n, 0));
 }
 
 constexpr int kSumColumns = 32, kSumSegments = 8;
@@ -278,16 +252,19 @@ int norm_jet_cuda(NormShape shape, NormBuffers b, double eps, Queue queue) {
 int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) {
   const int64_t most = b.partial != nullptr ? kNormBlocks : shape.rows;
   const int64_t blocks = shape.rows < most ? shape.rows : most;
+  const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
   return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
     using T = std::remove_pointer_t<decltype(typed)>;
     using A = accumulate_t<T>;
     const Elements elements =
         elements_of<T>(shape.jet.storage, shape.channels, b.gy, b.gsum, b.x, b.gx);
+    const size_t bytes = sizeof(A) * static_cast<size_t>(columns);
+    const bool shared = b.partial != nullptr && bytes <= kMostSharedSums;
     const int error =
-        launch(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
-               threads_of(shape.channels, kPack<T>), queue, BackwardArguments{shape, b, elements});
+        launch_with_shared(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
+                           threads_of(shape.channels, kPack<T>), shared ? bytes : 0, queue,
+                           BackwardArguments{shape, b, elements, shared});
     if (error != 0 || b.partial == nullptr) return error;
-    const int64_t columns = (shape.centred ? 2 : 1) * shape.channels;
     return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns),
                   kSumColumns * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,
                   columns, shape.channels, static_cast<A*>(b.gweight), static_cast<A*>(b.gbias));

@@ -38,13 +38,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t j = first + word * kDirectionLanes, at = row * shape.d + j;
     if (j >= shape.d) continue;
     const float value = number < 0 ? 0.0f : values.of_word[word];
-    if (shape.storage == Storage::f64) {
-      static_cast<double*>(out)[at] = value;
-    } else if (shape.storage == Storage::f32) {
-      static_cast<float*>(out)[at] = value;
-    } else {
-      write(value, {true, shape.storage == Storage::f16}, static_cast<Bits16*>(out)[at]);
-    }
+    dispatch_bytes(shape.storage, [&](auto* typed) {
+      write(value, {true, shape.storage == Storage::f16}, static_cast<decltype(typed)>(out)[at]);
+    });
   }
 }
 

@@ -25,51 +25,6 @@ struct Arguments {
   void* out;  // y, backward gx
 };
 
-// The scores one row's threads see: the row, its place among them, how they reduce.
-template <typename T>
-struct Row {
-  using A = accumulate_t<T>;
-  static constexpr int W = kPack<T>;
-  int64_t begin, stream, n;  // first element, distance between streams, scores
-  int first, step;           // this thread's first pack, and from one to the next
-  bool whole_block;
-  Elements elements;
-
-  template <typename How, int count = 1>
-  __device__ inline void reduce(A* values) const {
-    if (whole_block)
-      block_reduce<How, count>(values);
-    else
-      warp_reduce<How, count>(values);
-  }
-  // Calls f(first score of this thread's next pack, how many scores there are from it on).
-  template <typename F>
-  __device__ inline void for_each_pack(const F& f) const {
-#pragma unroll 1
-    for (int64_t i = static_cast<int64_t>(first) * W; i < n; i += static_cast<int64_t>(step) * W)
-      f(i, n - i);
-  }
-  template <int S>
-  __device__ inline void load(const void* from, int64_t i, A (*jets)[S]) const {
-    load_packs<S, W>(static_cast<const T*>(from) + begin + i, stream, n - i, elements, jets);
-  }
-  template <int S>
-  __device__ inline void store(void* to, int64_t i, const A (*jets)[S]) const {
-    store_packs<S, W>(static_cast<T*>(to) + begin + i, stream, n - i, elements, jets);
-  }
-  // Calls f with the jets of this thread's scores.
-  template <int S, typename F>
-  __device__ inline void for_each_jet(const void* x, const F& f) const {
-    for_each_pack([&](int64_t i, int64_t valid) {
-      A jets[W][S];
-      load<S>(x, i, jets);
-      JACHESS_UNROLL
-      for (int w = 0; w < W; ++w)
-        if (w < valid) f(jets[w]);
-    });
-  }
-};
-
 // 1 / x for x = 0 or NaN, or x >= 1, where a fast approximation and one step of Newton's will do;
 // division proper calls a subroutine, around which registers go to memory.
 __device__ inline float reciprocal(float x) {
@@ -82,97 +37,93 @@ __device__ inline float reciprocal(float x) {
 }
 __device__ inline double reciprocal(double x) { return 1.0 / x; }
 
-// The normaliser of one row as a jet: what must be taken off the scores so that p = exp of them.
-template <typename T, int q, int P>
-struct Normaliser {
-  using A = accumulate_t<T>;
-  static constexpr int S = 1 + q + P;
-  A top, inverse;  // largest primal score, 1 / Σ e^(s−top)
-  A mean[S] = {};
-
-  __device__ inline Normaliser(const Row<T>& row, const void* x, bool masked) {
-    top = -std::numeric_limits<A>::infinity();
-    row.template for_each_jet<1>(x, [&](const A* s) { top = s[0] > top ? s[0] : top; });
-    row.template reduce<Larger>(&top);
-    // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
-    if (top == -std::numeric_limits<A>::infinity()) top = A(0);
-    row.template for_each_jet<S>(x, [&](const A* s) {
-      const A e = exp_nonpositive(s[0] - top);
-      mean[0] += e;
-      JACHESS_UNROLL
-      for (int k = 1; k < S; ++k) mean[k] += e * s[k];
-    });
-    row.template reduce<Add, S>(mean);
-    inverse = masked && mean[0] == A(0) ? A(0) : reciprocal(mean[0]);
-    JACHESS_UNROLL
-    for (int k = 0; k < S; ++k) mean[k] *= inverse;
-    if constexpr (P > 0) {
-      A products[P] = {};
-      row.template for_each_jet<S>(x, [&](const A* s) {
-        const A p = exp_nonpositive(s[0] - top) * inverse;
-        for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
-          products[ij - 1 - q] += p * (s[1 + i] - mean[1 + i]) * (s[1 + j] - mean[1 + j]);
-        });
-      });
-      row.template reduce<Add, P>(products);
-      JACHESS_UNROLL
-      for (int k = 0; k < P; ++k) mean[1 + q + k] += products[k];
-    }
-  }
-
-  // p's jet from the scores'.
-  __device__ inline void weights(const A* s, A* p) const {
-    A z[S];
-    p[0] = exp_nonpositive(s[0] - top) * inverse;
-    JACHESS_UNROLL
-    for (int k = 1; k < S; ++k) z[k] = s[k] - mean[k];
-    pointwise_jet<q, P>(p[0], p[0], z, p);
-  }
-};
+// Combines values over the threads of a row: a block's or a warp's.
+template <typename How, int count, typename A>
+__device__ inline void reduce(bool whole_block, A* values) {
+  if (whole_block)
+    block_reduce<How, count>(values);
+  else
+    warp_reduce<How, count>(values);
+}
 
 template <typename T, int q, int P, bool backward>
 __global__ void __launch_bounds__(kThreads, 3) kernel(const __grid_constant__ Arguments args) {
   using A = accumulate_t<T>;
-  constexpr int S = 1 + q + P, W = kPack<T>;
+  constexpr int S = 1 + q + P;
   const SoftmaxShape& shape = args.shape;
   const bool whole_block = shape.scores > kWarpScores;
   const int threads = whole_block ? kThreads : kWarp, thread = static_cast<int>(threadIdx.x);
   const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / threads) + thread / threads;
   if (index >= shape.rows) return;
-  const Row<T> row = {index * shape.scores, shape.jet.n,  shape.scores, thread % threads, threads,
-                      whole_block,          args.elements};
-  const Normaliser<T, q, P> norm(row, args.x, shape.masked);
+  const Row<T> row = {shape.scores, thread % threads, threads, args.elements};
+  const int64_t start = index * shape.scores;
+  const Streams<S, const T> x(args.x, start, shape.jet.n), gy(args.gy, start, shape.jet.n);
+  const Streams<S, T> out(args.out, start, shape.jet.n);
 
-  A share[S] = {};
-  if constexpr (backward) {
-    row.for_each_pack([&](int64_t i, int64_t valid) {
-      A x[W][S], g[W][S], p[S];
-      row.template load<S>(args.x, i, x);
-      row.template load<S>(args.gy, i, g);
-      JACHESS_UNROLL
-      for (int w = 0; w < W; ++w) {
-        if (w >= valid) continue;
-        norm.weights(x[w], p);
-        product_jet_backward_add<q, P>(p, g[w], share);
-      }
-    });
-    row.template reduce<Add, S>(share);
-  }
-  row.for_each_pack([&](int64_t i, int64_t) {
-    A x[W][S], g[W][S], p[S], out[W][S] = {};
-    row.template load<S>(args.x, i, x);
-    if constexpr (backward) row.template load<S>(args.gy, i, g);
+  // The normaliser as a jet: what must be taken off the scores so that p = exp of them.
+  A top = -std::numeric_limits<A>::infinity(), mean[S] = {};
+  const auto largest = [&](int64_t, const A* s) { top = s[0] > top ? s[0] : top; };
+  row.sweep(largest, Streams<1, const T>(args.x, start, 0));
+  reduce<Larger, 1>(whole_block, &top);
+  // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
+  if (top == -std::numeric_limits<A>::infinity()) top = A(0);
+  const auto add_up = [&](int64_t, const A* s) {
+    const A e = exp_nonpositive(s[0] - top);
+    mean[0] += e;
     JACHESS_UNROLL
-    for (int w = 0; w < W; ++w) {
-      norm.weights(x[w], backward ? p : out[w]);
-      if constexpr (backward) {
-        JACHESS_UNROLL
-        for (int k = 0; k < S; ++k) g[w][k] -= share[k];
-        product_jet_backward_add<q, P>(p, g[w], out[w]);
+    for (int k = 1; k < S; ++k) mean[k] += e * s[k];
+  };
+  row.sweep(add_up, x);
+  reduce<Add, S>(whole_block, mean);
+  const A inverse = shape.masked && mean[0] == A(0) ? A(0) : reciprocal(mean[0]);
+  JACHESS_UNROLL
+  for (int k = 0; k < S; ++k) mean[k] *= inverse;
+  if constexpr (P > 0) {
+    A products[P] = {};
+    const auto add_products = [&](int64_t, const A* s) {
+      const A p = exp_nonpositive(s[0] - top) * inverse;
+      for_each_pair<q, P>([&](int i, int j, int ij) JACHESS_INLINE {
+        products[ij - 1 - q] += p * (s[1 + i] - mean[1 + i]) * (s[1 + j] - mean[1 + j]);
+      });
+    };
+    row.sweep(add_products, x);
+    reduce<Add, P>(whole_block, products);
+    JACHESS_UNROLL
+    for (int k = 0; k < P; ++k) mean[1 + q + k] += products[k];
+  }
+
+  // p's jet from the scores'.
+  const auto weigh = [&](const A* s, A* p) {
+    A z[S];
+    p[0] = exp_nonpositive(s[0] - top) * inverse;
+    JACHESS_UNROLL
+    for (int k = 1; k < S; ++k) z[k] = s[k] - mean[k];
+    pointwise_jet<q, P>(p[0], p[0], z, p);
+  };
+  if constexpr (backward) {
+    A share[S] = {};
+    const auto add_share = [&](int64_t, const A* s, const A* g) {
+      A p[S];
+      weigh(s, p);
+      product_jet_backward_add<q, P>(p, g, share);
+    };
+    row.sweep(add_share, x, gy);
+    reduce<Add, S>(whole_block, share);
+    const auto differentiate = [&](int64_t, const A* s, const A* g, A* gx) {
+      A p[S], rest[S];
+      weigh(s, p);
+      JACHESS_UNROLL
+      for (int k = 0; k < S; ++k) {
+        rest[k] = g[k] - share[k];
+        gx[k] = A(0);
       }
-    }
-    row.template store<S>(args.out, i, out);
-  });
+      product_jet_backward_add<q, P>(p, rest, gx);
+    };
+    row.sweep(differentiate, x, gy, out);
+  } else {
+    const auto write_weights = [&](int64_t, const A* s, A* y) { weigh(s, y); };
+    row.sweep(write_weights, x, out);
+  }
 }
 
 template <bool backward>

@@ -46,14 +46,14 @@ int main(int count, char** argument) {
   const GramProblem problem = {storage,       integer("outputs"),
                                layers,        symmetric,
                                left.side(""), right.side(symmetric ? "" : "other_")};
-  const int64_t wide = storage == Storage::f64 ? 8 : 4;
   const int64_t elements =
       problem.outputs * problem.outputs * problem.left.samples * problem.right.samples;
   const GramScratch needed = ntk_gram_scratch(problem);
   // NaN where nothing was written
-  Buffer scratch(static_cast<size_t>(needed.numbers * wide), static_cast<char>(0xFF));
-  Buffer result(static_cast<size_t>(elements * wide), static_cast<char>(0xFF));
-  const int error = ntk_gram_cuda(problem, scratch.data(), result.data(), {nullptr, 0});
+  Buffer scratch(static_cast<size_t>(needed.numbers * 4), static_cast<char>(0xFF));
+  Buffer result(static_cast<size_t>(elements * 4), static_cast<char>(0xFF));
+  const auto numbers = [](Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); };
+  const int error = ntk_gram_cuda(problem, numbers(scratch), numbers(result), {nullptr, 0});
   write(result);
   return exit_status(error);
 }

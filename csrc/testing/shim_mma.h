@@ -35,26 +35,20 @@ float element(uint32_t word, int which) {
     return bits_to_float(word);
   }
 }
-template <typename T>
-double element(double word, int) {
-  return word;
-}
 
 // C [16 x 8] += A [16 x depth] B [depth x 8]: a register holds neighbours in k, a lane's registers
 // are rows g and g + 8 of A, column g of B, then the same of the other half of k.
-template <typename T, typename C, typename Word, int of_a, int of_b>
-void multiply_fragments(C (&c)[4], const Word (&a)[of_a], const Word (&b)[of_b]) {
+template <typename T>
+void multiply_fragments(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   constexpr int per = sizeof(T) == 2 ? 2 : 1, part = 4 * per;
   struct Operands {
-    Word a[of_a], b[of_b];
+    uint32_t a[4], b[2];
   };
-  Operands own;
-  for (int i = 0; i < of_a; ++i) own.a[i] = a[i];
-  for (int i = 0; i < of_b; ++i) own.b[i] = b[i];
+  const Operands own = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   const Operands* all = exchange(own);
   for (int e = 0; e < 4; ++e) {
     const int row = lane() / 4 + 8 * (e / 2), column = lane() % 4 * 2 + e % 2;
-    for (int k = 0; k < part * of_b; ++k) {
+    for (int k = 0; k < part * 2; ++k) {
       const int of_part = k % part / per;
       c[e] += element<T>(all[row % 8 * 4 + of_part].a[row / 8 + 2 * (k / part)], k % per) *
               element<T>(all[column * 4 + of_part].b[k / part], k % per);

@@ -43,9 +43,8 @@ _STRIP = 32  # rows of a strip of the upper triangle of a symmetric product
 
 def _differentiated(*operands: Tensor | Sequence[Tensor] | None) -> bool:
     """Return whether autograd or a transform of torch.func asks for a derivative."""
-    lists = [[x] if isinstance(x, Tensor) else x or [] for x in operands]
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for xs in lists for x in xs)
-    return recorded or transformed()
+    tensors = [t for x in operands for t in ([x] if isinstance(x, Tensor) else x or [])]
+    return transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
 def _sides(
@@ -113,7 +112,7 @@ def ntk_gram(
     """Sum form A tile by tile, without an [N T, M T'] matrix.
 
     Positions whose cotangents are all zero (padding, or what no output depends on) add nothing,
-    whatever their inputs hold; on the CPU they cost nothing either.
+    whatever their inputs hold; on the CPU they cost nothing either. On a GPU fp64 has no kernel.
 
     Args:
         inputs: a, [N, T, d]; fp64, fp32, bf16 or fp16 (16-bit types are summed in fp32); any
@@ -133,7 +132,8 @@ def ntk_gram(
                 [180., 180.]])
     """
     operands = (inputs, cotangents, other_inputs, other_cotangents)
-    if not available("ntk_gram", inputs.device) or _differentiated(*operands):
+    served = available("ntk_gram", inputs.device) and not _differentiated(*operands)
+    if not served or (inputs.is_cuda and inputs.dtype == torch.float64):
         return ntk_gram_reference(*operands)
     return torch.ops.jachess.ntk_gram(
         inputs, list(cotangents), other_inputs, list(other_cotangents or [])

@@ -12,8 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jachess_ext import ops
+from jachess_ext.ops import ntk
 from jachess_ext.ops.ntk import WORKSPACE
 from python_tests.ops.cases import DEVICES, same_for_any_threads
 from python_tests.ops.ntk_sides import BOUNDS, SIZES, Side, error, expected, make_side
@@ -28,9 +30,9 @@ class Form:
     name: str
 
     def compiled(self, left: Side, right: Side | None = None) -> Tensor:
-        """Form A's compiled operator itself, which takes no reference where it is missing; form B
-        has none."""
-        if self.name == "ntk_gram":
+        """Form A's compiled operator itself, which takes no reference where it is missing; form B,
+        and form A of float64 on a GPU, have none."""
+        if self.name == "ntk_gram" and not (left[0].is_cuda and left[0].dtype == torch.float64):
             return torch.ops.jachess.ntk_gram(*arguments(left, right))
         return self.call(*left, *(right or ()))
 
@@ -268,13 +270,35 @@ def test_a_position_without_cotangents_still_has_a_gradient(form: Form) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_opcheck(dtype: torch.dtype, device: str) -> None:
+    if device == "cuda" and dtype == torch.float64:
+        pytest.skip("no kernel: the reference takes it")
     left = make_side(2, 3, 4, 5, (3, 2), dtype=dtype, device=device)
     right = make_side(2, 2, 3, 5, (3, 2), seed=1, dtype=dtype, device=device)
     operator = torch.ops.jachess.ntk_gram
     torch.library.opcheck(operator, arguments(left))
     torch.library.opcheck(operator, arguments(left, right))
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float64, False), (torch.float32, True)])
+def test_float64_on_a_gpu_goes_to_the_reference(
+    dtype: torch.dtype, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def reference(inputs: Tensor, *_: Any) -> Tensor:
+        calls.append(inputs.dtype)
+        return inputs.new_empty(2, 3, 2, 3)
+
+    monkeypatch.setattr(ntk, "available", lambda name, device: True)
+    monkeypatch.setattr(ntk, "ntk_gram_reference", reference)
+    with FakeTensorMode():
+        a, delta = (
+            torch.empty(*n, dtype=dtype, device="cuda:0") for n in ((3, 4, 5), (2, 3, 4, 6))
+        )
+        assert ops.ntk_gram(a, [delta]).shape == (2, 3, 2, 3)
+    assert bool(calls) != kernel
 
 
 @pytest.mark.slow
