@@ -34,6 +34,7 @@ bool is_empty(const AttentionProblem& p) {
 
 struct Cuda {
   using Guard = torch::stable::accelerator::DeviceGuard;
+  static constexpr bool sums = false;
 
   static void forward(const char* op, const AttentionInputs& inputs, const Tensor& y,
                       const Tensor& stats) {
