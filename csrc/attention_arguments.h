@@ -23,6 +23,7 @@ struct AttentionSettings {
   bool causal;
   int64_t window_left, window_right;
   double softcap, dropout_p;
+  int64_t summed;
 };
 
 // The kernels read any strides but the last: rows of head size must be dense.
@@ -36,9 +37,9 @@ inline JetHeads jet_heads(const Tensor& x) {
 }
 
 inline void check_attention_tensors(const char* op, const Tensor& query, const Tensor& key,
-                                    const Tensor& value, int64_t q) {
+                                    const Tensor& value, int64_t q, int64_t summed, bool sums) {
   const auto check_one = [&](const char* name, const Tensor& x) {
-    check_jet(op, name, x, q);
+    check_streams(op, name, x, q, summed, sums);
     check(x.dim() == 5, op, name, " has shape ", shape_of(x),
           "; expected [S, B, H, T, D], streams in front, then batch, heads, tokens and head size:"
           " add or merge dimensions.");
@@ -119,6 +120,11 @@ inline AttentionProblem attention_problem(const char* op, const Tensor& query, c
   p.storage = storage_of(query.scalar_type());
   p.q = static_cast<int>(s.q);
   p.pairs = static_cast<int>(query.size(0) - 1 - s.q);
+  p.summed = s.summed;
+  p.any = s.summed > 0 || s.q > kMaxDirections;
+  check(!p.any || (s.softcap == 0 && s.dropout_p == 0), op, "q is ", s.q, " and summed is ",
+        s.summed, "; with a soft cap or dropout the kernels take at most ", kMaxDirections,
+        " directions and no sum of squares: call jachess_ext.ops, which goes on without them.");
   p.batch = query.size(1);
   p.heads = query.size(2);
   p.key_heads = key.size(2);
@@ -152,8 +158,8 @@ struct AttentionInputs {
 inline AttentionInputs prepare_attention(const char* op, const Tensor& query, const Tensor& key,
                                          const Tensor& value, const std::optional<Tensor>& mask,
                                          const std::optional<Tensor>& dropout_seed,
-                                         const AttentionSettings& settings) {
-  check_attention_tensors(op, query, key, value, settings.q);
+                                         const AttentionSettings& settings, bool sums) {
+  check_attention_tensors(op, query, key, value, settings.q, settings.summed, sums);
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   return {q, k, v, attention_problem(op, q, k, v, mask, dropout_seed, settings)};
 }
@@ -198,22 +204,21 @@ inline Tensor new_attention_statistics(const Tensor& query) {
 
 // The operators of one device, around what both share:
 //     Device::Guard                      for the time of a call, of query's device
+//     Device::sums                       as of check_streams
 //     Device::forward(op, inputs, y, stats)
 //     Device::backward(op, inputs, gy, y, stats, gquery, gkey, gvalue)
 // which fill the results; gy and y have dense rows, stats is contiguous.
 template <typename Device>
 struct AttentionOperators {
-  static std::tuple<Tensor, Tensor> attention_jet(const Tensor& query, const Tensor& key,
-                                                  const Tensor& value,
-                                                  const std::optional<Tensor>& mask,
-                                                  const std::optional<Tensor>& dropout_seed,
-                                                  int64_t q, double scale, bool causal,
-                                                  int64_t window_left, int64_t window_right,
-                                                  double softcap, double dropout_p) {
+  static std::tuple<Tensor, Tensor> attention_jet(
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const std::optional<Tensor>& mask, const std::optional<Tensor>& dropout_seed, int64_t q,
+      double scale, bool causal, int64_t window_left, int64_t window_right, double softcap,
+      double dropout_p, int64_t summed) {
     const char* op = "attention_jet";
-    const AttentionInputs inputs =
-        prepare_attention(op, query, key, value, mask, dropout_seed,
-                          {q, scale, causal, window_left, window_right, softcap, dropout_p});
+    const AttentionInputs inputs = prepare_attention(
+        op, query, key, value, mask, dropout_seed,
+        {q, scale, causal, window_left, window_right, softcap, dropout_p, summed}, Device::sums);
     const typename Device::Guard guard(query.get_device());
     const AttentionProblem& p = inputs.problem;
     const Tensor y = new_by_token(query, p.heads, p.queries, p.value_size);
@@ -226,11 +231,11 @@ struct AttentionOperators {
       const Tensor& gy, const Tensor& query, const Tensor& key, const Tensor& value,
       const std::optional<Tensor>& mask, const std::optional<Tensor>& dropout_seed, const Tensor& y,
       const Tensor& stats, int64_t q, double scale, bool causal, int64_t window_left,
-      int64_t window_right, double softcap, double dropout_p) {
+      int64_t window_right, double softcap, double dropout_p, int64_t summed) {
     const char* op = "attention_jet_backward";
-    const AttentionInputs inputs =
-        prepare_attention(op, query, key, value, mask, dropout_seed,
-                          {q, scale, causal, window_left, window_right, softcap, dropout_p});
+    const AttentionInputs inputs = prepare_attention(
+        op, query, key, value, mask, dropout_seed,
+        {q, scale, causal, window_left, window_right, softcap, dropout_p, summed}, Device::sums);
     const typename Device::Guard guard(query.get_device());
     const AttentionProblem& p = inputs.problem;
     check_backward_tensors(op, p, query, gy, y, stats);

@@ -28,6 +28,8 @@ struct AttentionMask {
 struct AttentionProblem {
   Storage storage;
   int q, pairs;
+  int64_t summed;  // of directions, as of JetStreams; `any`, too
+  bool any;
   int64_t batch, heads, key_heads, queries, keys, size, value_size;
   JetHeads query, key, value;
   AttentionMask mask;

@@ -24,11 +24,11 @@ STABLE_TORCH_LIBRARY(jachess, m) {
   m.def(
       "attention_jet(Tensor query, Tensor key, Tensor value, Tensor? mask,"
       " Tensor? dropout_seed, int q, float scale, bool causal, int window_left, int window_right,"
-      " float softcap, float dropout_p) -> (Tensor y, Tensor stats)");
+      " float softcap, float dropout_p, int summed=0) -> (Tensor y, Tensor stats)");
   m.def(
       "attention_jet_backward(Tensor gy, Tensor query, Tensor key, Tensor value, Tensor? mask,"
       " Tensor? dropout_seed, Tensor y, Tensor stats, int q, float scale, bool causal,"
-      " int window_left, int window_right, float softcap, float dropout_p)"
+      " int window_left, int window_right, float softcap, float dropout_p, int summed=0)"
       " -> (Tensor gquery, Tensor gkey, Tensor gvalue)");
   m.def(
       "jet_mean_squares(Tensor x, Tensor? mask, Tensor? index, int q)"

@@ -242,21 +242,19 @@ class AttentionBackward {
 
   void add_to_keys(const Block& block, const Chunk& c, const TileMask<T>& mask) {
     for (int64_t column = 0; column < c.padded; column += kRows) {
-      int64_t begin, end;
-      mask.groups_seeing(column / kPanel<T>, begin, end);
-      begin *= kRows;
-      end = std::min(end * kRows, block.rows);
-      if (begin >= end) continue;
-      for (int64_t p = 0; p < size_ / kPanel<T>; ++p) {
-        for (int s = 0; s < S; ++s)
-          multiply_by_columns<true>(block.gradients, column, block.query, p, terms_.gradient[s],
-                                    begin, end, c.gkey.at(s, p, column));
-      }
-      for (int64_t p = 0; p < value_size_ / kPanel<T>; ++p) {
-        for (int s = 0; s < S; ++s)
-          multiply_by_columns<true>(block.scores, column, block.gy, p, weight_terms_[s], begin, end,
-                                    c.gvalue.at(s, p, column));
-      }
+      mask.for_each_run_seeing(column / kPanel<T>, [&](int64_t first, int64_t last) {
+        const int64_t begin = first * kRows, end = std::min(last * kRows, block.rows);
+        for (int64_t p = 0; p < size_ / kPanel<T>; ++p) {
+          for (int s = 0; s < S; ++s)
+            multiply_by_columns<true>(block.gradients, column, block.query, p, terms_.gradient[s],
+                                      begin, end, c.gkey.at(s, p, column));
+        }
+        for (int64_t p = 0; p < value_size_ / kPanel<T>; ++p) {
+          for (int s = 0; s < S; ++s)
+            multiply_by_columns<true>(block.scores, column, block.gy, p, weight_terms_[s], begin,
+                                      end, c.gvalue.at(s, p, column));
+        }
+      });
     }
   }
 

@@ -23,12 +23,19 @@ int64_t key_splits(const AttentionProblem& p) {
 
 struct Cpu {
   using Guard = NoGuard;
+  static constexpr bool sums = true;
 
   static void forward(const char* /*op*/, const AttentionInputs& inputs, const Tensor& y,
                       const Tensor& stats) {
     const AttentionProblem& p = inputs.problem;
     const AttentionKernels kernels = choose_kernels(p.storage);
     const JetHeads rows = jet_heads(y);
+    if (p.any) {
+      return torch::stable::parallel_for(
+          0, p.batch * p.key_heads, 1, [&](int64_t begin, int64_t end) {
+            kernels.sums_forward(p, rows, data<void>(stats), begin, end);
+          });
+    }
     torch::stable::parallel_for(0, kernels.blocks(p), 1, [&](int64_t begin, int64_t end) {
       kernels.forward(p, rows, data<void>(stats), begin, end);
     });
@@ -44,6 +51,11 @@ struct Cpu {
                             jet_heads(gquery), jet_heads(gkey), jet_heads(gvalue),
                             key_splits(p),     nullptr};
     const AttentionKernels kernels = choose_kernels(p.storage);
+    if (p.any) {
+      return torch::stable::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
+        kernels.sums_backward(p, t, begin, end);
+      });
+    }
     const int64_t numbers = t.splits > 1 ? kernels.partial_numbers(p, t) : 0;
     const Tensor partial = new_wide(stats, {numbers});
     t.partial = data<void>(partial);

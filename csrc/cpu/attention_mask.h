@@ -24,12 +24,16 @@ struct TileMask {
     while (begin < end && at(group, begin) == Cover::hidden) ++begin;
     while (begin < end && at(group, end - 1) == Cover::hidden) --end;
   }
-  // The groups of rows that see a panel.
-  void groups_seeing(int64_t panel, int64_t& begin, int64_t& end) const {
-    begin = 0;
-    end = groups;
-    while (begin < end && at(begin, panel) == Cover::hidden) ++begin;
-    while (begin < end && at(end - 1, panel) == Cover::hidden) --end;
+  // Calls f(begin, end) for every run of groups of rows that see a panel: what a tile holds for
+  // others is of an earlier tile.
+  template <typename F>
+  void for_each_run_seeing(int64_t panel, const F& f) const {
+    for (int64_t begin = 0, end; begin < groups; begin = end) {
+      end = begin + 1;
+      if (at(begin, panel) == Cover::hidden) continue;
+      while (end < groups && at(end, panel) != Cover::hidden) ++end;
+      f(begin, end);
+    }
   }
 };
 

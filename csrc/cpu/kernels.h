@@ -36,6 +36,11 @@ struct AttentionKernels {
   int64_t (*partial_numbers)(const AttentionProblem&, const AttentionGradients&);
   void (*backward)(const AttentionProblem&, const AttentionGradients&, int64_t begin, int64_t end);
   void (*reduce)(const AttentionProblem&, const AttentionGradients&, int64_t begin, int64_t end);
+  // Of problems with `any`; an item is a key head.
+  void (*sums_forward)(const AttentionProblem&, const JetHeads& y, void* stats, int64_t begin,
+                       int64_t end);
+  void (*sums_backward)(const AttentionProblem&, const AttentionGradients&, int64_t begin,
+                        int64_t end);
 };
 
 // Computes pairs [begin, end) into the result, which holds zeros, in the accumulation type.

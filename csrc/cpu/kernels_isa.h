@@ -3,19 +3,26 @@
 // headers before that, or the linker may keep a copy that an older processor cannot run.
 #include "attention_backward.h"
 #include "attention_forward.h"
+#include "attention_sum.h"
 #include "ntk_gram_isa.h"
 
 namespace jachess {
 namespace JACHESS_ISA {
 
+// Calls f with a null pointer of the accumulation type.
+template <typename F>
+void dispatch_accumulation(const AttentionProblem& p, const F& f) {
+#if JACHESS_HAS_DOUBLE
+  if (p.storage == Storage::f64) return f(static_cast<double*>(nullptr));
+#endif
+  f(static_cast<float*>(nullptr));
+}
+
 // Calls f(Int<q>, Int<P>, null pointer of the accumulation type).
 template <typename F>
 void dispatch_attention(const AttentionProblem& p, const F& f) {
   dispatch_streams(p.q, p.pairs, [&](auto q, auto P) {
-#if JACHESS_HAS_DOUBLE
-    if (p.storage == Storage::f64) return f(q, P, static_cast<double*>(nullptr));
-#endif
-    f(q, P, static_cast<float*>(nullptr));
+    dispatch_accumulation(p, [&](auto* typed) { f(q, P, typed); });
   });
 }
 
@@ -32,6 +39,19 @@ inline AttentionKernels attention_kernels() {
                        int64_t end) {
     dispatch_attention(p, [&](auto q_, auto P_, auto* typed) {
       JACHESS_ATTENTION(Forward)(p, y, stats).run(begin, end);
+    });
+  };
+  kernels.sums_forward = [](const AttentionProblem& p, const JetHeads& y, void* stats,
+                            int64_t begin, int64_t end) {
+    dispatch_accumulation(p, [&](auto* typed) {
+      AttentionSum<std::remove_pointer_t<decltype(typed)>>(p, nullptr)
+          .forward(y, stats, begin, end);
+    });
+  };
+  kernels.sums_backward = [](const AttentionProblem& p, const AttentionGradients& t, int64_t begin,
+                             int64_t end) {
+    dispatch_accumulation(p, [&](auto* typed) {
+      AttentionSum<std::remove_pointer_t<decltype(typed)>>(p, &t).backward(begin, end);
     });
   };
   kernels.partial_numbers = [](const AttentionProblem& p, const AttentionGradients& t) {

@@ -5,8 +5,10 @@
 (docs/how_it_works.md). Dropout multiplies every stream of p by the same keep / (1 − dropout_p),
 after the softmax. The kernels never build a T × Tk tensor; the reference does.
 
-The CUDA kernels take one or two directions: more go in passes of two. Jets in float64, heads above
-256 and those of which no tile fits the GPU's shared memory go to the reference.
+The CPU's kernel for sums of squares and more than four directions takes no soft cap and no dropout:
+order 1 then goes in passes, a sum to the reference. The CUDA kernels take one or two directions:
+more go in passes of two. Jets in float64, heads above 256 and those of which no tile fits the GPU's
+shared memory go to the reference.
 """
 
 import math
@@ -45,6 +47,7 @@ class Settings(NamedTuple):
     right: int
     softcap: float
     dropout_p: float
+    summed: int
 
 
 # ---- the reference -------------------------------------------------------------------------
@@ -153,12 +156,12 @@ def _reference(
         product = a.unflatten(2, (key_heads, groups)) @ b.unsqueeze(3)
         return product.reshape(len(product), batch, heads, *product.shape[-2:])
 
-    streams = streams_of(query, q)
+    streams = streams_of(query, q, settings.summed)
     s = product_jet(settings.scale * widened(query), widened(key).mT, streams, times)
     if settings.softcap > 0:
         s = _softcap_jet(s, settings.softcap, streams)
     s = torch.cat([_hidden(s[0], mask, settings).unsqueeze(0), s[1:]])
-    p = softmax_jet_reference(s, q, masked=True)
+    p = softmax_jet_reference(s, q, masked=True, summed=settings.summed)
     if settings.dropout_p > 0:
         assert seed is not None
         kept = dropout_mask(batch, heads, queries, keys, settings.dropout_p, seed, p.device)
@@ -183,13 +186,14 @@ def attention_jet_reference(
     softcap: float = 0.0,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor = 0,
+    summed: int = 0,
 ) -> Tensor:
     """Push jets as `attention_jet`, in pure torch, on any device.
 
     It builds T × Tk tensors; an additive mask may require a gradient here.
     """
     scale = _default_scale(query) if scale is None else scale
-    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p)
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed)
     return _reference(query, key, value, mask, seed, settings)
 
@@ -238,6 +242,7 @@ def attention_jet(
     softcap: float = 0.0,
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor = 0,
+    summed: int = 0,
 ) -> Tensor:
     """Push a 2-jet through softmax(scale · q kᵀ + mask) v without a T × Tk tensor.
 
@@ -250,7 +255,7 @@ def attention_jet(
         value: [S, B, Hk, Tk, Dv] of query's dtype.
         mask: broadcastable to [B, H, T, Tk], of the primal scores only: bool (True takes part) or
             of a float dtype (added; −inf allowed); carries no gradient.
-        q: number of directions, 1 to 4.
+        q, summed: as for `activation_jet`.
         scale: of the scores; None: D^(−1/2).
         causal: query i sees keys j ≤ i, both counted from the first.
         window: (left, right): query i sees keys i − left ≤ j ≤ i + right; −1 for no limit.
@@ -279,16 +284,19 @@ def attention_jet(
             "it, or use attention_jet_reference."
         )
     scale = _default_scale(query) if scale is None else scale
-    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p)
+    settings = Settings(q, scale, causal, *window, softcap or 0.0, dropout_p, summed)
     seed = number_on(query.device, dropout_seed) if dropout_p else None
-    if not available("attention_jet", query.device) or not _kernels_take(query, value, q):
+    pairs_alone = bool(softcap or dropout_p)
+    taken = available("attention_jet", query.device, sums=summed > 0)
+    taken = taken and not (summed and pairs_alone)
+    if not taken or not _kernels_take(query, value, q):
         return _reference(query, key, value, mask, seed, settings)
 
     def run(query: Tensor, key: Tensor, value: Tensor, q: int) -> Tensor:
         y, _ = torch.ops.jachess.attention_jet(query, key, value, mask, seed, q, *settings[1:])
         return y.transpose(2, 3)  # as it lies in memory, so that passes are stacked like it
 
-    return in_passes(run, (query, key, value), q).transpose(2, 3)
+    return in_passes(run, (query, key, value), q, any_number=not pairs_alone).transpose(2, 3)
 
 
 # ---- registration --------------------------------------------------------------------------
@@ -304,13 +312,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, T
     return y, query.new_empty(query.shape[:-1], dtype=wide_dtype(query.dtype))
 
 
-def _fake_backward(
-    gy: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    def like(x: Tensor) -> Tensor:
-        return _empty_by_token(x, x.shape[2], x.shape[3], x.shape[4])
-
-    return like(query), like(key), like(value)
+def _fake_backward(gy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(_empty_by_token(x, *x.shape[2:]) for x in inputs[:3])
 
 
 register_operator(

@@ -32,8 +32,8 @@ IN_PASSES = ("cuda",)
 OLDEST_GPU = (8, 0)
 """The lowest compute capability of a GPU that the CUDA kernels run on."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SUMS = {(name, "cpu") for name in ("activation_jet", "gated_activation_jet", "softmax_jet")}
-"""Kernels that take `Streams.summed`, and any number of directions."""
+SUMS = ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet")
+"""What has kernels on the CPU that take `Streams.summed`, and any number of directions."""
 _FIX = "rebuild it with `make build`, or `pip install --no-build-isolation -e .`"
 _GET = "install a wheel built for this Python and platform, or build it with `make build`"
 _WITH_BACKWARD = (
@@ -154,7 +154,8 @@ def available(name: str, device: torch.device | str, *, sums: bool = False) -> b
     if transformed():
         return False
     place = torch.device(device)
-    if (name, place.type) not in STATE.kernels or (sums and (name, place.type) not in SUMS):
+    sums_too = name in SUMS and place.type == "cpu"
+    if (name, place.type) not in STATE.kernels or (sums and not sums_too):
         return False
     return place.type != "cuda" or gpu_is_served(place.index)
 

@@ -10,14 +10,7 @@ p_j and c_i are both centred: what the tangents share would else be squared befo
 import torch
 from torch import Tensor
 
-from .library import (
-    Streams,
-    available,
-    in_passes,
-    register_operator,
-    streams_of,
-    widened,
-)
+from .library import Streams, available, in_passes, register_operator, streams_of, widened
 
 
 def softmax_stack(s: Tensor, streams: Streams, masked: bool = False, dim: int = -1) -> Tensor:

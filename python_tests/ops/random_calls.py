@@ -168,8 +168,10 @@ def _softmax(m: Maker) -> Call:
 def _attention(m: Maker) -> Call:
     batch, group, key_heads = m.size(3), m.choose.randint(1, 3), m.choose.randint(1, 2)
     queries, keys, size, value_size = m.size(40), m.size(70), m.size(40), m.size(24)
+    summed = m.summed()
     q = m.q
     settings = {
+        "summed": summed,
         "causal": m.choose.random() < 0.4,
         "window": m.choose.choice([(-1, -1), (m.choose.randint(0, 9), m.choose.randint(-1, 9))]),
         "softcap": m.choose.choice([0.0, 0.0, 5.0]),

@@ -388,6 +388,24 @@ def test_opcheck(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("summed", [0, 2])
+def test_masks_with_holes(device: str, summed: int) -> None:
+    """Queries in the middle see fewer keys than those before and behind them, in every other entry
+    of the batch; the kernels go over queries and keys in pieces."""
+    leaves = inputs(batch=4, queries=24, keys=48, dtype=torch.float32, device=device)
+    mask = torch.ones(4, 1, 24, 48, dtype=torch.bool, device=device)
+    mask[1::2, :, 8:16, 16:] = False
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    settings = {"q": 2, "summed": summed}
+    y = ops.attention_jet(*leaves, mask, **settings)
+    expected = ops.attention_jet_reference(*wide, mask, **settings)
+    gradients = torch.autograd.grad(y.square().sum(), leaves)
+    wanted = torch.autograd.grad(expected.square().sum(), wide)
+    for got, want in zip((y, *gradients), (expected, *wanted), strict=True):
+        assert relative_error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_queries_that_see_nothing(device: str) -> None:
     """Zeros in all streams and gradients, as torch's attention; the others are untouched."""
     leaves = inputs(queries=9, keys=6, dtype=torch.float32, device=device)
@@ -720,7 +738,7 @@ def test_which_heads_the_cuda_kernels_take(
     """The others go to the reference, without an error."""
     properties = SimpleNamespace(shared_memory_per_block_optin=shared)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(attention, "available", lambda name, device: True)
+    monkeypatch.setattr(attention, "available", lambda name, device, sums: True)
     calls = []
 
     def reference(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:

@@ -112,6 +112,104 @@ def test_second_derivatives_and_threads(make: Any, setting: Any) -> None:
     assert same_for_any_threads(results)
 
 
+# Attention ----------------------------------------------------------------------------------------
+
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (7, 2), "scale": 0.3},
+    "mask": {"mask": True},
+    "bias": {"mask": False},
+    "softcap": {"softcap": 2.0},
+    "dropout": {"dropout_p": 0.25, "dropout_seed": 7},
+}
+
+
+def heads(streams: int, *, keys: int = 300, size: int = 9) -> list[Tensor]:
+    """Query, key and value; four heads share two, and neither blocks nor panels are full."""
+    shapes = [(2, 4, 37, size), (2, 2, keys, size), (2, 2, keys, 18)]
+    return [random_jet(streams, *shape, seed=n) for n, shape in enumerate(shapes)]
+
+
+def attend(attention: Call, jets: list[Tensor], q: int, summed: int, name: str) -> Tensor:
+    settings = dict(ATTENTIONS[name])
+    mask = None
+    if "mask" in settings:
+        mask = random_jet(2, 1, *(jet.shape[-2] for jet in jets[:2]), seed=9)
+        mask = mask > 0.4 if settings.pop("mask") else mask
+    return attention(*jets, mask, q=q, summed=summed, **settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    """Results and gradients, stream by stream, against the reference in float64."""
+    for q, summed in COUNTS:
+        for keys in (5, 300):
+            narrow = [x.to(dtype).requires_grad_() for x in heads(1 + q + (summed > 0), keys=keys)]
+            wide = [x.detach().double().requires_grad_() for x in narrow]
+            got = attend(ops.attention_jet, narrow, q, summed, name)
+            expected = attend(ops.attention_jet_reference, wide, q, summed, name)
+            assert got.dtype == dtype
+            cotangent = random_jet(*got.shape, seed=5).to(dtype)
+            gradients = torch.autograd.grad(got, narrow, cotangent)
+            wanted = torch.autograd.grad(expected, wide, cotangent.double())
+            pairs = zip((got, *gradients), (expected, *wanted), strict=True)
+            for ours, theirs in pairs:
+                for stream, one in zip(ours, theirs, strict=True):
+                    assert relative_error(stream, one) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "mask", "bias"])
+def test_attention_is_the_laplacian(name: str) -> None:
+    """Against differences of torch's own attention, which know no stream; and log Σ e^s."""
+    jets = heads(8, keys=21)
+    jets = [torch.cat([jet[:7], torch.zeros_like(jet[:1])]) for jet in jets]
+    sizes = [jet[0].numel() for jet in jets]
+
+    def parts(x: Tensor) -> list[Tensor]:
+        return [p.view(jet.shape[1:]) for p, jet in zip(x.split(sizes), jets, strict=True)]
+
+    def plain(x: Tensor) -> list[Tensor]:
+        def of_torch(*qkv: Tensor, **named: Any) -> Tensor:
+            q, k, v, mask = qkv
+            settings = {"attn_mask": mask, "is_causal": named.get("causal", False)}
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, enable_gqa=True, **settings
+            )
+
+        query, key, _ = parts(x)
+        scores = query @ key.repeat_interleave(2, 1).mT / 3
+        return [attend(of_torch, parts(x), 0, 0, name), scores.logsumexp(-1)]
+
+    x, *directions = torch.cat([jet[:7].flatten(1) for jet in jets], 1)
+    differences = [oracles.mixed_difference(plain, x, u, u) for u in directions[:4]]
+    output, log_sum = (sum(parts) for parts in zip(*differences, strict=True))
+    got = attend(ops.attention_jet, jets, 6, 4, name)
+    torch.testing.assert_close(got[-1], output, rtol=1e-5, atol=1e-5)
+    if name == "plain":
+        _, stats = torch.ops.jachess.attention_jet(
+            *jets, None, None, 6, 1 / 3, False, -1, -1, 0.0, 0.0, 4
+        )
+        torch.testing.assert_close(stats[-1], log_sum, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_second_derivatives_and_threads() -> None:
+    small = [x[..., :3, :2].requires_grad_() for x in heads(6)]
+
+    def run(*jets: Tensor) -> Tensor:
+        return ops.attention_jet(*jets, q=4, summed=3)
+
+    assert torch.autograd.gradgradcheck(run, small, fast_mode=True)
+    large = [x.float().requires_grad_() for x in heads(12)]
+
+    def results() -> list[Tensor]:
+        y = ops.attention_jet(*large, q=10, summed=10)
+        return [y, *torch.autograd.grad(y.square().sum(), large)]
+
+    assert same_for_any_threads(results)
+
+
 def test_refusals() -> None:
     x = torch.randn(5, 3)
     for q, summed, said in [(3, 4, "0 to q = 3"), (4, 4, "expect 6"), (4, -1, "summed is -1")]:
@@ -119,30 +217,39 @@ def test_refusals() -> None:
             torch.ops.jachess.activation_jet(x, "tanh", q, summed)
     with pytest.raises(RuntimeError, match="dtype"):
         torch.ops.jachess.softmax_jet(torch.ones(5, 3, dtype=torch.int64), 3, False, 3)
+    seed = torch.tensor(7)
+    for streams, q, summed in [(5, 3, 3), (6, 5, 0)]:
+        jets, numbers = [torch.ones(streams, 1, 1, 2, 2)] * 3, (q, 0.5, False, -1, -1)
+        for softcap, dropout_p in [(2.0, 0.0), (0.0, 0.5)]:
+            with pytest.raises(RuntimeError, match="with a soft cap or dropout the kernels take"):
+                torch.ops.jachess.attention_jet(
+                    *jets, None, seed, *numbers, softcap, dropout_p, summed
+                )
 
 
 def test_the_engine_calls_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum, and of order 1 along more than four directions; squares one by one are composed."""
     calls: list[tuple[str, int]] = []
-    for name in ("activation_jet", "gated_activation_jet", "softmax_jet"):
+    for name in ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet"):
         own = getattr(ops, name)
 
-        def counted(*args: Any, own: Any = own, name: str = name) -> Tensor:
-            calls.append((name, args[-1]))
-            return own(*args)
+        def counted(*args: Any, own: Any = own, name: str = name, **named: Any) -> Tensor:
+            calls.append((name, named.get("summed", args[-1])))
+            return own(*args, **named)
 
         monkeypatch.setattr(ops, name, counted)
 
     def f(x: Any) -> Any:
-        return torch.tanh(x) * x, torch.sigmoid(x), torch.softmax(x, -1)
+        heads = [x.view(1, 2, 2, 8)] * 3
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads)
+        return torch.tanh(x) * x, torch.sigmoid(x), torch.softmax(x, -1), attended
 
     x, directions = torch.randn(4, 8), torch.randn(6, 4, 8)
-    jet(f, x, directions, second="sum")
-    assert sorted(calls) == [("activation_jet", 6), ("gated_activation_jet", 6), ("softmax_jet", 6)]
-    calls.clear()
-    jet(f, x, directions, order=1)
-    assert sorted(calls) == [("activation_jet", 0), ("gated_activation_jet", 0), ("softmax_jet", 0)]
-    calls.clear()
+    for settings, summed in [({"second": "sum"}, 6), ({"order": 1}, 0)]:
+        jet(f, x, directions, **settings)
+        names = ("activation_jet", "attention_jet", "gated_activation_jet", "softmax_jet")
+        assert sorted(calls) == [(name, summed) for name in names]
+        calls.clear()
     jet(f, x, directions, second="squares")
     assert not calls
 

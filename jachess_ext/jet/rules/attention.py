@@ -46,6 +46,7 @@ def scaled_dot_product_attention(
             values,
             attn_mask,
             q=query.jet_layout.directions,
+            summed=query.jet_layout.squares,
             scale=scale,
             causal=is_causal,
             dropout_p=dropout_p,
