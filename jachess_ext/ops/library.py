@@ -120,6 +120,11 @@ if STATE.problem is not None:
         stacklevel=2,
     )
 
+# glibc gives the heap's end back to the system when twice the largest block freed so far is free
+# (mallopt(3), M_TRIM_THRESHOLD; its own limit is twice 32 MiB).  A pass frees several stacks of one
+# size, so that every pass would fault their pages anew: half of a small Laplacian's time.
+torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
 
 def loaded() -> bool:
     """Return whether the compiled operators are registered in `torch.ops.jachess`."""
