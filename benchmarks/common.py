@@ -574,15 +574,20 @@ def stamped() -> dict[str, str]:
 def commit() -> str:
     """Return the checkout's short hash, with "+" where tracked package files differ from it."""
     try:
-        head = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "-uno", "--", "jachess_ext", "csrc", "benchmarks")
+        head = git("rev-parse", "--short=10", "HEAD")
+        changed = git("status", "--porcelain", "-uno", "--", "jachess_ext", "csrc", "benchmarks")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     lines = [line for line in changed.splitlines() if "benchmarks/results" not in line]
     return head + ("+" if lines else "")
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """Return what a git command prints in the checkout.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: there is no git, or the command failed.
+    """
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
