@@ -247,3 +247,14 @@ def test_a_hessian_of_complex_primals() -> None:
     torch.testing.assert_close(tuple(found), wanted, rtol=1e-12, atol=1e-12)
     with pytest.raises(TypeError, match="view_as_real"):
         jx.laplacian(torch.sin, torch.ones(2, 3, dtype=torch.complex64))
+
+
+def test_the_laplacian_of_a_complex_amplitude() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def amplitude(x: Tensor) -> Tensor:
+        return torch.polar((-x.square().sum(-1)).exp(), x.sin().sum(-1))
+
+    parts = torch.func.vmap(torch.func.hessian(lambda x: torch.view_as_real(amplitude(x))))(x)
+    wanted = torch.view_as_complex(parts.diagonal(dim1=-2, dim2=-1).sum(-1))
+    torch.testing.assert_close(jx.laplacian(amplitude, x)[2], wanted, rtol=1e-12, atol=1e-12)
