@@ -76,7 +76,7 @@ def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
 
 
 def test_numbers_of_the_readme_stand_in_its_tables_alone() -> None:
-    """Ratios and scores in prose would have no source: the four rows have them all."""
+    """Ratios and scores in prose would have no source: its rows have them all."""
     left_out = r"<!-- quoted.*?/quoted -->|<!-- evidence: begin.*?evidence: end -->|```.*?```"
     text = re.sub(left_out, "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = re.sub(r"torch ≥? ?[\d.]+( to\s+[\d.]+)?|Python ≥? ?[\d.]+( to [\d.]+)?", "", text)
