@@ -8,7 +8,8 @@ second order) at the sizes a step of the shape has:
                 once); for attention, as many batched matrix products of its own sizes
     composed    attention by the jet rules without operators, which write T × T tensors
 
-attention (`test_attention`): `jx.jvp` through causal attention, 8 heads of 64, one sequence.
+attention (`test_attention`): `jx.jvp` through causal attention, 8 heads of 64, one sequence; what
+the documents quote is measured in turn by `python -m benchmarks.derivatives --parts attention_jvp`.
 torch.func.jvp cannot go through fused attention, so its users write it out, or ask for the "math"
 backend, which is the same in C++.  Three ways:
 
@@ -49,6 +50,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,19 +243,21 @@ WAYS = ("forward", "forward + backward", "target")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+def fused(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def written_out(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    return torch.softmax(scores.masked_fill(~shown, -math.inf), -1) @ value
+    if causal:
+        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~shown, -math.inf)
+    return torch.softmax(scores, -1) @ value
 
 
-def math_backend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def math_backend(query: Tensor, key: Tensor, value: Tensor, causal: bool = True) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
-        return fused(query, key, value)
+        return fused(query, key, value, causal)
 
 
 def attention_named(name: str) -> Attend:
@@ -263,7 +267,9 @@ def attention_named(name: str) -> Attend:
     return lambda *qkv: attend(*qkv, causal=True)
 
 
-def attention_step(program: str, way: str, tokens: int, place: dict[str, Any]) -> Step:
+def attention_step(
+    program: str, way: str, tokens: int, place: dict[str, Any], causal: bool = True
+) -> Step:
     """Return a jvp along random directions; ``program`` names the attention, "ours" is `jx.jvp`."""
     torch.manual_seed(0)
     primals = tuple(torch.randn(1, HEADS, tokens, SIZE, **place) for _ in range(3))
@@ -274,9 +280,11 @@ def attention_step(program: str, way: str, tokens: int, place: dict[str, Any]) -
 
     def derivative() -> tuple[Tensor, Tensor]:
         if program == "ours":
-            return jx.jvp(fused, primals, tangents, differentiable=way != "target")
-        attend = {"written out": written_out, "math backend": math_backend}.get(program)
-        output, tangent = torch.func.jvp(attend or attention_named(program), primals, tangents)
+            attend = partial(fused, causal=causal)
+            return jx.jvp(attend, primals, tangents, differentiable=way != "target")
+        known = {"written out": written_out, "math backend": math_backend}.get(program)
+        attend = partial(known, causal=causal) if known else attention_named(program)
+        output, tangent = torch.func.jvp(attend, primals, tangents)
         return output, tangent.detach() if way == "target" else tangent
 
     def step() -> None:
@@ -327,15 +335,6 @@ class DiT(nn.Module):
         return self.leave(F.layer_norm(h, h.shape[-1:]))
 
 
-def everywhere(*qkv: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(*qkv)
-
-
-def everywhere_written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    return torch.softmax(scores, -1) @ value
-
-
 def training_step(program: str, place: dict[str, Any], quick: bool = False) -> Step:
     """Return forward, loss and backward.
 
@@ -344,7 +343,7 @@ def training_step(program: str, place: dict[str, Any], quick: bool = False) -> S
     """
     torch.manual_seed(0)
     batch, tokens, width, depth = (2, 16, 64, 1) if quick else (2, 256, 384, 6)
-    attend = everywhere_written_out if program == "torch.func" else everywhere
+    attend = partial(written_out if program == "torch.func" else fused, causal=False)
     model = DiT(width, depth, 16, attend).to(**place)
     noise, data = torch.randn(2, batch, tokens, 16, **place)
     r, t = torch.rand(2, batch, **place).sort(0).values

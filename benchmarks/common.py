@@ -65,6 +65,8 @@ SHAPES = {
     "opt-tiny": Shape("opt", 2, 64, 4, 128, 2, 8),
     "opt12-T128": Shape("opt", 12, 768, 12, 3072, 4, 128),
     "opt24-T128": Shape("opt", 24, 2048, 32, 8192, 8, 128),
+    **{f"attention-T{t}": Shape("attention", 1, 512, 8, 0, 1, t) for t in (128, 1024, 2048)},
+    "dit6-T256": Shape("dit", 6, 384, 6, 1536, 2, 256),
 }
 
 
@@ -573,15 +575,20 @@ def stamped() -> dict[str, str]:
 def commit() -> str:
     """Return the checkout's short hash, with "+" where tracked package files differ from it."""
     try:
-        head = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "-uno", "--", "jachess_ext", "csrc", "benchmarks")
+        head = git("rev-parse", "--short=10", "HEAD")
+        changed = git("status", "--porcelain", "-uno", "--", "jachess_ext", "csrc", "benchmarks")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     lines = [line for line in changed.splitlines() if "benchmarks/results" not in line]
     return head + ("+" if lines else "")
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """Return what a git command prints in the checkout.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: there is no git, or the command failed.
+    """
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -9,6 +9,9 @@
     step_vs_published  the same against the published code's protocol, re-enacted
     engine_vs_func     a 2-jet of every layer against torch.func's jvp of jvp
     train_mode         task loss + R from one forward against a plain step
+    attention_jvp      `jx.jvp` through attention, with a causal mask and without, against
+                       torch.func.jvp of attention written out and of torch's "math" backend
+    meanflow           a MeanFlow step of a small DiT against a flow-matching step
     compiled_block     the 2-jet of one encoder block, torch.compile against eager
     gemm_libraries     oneDNN's products against torch's at the sizes of jets' linear layers;
                        `jachess_ext/ops/gemm.py` follows what it shows
@@ -31,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import jachess_ext as jx
 
+from .bench_micro import WAYS, attention_step, training_step
 from .common import (
     Batch,
     Options,
@@ -266,6 +270,29 @@ def engine_vs_func(shape: Shape, options: Options) -> Steps:
     return {"2-jet, forward + backward": jet_step, "torch.func jvp of jvp, eager": nested_step}
 
 
+MASKS = {"causal": True, "no mask": False}
+WRITTEN_OUT, MATH = "torch.func.jvp, written out", "torch.func.jvp, math backend"
+
+
+def attention_jvp(shape: Shape, options: Options) -> Steps:
+    """Return a jvp through attention in three programs, each three ways with and without a mask."""
+    place = {"device": options.device, "dtype": options.dtype}
+    names = {"jx.jvp": "ours", WRITTEN_OUT: "written out", MATH: "math backend"}
+    return {
+        f"{name}, {way}, {mask}": attention_step(program, way, shape.tokens, place, causal)
+        for mask, causal in MASKS.items()
+        for way in WAYS
+        for name, program in names.items()
+    }
+
+
+def meanflow(shape: Shape, options: Options) -> Steps:
+    """Return MeanFlow's steps and a flow-matching step of the same model."""
+    place = {"device": options.device, "dtype": options.dtype}
+    programs = ("no graph", "kept graph", "torch.func", "plain")
+    return {name: training_step(name, place, shape.family != "dit") for name in programs}
+
+
 def compiled_block(shape: Shape, options: Options) -> Steps:
     """Return the jet of an encoder's first block, compiled and eager.
 
@@ -389,6 +416,23 @@ PARTS = {
         [("2-jet, forward + backward", "torch.func jvp of jvp, eager", "≥ 2")],
     ),
     "train_mode": Part(train_mode, _ALL, [("train mode step", "plain step", "≤ 4.1")]),
+    "attention_jvp": Part(
+        attention_jvp,
+        ("attention-T128", "attention-T1024", "attention-T2048"),
+        [
+            (f"jx.jvp, {way}, {mask}", f"{other}, {way}, {mask}", "≥ 1")
+            for mask in MASKS
+            for way in WAYS
+            for other in (WRITTEN_OUT, MATH)
+        ],
+        repeats=5,
+        warmup=1,
+    ),
+    "meanflow": Part(
+        meanflow,
+        ("dit6-T256",),
+        [(way, "plain", "") for way in ("no graph", "kept graph", "torch.func")],
+    ),
     "compiled_block": Part(
         compiled_block,
         (*_ENCODERS, "encoder12-T128"),

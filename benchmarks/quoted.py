@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,11 +26,26 @@ import pandas as pd
 from jachess_ext.compare.report import COLOURS, MARKERS, panels
 
 from . import finetune_quality, live_selection, models, word_attack
-from .common import RESULTS, ROOT
+from .bench_micro import WAYS
+from .common import RESULTS, ROOT, git
+from .derivatives import MASKS, MATH, WRITTEN_OUT
 
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/limits.md")
 FIGURE = ROOT / "docs" / "images" / "attention.png"
-_TOKENS = (128, 256, 512, 1024, 2048)
+_TOKENS = (128, 1024, 2048)
+_LONG = _TOKENS[1:]
+_ATTENTION_FILES = (
+    *("csrc/attention_*", "csrc/cpu/attention_*", "csrc/cpu/gemm_tile.h"),
+    *("jachess_ext/ops/attention.py", "jachess_ext/jet/rules/attention.py"),
+)
+MEASURES = {
+    ("attention_jvp", "jx.jvp"): _ATTENTION_FILES,
+    ("memory", "jx.jvp"): _ATTENTION_FILES,
+    ("memory", "MeanFlow"): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
+    ("meanflow", ""): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
+}
+"""What quoted rows measure, by results and the beginning of their figures: files after whose last
+change they have to be measured anew (`outdated`)."""
 _BLOCK = re.compile(r"(<!-- quoted: ([a-z-]+) -->\n).*?(<!-- /quoted -->)", re.DOTALL)
 
 
@@ -75,34 +91,92 @@ def _spread(ratios: Sequence[float], places: int = 1) -> str:
     return f"{min(ratios):.{places}f} to {max(ratios):.{places}f}"
 
 
+def outdated() -> list[str]:
+    """Return the newest rows of `MEASURES` of a commit before the last change, or an unknown one.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: there is no git, or no checkout.
+    """
+    found = []
+    for (name, figure), paths in MEASURES.items():
+        changed = git("log", "-1", "--format=%H", "--", *paths)
+        newest = {
+            (row["shape"], row["figure"], row["baseline"]): row["commit"].removesuffix("+")
+            for row in sorted(rows(name), key=lambda row: row["date"])
+            if row["figure"].startswith(figure)
+        }
+        for key, commit in newest.items():
+            try:
+                git("merge-base", "--is-ancestor", changed, commit)
+            except subprocess.CalledProcessError:
+                found.append(
+                    f"{name}.csv: {', '.join(key)}, of {commit}; changed in {changed[:10]}"
+                )
+    return found
+
+
+def _faster(tokens: int, way: str, mask: str, other: str = WRITTEN_OUT) -> float:
+    """Return how many times faster `jx.jvp` through attention is."""
+    shape, rest = f"attention-1x512-B1-T{tokens}", f"{way}, {mask}"
+    return ratios("attention_jvp", shape, f"jx.jvp, {rest}", f"{other}, {rest}")[-1]
+
+
+def _memory(tokens: int, way: str) -> float:
+    """Return the peak of `jx.jvp` through causal attention over that of attention written out."""
+    shape = f"H8-T{tokens}-D64-causal"
+    return ratios("memory", shape, f"jx.jvp, {way}", "torch.func.jvp")[-1]
+
+
 def attention() -> str:
-    """Return `jx.jvp` through causal attention, by tokens: docs/derivatives.md."""
-
-    def cell(tokens: int, figure: str) -> str:
-        shape = f"H8-T{tokens}-D64-causal"
-        plain, mathematical = (
-            _last("jvp", shape, f"jx.jvp, {figure}", f"torch.func.jvp, {name}")
-            for name in ("written out", "math backend")
-        )
-        return f"{plain} ({mathematical})"
-
-    figures = ("forward", "forward + backward", "target")
+    """Return `jx.jvp` through attention, by tokens: docs/derivatives.md."""
     return table(
-        ["tokens", "forward", "forward + backward", "tangent as a target"],
-        [[f"{t:,}", *(cell(t, figure) for figure in figures)] for t in _TOKENS],
+        ["tokens", "mask", "forward", "forward + backward", "tangent as a target"],
+        [
+            [f"{t:,}", mask]
+            + [f"{_faster(t, w, mask):.1f} ({_faster(t, w, mask, MATH):.1f})" for w in WAYS]
+            for t in _TOKENS
+            for mask in MASKS
+        ],
     )
+
+
+def attention_memory() -> str:
+    """Return peaks of memory, by tokens: docs/derivatives.md."""
+    return table(
+        ["tokens, causal", "forward", "forward + backward", "tangent as a target"],
+        [[f"{t:,}", *(f"{_memory(t, way):.2f}" for way in WAYS)] for t in _LONG],
+    )
+
+
+def meanflow() -> str:
+    """Return MeanFlow's step over a plain one: docs/derivatives.md."""
+    shape = "DiT6x384-B2-T256"
+    return table(
+        ["a MeanFlow step over a flow-matching step", "time", "peak memory"],
+        [
+            [label, _spread(ratios("meanflow", "dit-6x384-B2-T256", way, "plain")[-2:], 2),
+             _last("memory", shape, f"MeanFlow step, {way}", "plain step", 2)]
+            for way, label in (
+                ("no graph", "`jx.jvp`, tangent as a target"),
+                ("kept graph", "`jx.jvp`, the tangent's graph kept"),
+                ("torch.func", "`torch.func.jvp`, attention written out"),
+            )
+        ],
+    )  # fmt: skip
 
 
 def front() -> str:
-    """Return the README's four rows."""
-    shape, meanflow = "H8-T1024-D64-causal", "DiT6x384-B2-T256"
-    faster, fast = (
-        _last("jvp", shape, "jx.jvp, forward", f"torch.func.jvp, {way}")
-        for way in ("written out", "math backend")
+    """Return the README's rows."""
+    shape = "dit-6x384-B2-T256"
+    forward, backward, mathematical = (
+        _spread([_faster(t, way, mask, other) for t in _TOKENS for mask in MASKS])
+        for way, other in ((WAYS[0], WRITTEN_OUT), (WAYS[1], WRITTEN_OUT), (WAYS[1], MATH))
     )
-    memory = _last("jvp", shape, "peak memory: jx.jvp, forward", "torch.func.jvp", 2)
-    step = _last("jvp", meanflow, "MeanFlow step, no graph", "plain step", 2)
-    func = _last("jvp", meanflow, "MeanFlow step, torch.func", "plain step", 2)
+    memory = _spread([_memory(t, way) for t in _LONG for way in WAYS], 2)
+    step, func = (
+        _spread(ratios("meanflow", shape, way, "plain")[-2:], 2)
+        for way in ("no graph", "torch.func")
+    )
     plain = [ratio for shape in _STEPS for ratio in ratios("step_vs_plain", shape, *_STEP)[-2:]]
     kernels = [
         ratios("ntk_methods", f"encoder6-{size}", "jx.ntk", other)[-1]
@@ -112,9 +186,11 @@ def front() -> str:
     return table(
         ["what", "measured"],
         [
-            ["J u through causal attention, 1,024 tokens, against `torch.func.jvp` of attention "
-             "written out",
-             f"{faster} times faster (than torch's math backend {fast}), {memory} of its memory"],
+            ["J u through attention, causal or not, 128 to 2,048 tokens, against `torch.func.jvp` "
+             "of attention written out",
+             f"{forward} times faster; with its backward {backward} (than torch's math backend "
+             f"{mathematical})"],
+            ["the same, causal, 1,024 and 2,048 tokens", f"{memory} of its memory"],
             ["a MeanFlow step of a small DiT, against a plain step", f"{step} times as long "
              f"(with `torch.func.jvp` {func})"],
             ["a training step with JacHess, against a plain one",
@@ -224,7 +300,9 @@ def sweep() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
+    "attention-memory": attention_memory,
     "front": front,
+    "meanflow": meanflow,
     "steps": steps,
     "sweep": sweep,
     "works-with": works_with,
@@ -258,28 +336,20 @@ def renewed(text: str) -> str:
 def draw() -> Any:
     """Draw time and memory of a derivative through attention, over the tokens."""
     figure, (time, memory) = panels(columns=2, width=7.2, height=2.6)
-    for index, (name, label) in enumerate(
-        (("forward", "forward"), ("forward + backward", "forward + backward"),
-         ("target", "tangent as a target"))
-    ):  # fmt: skip
+    for index, way in enumerate(WAYS):
         style = {"color": COLOURS[index + 1], "marker": MARKERS[index + 1], "markersize": 4}
-        heights = [
-            ratios("jvp", f"H8-T{t}-D64-causal", f"jx.jvp, {name}", "torch.func.jvp, written out")
-            for t in _TOKENS
-        ]
-        time.plot(_TOKENS, [each[-1] for each in heights], label=label, **style)
-        saved = [
-            1 / ratios("jvp", f"H8-T{t}-D64-causal", f"peak memory: jx.jvp, {name}",
-                       "torch.func.jvp")[-1]
-            for t in _TOKENS[3:]
-        ]  # fmt: skip
-        memory.plot(_TOKENS[3:], saved, **style)
+        label = {"target": "tangent as a target"}.get(way, way)
+        for mask, line in zip(MASKS, ("-", ":"), strict=True):
+            heights = [_faster(t, way, mask) for t in _TOKENS]
+            shown = label if mask == "causal" else None
+            time.plot(_TOKENS, heights, label=shown, linestyle=line, **style)
+        memory.plot(_LONG, [1 / _memory(t, way) for t in _LONG], **style)
     for panel, title in ((time, "times faster"), (memory, "times less memory")):
         panel.axhline(1, color="#999999", linewidth=1, linestyle="--")
         panel.set(title=title, xlabel="tokens", xscale="log", ylim=(0, None))
         panel.minorticks_off()
     time.set_xticks(_TOKENS, [str(t) for t in _TOKENS])
-    memory.set_xticks(_TOKENS[3:], [str(t) for t in _TOKENS[3:]])
+    memory.set_xticks(_LONG, [str(t) for t in _LONG])
     memory.set_xlim(900, 2300)
     time.legend(frameon=False, fontsize="small")
     return figure

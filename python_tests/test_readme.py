@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import jachess_ext as jx
 from benchmarks import quoted
+from benchmarks.common import git
 from python_tests import processes
 from python_tests.snippets import assert_printed, blocks, run
 
@@ -62,8 +64,19 @@ def test_figures_are_those_of_the_results(name: str) -> None:
     assert emptied != text and quoted.renewed(emptied) == text
 
 
+def test_quoted_figures_are_not_older_than_what_they_measure() -> None:
+    """Attention's and MeanFlow's: after a change of files in `quoted.MEASURES`, measure anew."""
+    try:
+        checkout = git("rev-parse", "--show-toplevel", "--is-shallow-repository")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no git here, or no checkout: nothing tells commits' order")
+    if checkout.split("\n") != [str(ROOT), "false"]:
+        pytest.skip("a shallow clone, or no checkout of its own: the history is not there")
+    assert not quoted.outdated()
+
+
 def test_numbers_of_the_readme_stand_in_its_tables_alone() -> None:
-    """Ratios and scores in prose would have no source: the four rows have them all."""
+    """Ratios and scores in prose would have no source: its rows have them all."""
     left_out = r"<!-- quoted.*?/quoted -->|<!-- evidence: begin.*?evidence: end -->|```.*?```"
     text = re.sub(left_out, "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     prose = re.sub(r"torch ≥? ?[\d.]+( to\s+[\d.]+)?|Python ≥? ?[\d.]+( to [\d.]+)?", "", text)

@@ -19,9 +19,9 @@ def jet(
     Args:
         fn: any torch callable of tensors, for example a lambda around a model call; it runs once,
             unmodified.
-        x: floating-point tensor, the point of expansion; or a tuple with an entry for each argument
-            of ``fn``; or another nest (list, dict, ...) of tensors, the only argument of ``fn``.
-            The entries of a tuple may be nests, too.
+        x: tensor of real or complex numbers, the point of expansion; or a tuple with an entry for
+            each argument of ``fn``; or another nest (list, dict, ...) of tensors, the only argument
+            of ``fn``.  The entries of a tuple may be nests, too.
         directions: ``[q, *x.shape]``, of x's dtype and device; of several tensors, a nest like
             ``x``, with the same q everywhere: direction i is the i-th slice of all of them
             together.  With pairs q is 1 to 4.
@@ -40,7 +40,7 @@ def jet(
     within a transform of ``torch.func``, NaN in ``x`` is not refused.
 
     Raises:
-        TypeError: ``x`` holds something other than floating-point tensors; the directions are no
+        TypeError: ``x`` holds something other than tensors of numbers; the directions are no
             tensor, or have another dtype.
         ValueError: ``x`` is not finite; the directions' shape or device does not fit; order or q
             is not supported.
@@ -75,7 +75,7 @@ def jvp(
 
     Args:
         fn: any torch callable; it runs once, unmodified.
-        primals: a tuple with an entry for each argument of ``fn``: floating-point tensors, or
+        primals: a tuple with an entry for each argument of ``fn``: real or complex tensors, or
             nests (lists, dicts, ...) of them.  Bind other arguments with functools.partial.
         tangents: the same for the direction; each tensor of its primal's shape, dtype and device.
         has_aux: ``fn`` returns ``(output, aux)``; ``aux`` is returned without tangents.
@@ -91,8 +91,8 @@ def jvp(
     ``functools.partial`` of one; anything else breaks the graph and runs eagerly.
 
     Raises:
-        TypeError: ``primals`` is no tuple, or holds something other than floating-point tensors;
-            the tangents are nested otherwise, or have another dtype; ``fn`` returned something
+        TypeError: ``primals`` is no tuple, or holds something other than tensors of numbers; the
+            tangents are nested otherwise, or have another dtype; ``fn`` returned something
             other than tensors.
         ValueError: a tangent has another shape or is on another device.
         MissingJetRule: ``fn`` calls an operation without a rule.

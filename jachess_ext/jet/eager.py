@@ -216,19 +216,13 @@ def begin_pass(
 
 
 def check_point(x: Any, name: str) -> None:
-    """Raise TypeError unless ``x`` is a plain floating-point tensor."""
+    """Raise TypeError unless ``x`` is a plain tensor of real or complex numbers."""
     if not isinstance(x, Tensor) or isinstance(x, JetTensor):
         raise TypeError(
             f"{name} must be a plain tensor, not {type(x).__name__}; bind what carries no "
             "derivative with functools.partial"
         )
-    if x.is_complex():
-        raise TypeError(
-            f"{name} has dtype {x.dtype}, but jets begin at real numbers: pass its real and "
-            "imaginary parts (torch.view_as_real), and have the function join them "
-            "(torch.view_as_complex)"
-        )
-    if not x.is_floating_point():
+    if not carries_derivatives(x):
         raise TypeError(
             f"{name} has dtype {x.dtype}, but derivatives need a floating-point tensor: pass "
             "embeddings (model.get_input_embeddings()(input_ids)), not token ids"

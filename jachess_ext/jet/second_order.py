@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import torch_private
+from ..ops.library import transformed
 from .api import jvp
 from .eager import Jet, eager_jet, output_and_aux, paired_leaves
-from .layout import Second, map_tensors
+from .layout import JetLayout, Second, map_tensors
+from .rules.forward_mode import unwrapped
 from .tensor import primal_of
 
 Function = Callable[..., Any]
@@ -69,7 +72,7 @@ def laplacian(
     """
     rows = _Rows(fn, x, directions, has_aux)
     factors = None if weights is None else rows.weights(weights)
-    if factors is not None and factors.requires_grad:
+    if factors is not None and _is_differentiated(factors):
         # In a sum a direction is scaled by the root of its weight, which has no gradient at 0.
         *found, second = rows.squares(chunk_size)
         return rows.results(*found, [torch.tensordot(factors, part, 1) for part in second])
@@ -134,7 +137,8 @@ def divergence(
         ``(value, divergence)``; the divergence is ``[N]``.
 
     Raises:
-        ValueError: the value has other shapes than ``x``; or as of `laplacian`.
+        ValueError: the value has other shapes than ``x``, or there is no probe; or as of
+            `laplacian`.
         TypeError, MissingJetRule: as of `laplacian`.
 
     Example:
@@ -143,6 +147,8 @@ def divergence(
         tensor([ 6., 14.])
     """
     rows = _Rows(fn, x, directions, has_aux)
+    if directions is not None and not rows.count:
+        raise ValueError("directions hold no probe; expected one at least, or None")
     total = rows.points[0].new_zeros(rows.batch)
     for part in rows.passes([(1, list(range(rows.count)), 0)], chunk_size, "sum"):
         for step, jet in zip(part.steps, part.jets, strict=True):
@@ -189,26 +195,35 @@ def hvp(
     """
     points, steps, structure = paired_leaves(primals, "primals", tangents, "tangents")
     keep = differentiable and torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, not detached copies: with a graph, results stay connected to the caller's.
-        leaves = [_leaf(leaf, keep) for leaf in (*(point for _, point in points), *steps)]
-        nests = [
-            torch_private.pytree.tree_unflatten(part, structure)
-            for part in (leaves[: len(points)], leaves[len(points) :])
-        ]
-        value, slope, *aux = jvp(fn, *nests, has_aux=has_aux)
-        if not isinstance(slope, Tensor) or slope.numel() != 1:
+    leaves = [*(point for _, point in points), *steps]
+    returned: Any = None
+
+    def nests(leaves: Sequence[Any]) -> list[Any]:
+        parts = leaves[: len(points)], leaves[len(points) :]
+        return [torch_private.pytree.tree_unflatten(list(part), structure) for part in parts]
+
+    def slope(*leaves: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        nonlocal returned
+        value, tangent, *aux = jvp(fn, *nests(leaves), has_aux=has_aux)
+        if not isinstance(tangent, Tensor) or tangent.numel() != 1:
             raise ValueError("fn must return one number, whose Hessian is asked for")
-        found = torch.autograd.grad(slope.sum(), leaves, create_graph=keep, materialize_grads=True)
+        returned, tensors = _apart((value, *aux))
+        return tangent.sum(), tuple(tensors)
+
+    with torch.enable_grad():
+        if transformed():  # within which torch allows no requires_grad_()
+            total, pull, tensors = torch.func.vjp(slope, *leaves, has_aux=True)  # type: ignore[misc]
+            found = pull(torch.ones_like(total))
+        else:
+            # Views, not detached copies: with a graph, results stay connected to the caller's.
+            leaves = [_leaf(leaf, keep) for leaf in leaves]
+            total, tensors = slope(*leaves)
+            found = torch.autograd.grad(total, leaves, create_graph=keep, materialize_grads=True)
     if not keep:
-        value, aux = map_tensors((value, aux), Tensor.detach)
-    product, gradient = found[: len(points)], found[len(points) :]
-    return (
-        value,
-        torch_private.pytree.tree_unflatten(list(gradient), structure),
-        torch_private.pytree.tree_unflatten(list(product), structure),
-        *aux,
-    )
+        tensors, found = map_tensors((tensors, found), Tensor.detach)
+    value, *aux = returned(tensors)
+    product, gradient = nests(found)
+    return value, gradient, product, *aux
 
 
 def _leaf(tensor: Any, keep: bool) -> Any:
@@ -216,6 +231,23 @@ def _leaf(tensor: Any, keep: bool) -> Any:
         return tensor  # jvp says what it expects
     leaf = tensor.view_as(tensor) if keep else tensor.detach()
     return leaf if leaf.requires_grad else leaf.requires_grad_()
+
+
+def _apart(nest: Any) -> tuple[Callable[[Sequence[Tensor]], Any], list[Tensor]]:
+    """Return what puts tensors into this nest in place of its own, and its own."""
+    found: list[Tensor] = []
+
+    def place_of(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return torch.empty(0)
+
+    places = map_tensors(nest, place_of)
+
+    def again(tensors: Sequence[Tensor]) -> Any:
+        left = iter(tensors)
+        return map_tensors(places, lambda _: next(left))
+
+    return again, found
 
 
 # ---- rows and passes ---------------------------------------------------------------------------
@@ -264,6 +296,11 @@ class _Rows:
         shapes = [list(point.shape) for point in self.points]
         if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
             raise ValueError(f"x has shape {shapes}; expected the same number of rows, [N, ...]")
+        if any(point.is_complex() for point in self.points):
+            raise TypeError(
+                "x is complex, but coordinates are real numbers: pass torch.view_as_real(x), and "
+                "have fn join the parts (torch.view_as_complex)"
+            )
         self.batch = shapes[0][0]
         self._given: list[Tensor] | None = None
         if directions is not None:
@@ -271,9 +308,8 @@ class _Rows:
             self._given = [_of_each_row(step, point) for step, point in pairs]
         self._sizes = [point.shape[1:].numel() for point in self.points]
         self.count = sum(self._sizes) if self._given is None else len(self._given[0])
-        if self.batch > 1 and not _was_checked(fn):
+        if self.batch > 1:
             self._check_rows()
-            _remember(fn)
 
     def weights(self, weights: Sequence[float] | Tensor) -> Tensor:
         """Return the weights as a tensor ``[q]`` of x's dtype.
@@ -283,7 +319,7 @@ class _Rows:
         """
         like = self.points[0]
         found = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-        if found.shape != (self.count,) or not found.isfinite().all():
+        if found.shape != (self.count,) or not unwrapped(found).isfinite().all():
             raise ValueError(
                 f"weights have shape {list(found.shape)}; expected [{self.count}], a finite number "
                 "for each direction"
@@ -306,7 +342,7 @@ class _Rows:
             raise ValueError(f"chunk_size is {chunk_size}; expected 1 direction at least, or None")
         for sign, numbers, squares in groups:
             size = chunk_size or max(1, len(numbers))
-            for start in range(0, len(numbers), size):
+            for start in range(0, max(1, len(numbers)), size):
                 chunk = numbers[start : start + size]
                 squared = max(0, min(squares - start, len(chunk)))
                 steps = self._steps(chunk)
@@ -340,15 +376,11 @@ class _Rows:
 
     def results(self, *parts: list[Tensor]) -> tuple[Any, ...]:
         """Return lists of tensors as nests like the output of ``fn``, and ``aux`` behind them."""
-        nests = []
-        for part in parts:
-            tensors = iter(part)
-            nests.append(map_tensors(self._output, lambda _, left=tensors: next(left)))  # type: ignore[misc]
-        return *nests, *self._aux
+        return *map(self._output, parts), *self._aux
 
     def _steps(self, numbers: list[int]) -> list[Tensor]:
         """Return some of the directions, ``[len(numbers), N, ...]`` of each tensor of x."""
-        index = torch.tensor(numbers, device=self.points[0].device)
+        index = torch.tensor(numbers, dtype=torch.long, device=self.points[0].device)
         if self._given is not None:
             return [step[index] for step in self._given]
         found, start = [], 0
@@ -368,16 +400,12 @@ class _Rows:
             if self._has_aux:
                 output, aux = output_and_aux(output)
                 self._aux = (map_tensors(aux, primal_of),)
-            found: list[Tensor] = []
-
-            def place_of(tensor: Tensor) -> Tensor:
-                found.append(tensor)
-                return torch.empty(0)
-
-            self._output = map_tensors(output, place_of)
+            self._output, found = _apart(output)
             return found
 
-        nest = torch_private.pytree.tree_unflatten(steps, self._structure)
+        none = not len(steps[0])  # directions, which no jet has: zeros stand in
+        given = [step.new_zeros(1, *step.shape[1:]) for step in steps] if none else steps
+        nest = torch_private.pytree.tree_unflatten(given, self._structure)
         jets = eager_jet(tensors, x, nest, 2 if squares else 1, second, squares or None)
         for jet in jets:
             if not isinstance(jet, Jet) or jet.primal.shape[:1] != steps[0].shape[1:2]:
@@ -386,29 +414,37 @@ class _Rows:
                     f"fn returned {got} for {steps[0].shape[1]} rows; expected floating-point "
                     "tensors [N, ...], with a result for each row"
                 )
-        return jets
+        return [Jet(jet.streams[:1], JetLayout(0, 1)) for jet in jets] if none else jets
 
     def _check_rows(self) -> None:
         """Raise ValueError where the tangent of one row reaches another: of two rows, or of all
-        where ``fn`` holds something of each row."""
+        where ``fn`` holds something of each row.  A function is checked once."""
+        mode = getattr(self._fn, "training", None)
+        with suppress(TypeError):  # neither hashable nor referable: checked at each call
+            if _CHECKED.get(self._fn, ...) == mode:
+                return
         try:
             jets = self._along_two_rows(2)
         except Exception:
             jets = self._along_two_rows(self.batch)
         for jet in jets:
-            if jet.first[0, 1:].any() or jet.first[1, :1].any() or jet.first[1, 2:].any():
+            others = jet.first[0, 1:], jet.first[1, :1], jet.first[1, 2:]
+            # Of every function that torch.func.vmap calls at once, since it lets none be read.
+            if any(unwrapped(tangent).any() for tangent in others):
                 raise ValueError(
                     "results of fn depend on other rows of x than their own (a mean over the "
                     "batch, batch norm in training mode?); expected each row by itself"
                 )
+        with suppress(TypeError):
+            _CHECKED[self._fn] = mode
 
     def _along_two_rows(self, rows: int) -> list[Jet]:
-        generator = torch.Generator().manual_seed(0)
         points, steps = [], []
-        for point in self.points:
-            one = torch.randn(2, 1, *point.shape[1:], generator=generator).to(point)
-            step = point.new_zeros(2, rows, *point.shape[1:])
-            step[0, 0], step[1, 1] = one[0, 0], one[1, 0]
+        for point, size in zip(self.points, self._sizes, strict=True):
+            # Nothing drawn: torch.func.vmap would ask how.
+            ones = torch.arange(1.0, 1 + 2 * size).sin().reshape(2, *point.shape[1:]).to(point)
+            step = torch.zeros(2, rows, *point.shape[1:]).to(point)
+            step[0, 0], step[1, 1] = ones
             points.append(point[:rows].detach())
             steps.append(step)
         with torch.no_grad():
@@ -420,15 +456,10 @@ _CHECKED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Functions whose rows were found independent, with their training mode where they have one."""
 
 
-def _was_checked(fn: Any) -> bool:
-    with suppress(TypeError):  # neither hashable nor referable: checked at each call
-        return fn in _CHECKED and _CHECKED[fn] == getattr(fn, "training", None)
-    return False
-
-
-def _remember(fn: Any) -> None:
-    with suppress(TypeError):
-        _CHECKED[fn] = getattr(fn, "training", None)
+def _is_differentiated(weights: Tensor) -> bool:
+    """Return whether a derivative by weights is asked for, or vmap lets no sign of them be read."""
+    dual = forward_ad.unpack_dual(weights).tangent is not None
+    return weights.requires_grad or dual or unwrapped(weights) is not weights
 
 
 def _roots(weights: Tensor) -> Tensor:

@@ -135,6 +135,9 @@ def _listed(name: str, functions: set[str]) -> str:
     for space in sorted({function.rpartition(".")[0] for function in functions}):
         names = sorted(f.rpartition(".")[2] for f in functions if f.rpartition(".")[0] == space)
         wrapped = textwrap.wrap(" ".join(names), 88, break_on_hyphens=False)
+        if len(wrapped) == 1 and len(line := f'        "{space}": "{wrapped[0]}",') <= 100:
+            lines.append(line)
+            continue
         lines += [f'        "{space}": """', *(f"            {line}" for line in wrapped)]
         lines.append('        """,')
     return "\n".join(["", *lines, "    }", ")", ""])

@@ -27,8 +27,8 @@ SMALL = oracles.Steps(1e-7, 1e-5)  # of first differences alone
 STEPS = (oracles.Steps(1e-3, 2e-3), oracles.Steps(1e-5, 1e-4), oracles.Steps(2e-2, 2e-2))
 
 
-def operators(forward: bool = True) -> list[Any]:
-    """Every operator of torch's table with derivatives in float64, of those that have a forward
+def operators(forward: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """Every operator of torch's table with derivatives in this dtype, of those that have a forward
     mode, or of those that have none: a variant of a function may have none beside others that do.
     """
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
@@ -38,7 +38,7 @@ def operators(forward: bool = True) -> list[Any]:
         for op in op_db
         if op.supports_autograd
         and op.supports_forward_ad == forward
-        and torch.float64 in op.supported_dtypes("cpu")
+        and dtype in op.supported_dtypes("cpu")
     ]
 
 
@@ -90,14 +90,14 @@ def _outputs(value: Any) -> Iterator[Any]:
             yield from _outputs(item)
 
 
-def calls(op: Any, limit: int | None = None) -> Iterator[Call]:
+def calls(op: Any, limit: int | None = None, dtype: torch.dtype = torch.float64) -> Iterator[Call]:
     """The samples of an operator: as they are, as a method, and with fewer active tensors.
 
     Args:
         limit: how many of the samples; those with an empty tensor are not counted.
     """
     torch.manual_seed(0)
-    samples = op.sample_inputs("cpu", torch.float64, requires_grad=True)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=True)
     functions = [op.op]
     if op.method_variant is not None and op.method_variant is not op.op:
         functions.append(op.method_variant)
@@ -127,7 +127,7 @@ def calls(op: Any, limit: int | None = None) -> Iterator[Call]:
                 chosen += [[place] for place in places]
             for some in chosen:
                 points = tuple(leaves[place].contiguous() for place in some)
-                if not points or any(point.is_complex() for point in points):
+                if not points:
                     continue
                 yield Call(called, leaves, structure, some, points, process)
             if number == 0 and not turn:
@@ -272,10 +272,8 @@ def _by_double_backward(call: Call, u: Any, w: Any, found: Any, plain: Any) -> b
                 output = call(*points)[n]
                 output = torch.where(plain[n].isfinite(), output, 0)
                 gradients = _grad((v * output).sum(), points)
-                along = [
-                    sum((g * s).sum() for g, s in zip(gradients, d, strict=True)) for d in (u, w)
-                ]
-                mixed = sum((g * s).sum() for g, s in zip(_grad(along[0], points), w, strict=True))
+                along = [_dot(gradients, d) for d in (u, w)]
+                mixed = _dot(_grad(along[0], points), w)
                 parts = [torch.where(plain[n].isfinite(), part, 0) for part in found[n]]
                 for part, expected in zip(parts, (*along, mixed), strict=True):
                     size = v.norm() * part.norm()
@@ -284,6 +282,12 @@ def _by_double_backward(call: Call, u: Any, w: Any, found: Any, plain: Any) -> b
     except (RuntimeError, NotImplementedError):
         return False
     return True
+
+
+def _dot(gradients: Sequence[Tensor], steps: Sequence[Tensor]) -> Tensor:
+    """The derivative along the steps; a complex gradient is torch's, ∂/∂a + i ∂/∂b."""
+    pairs = zip(gradients, steps, strict=True)
+    return sum(((g.conj() * s).real.sum() for g, s in pairs), torch.zeros(()))
 
 
 def _grad(value: Tensor, points: list[Tensor]) -> Sequence[Tensor]:
@@ -341,7 +345,7 @@ def _judge_gradient(call: Call, steps: Sequence[Tensor]) -> Verdict:
     if len(weights) and all(w.all() for w in weights):
         move = [torch.randn_like(g) for g in gradients]
     gradients = [torch.where(m != 0, g, 0) for g, m in zip(gradients, move, strict=True)]
-    along = sum((g * m).sum() for g, m in zip(gradients, move, strict=True)).detach()
+    along = _dot(gradients, move).detach()
     origin = [t.detach() for t in given]
     estimates = []
     for scale in (*STEPS, SMALL):

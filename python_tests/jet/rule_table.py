@@ -708,7 +708,7 @@ OF_LIBRARIES = (
 
 def is_complex(function: Any) -> bool:
     """Whether a function leads to complex numbers, or from them; test_complex.py tries those."""
-    return last_name(function) in (*registry._OWN, *registry._FOURIER)
+    return last_name(function) in registry.OF_COMPLEX
 
 
 # Their entries are arbitrary; test_api.py fills them.

@@ -212,14 +212,49 @@ def test_a_complex_constant_has_zero_derivatives() -> None:
 
 
 def test_the_functions_that_take_complex_numbers_exist() -> None:
-    names = {last_name(function) for function in registered_functions()}
-    names |= {function.__name__ for function in registered_functions()}
+    served = (*registered_functions(), *registry._GENERAL)
+    names = {name for f in served for name in (last_name(f), f.__name__)}
     assert not registry.COVERED - names
 
 
-def test_complex_primals_are_refused_as_such() -> None:
-    z = torch.ones(3, dtype=torch.complex64)
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_complex_primals(differentiable: bool) -> None:
+    z, t = torch.randn(2, 3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+
+    def amplitude(z: Tensor, x: Tensor) -> Tensor:
+        return torch.logsumexp(z @ z.mH + x * z.sinh(), -1) * z.abs().sum(-1)
+
+    given = (z.requires_grad_(), t.real), (t, t.imag)
+    output, tangent = jx.jvp(amplitude, *given, differentiable=differentiable)
+    expected = torch.func.jvp(amplitude, *given)
+    torch.testing.assert_close((output, tangent), expected, rtol=1e-12, atol=1e-12)
+    (found,) = torch.autograd.grad((tangent * output).abs().sum(), z)
+    other = expected[1] if differentiable else expected[1].detach()
+    (wanted,) = torch.autograd.grad((other * expected[0]).abs().sum(), z)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_hessian_of_complex_primals() -> None:
+    z, t = torch.randn(2, 4, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+
+    def energy(z: Tensor) -> Tensor:
+        return (z.sin() * z.conj().exp()).real.sum()
+
+    x, v = torch.view_as_real(z), torch.view_as_real(t)
+    of_reals = lambda x: energy(torch.view_as_complex(x))  # noqa: E731
+    found = [torch.view_as_real(part) for (part,) in jx.hvp(energy, (z,), (t,))[1:]]
+    wanted = torch.func.jvp(torch.func.grad(of_reals), (x,), (v,))
+    torch.testing.assert_close(tuple(found), wanted, rtol=1e-12, atol=1e-12)
     with pytest.raises(TypeError, match="view_as_real"):
-        jx.jvp(torch.exp, (z,), (z,))
-    with pytest.raises(TypeError, match="view_as_real"):
-        jx.jet(torch.exp, z, z[None])
+        jx.laplacian(torch.sin, torch.ones(2, 3, dtype=torch.complex64))
+
+
+def test_the_laplacian_of_a_complex_amplitude() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def amplitude(x: Tensor) -> Tensor:
+        return torch.polar((-x.square().sum(-1)).exp(), x.sin().sum(-1))
+
+    parts = torch.func.vmap(torch.func.hessian(lambda x: torch.view_as_real(amplitude(x))))(x)
+    wanted = torch.view_as_complex(parts.diagonal(dim1=-2, dim2=-1).sum(-1))
+    torch.testing.assert_close(jx.laplacian(amplitude, x)[2], wanted, rtol=1e-12, atol=1e-12)

@@ -24,13 +24,13 @@ from .operators import Verdict, calls, judge, operators, quiet, title
 pytest.importorskip(
     "expecttest", reason="torch's table of operators needs it: pip install expecttest"
 )
-LEAST_RIGHT = 400
+LEAST_RIGHT = {torch.float64: 400, torch.complex128: 160}
 BAD = ("wrong", "raises")
 
 
 @cache
-def _operators() -> list[Any]:
-    return operators()
+def _operators(dtype: torch.dtype = torch.float64) -> list[Any]:
+    return operators(dtype=dtype)
 
 
 class _Met(dict):
@@ -46,8 +46,8 @@ class _Met(dict):
         return found
 
 
-def _verdicts(op: Any, limit: int | None) -> Iterator[Verdict]:
-    for call in calls(op, limit):
+def _verdicts(op: Any, limit: int | None, dtype: torch.dtype = torch.float64) -> Iterator[Verdict]:
+    for call in calls(op, limit, dtype):
         rules = _Met(registry._GENERAL)
         registry._GENERAL, before = rules, registry._GENERAL
         try:
@@ -64,18 +64,20 @@ def _worst(verdicts: Iterator[Verdict]) -> Verdict:
     return min(verdicts, key=lambda v: order.index(v.kind), default=Verdict("skipped"))
 
 
+@pytest.mark.parametrize("dtype", LEAST_RIGHT)
 @pytest.mark.parametrize("part", range(8))
-def test_a_sample_of_every_operator(part: int) -> None:
+def test_a_sample_of_every_operator(part: int, dtype: torch.dtype) -> None:
+    chosen = _operators(dtype)[part::8]
     with quiet():
-        found = {title(op): next(_first(op), Verdict("skipped")) for op in _operators()[part::8]}
+        found = {title(op): next(_first(op, dtype), Verdict("skipped")) for op in chosen}
     bad = {name: v.detail for name, v in found.items() if v.kind in BAD}
     assert not bad
-    assert sum(v.kind == "right" for v in found.values()) >= LEAST_RIGHT // 8
+    assert sum(v.kind == "right" for v in found.values()) >= LEAST_RIGHT[dtype] // 8
 
 
-def _first(op: Any) -> Iterator[Verdict]:
+def _first(op: Any, dtype: torch.dtype) -> Iterator[Verdict]:
     """The first sample whose primal is a number; its gradient is left to the slow test."""
-    for call in calls(op, 2):
+    for call in calls(op, 2, dtype):
         found = judge(call, gradients=False)
         if found.kind != "skipped":
             yield found
@@ -90,13 +92,14 @@ def test_gradients_through_the_general_rule(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_samples_of_every_operator() -> None:
+@pytest.mark.parametrize("dtype", LEAST_RIGHT)
+def test_samples_of_every_operator(dtype: torch.dtype) -> None:
     with quiet():
-        found = {title(op): _worst(_verdicts(op, 6)) for op in _operators()}
+        found = {title(op): _worst(_verdicts(op, 6, dtype)) for op in _operators(dtype)}
     counts = Counter(v.kind for v in found.values())
     print(dict(counts), {n: v.detail[:80] for n, v in found.items() if v.kind.startswith("no ")})
     assert not {name: v for name, v in found.items() if v.kind in BAD}
-    assert counts["right"] >= LEAST_RIGHT
+    assert counts["right"] >= LEAST_RIGHT[dtype]
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import hessian, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jachess_ext as jx
+from jachess_ext import torch_private
 from jachess_ext.jet import composed_rules
 
 D = 4
@@ -325,6 +327,79 @@ def test_refusals() -> None:
         jx.laplacian(nn.BatchNorm1d(D).double(), x)
     with pytest.raises(ValueError, match="one number"):
         jx.hvp(f, (x,), (x,))
+
+
+CALLS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "laplacian": lambda f, x: jx.laplacian(f, x, weights=[2.0, 0.0, -3.0, 0.5])[2],
+    "hessian_diagonal": lambda f, x: jx.hessian_diagonal(f, x, chunk_size=3)[2],
+    "divergence": lambda f, x: jx.divergence(lambda x: x * f(x), x)[1],
+    "hvp": lambda f, x: jx.hvp(
+        lambda x: (f(x).sum(), {"aux": x * 2}), (x,), (x.cos(),), has_aux=True
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_within_transforms(call: str) -> None:
+    """An ensemble by `torch.func.vmap`, and derivatives of derivatives, against plain calls."""
+
+    def run(scale: Tensor, x: Tensor) -> Any:
+        return CALLS[call](lambda x: torch.sin(x * scale).exp().sum(-1, keepdim=True), x)
+
+    scales, x = randn(3), randn(3, 2, D, seed=1)
+    found = vmap(run)(scales, x)
+    wanted = [run(scale, point) for scale, point in zip(scales, x, strict=True)]
+    torch.testing.assert_close(
+        torch_private.pytree.tree_leaves(found),
+        [
+            torch.stack(parts)
+            for parts in zip(*map(torch_private.pytree.tree_leaves, wanted), strict=True)
+        ],
+    )
+    total = lambda s: sum(p.sum() for p in torch_private.pytree.tree_leaves(run(s, x[0])))  # noqa: E731
+    scale = scales[0].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(total(scale), scale)
+    for transform in (torch.func.grad, torch.func.jacfwd):
+        close(transform(total)(scales[0]), slope)
+
+
+def test_rows_that_depend_on_others_in_one_function_of_an_ensemble() -> None:
+    x, shares = randn(3, D), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    mixes = vmap(lambda share: jx.laplacian(lambda x: x.sin() + share * x.mean(0), x)[2])
+    with pytest.raises(ValueError, match="depend on other rows"):
+        mixes(shares)
+
+
+def test_weights_within_transforms() -> None:
+    """Where a weight is 0 its root has no derivative, and of several sets the signs differ."""
+    f, x, weights = network("mlp"), randn(3, D), torch.tensor([2.0, 0.0, -3.0, 0.5]).double()
+
+    def run(weights: Tensor) -> Tensor:
+        return jx.laplacian(f, x, weights=weights)[2]
+
+    squares = jx.hessian_diagonal(f, x)[2]
+    for transform in (jacrev, torch.func.jacfwd):
+        close(transform(run)(weights), squares.movedim(0, -1))
+    with forward_ad.dual_level():
+        along = run(forward_ad.make_dual(weights, torch.ones_like(weights)))
+        close(forward_ad.unpack_dual(along).tangent, squares.sum(0))
+    several = torch.stack([weights, -weights])
+    close(vmap(run)(several), torch.stack([run(w) for w in several]))
+    with pytest.raises(ValueError, match="finite"):
+        vmap(run)(several * torch.tensor([[1.0], [torch.nan]]))
+
+
+def test_no_direction() -> None:
+    f = lambda x: x.sum(-1, keepdim=True) + 1  # noqa: E731
+    for x, u in ((randn(3, 0), None), (randn(3, D), randn(0, D)), (randn(3, D), randn(0, 3, D))):
+        for weights in (None, []):
+            value, first, total = jx.laplacian(f, x, directions=u, weights=weights)
+            close(value, f(x))
+            assert first.shape == (0, 3, 1) and torch.equal(total, torch.zeros_like(value))
+        assert jx.hessian_diagonal(f, x, directions=u, chunk_size=2)[2].shape == (0, 3, 1)
+    assert torch.equal(jx.divergence(torch.sin, randn(3, 0))[1], torch.zeros(3).double())
+    with pytest.raises(ValueError, match="no probe"):
+        jx.divergence(f, x, directions=u)
 
 
 def test_no_row_and_one_row() -> None:

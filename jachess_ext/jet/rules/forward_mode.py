@@ -146,17 +146,17 @@ for _name in (*WITH_GRADIENTS, *WITHOUT_GRADIENTS):
 
 def _refuse_views(function: Callable, values: Iterable[Tensor], stacks: list[Tensor]) -> None:
     """Refuse a view, which shares its memory with its source; a new stack would not."""
-    sources = {_storage(stack) for stack in stacks}
-    if any(_storage(value) in sources for value in values):
+    sources = {unwrapped(stack).untyped_storage()._cdata for stack in stacks}
+    if any(unwrapped(value).untyped_storage()._cdata in sources for value in values):
         raise missing_rule(function, "it returned a view, which the general rule cannot give")
 
 
-def _storage(tensor: Tensor) -> int:
-    """Return an identifier of a tensor's storage, inside the wrappers of torch.func."""
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor inside the wrappers of torch.func; of a vmap, the whole batch."""
     functorch = torch_private.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
+    return tensor
 
 
 # ---- decompositions ----------------------------------------------------------------------------

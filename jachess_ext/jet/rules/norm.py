@@ -210,7 +210,8 @@ def batch_norm(
         return _affine_of_channels(out, weight, bias, input.dtype)
     if training or running_mean is None or running_var is None:
         _uncount_the_batch()
-        raise missing_rule(F.batch_norm, "it would change the running statistics; use eval mode")
+        said = "it would change the running statistics; use eval mode or track_running_stats=False"
+        raise missing_rule(F.batch_norm, said)
     channels = (-1, *(1,) * (input.ndim - 2))
     spread = torch.rsqrt(wide(running_var) + eps).reshape(channels)
     out = (wide(input) - wide(running_mean).reshape(channels)) * spread
