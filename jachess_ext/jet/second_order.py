@@ -386,9 +386,8 @@ class _Rows:
         found, start = [], 0
         for size, point in zip(self._sizes, self.points, strict=True):
             own = torch.arange(start, start + size, device=index.device)
-            unit = (index.unsqueeze(1) == own).to(point.dtype)
-            unit = unit.reshape(len(index), 1, *point.shape[1:])
-            found.append(unit.expand(-1, *point.shape))
+            unit = (index.unsqueeze(1) == own).reshape(len(index), 1, *point.shape[1:])
+            found.append(unit.to(point.dtype).expand(-1, *point.shape))
             start += size
         return found
 

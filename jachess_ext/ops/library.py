@@ -120,9 +120,8 @@ if STATE.problem is not None:
         stacklevel=2,
     )
 
-# glibc gives the heap's end back to the system when twice the largest block freed so far is free
-# (mallopt(3), M_TRIM_THRESHOLD; its own limit is twice 32 MiB).  A pass frees several stacks of one
-# size, so that every pass would fault their pages anew: half of a small Laplacian's time.
+# glibc returns the end of the heap once twice the largest block that was freed is free (mallopt(3),
+# at most 64 MiB). A pass frees several stacks of one size, and each would fault its pages anew.
 torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
@@ -229,9 +228,8 @@ def _passes(
         done = run(*(torch.stack([jet[s] for s in streams]) for jet in apart), len(directions))
         several = isinstance(done, tuple)
         whole = done if isinstance(done, tuple) else (done,)
-        for s, parts in zip(
-            streams, zip(*(jet.unbind(0) for jet in whole), strict=True), strict=True
-        ):
+        columns = zip(*(jet.unbind(0) for jet in whole), strict=True)
+        for s, parts in zip(streams, columns, strict=True):
             results.setdefault(s, parts)
     stacked = tuple(map(torch.stack, zip(*(results[s] for s in sorted(results)), strict=True)))
     return stacked if several else stacked[0]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import platform
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jachess_ext as jx
 from jachess_ext import torch_private
 from jachess_ext.jet import composed_rules
+from python_tests import processes
 
 D = 4
 
@@ -430,3 +434,27 @@ def test_rows_are_checked_once_per_function_and_mode() -> None:
     assert f.rows == [2, 5, 5]
     jx.laplacian(f.eval(), x)
     assert f.rows == [2, 5, 5, 2, 5]
+
+
+_FAULTS = """
+import resource, torch, jachess_ext as jx
+from torch import nn
+hidden = nn.Linear(50, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh()
+net = nn.Sequential(*hidden, nn.Linear(128, 1))
+x = torch.randn(64, 50)
+faults = []
+with torch.no_grad():
+    for _ in range(20):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        jx.laplacian(net, x)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sorted(faults)[10])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_malloc_keeps_what_a_pass_frees() -> None:
+    """In a new process: a stack here has 400 pages, which each pass would fault anew."""
+    done = processes.run([sys.executable, "-c", _FAULTS], cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout.split()[-1]) < 40
