@@ -332,6 +332,8 @@ int launch_forward(AttentionArguments args, const AttentionProblem& problem, Que
   if (!make_plan<T, S, share * N>(problem.queries, 1, Jets::none, scratch,
                                   shared_memory_limit(queue.device), plan))
     return kNoTileFits;
+  // With one strip a block, and one block a multiprocessor, the warps would be too few.
+  if (share > 1 && plan.warps == 1 && problem.queries > kStrip) return kNoTileFits;
   args.aligned = heads_aligned<T>(problem.query, problem.size) &&
                  heads_aligned<T>(problem.key, problem.size) &&
                  heads_aligned<T>(problem.value, problem.value_size);

@@ -439,6 +439,18 @@ def test_plans(programs: Programs, streams: int, size: int) -> None:
     assert found == PLANS[streams, size]
 
 
+def test_warps_share_a_strip_only_where_two_strips_fit(programs: Programs) -> None:
+    """Else four warps, with all scores of their own, are more than two that share them."""
+    tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 64, 64, 128)
+
+    def plan(limit: int) -> list[int]:
+        text = run_attention(programs("none"), tensors, None, [], {"q": 2}, limit, plans=True)
+        return [int(number) for number in text.decode().split()]
+
+    assert plan(SMALL) == [4, 1, 96256]  # of sm_86, sm_89 and sm_120
+    assert plan(163 * 1024) == [8, 1, 159744]  # of sm_80
+
+
 # ---- slow: everything, under sanitizers --------------------------------------------------------
 
 
