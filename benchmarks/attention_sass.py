@@ -41,7 +41,7 @@ OTHERWISE = re.compile(
 
 # Variables: S streams, D entries of a head, T products of streams, `chunks` blocks that share own
 # tokens, each of which makes the scores; W warps' tiles per 64 x 32 scores; `sites` of products to
-# scores and `outs` of products to results in a kernel.
+# scores and `outs` of products to results in a kernel; `copied` copies of other tokens' operands.
 RULES = [
     (r"multiply_tokens", "sites * T * D * chunks / static['products']"),
     (r"multiply_weights", "outs * T * D / static['products']"),
@@ -63,17 +63,20 @@ class Part:
 def parts_of(S: int, D: int) -> dict[str, list[Part]]:
     """Return the kernels of a direction, as the launchers choose them for S streams, heads of D."""
 
-    def part(file: str, kernel: str, N: int, V: int, sites: int, outs: int, whole: bool) -> Part:
-        chunks = -(-D // V)
+    def part(
+        file: str, kernel: str, N: int, V: int, sites: int, outs: int, whole: bool, share: int = 1
+    ) -> Part:
+        chunks = -(-D // (V * share))
         values = {"S": S, "D": D, "T": {2: 3, 4: 9}[S], "sites": sites, "outs": outs}
         values |= {"chunks": chunks, "W": 4 * 32 // N * chunks}
-        return Part(
-            file, kernel, values | {"copied": S * D // 8 * (chunks + (chunks if whole else 1))}
-        )
+        # Where two warps share a strip, a block has half of the own tokens.
+        copied = share * S * D // 8 * (chunks + (chunks if whole else 1))
+        return Part(file, kernel, values | {"copied": copied})
 
     wide = S == 2 and D > 64
     V, N = (128 if wide else 64), (32 if S == 2 else 16)
     forward_N = 64 if S == 2 and not wide else N
+    share = 2 if S == 4 and D > 64 else 1
     # Role, tile, products to scores, products to results
     roles = [(0, 16 if wide else N, 2, 1), (1, N, 2, 1), (2, N, 1, 1)]
     if S == 2 and not wide:
@@ -82,12 +85,13 @@ def parts_of(S: int, D: int) -> dict[str, list[Part]]:
         "forward": [
             part(
                 "forward",
-                f"forward_kernel<BFloat16, {S}, {forward_N}, {V}>",
+                f"forward_kernel<BFloat16, {S}, {forward_N}, {V}, {share}>",
                 forward_N,
                 V,
                 1,
                 1,
                 False,
+                share,
             )
         ],
         "backward": [

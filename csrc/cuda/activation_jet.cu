@@ -15,14 +15,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct Arguments {
-  ActivationShape shape;
-  Activation kind;
-  Elements elements;
-  const void *gy, *g, *u;
-  void *out, *gu;  // out: y, backward the gate's gradient
-};
-
 template <typename A>
 __device__ inline Derivatives<A> derivatives(Activation kind, A x) {
   switch (kind) {
@@ -36,24 +28,25 @@ __device__ inline Derivatives<A> derivatives(Activation kind, A x) {
 }
 
 template <typename T, int q, int P, bool backward>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Arguments args) {
+__global__ void __launch_bounds__(kThreads)
+    kernel(const __grid_constant__ ActivationShape shape, Activation kind,
+           const __grid_constant__ ActivationBuffers b, const __grid_constant__ Elements elements) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const ActivationShape& shape = args.shape;
   const int64_t packs = (shape.length + kPack<T> - 1) / kPack<T>;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t number = shape.rows == 1 ? 0 : index / packs, start = number * shape.length;
   const int64_t i = (index - number * packs) * kPack<T>;
   if (number >= shape.rows || i >= shape.length) return;
-  const Row<T> row = {shape.length, 0, 0, args.elements};
-  const Streams<S, const T> gate(args.g, number * shape.g.row, shape.g.stream);
-  const Streams<S, const T> up(args.u, number * shape.u.row, shape.u.stream);
-  const Streams<S, const T> gy(args.gy, start, shape.jet.n);
-  const Streams<S, T> out(args.out, start, shape.jet.n), up_out(args.gu, start, shape.jet.n);
-  const bool gated = args.u != nullptr;
+  const Row<T> row = {shape.length, 0, 0, elements};
+  const Streams<S, const T> gate(b.g, number * shape.g.row, shape.g.stream);
+  const Streams<S, const T> up(b.u, number * shape.u.row, shape.u.stream);
+  const Streams<S, const T> gy(b.gy, start, shape.jet.n);
+  const Streams<S, T> out(b.out, start, shape.jet.n), up_out(b.gu, start, shape.jet.n);
+  const bool gated = b.u != nullptr;
   if constexpr (backward) {
     const auto differentiate = [&](int64_t, const A* g, const A* u, const A* grad, A* gg, A* gu) {
-      const Derivatives<A> d = derivatives(args.kind, g[0]);
+      const Derivatives<A> d = derivatives(kind, g[0]);
       if (gated) {
         gated_jet_backward<q, P>(d, g, u, grad, gg, gu);
       } else {
@@ -63,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Argum
     row.pack(i, differentiate, gate, up, gy, out, up_out);
   } else {
     const auto activate = [&](int64_t, const A* g, const A* u, A* y) {
-      const Derivatives<A> d = derivatives(args.kind, g[0]);
+      const Derivatives<A> d = derivatives(kind, g[0]);
       if (gated) {
         gated_jet<q, P>(d.f0, d.f1, d.f2, g, u, y);
       } else {
@@ -75,27 +68,22 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Argum
   }
 }
 
-template <bool backward>
-int start(Arguments args, Queue queue) {
-  const ActivationShape& s = args.shape;
+}  // namespace
+
+int activation_jet_cuda(ActivationShape s, Activation kind, ActivationBuffers b, Queue queue) {
   // Packs are aligned where every distance is a multiple of theirs.
   const int64_t distances = s.jet.n | s.length | s.g.stream | s.g.row | s.u.stream | s.u.row;
   return dispatch_jets(s.jet, [&](auto* typed, auto q, auto P) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    args.elements =
-        elements_of<T>(s.jet.storage, distances, args.gy, args.g, args.u, args.out, args.gu);
+    constexpr int directions = decltype(q)::value, pairs = decltype(P)::value;
     const int64_t threads = s.rows * ceil_divide(s.length, kPack<T>);
-    return launch(kernel<T, decltype(q)::value, decltype(P)::value, backward>,
-                  ceil_divide(threads, kThreads), kThreads, queue, args);
+    const auto start = [&](auto chosen) {
+      return launch(chosen, ceil_divide(threads, kThreads), kThreads, queue, s, kind, b,
+                    elements_of<T>(s.jet.storage, distances, b.gy, b.g, b.u, b.out, b.gu));
+    };
+    return b.gy == nullptr ? start(kernel<T, directions, pairs, false>)
+                           : start(kernel<T, directions, pairs, true>);
   });
-}
-
-}  // namespace
-
-int activation_jet_cuda(ActivationShape shape, Activation kind, const void* gy, const void* g,
-                        const void* u, void* out, void* gu, Queue queue) {
-  const Arguments args = {shape, kind, {}, gy, g, u, out, gu};
-  return gy == nullptr ? start<false>(args, queue) : start<true>(args, queue);
 }
 
 }  // namespace jachess

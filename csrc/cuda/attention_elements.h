@@ -148,14 +148,15 @@ struct ScoreTile {
   static constexpr int kLine = kKeys + 8;  // other banks for other queries
   static_assert(4 * kQueries * kLine + kQueries * kKeys / 4 <= attention_scratch(N, 0), "");
 
-  float* offset;  // [query][key]: what is added
-  uint8_t* kept;  // [query][key / 4]: a bit for each weight that dropout keeps
-  float* scores;  // a lane's own, see attention_scratch
+  float* offset;               // [query][key]: what is added
+  uint8_t* kept;               // [query][key / 4]: a bit for each weight that dropout keeps
+  float* scores;               // a lane's own, see attention_scratch
+  const bool masked, dropped;  // whether there is anything to read
   int first_query, first_key;
-  bool masked, dropped;  // whether there is anything to read
-  bool changed;          // whether anything is added, −inf above all
+  bool changed;  // whether anything is added, −inf above all
 
-  __device__ inline ScoreTile(char* scratch) {
+  __device__ inline ScoreTile(const ScoreRules& rules, char* scratch)
+      : masked(rules.mask.kind != MaskKind::none), dropped(rules.keep_from != 0) {
     offset = reinterpret_cast<float*>(scratch);
     kept = reinterpret_cast<uint8_t*>(offset + kQueries * kLine);
     scores = reinterpret_cast<float*>(scratch + attention_scratch(N, 0)) + lane_index();
@@ -163,8 +164,6 @@ struct ScoreTile {
 
   // For the tile from `first` on; the whole warp calls it.
   __device__ inline void fill(const ScoreRules& rules, const ScorePlace& first) {
-    masked = rules.mask.kind != MaskKind::none;
-    dropped = rules.keep_from != 0;
     changed = masked || !tile_within_band(rules, first, kQueries, kKeys);
     first_query = first.query;
     first_key = first.key;

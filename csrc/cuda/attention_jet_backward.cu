@@ -117,19 +117,19 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 1)
   const BlockPlace block(plan, of_keys ? rules.heads / args.group : rules.heads, V, !of_keys);
 
   char* memory = dynamic_shared_memory();
-  const auto tile_at = [&](int offset, int tile_rows, int depth) {
-    return Tile<T>{reinterpret_cast<T*>(memory + offset), tile_rows, padded<T>(depth)};
+  const auto tile_at = [&](int offset, int tile_rows, int line) {
+    return Tile<T>{reinterpret_cast<T*>(memory + offset), tile_rows, line};
   };
-  const Tile<T> own = tile_at(0, rows, plan.depth);
-  const Tile<T> own_second = tile_at(plan.own_second, rows, plan.second_depth);
+  const Tile<T> own = tile_at(0, rows, plan.line);
+  const Tile<T> own_second = tile_at(plan.own_second, rows, plan.second_line);
   const auto stage_at = [&](int stage) { return plan.first_stage + stage * plan.stage; };
-  const auto other_of = [&](int stage) { return tile_at(stage_at(stage), N, plan.depth); };
+  const auto other_of = [&](int stage) { return tile_at(stage_at(stage), N, plan.line); };
   const auto other_second_of = [&](int stage) {
-    return tile_at(stage_at(stage) + plan.second, N, plan.second_depth);
+    return tile_at(stage_at(stage) + plan.second, N, plan.second_line);
   };
   // Jets of l and R of some queries, [2][S][count]: of a tile's, or of the block's own.
   const auto jets_at = [&](int offset) { return reinterpret_cast<float*>(memory + offset); };
-  ScoreTile<N, of_keys> tile(memory + plan.scratch + warp * plan.own_scratch);
+  ScoreTile<N, of_keys> tile(rules, memory + plan.scratch + warp * plan.own_scratch);
   const int64_t all_heads = static_cast<int64_t>(args.batch) * rules.heads;
   const auto load_jets = [&](float* to, int count, int head, int query) {
     for (int n = threadIdx.x; n < 2 * S * count; n += blockDim.x) {

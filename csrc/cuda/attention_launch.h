@@ -20,6 +20,7 @@ constexpr int kMostWarps = 4;
 struct AttentionPlan {
   int warps, stages;         // of a block; tiles of other tokens in shared memory at a time
   int depth, second_depth;   // entries of a token's operands there
+  int line, second_line;     // length of a row of both, with what keeps rows in other banks
   int shift, second_shift;   // tile_shift of both
   int chunks, tiles;         // blocks that share own tokens, V result columns each; tiles of own
   int own_second, own_jets;  // places
@@ -72,8 +73,10 @@ enum class Jets { none, own, other };
 template <typename T, int S, int N>
 bool make_plan(int64_t own, int kept, Jets jets, int scratch, size_t limit, AttentionPlan& plan) {
   constexpr int jet = 2 * S * static_cast<int>(sizeof(float));
-  const int row = S * attention_row(sizeof(T), plan.depth);
-  const int second_row = S * attention_row(sizeof(T), plan.second_depth);
+  constexpr int element = static_cast<int>(sizeof(T));
+  plan.line = attention_row(element, plan.depth) / element;
+  plan.second_line = attention_row(element, plan.second_depth) / element;
+  const int row = S * element * plan.line, second_row = S * element * plan.second_line;
   plan.shift = tile_shift<T>(plan.depth);
   plan.second_shift = tile_shift<T>(plan.second_depth);
   plan.own_scratch = scratch;

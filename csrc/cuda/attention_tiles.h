@@ -22,12 +22,6 @@ JACHESS_HD constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Length of a row of `width` elements in shared memory.
-template <typename T>
-JACHESS_HD constexpr int padded(int width) {
-  return attention_row(sizeof(T), width) / static_cast<int>(sizeof(T));
-}
-
 template <typename T>
 struct Tile {
   T* data;
@@ -147,14 +141,15 @@ __device__ inline void multiply_streams(const typename M::A (&a)[S], const Load&
   }
 }
 
-// Scores of a strip: sums[s][n] += Σ rows[row] · columns[column] over `depth` entries, of N tokens.
-template <Sides sides, int S, int N, typename T>
+// Scores of a strip: sums[s][n] += Σ rows[row] · columns[column] over `depth` entries, of N tokens,
+// `at_once` fragments at a time.
+template <Sides sides, int S, int N, int at_once = 1, typename T>
 __device__ inline void multiply_tokens(Tile<T> rows, int strip, Tile<T> columns, int depth,
                                        float (&sums)[S][N / 8][4]) {
   using M = Mma<T>;
   recompute(rows.ld);
   recompute(columns.ld);
-#pragma unroll 1
+#pragma unroll at_once
   for (int k = 0; k < depth; k += M::kDepth) {
     typename M::A a[S];
     JACHESS_UNROLL
@@ -170,17 +165,17 @@ __device__ inline void multiply_tokens(Tile<T> rows, int strip, Tile<T> columns,
 }
 
 // Results of a strip: sums[s][v] += Σ weights[n] tokens[n][v] over N tokens, of `width` <= V
-// columns from `column`; the weights come from registers.
-template <Sides sides, int S, int N, int V, typename T>
-__device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Tile<T> tokens,
-                                        int column, int width, float (&sums)[S][V / 8][4]) {
+// columns from `column`; weights_of(s, n, a) makes an operand of those from n on.
+template <Sides sides, int S, int N, int V, typename T, typename Weights>
+__device__ inline void multiply_weights_of(const Weights& weights_of, Tile<T> tokens, int column,
+                                           int width, float (&sums)[S][V / 8][4]) {
   using M = Mma<T>;
   recompute(tokens.ld);
   JACHESS_UNROLL
   for (int n = 0; n < N; n += M::kDepth) {
     typename M::A a[S];
     JACHESS_UNROLL
-    for (int s = 0; s < S; ++s) M::from_sums(&weights[s][n / 8], a[s]);
+    for (int s = 0; s < S; ++s) weights_of(s, n, a[s]);
     JACHESS_UNROLL
     for (int v = 0; v < V; v += 16) {
       if (v >= width) continue;
@@ -190,6 +185,15 @@ __device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Til
       multiply_streams<sides, S, M>(a, load, v / 8, sums);
     }
   }
+}
+
+// The same of weights in registers.
+template <Sides sides, int S, int N, int V, typename T>
+__device__ inline void multiply_weights(const float (&weights)[S][N / 8][4], Tile<T> tokens,
+                                        int column, int width, float (&sums)[S][V / 8][4]) {
+  multiply_weights_of<sides, S, N, V>(
+      [&](int s, int n, typename Mma<T>::A& a) { Mma<T>::from_sums(&weights[s][n / 8], a); },
+      tokens, column, width, sums);
 }
 
 }  // namespace jachess

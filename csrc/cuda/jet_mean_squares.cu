@@ -16,52 +16,40 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 
-struct Arguments {
-  TokenShape shape;
-  Elements elements;
-  double of_directions, of_pairs;  // 1/q and 1/P: a division of doubles is a call on the device
-  const void* x;
-  const uint8_t* mask;
-  const int64_t* index;
-  const int32_t* position;  // see position_kernel
-  const void *gfirst, *gsecond;
-  void *first, *second, *gx;
-};
-
 __device__ inline bool counts(const uint8_t* mask, int64_t token) {
   return mask == nullptr || mask[token] != 0;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    mean_squares_kernel(const __grid_constant__ Arguments args) {
+    mean_squares_kernel(const __grid_constant__ TokenShape shape,
+                        const __grid_constant__ TokenBuffers b,
+                        const __grid_constant__ Elements elements) {
   using A = accumulate_t<T>;
-  const TokenShape& shape = args.shape;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   if (token >= shape.tokens) return;
-  const bool counted = counts(args.mask, token);
+  const bool counted = counts(b.mask, token);
   const int64_t stream = shape.tokens * shape.channels;
-  const T* row = static_cast<const T*>(args.x) + token * shape.channels;
-  const Row<T> cut = {shape.channels, lane, kWarp, args.elements};
+  const T* row = static_cast<const T*>(b.x) + token * shape.channels;
+  const Row<T> cut = {shape.channels, lane, kWarp, elements};
   A sum = A(0);
   const auto add_square = [&](int64_t, const A* x) { sum += x[0] * x[0]; };
   for (int64_t s = 1; counted && s <= shape.directions; ++s)
     cut.sweep(add_square, Streams<1, const T>(row, s * stream, 0));
   warp_reduce<Add, 1>(&sum);
-  if (lane == 0) static_cast<A*>(args.first)[token] = sum * static_cast<A>(args.of_directions);
+  if (lane == 0) static_cast<A*>(b.first)[token] = sum * static_cast<A>(shape.of_directions);
   for (int64_t k = lane; k < shape.chosen; k += kWarp) {
-    const int64_t j = args.index == nullptr ? k : args.index[k];
+    const int64_t j = b.index == nullptr ? k : b.index[k];
     // The host cannot see an index on the device without waiting for it.
     const bool known = j >= 0 && j < shape.channels;
     A squares = known ? A(0) : A(NAN);
     for (int64_t s = 1 + shape.directions; known && counted && s < shape.streams; ++s) {
       A value;
-      read(row[s * stream + j], args.elements, value);
+      read(row[s * stream + j], elements, value);
       squares += value * value;
     }
-    static_cast<A*>(args.second)[token * shape.chosen + k] =
-        squares * static_cast<A>(args.of_pairs);
+    static_cast<A*>(b.second)[token * shape.chosen + k] = squares * static_cast<A>(shape.of_pairs);
   }
 }
 
@@ -79,10 +67,11 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    gradient_kernel(const __grid_constant__ Arguments args) {
+    gradient_kernel(const __grid_constant__ TokenShape shape,
+                    const __grid_constant__ TokenBuffers b,
+                    const __grid_constant__ Elements elements) {
   using A = accumulate_t<T>;
   constexpr int W = kPack<T>;
-  const TokenShape& shape = args.shape;
   const int64_t packs = (shape.channels + W - 1) / W;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t channel = i % packs * W, row = i / packs, stream = row / shape.tokens;
@@ -94,72 +83,46 @@ __global__ void __launch_bounds__(kThreads)
   bool any = false;
   JACHESS_UNROLL
   for (int w = 0; w < W; ++w) {
-    if (stream == 0 || w >= valid || !counts(args.mask, token)) continue;
+    if (stream == 0 || w >= valid || !counts(b.mask, token)) continue;
     if (stream <= shape.directions) {
-      factor[w] = A(2 * args.of_directions) * static_cast<const A*>(args.gfirst)[token];
+      factor[w] = A(2 * shape.of_directions) * static_cast<const A*>(b.first)[token];
       any = true;
       continue;
     }
-    const int64_t k = args.position == nullptr ? channel + w : args.position[channel + w];
+    const int64_t k = b.position == nullptr ? channel + w : b.position[channel + w];
     if (k == -1) continue;
-    const A* gradient = static_cast<const A*>(args.gsecond) + token * shape.chosen;
-    factor[w] = k < 0 ? A(NAN) : A(2 * args.of_pairs) * gradient[k];
+    const A* gradient = static_cast<const A*>(b.second) + token * shape.chosen;
+    factor[w] = k < 0 ? A(NAN) : A(2 * shape.of_pairs) * gradient[k];
     any = true;
   }
-  if (any) Streams<1, const T>(args.x, at, 0).load(0, valid, args.elements, jets);
+  if (any) Streams<1, const T>(b.x, at, 0).load(0, valid, elements, jets);
   JACHESS_UNROLL
   for (int w = 0; w < W; ++w) jets.at[w][0] = any ? jets.at[w][0] * factor[w] : A(0);
-  Streams<1, T>(args.gx, at, 0).store(0, valid, args.elements, jets);
-}
-
-Arguments arguments_of(const TokenShape& shape, const void* x, const void* mask,
-                       const void* index) {
-  const int64_t pairs = shape.streams - 1 - shape.directions;
-  Arguments args = {};
-  args.shape = shape;
-  args.of_directions = 1.0 / static_cast<double>(shape.directions);
-  args.of_pairs = pairs > 0 ? 1.0 / static_cast<double>(pairs) : 0.0;
-  args.x = x;
-  args.mask = static_cast<const uint8_t*>(mask);
-  args.index = static_cast<const int64_t*>(index);
-  return args;
+  Streams<1, T>(b.gx, at, 0).store(0, valid, elements, jets);
 }
 
 }  // namespace
 
-int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, const void* index,
-                          void* first, void* second, Queue queue) {
-  Arguments args = arguments_of(shape, x, mask, index);
-  args.first = first;
-  args.second = second;
+int jet_mean_squares_cuda(TokenShape shape, TokenBuffers b, Queue queue) {
   return dispatch_bytes(shape.storage, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    args.elements = elements_of<T>(shape.storage, shape.channels, x);
-    return launch(mean_squares_kernel<T>, ceil_divide(shape.tokens, kWarps), kThreads, queue, args);
+    return launch(mean_squares_kernel<T>, ceil_divide(shape.tokens, kWarps), kThreads, queue, shape,
+                  b, elements_of<T>(shape.storage, shape.channels, b.x));
   });
 }
 
-int jet_mean_squares_backward_cuda(TokenShape shape, const void* gfirst, const void* gsecond,
-                                   const void* x, const void* mask, const void* index,
-                                   void* position, void* gx, Queue queue) {
-  Arguments args = arguments_of(shape, x, mask, index);
-  args.position = static_cast<const int32_t*>(position);
-  args.gfirst = gfirst;
-  args.gsecond = gsecond;
-  args.gx = gx;
-  if (position != nullptr) {
-    const int error =
-        launch(position_kernel, ceil_divide(shape.channels, kThreads), kThreads, queue, args.index,
-               shape.chosen, shape.channels, static_cast<int32_t*>(position));
+int jet_mean_squares_backward_cuda(TokenShape shape, TokenBuffers b, Queue queue) {
+  if (b.position != nullptr) {
+    const int error = launch(position_kernel, ceil_divide(shape.channels, kThreads), kThreads,
+                             queue, b.index, shape.chosen, shape.channels, b.position);
     if (error != 0) return error;
   }
   return dispatch_bytes(shape.storage, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    args.elements = elements_of<T>(shape.storage, shape.channels, x, gx);
-    const int64_t rows = shape.streams * shape.tokens;
-    return launch(gradient_kernel<T>,
-                  ceil_divide(rows * ceil_divide(shape.channels, kPack<T>), kThreads), kThreads,
-                  queue, args);
+    const int64_t packs = ceil_divide(shape.channels, kPack<T>);
+    return launch(gradient_kernel<T>, ceil_divide(shape.streams * shape.tokens * packs, kThreads),
+                  kThreads, queue, shape, b,
+                  elements_of<T>(shape.storage, shape.channels, b.x, b.gx));
   });
 }
 

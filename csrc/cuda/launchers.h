@@ -38,8 +38,13 @@ struct ActivationShape {
 
 // y = f(g), or f(g) u where u is not null, into out; with gy, the gradients of g into out and of u
 // into gu.
-int activation_jet_cuda(ActivationShape shape, Activation kind, const void* gy, const void* g,
-                        const void* u, void* out, void* gu, Queue queue);
+struct ActivationBuffers {
+  const void *gy, *g, *u;
+  void *out, *gu;
+};
+
+int activation_jet_cuda(ActivationShape shape, Activation kind, ActivationBuffers buffers,
+                        Queue queue);
 
 // n = rows * channels; centred: layer norm, else RMS norm.
 struct NormShape {
@@ -104,15 +109,22 @@ int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* ou
 struct TokenShape {
   Storage storage;
   int64_t streams, directions, tokens, channels, chosen;
+  double of_directions, of_pairs;  // 1/q and 1/P: a division of doubles is a call on the device
 };
 
-// index: [chosen] int64, or null for all dimensions; first: [tokens], second: [tokens, chosen].
-int jet_mean_squares_cuda(TokenShape shape, const void* x, const void* mask, const void* index,
-                          void* first, void* second, Queue queue);
-// position: room for [channels] int32, null where index is.
-int jet_mean_squares_backward_cuda(TokenShape shape, const void* gfirst, const void* gsecond,
-                                   const void* x, const void* mask, const void* index,
-                                   void* position, void* gx, Queue queue);
+// mask: [tokens], or null; index: [chosen], or null for all dimensions; position, of the backward
+// where there is an index: room for [channels]. first: [tokens], second: [tokens, chosen], backward
+// their gradients.
+struct TokenBuffers {
+  const void* x;
+  const uint8_t* mask;
+  const int64_t* index;
+  int32_t* position;
+  void *first, *second, *gx;
+};
+
+int jet_mean_squares_cuda(TokenShape shape, TokenBuffers buffers, Queue queue);
+int jet_mean_squares_backward_cuda(TokenShape shape, TokenBuffers buffers, Queue queue);
 
 // Returned by a launcher where no tile of the operands fits the device's shared memory.
 constexpr int kNoTileFits = -1;

@@ -34,6 +34,16 @@ __device__ inline void recompute(float& n) {
 #endif
 }
 
+// Waits for the other warp of a pair: warps 2n and 2n + 1 are pair n, of at most 15.
+__device__ inline void sync_pair(int pair) {
+#if defined(__CUDACC__)
+  asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");  // barrier 0 is the block's
+#else
+  (void)pair;
+  shim::wait(shim::State::at_pair_barrier);
+#endif
+}
+
 // ---- asynchronous copies from global to shared memory ------------------------------------------
 
 // Starts a copy of 16 bytes, both addresses aligned to 16; of zeros where nothing is to be read.

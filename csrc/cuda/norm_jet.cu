@@ -18,20 +18,6 @@ namespace {
 constexpr int kMaxThreads = 256;
 constexpr size_t kMostSharedSums = 32 * 1024;  // bytes: more would cost blocks of a multiprocessor
 
-struct ForwardArguments {
-  NormShape shape;
-  NormBuffers buffers;
-  double eps;
-  Elements elements;
-};
-
-struct BackwardArguments {
-  NormShape shape;
-  NormBackwardBuffers buffers;
-  Elements elements;
-  bool shared_sums;  // whether a block's partial sums lie in shared memory
-};
-
 // A parameter's entries, whatever type they are stored in; `otherwise` where it is not given.
 struct Parameter {
   static constexpr int kStreams = 1;
@@ -59,13 +45,12 @@ struct Parameter {
 
 template <typename T, int q, int P>
 __global__ void __launch_bounds__(kMaxThreads)
-    norm_kernel(const __grid_constant__ ForwardArguments args) {
+    norm_kernel(const __grid_constant__ NormShape shape, const __grid_constant__ NormBuffers b,
+                double eps, const __grid_constant__ Elements elements) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const NormShape& shape = args.shape;
-  const NormBuffers& b = args.buffers;
   const int64_t n = shape.channels, start = blockIdx.x * n, stride = shape.jet.n;
-  const Row<T> row = {n, threadIdx.x, blockDim.x, args.elements};
+  const Row<T> row = {n, threadIdx.x, blockDim.x, elements};
   bool added = b.residual == nullptr;
   const Streams<S, const T> x(b.x, start, stride), residual(b.residual, start, stride);
   // Not __restrict__: read after the same thread wrote it.
@@ -79,8 +64,8 @@ __global__ void __launch_bounds__(kMaxThreads)
       JACHESS_UNROLL
       for (int s = 0; s < S; ++s) {
         T rounded;
-        write(jet[s] + other[s], args.elements, rounded);
-        read(rounded, args.elements, sum[s]);
+        write(jet[s] + other[s], elements, rounded);
+        read(rounded, elements, sum[s]);
       }
       if (i < n) f(sum);
     };
@@ -109,7 +94,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
   block_reduce<Add, S>(sums);
   square_jet_finish<q, P>(sums, static_cast<A>(n), v);
-  rsqrt_jet<q, P>(v, static_cast<A>(args.eps), rstd);
+  rsqrt_jet<q, P>(v, static_cast<A>(eps), rstd);
 
   const Parameter weights = {b.weight, 1}, biases = {b.bias, 0};
   const auto normalise = [&](int64_t, const A* jet, const A* weight, const A* bias, A* y) {
@@ -131,17 +116,18 @@ __global__ void __launch_bounds__(kMaxThreads)
 
 template <typename T, int q, int P>
 __global__ void __launch_bounds__(kMaxThreads)
-    norm_backward_kernel(const __grid_constant__ BackwardArguments args) {
+    norm_backward_kernel(const __grid_constant__ NormShape shape,
+                         const __grid_constant__ NormBackwardBuffers b,
+                         const __grid_constant__ Elements elements, bool shared_sums) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const NormShape& shape = args.shape;
-  const NormBackwardBuffers& b = args.buffers;
   const int64_t n = shape.channels, stride = shape.jet.n;
-  const Row<T> row = {n, threadIdx.x, blockDim.x, args.elements};
-  // The weight's sums over the block's rows, and the bias': a thread's own channels alone.
+  const Row<T> row = {n, threadIdx.x, blockDim.x, elements};
+  // The weight's sums over the block's rows, and the bias', in shared memory where they fit: a
+  // thread's own channels alone.
   A* partial = static_cast<A*>(b.partial);
   if (partial != nullptr) partial += (shape.centred ? 2 : 1) * blockIdx.x * n;
-  A* kept = args.shared_sums ? reinterpret_cast<A*>(dynamic_shared_memory()) : partial;
+  A* kept = shared_sums ? reinterpret_cast<A*>(dynamic_shared_memory()) : partial;
   using Sums = Streams<1, A, true>;
   const Sums weight_sums(kept, 0, 0), bias_sums(shape.centred ? kept : nullptr, n, 0);
   const auto clear = [](int64_t, A* weight, A* bias) { *weight = *bias = A(0); };
@@ -244,8 +230,7 @@ int norm_jet_cuda(NormShape shape, NormBuffers b, double eps, Queue queue) {
     const Elements elements =
         elements_of<T>(shape.jet.storage, shape.channels, b.x, b.residual, b.y, b.sum);
     return launch(norm_kernel<T, decltype(q)::value, decltype(P)::value>, shape.rows,
-                  threads_of(shape.channels, kPack<T>), queue,
-                  ForwardArguments{shape, b, eps, elements});
+                  threads_of(shape.channels, kPack<T>), queue, shape, b, eps, elements);
   });
 }
 
@@ -262,8 +247,8 @@ int norm_jet_backward_cuda(NormShape shape, NormBackwardBuffers b, Queue queue) 
     const bool shared = b.partial != nullptr && bytes <= kMostSharedSums;
     const int error =
         launch_with_shared(norm_backward_kernel<T, decltype(q)::value, decltype(P)::value>, blocks,
-                           threads_of(shape.channels, kPack<T>), shared ? bytes : 0, queue,
-                           BackwardArguments{shape, b, elements, shared});
+                           threads_of(shape.channels, kPack<T>), shared ? bytes : 0, queue, shape,
+                           b, elements, shared);
     if (error != 0 || b.partial == nullptr) return error;
     return launch(sum_partials_kernel<A>, ceil_divide(columns, kSumColumns),
                   kSumColumns * kSumSegments, queue, static_cast<const A*>(b.partial), blocks,

@@ -64,12 +64,26 @@ NormShape norm_shape(const char* op, const Norm& norm, int64_t q) {
 }
 
 TokenShape token_shape(const MeanSquaresInputs& in) {
+  const TokenRows& r = in.rows;
   return {storage_of(in.x.scalar_type()),
-          in.rows.streams,
-          in.rows.directions,
-          in.rows.tokens,
-          in.rows.channels,
-          in.count};
+          r.streams,
+          r.directions,
+          r.tokens,
+          r.channels,
+          in.count,
+          1.0 / static_cast<double>(r.directions),
+          1.0 / static_cast<double>(std::max(r.pairs, int64_t(1)))};
+}
+
+TokenBuffers token_buffers(const MeanSquaresInputs& in, const std::optional<Tensor>& position,
+                           void* first, void* second, void* gx) {
+  return {pointer(in.x),
+          static_cast<const uint8_t*>(pointer(in.mask)),
+          static_cast<const int64_t*>(pointer(in.index)),
+          static_cast<int32_t*>(target(position)),
+          first,
+          second,
+          gx};
 }
 
 void check_heads(const char* op, const AttentionProblem& p) {
@@ -144,8 +158,8 @@ struct Cuda {
   static void forward(const char* op, const MeanSquaresInputs& in, const Tensor& first,
                       const Tensor& second) {
     if (first.numel() == 0) return;
-    start(op, in.x, jet_mean_squares_cuda, token_shape(in), pointer(in.x), pointer(in.mask),
-          pointer(in.index), target(first), target(second));
+    start(op, in.x, jet_mean_squares_cuda, token_shape(in),
+          token_buffers(in, std::nullopt, target(first), target(second), nullptr));
   }
   static void backward(const char* op, const MeanSquaresInputs& in, const Tensor& gfirst,
                        const Tensor& gsecond, const Tensor& gx) {
@@ -154,9 +168,9 @@ struct Cuda {
     if (in.index.has_value())
       position = torch::stable::new_empty(
           gx, torch::headeronly::IntHeaderOnlyArrayRef(&in.rows.channels, 1), ScalarType::Int);
-    start(op, gx, jet_mean_squares_backward_cuda, token_shape(in), pointer(gfirst),
-          pointer(gsecond), pointer(in.x), pointer(in.mask), pointer(in.index), target(position),
-          target(gx));
+    start(op, gx, jet_mean_squares_backward_cuda, token_shape(in),
+          token_buffers(in, position, const_cast<void*>(pointer(gfirst)),
+                        const_cast<void*>(pointer(gsecond)), target(gx)));
   }
 
   static void forward(const char* op, const AttentionInputs& in, const Tensor& y,
@@ -184,8 +198,9 @@ struct Cuda {
                                    in.cut.length,
                                    {in.gate.stream_stride, in.gate.row_stride},
                                    {in.up.stream_stride, in.up.row_stride}};
-    start(op, out, activation_jet_cuda, shape, in.kind, gy, pointer(in.gate.tensor),
-          gated ? pointer(in.up.tensor) : nullptr, target(out), gu);
+    start(op, out, activation_jet_cuda, shape, in.kind,
+          ActivationBuffers{gy, pointer(in.gate.tensor), gated ? pointer(in.up.tensor) : nullptr,
+                            target(out), gu});
   }
 };
 

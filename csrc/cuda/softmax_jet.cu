@@ -18,13 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kWarpScores = 1024;  // a row up to here is a warp's
 
-struct Arguments {
-  SoftmaxShape shape;
-  Elements elements;
-  const void *gy, *x;
-  void* out;  // y, backward gx
-};
-
 // 1 / x for x = 0 or NaN, or x >= 1, where a fast approximation and one step of Newton's will do;
 // division proper calls a subroutine, around which registers go to memory.
 __device__ inline float reciprocal(float x) {
@@ -47,23 +40,24 @@ __device__ inline void reduce(bool whole_block, A* values) {
 }
 
 template <typename T, int q, int P, bool backward>
-__global__ void __launch_bounds__(kThreads, 3) kernel(const __grid_constant__ Arguments args) {
+__global__ void __launch_bounds__(kThreads, 3)
+    kernel(const __grid_constant__ SoftmaxShape shape, const __grid_constant__ Elements elements,
+           const void* gy_data, const void* x_data, void* out_data) {
   using A = accumulate_t<T>;
   constexpr int S = 1 + q + P;
-  const SoftmaxShape& shape = args.shape;
   const bool whole_block = shape.scores > kWarpScores;
   const int threads = whole_block ? kThreads : kWarp, thread = static_cast<int>(threadIdx.x);
   const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / threads) + thread / threads;
   if (index >= shape.rows) return;
-  const Row<T> row = {shape.scores, thread % threads, threads, args.elements};
+  const Row<T> row = {shape.scores, thread % threads, threads, elements};
   const int64_t start = index * shape.scores;
-  const Streams<S, const T> x(args.x, start, shape.jet.n), gy(args.gy, start, shape.jet.n);
-  const Streams<S, T> out(args.out, start, shape.jet.n);
+  const Streams<S, const T> x(x_data, start, shape.jet.n), gy(gy_data, start, shape.jet.n);
+  const Streams<S, T> out(out_data, start, shape.jet.n);
 
   // The normaliser as a jet: what must be taken off the scores so that p = exp of them.
   A top = -std::numeric_limits<A>::infinity(), mean[S] = {};
   const auto largest = [&](int64_t, const A* s) { top = s[0] > top ? s[0] : top; };
-  row.sweep(largest, Streams<1, const T>(args.x, start, 0));
+  row.sweep(largest, Streams<1, const T>(x_data, start, 0));
   reduce<Larger, 1>(whole_block, &top);
   // −inf − (−inf) would be NaN; against 0 such a row sums to 0, and a NaN in it stays visible.
   if (top == -std::numeric_limits<A>::infinity()) top = A(0);
@@ -126,23 +120,20 @@ __global__ void __launch_bounds__(kThreads, 3) kernel(const __grid_constant__ Ar
   }
 }
 
-template <bool backward>
-int start(Arguments args, Queue queue) {
-  const SoftmaxShape& shape = args.shape;
-  const int64_t rows_of_block = shape.scores > kWarpScores ? 1 : kThreads / kWarp;
-  return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    args.elements = elements_of<T>(shape.jet.storage, shape.scores, args.gy, args.x, args.out);
-    return launch(kernel<T, decltype(q)::value, decltype(P)::value, backward>,
-                  ceil_divide(shape.rows, rows_of_block), kThreads, queue, args);
-  });
-}
-
 }  // namespace
 
 int softmax_jet_cuda(SoftmaxShape shape, const void* gy, const void* x, void* out, Queue queue) {
-  const Arguments args = {shape, {}, gy, x, out};
-  return gy == nullptr ? start<false>(args, queue) : start<true>(args, queue);
+  const int64_t rows_of_block = shape.scores > kWarpScores ? 1 : kThreads / kWarp;
+  return dispatch_jets(shape.jet, [&](auto* typed, auto q, auto P) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    constexpr int directions = decltype(q)::value, pairs = decltype(P)::value;
+    const auto start = [&](auto chosen) {
+      return launch(chosen, ceil_divide(shape.rows, rows_of_block), kThreads, queue, shape,
+                    elements_of<T>(shape.jet.storage, shape.scores, gy, x, out), gy, x, out);
+    };
+    return gy == nullptr ? start(kernel<T, directions, pairs, false>)
+                         : start(kernel<T, directions, pairs, true>);
+  });
 }
 
 }  // namespace jachess

@@ -44,7 +44,7 @@ inline ShimIndex threadIdx, blockIdx, blockDim, gridDim;
 
 namespace jachess::shim {
 
-enum class State { ready, at_block_barrier, at_warp_barrier, done };
+enum class State { ready, at_block_barrier, at_pair_barrier, at_warp_barrier, done };
 
 struct Copy {
   void* to;
@@ -84,7 +84,7 @@ inline size_t shared_limit = 227 * 1024;
 
 #if defined(__SANITIZE_THREAD__)
 inline void* scheduler_fiber = nullptr;
-inline char block_order, warp_order[32];
+inline char block_order, pair_order[16], warp_order[32];
 inline void unwatched(bool begin) {
   if (begin) {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -95,6 +95,7 @@ inline void unwatched(bool begin) {
   }
 }
 inline void* order_of(State state) {
+  if (state == State::at_pair_barrier) return &pair_order[current / (2 * kLanes)];
   return state == State::at_warp_barrier ? &warp_order[current / kLanes] : &block_order;
 }
 inline void publish(State state) { __tsan_release(order_of(state)); }
@@ -174,6 +175,8 @@ inline void run_to_the_end(unsigned threads) {
     bool released = false, finished = true;
     for (unsigned begin = 0; begin < threads; begin += kLanes)
       released |= release(begin, begin + kLanes, State::at_warp_barrier);
+    for (unsigned begin = 0; begin + 2 * kLanes <= threads; begin += 2 * kLanes)
+      released |= release(begin, begin + 2 * kLanes, State::at_pair_barrier);
     if (!released) released = release(0, threads, State::at_block_barrier);
     for (const Fiber& fiber : fibers) finished &= fiber.state == State::done;
     if (finished) return;

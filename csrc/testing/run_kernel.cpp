@@ -10,6 +10,8 @@
 // jet_mean_squares [mask] [index: how many, and which] x [gradients], kind saying which are there.
 // For the norms kind is the parameters' storage type; for the softmax, whether a row of −inf gives
 // zeros.
+#include <algorithm>
+
 #include "../cuda/launchers.h"
 #include "options.h"
 
@@ -57,8 +59,10 @@ void activate(const std::string& op, ActivationShape shape, Activation kind, int
     shape.length = n;
   }
   Buffer y = make(all), gu = make(backward && gated ? all : 0);
-  activation_jet_cuda(shape, kind, backward ? gy.data() : nullptr, g.data(), u, y.data(),
-                      gu.empty() ? nullptr : gu.data(), queue);
+  activation_jet_cuda(
+      shape, kind,
+      {backward ? gy.data() : nullptr, g.data(), u, y.data(), gu.empty() ? nullptr : gu.data()},
+      queue);
   write(y);
   write(gu);
 }
@@ -144,21 +148,29 @@ int main(int count, char** argument) {
   } else if (op.rfind("jet_", 0) == 0) {
     const TokenInput given = read_tokens(choice, rows, channels);
     const int64_t chosen = pairs == 0 ? 0 : given.chosen;
-    const TokenShape tokens = {storage, streams, q, rows, channels, chosen};
+    const TokenShape tokens = {storage,  streams, q,       rows,
+                               channels, chosen,  1.0 / q, 1.0 / std::max(pairs, 1)};
     const void* mask = choice & 1 ? given.mask.data() : nullptr;
     const void* index = choice & 2 ? given.index.data() : nullptr;
     Buffer position = make(channels * 4);
     Buffer first = make(rows * wide), second = make(rows * chosen * wide);
     const Buffer x = read(streams * n * element);
+    TokenBuffers buffers = {x.data(), static_cast<const uint8_t*>(mask),
+                            static_cast<const int64_t*>(index)};
+    buffers.gx = result.data();
+    if (index) buffers.position = reinterpret_cast<int32_t*>(position.data());
     if (op == "jet_mean_squares") {
-      jet_mean_squares_cuda(tokens, x.data(), mask, index, first.data(), second.data(), queue);
+      buffers.first = first.data();
+      buffers.second = second.data();
+      jet_mean_squares_cuda(tokens, buffers, queue);
       write(first);
       write(second);
     } else {
       first = read(static_cast<int64_t>(first.size()));
       second = read(static_cast<int64_t>(second.size()));
-      jet_mean_squares_backward_cuda(tokens, first.data(), second.data(), x.data(), mask, index,
-                                     index ? position.data() : nullptr, result.data(), queue);
+      buffers.first = first.data();
+      buffers.second = second.data();
+      jet_mean_squares_backward_cuda(tokens, buffers, queue);
       write(result);
     }
   } else {

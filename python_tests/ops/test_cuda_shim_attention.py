@@ -258,12 +258,17 @@ def test_heads_without_entries(programs: Programs) -> None:
 
 
 def _check_stats(
-    output: bytearray, offset: int, tensors: dict[str, Tensor], mask: Tensor | None
+    output: bytearray,
+    offset: int,
+    tensors: dict[str, Tensor],
+    mask: Tensor | None,
+    scale: float | None = None,
 ) -> None:
     """The saved statistics, hidden queries' too, are the CPU operator's."""
     if not ops.available("attention_jet", "cpu"):
         pytest.skip("the compiled operators are missing")
-    numbers = (2, tensors["query"].shape[4] ** -0.5, False, -1, -1, 0.0, 0.0)
+    scale = scale or tensors["query"].shape[4] ** -0.5
+    numbers = (2, scale, False, -1, -1, 0.0, 0.0)
     _, expected = torch.ops.jachess.attention_jet(*tensors.values(), mask, None, *numbers)
     got = torch.frombuffer(output, dtype=expected.dtype, offset=offset).view(expected.shape)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
@@ -303,6 +308,37 @@ def test_large_heads(programs: Programs, size: int, value_size: int) -> None:
     check_case(programs("none"), tensors, q=2, causal=True)
 
 
+SHARED_STRIPS: list[dict[str, Any]] = [
+    {"scale": 0.7, "window": (12, 3)},
+    {"causal": True, "softcap": 2.0, "dropout_p": 0.4, "dropout_seed": 7},
+]
+
+
+@pytest.mark.parametrize("settings", SHARED_STRIPS, ids=str)
+def test_two_warps_share_a_strip_of_queries(programs: Programs, settings: dict[str, Any]) -> None:
+    """Of two directions and values wider than 64: tiles of 32 keys, 16 a warp, of which the band
+    leaves one warp none; the last tile has keys for one warp alone."""
+    tensors = inputs(2, 4, torch.bfloat16, 1, 2, 1, 37, 75, 24, 88)
+    check_case(programs("none"), tensors, q=2, **settings)
+
+
+@pytest.mark.parametrize("first", [64, 80])
+def test_two_warps_share_the_largest_score_and_the_sums(programs: Programs, first: int) -> None:
+    """16 keys, those of one warp of the two, have scores 40 above the others', whose weights are
+    then nothing. Rows are centred anew, and the statistics are those of both warps' keys."""
+    tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 20, 96, 16, 72)
+    tensors["query"][0, ..., 0], tensors["key"][0, ..., 0] = 2.0, 0.0
+    tensors["key"][0, :, :, first : first + 16, 0] = 20.0
+    mask, settings = padding_mask(torch.bool, 20, 96), {"q": 2, "scale": 1.0}
+    wide = [tensor.double() for tensor in tensors.values()]
+    expected = ops.attention_jet_reference(*wide, mask, **settings)  # type: ignore[arg-type]
+    output = run_attention(programs("none"), tensors, mask, [], settings)
+    y, offset = by_token(output, 0, expected.bfloat16())
+    assert relative_error(y, expected) < BOUNDS[torch.bfloat16]
+    assert output == run_attention(programs("none"), tensors, mask, [], settings, backwards=True)
+    _check_stats(output, offset, tensors, mask, scale=1.0)
+
+
 @pytest.mark.parametrize("size", [40, 72])
 def test_one_direction_over_many_keys(programs: Programs, size: int) -> None:
     """Several tiles of keys, the last one ragged, of heads narrow and wide."""
@@ -323,13 +359,13 @@ def test_rows_of_more_pieces_than_a_warp_has_threads(programs: Programs) -> None
     check_case(programs("none"), tensors, q=1)
 
 
-@pytest.mark.parametrize(("q", "streams"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize(("q", "streams", "size"), [(1, 2, 40), (2, 4, 40), (2, 4, 72)])
 def test_a_tile_that_hides_something_gives_the_same_bits(
-    programs: Programs, q: int, streams: int
+    programs: Programs, q: int, streams: int, size: int
 ) -> None:
     """Queries that see all of 90 keys: the band ends there, or a mask hides what follows; whatever
     follows. The scale is no power of two."""
-    long = inputs(q, streams, torch.bfloat16, 1, 1, 1, 20, 130, 40)
+    long = inputs(q, streams, torch.bfloat16, 1, 1, 1, 20, 130, size)
     short = {name: t if name == "query" else t[:, :, :, :90] for name, t in long.items()}
     mask = (torch.arange(130) < 90)[None, None, None]
 
@@ -379,7 +415,7 @@ PLANS = {
         "backward": [(4, 2, 112640), (4, 2, 111616), (4, 2, 74752)],
     },
     (4, 128): {
-        "forward": [(4, 1, 96256)],
+        "forward": [(4, 1, 114688)],
         "backward": [(2, 1, 105472), (2, 1, 104960), (4, 1, 104960)],
     },
 }
@@ -401,6 +437,18 @@ def test_plans(programs: Programs, streams: int, size: int) -> None:
         found[direction] = [launch for launch in launches if launch[1]]
     print(f"{streams} streams, heads of {size}: {found}")
     assert found == PLANS[streams, size]
+
+
+def test_warps_share_a_strip_only_where_two_strips_fit(programs: Programs) -> None:
+    """Else four warps, with all scores of their own, are more than two that share them."""
+    tensors = inputs(2, 4, torch.bfloat16, 1, 1, 1, 64, 64, 128)
+
+    def plan(limit: int) -> list[int]:
+        text = run_attention(programs("none"), tensors, None, [], {"q": 2}, limit, plans=True)
+        return [int(number) for number in text.decode().split()]
+
+    assert plan(SMALL) == [4, 1, 96256]  # of sm_86, sm_89 and sm_120
+    assert plan(163 * 1024) == [8, 1, 159744]  # of sm_80
 
 
 # ---- slow: everything, under sanitizers --------------------------------------------------------
@@ -473,6 +521,15 @@ def test_head_sizes(
         refuses(programs("none"), tensors, q, shared_limit)
     else:
         check_case(programs("none"), tensors, None, shared_limit, q=q, causal=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SHARED_STRIPS, ids=str)
+def test_a_shared_strip_under_the_address_sanitizer(
+    programs: Programs, settings: dict[str, Any]
+) -> None:
+    tensors = inputs(2, 4, torch.bfloat16, 1, 2, 1, 37, 75, 24, 88)
+    check_case(programs("address"), tensors, padding_mask(torch.bool, 37, 75), q=2, **settings)
 
 
 @pytest.mark.slow
