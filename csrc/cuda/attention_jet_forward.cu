@@ -266,15 +266,20 @@ __global__ void __launch_bounds__(kMostWarps * share * kWarp, 1)
 
   BlockPlace own = block;  // with this warp's columns
   own.column += half * V;
-  const int width = args.value_size - own.column;
   float sums[S][V / 8][4] = {};
   RowState<S> state;
   RowUnits<T> units;
   const auto rows_at = [&](const JetHeads& x, int head, int count, int size) {
     return rows_of<T>(x, block.batch, head, count, size, args.aligned);
   };
-  const Rows<T> keys = rows_at(args.other, key_head, rules.keys, args.size);
-  const Rows<T> values = rows_at(args.other_second, key_head, rules.keys, args.value_size);
+  struct Others {
+    Rows<T> keys, values;
+  };
+  const auto others = [&] {
+    return Others{rows_at(args.other, key_head, rules.keys, args.size),
+                  rows_at(args.other_second, key_head, rules.keys, args.value_size)};
+  };
+  const Others kept = others();
   load_tile<S>(queries, rows_at(args.own, block.owner, rules.queries, args.size), block.first, 0,
                plan.depth, plan.shift);
   const int steps = (rules.keys + K - 1) / K;
@@ -285,8 +290,10 @@ __global__ void __launch_bounds__(kMostWarps * share * kWarp, 1)
         return step;
       },
       [&](int step, int stage) {
-        load_tile<S>(keys_of(stage), keys, step * K, 0, plan.depth, plan.shift);
-        load_tile<S>(values_of(stage), values, step * K, block.column, plan.second_depth,
+        // In float32 the registers do not suffice to keep them.
+        const Others from = sizeof(T) == 4 ? others() : kept;
+        load_tile<S>(keys_of(stage), from.keys, step * K, 0, plan.depth, plan.shift);
+        load_tile<S>(values_of(stage), from.values, step * K, block.column, plan.second_depth,
                      plan.second_shift);
       },
       [&](int step, int stage) {
@@ -301,6 +308,7 @@ __global__ void __launch_bounds__(kMostWarps * share * kWarp, 1)
                                                         weights);
         weigh_scores<T, S, N, V>(rules, tile, exchange, weights, state, sums);
         units.template apply<S, N, V>(weights, sums);
+        const int width = args.value_size - own.column;
         if constexpr (share > 1) {
           exchange.show(weights);
           const auto shown = [&](int s, int n, typename Mma<T>::A& a) {

@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
+// Left to itself, the compiler aims at 64 registers where it can, and spills for it.
 template <typename T, int q, int P>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, P > 0 ? 2 : 3)
     norm_backward_kernel(const __grid_constant__ NormShape shape,
                          const __grid_constant__ NormBackwardBuffers b,
                          const __grid_constant__ Elements elements, bool shared_sums) {
@@ -130,6 +131,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   A* kept = shared_sums ? reinterpret_cast<A*>(dynamic_shared_memory()) : partial;
   using Sums = Streams<1, A, true>;
   const Sums weight_sums(kept, 0, 0), bias_sums(shape.centred ? kept : nullptr, n, 0);
+  // A division calls a subroutine, around which registers go to memory: not within the loop.
+  const A inverse = A(1) / static_cast<A>(n);
   const auto clear = [](int64_t, A* weight, A* bias) { *weight = *bias = A(0); };
   row.sweep(clear, weight_sums, bias_sums);
   for (int64_t number = blockIdx.x; number < shape.rows; number += gridDim.x) {
@@ -164,8 +167,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     product_jet_backward_add<q, P>(rstd, sums + S, centring);
     JACHESS_UNROLL
     for (int s = 0; s < S; ++s) {
-      square[s] *= A(2) / static_cast<A>(n);
-      centring[s] = shape.centred ? centring[s] / -static_cast<A>(n) : A(0);
+      square[s] *= A(2) * inverse;
+      centring[s] = shape.centred ? centring[s] * -inverse : A(0);
     }
     const auto differentiate = [&](int64_t, const A* jet, const A* g, const A* weight,
                                    const A* direct, A* gx, A* weight_sum, A* bias_sum) {
