@@ -23,8 +23,8 @@ from .runs import (
     LossTable,
     TableError,
     higher_is_better,
-    is_share,
     metric_word,
+    sampling_noise,
     shown,
     to_forecast,
     worst_value,
@@ -109,7 +109,10 @@ def read_table(
     for label in ignore:
         sheet.place(label, ())  # raises where there is none
     sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
-    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not sheet.empty(place))
+    empty = [
+        all(text.lower() in MISSING for text in sheet.texts(p)) for p in range(len(sheet.labels))
+    ]
+    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not empty[place])
     repeated = [label for label in sheet.labels if f"{label}.1" in sheet.labels]
     if repeated and sheet.what == "the table":
         raise TableError(
@@ -370,9 +373,6 @@ def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> in
     return found[0]
 
 
-# Values -> losses -------------------------------------------------------------------------------
-
-
 def to_table(
     records: Records, metric: str | None, fewest: int = 2, test_rows: int | None = None
 ) -> LossTable:
@@ -399,13 +399,14 @@ def to_table(
     losses, noise = _pivot(replace(records, values=values), places, sizes)
     if metric is None:
         _refuse_rising(what, losses)
-    elif test_rows is not None and (higher_is_better(metric) or is_share(metric)):
+    elif test_rows is not None:
         if test_rows < 1:
             raise TableError(f"test_rows is {test_rows}; expected a number of examples")
-        losses = np.maximum(losses, 0.5 / test_rows)
-        if is_share(metric):
-            sampling = losses * (1 - losses) / test_rows
-            noise = np.sqrt(sampling if noise is None else sampling + np.nan_to_num(noise) ** 2)
+        least = np.maximum(losses, 0.5 / test_rows)
+        sampling = sampling_noise(metric, least, test_rows)
+        if sampling is not None:
+            noise = sampling if noise is None else np.hypot(sampling, np.nan_to_num(noise))
+        losses = least if sampling is not None or higher_is_better(metric) else losses
     parameters = None
     if records.parameters is not None:
         parameters = np.array([records.parameters[name] for name in records.names])
@@ -627,10 +628,6 @@ class Sheet:
                     return False
                 found = True  # which `numbers` refuses, and says how it is read
         return found
-
-    def empty(self, place: int) -> bool:
-        """Return whether every cell of a column is empty."""
-        return all(text.lower() in MISSING for text in self.texts(place))
 
     def numbers(self, place: int, names: Sequence[str]) -> Array:
         """Return a column's cells as numbers; empty ones as NaN.
