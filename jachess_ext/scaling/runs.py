@@ -60,7 +60,7 @@ def metric_word(name: str) -> str | None:
 def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
     """Return standard errors of a share of test rows, right or wrong; None for other metrics."""
     share = metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
-    if rows is None or not share:
+    if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
         return None
     return np.sqrt(np.maximum(losses * (1 - losses), 0) / rows)
 

@@ -30,14 +30,14 @@ from .runs import (
     worst_value,
 )
 
-NAME_COLUMNS = ("name", "model", "config name", "model_name", "checkpoint")
+NAME_COLUMNS = ("name", "model", "config name", "model_name", "model_name_or_path", "checkpoint")
 PARAMETER_COLUMNS = ("size", "parameters", "params", "n_params", "num_parameters")
 ROW_COLUMNS = (
     *("size", "rows", "n", "d", "n_train", "num_rows", "train_rows", "train_size", "size_train"),
     *("training_size", "train_samples", "num_train_samples", "max_train_samples", "examples"),
-    *("samples", "train_examples"),
+    *("samples", "train_examples", "tokens", "n_tokens", "num_tokens", "train_tokens"),
 )
-"""Of training examples, in a long table."""
+"""Of training examples, in a long table, or tokens."""
 SEED_COLUMNS = ("seed", "random_seed", "trial", "repeat", "replicate", "fold")
 VALUE_COLUMNS = ("value", "score")
 
@@ -197,17 +197,8 @@ class Records:
 def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
     named, names = _names(sheet, sizes, model)
     seeded = sheet.place(seed, SEED_COLUMNS)
-    counted = [
-        place
-        for place, label in enumerate(sheet.labels)
-        if label.lower() in PARAMETER_COLUMNS and place not in sizes
-    ]
-    if len(counted) > 1:
-        raise TableError(
-            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in counted])}, all of "
-            "them numbers of parameters; keep one"
-        )
-    _refuse_others(sheet, {*sizes, *counted, named, seeded})
+    counted = sheet.place(None, PARAMETER_COLUMNS)
+    _refuse_others(sheet, {*sizes, counted, named, seeded})
     taken: dict[float, int] = {}
     for place, size in sizes.items():
         if size in taken:
@@ -226,7 +217,7 @@ def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | 
         values=values.ravel(),
         names=list(dict.fromkeys(names)),
         seeds=None if seeded is None else list(np.repeat(sheet.texts(seeded), count)),
-        parameters=_parameters(sheet, counted[0] if counted else None, names),
+        parameters=_parameters(sheet, counted, names),
         per_cent=sheet.per_cent(list(sizes)),
     )
 
@@ -252,7 +243,7 @@ def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
         if place in used:
             continue
         like_a_size = re.match(r"[^\w]*\d", label)
-        if like_a_size or sheet.numeric(place):
+        if like_a_size or sheet.numeric(place) or sheet.counts(place):
             holds = "" if like_a_size else "holds numbers and "
             raise TableError(
                 f"the column {shown(label)} of {sheet.what} {holds}is no size that can be read; "
@@ -331,13 +322,6 @@ def _long(
 
 
 def _size_column(sheet: Sheet, size: str | None) -> int:
-    found = [place for place, label in enumerate(sheet.labels) if label.lower() in ROW_COLUMNS]
-    if size is None and len(found) > 1:
-        raise TableError(
-            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in found])}, any of "
-            "which may be the number of training examples; say which: "
-            f"size={shown(sheet.labels[found[0]])}"
-        )
     place = sheet.place(size, ROW_COLUMNS)
     if place is None:
         raise TableError(
@@ -496,11 +480,15 @@ _SIZE = re.compile(
     r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
     r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
     r"|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:rows|samples|examples|instances|sentences))?",
+    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:row|sample|example|instance|sentence|token)s)?",
     re.IGNORECASE,
 )
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
+_SPREAD = (
+    "; ± may be a standard error, a deviation over seeds or an interval: keep the value alone, or "
+    "a row for each run and a column seed"
+)
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT = str.maketrans(",.", ".,")
 
@@ -593,6 +581,12 @@ class Sheet:
                 )
             return list(self.labels).index(given)
         found = [place for place, label in enumerate(self.labels) if label.lower() in known]
+        if len(found) > 1:
+            named = [self.labels[place] for place in found]
+            raise TableError(
+                f"{self.what} has the columns {listed(named)}, any of which may be the one meant; "
+                f"say which by model=, size= or seed=, or leave the others out: ignore={named[1:]}"
+            )
         return found[0] if found else None
 
     def texts(self, place: int) -> list[str]:
@@ -629,6 +623,11 @@ class Sheet:
                 found = True  # which `numbers` refuses, and says how it is read
         return found
 
+    def counts(self, place: int) -> bool:
+        """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
+        texts = [text for text in self.texts(place) if text.lower() not in MISSING]
+        return bool(texts) and all(_SIZE.fullmatch(text.rstrip("% ")) for text in texts)
+
     def numbers(self, place: int, names: Sequence[str]) -> Array:
         """Return a column's cells as numbers; empty ones as NaN.
 
@@ -641,9 +640,10 @@ class Sheet:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
                 comma = not self.comma and _WITH_COMMA.fullmatch(str(cell).strip())
+                hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 raise TableError(
                     f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
-                    f"number{_DECIMAL if comma else ''}"
+                    f"number{_DECIMAL if comma else hint}"
                 ) from None
         return np.array(values)
 

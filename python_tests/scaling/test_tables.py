@@ -205,7 +205,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ),
     ("name,1k,1000\na,2,1.5\nb,3,2.5\n", {}, "'1k' and '1000' .* are both of size 1000"),
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
-    ("name,size,parameters,100\na,1,1,2\nb,1,1,3\n", {}, "all of them numbers of parameters"),
+    (
+        "name,size,parameters,100\na,1,1,2\nb,1,1,3\n",
+        {},
+        "'size', 'parameters', any of which may be",
+    ),
     ("name,size,100\na,big,2\nb,1,3\n", {}, "'big' in column 'size' of 'a' is no number of param"),
     ("100,1k,10k\n2,1.5,1\n3,2.5,2\n", {}, "no column .* names the models, and its first, '100'"),
     (",100,1k\n0,2,1.5\n1,3,2.5\n", {}, "no column .* names the models, and its first, '100'"),
@@ -263,6 +267,18 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "no column of values that is known"),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
     ("size,a,b\n100,2,3\n1k,1,2\n", {}, "if 'size' holds them, a column has to name the models"),
+    # read as something else once: names of runs, sizes of models, spreads, sizes that are words
+    ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
+    ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
+    ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "column 'data' .* holds numbers"),
+    ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "column 'part' .* holds numbers"),
+    ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
+    (
+        "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
+        "b,2B,1k,2.5\nb,2B,10k,2\n",
+        {"size": "tokens"},
+        WIDE,
+    ),
     ("name,family\na,x\nb,y\n", {}, "no column named by a number of training examples"),
 ]
 
@@ -324,6 +340,7 @@ def test_an_accuracy_has_the_noise_of_its_test_rows() -> None:
     assert noise is not None
     np.testing.assert_allclose(noise, expected, rtol=0.03)
     assert read_table(frame, metric="f1", test_rows=400).noise is None
+    assert read_table(frame, metric="mean squared error", test_rows=400).noise is None, "no share"
     runs = {"model": list("aabb"), "rows": 100, "seed": [0, 1, 0, 1], "error": [0.2, 0.4, 0.3, 0.3]}
     both = read_table(pd.DataFrame(runs), metric="error", test_rows=400).noise
     assert both is not None
