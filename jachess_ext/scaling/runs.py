@@ -24,8 +24,6 @@ class TableError(ValueError):
     """A table that cannot be used: what is wrong, and what was expected."""
 
 
-# Metrics ----------------------------------------------------------------------------------------
-
 _WORST = {
     **dict.fromkeys(("matthews", "mcc", "pearson", "pearsonr", "spearman", "spearmanr"), -1.0),
     **dict.fromkeys(("correlation", "kappa"), -1.0),
@@ -109,9 +107,6 @@ def from_forecast(name: str, value: Any) -> Any:
     if higher_is_better(name):
         return np.maximum(1.0 - value, worst_value(name))
     return np.exp(value) if metric_word(name) in _LOGARITHMS else value
-
-
-# Tables -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -68,8 +69,8 @@ def read_table(
     that begins like a number and is no size: `ignore` says that they are not to be read.
 
     Args:
-        source: path of a csv file (separated by commas, tabs or semicolons), pandas DataFrame, or
-            LossTable.
+        source: path of a csv file (separated by commas, tabs or semicolons) or of one with a
+            markdown table alone, pandas DataFrame, or LossTable.
         fewest: models there must be.
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
@@ -472,8 +473,6 @@ def _refuse_rising(what: str, losses: Array) -> None:
         )
 
 
-# ---- cells as people write them ----------------------------------------------------------------
-
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _SIZE = re.compile(
@@ -700,7 +699,7 @@ def _from_csv(path: Path, comma: bool) -> Sheet:
     if not text.strip(' ,;\t\r\n"'):
         raise TableError(f"{path} is empty; expected a header and one line a model")
     try:
-        rows = _split(text)
+        rows = _markdown(text) if text.lstrip().startswith("|") else _split(text)
     except csv.Error as error:
         raise TableError(f"{path} is not well-formed: {error}") from None
     labels = [cell.strip() for cell in rows[0][1]]
@@ -719,6 +718,16 @@ def _from_csv(path: Path, comma: bool) -> Sheet:
     lines = [line for _, line in rows[1:]]
     columns = list(zip(*lines, strict=True)) or [()] * len(labels)
     return Sheet(str(path), labels, labels, columns, None, comma)
+
+
+def _markdown(text: str) -> list[tuple[int, list[str]]]:
+    """Return the lines' numbers and cells, without bold type; one that does not end is left out."""
+    cells = partial(re.split, r"(?<!\\)\|")
+    return [
+        (number, [each.strip(" *`").replace("\\|", "|") for each in cells(line.strip())[1:-1]])
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip(" |:-\t")  # neither empty nor the line below the header
+    ]
 
 
 def _split(text: str) -> list[tuple[int, list[str]]]:

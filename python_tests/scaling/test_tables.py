@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -428,3 +429,53 @@ def test_a_wide_file_is_read_without_pandas(tmp_path: Path) -> None:
 def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     table = LossTable(("a",), np.array([1.0]), np.array([[2.0]]), None)
     assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
+
+
+KNOWN = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "a|b": [3.0, 2.75, 2.0]}
+LONG = pd.DataFrame(
+    [
+        (name, size, loss)
+        for name, row in KNOWN.items()
+        for size, loss in zip((100, 1000, 25000), row, strict=True)
+    ],
+    columns=["model", "rows", "loss"],
+)
+GRID = pd.DataFrame.from_dict(KNOWN, orient="index", columns=["100", "1k", "25,000"])
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """As people write it: the best in bold, names as code."""
+    rows = [frame.columns, [":--"] * len(frame.columns), *frame.astype(str).to_numpy()]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    cells[2][0], cells[3][-1] = f"`{cells[2][0]}`", f"**{cells[3][-1]}**"
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+FORMATS: dict[str, Callable[[Path], Any]] = {
+    "wide csv": lambda path: path.write_text(GRID.to_csv()),
+    "wide tsv": lambda path: path.write_text(GRID.to_csv(sep="\t")),
+    "long csv": lambda path: path.write_text(LONG.to_csv(index=False)),
+    "decimal commas": lambda path: path.write_text(LONG.to_csv(index=False, sep=";", decimal=",")),
+    "wide markdown": lambda path: path.write_text(
+        markdown(GRID.rename_axis("name").reset_index()), encoding="utf-8"
+    ),
+    "long markdown": lambda path: path.write_text(markdown(LONG), encoding="utf-8"),
+    "json lines": lambda path: path.write_text(LONG.to_json(orient="records", lines=True)),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_one_table_in_every_format(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    FORMATS[kind](path)
+    source = pd.read_json(path, lines=True, precise_float=True) if "json" in kind else path
+    table = read_table(source, decimal="," if "commas" in kind else ".")
+    assert table.names == tuple(KNOWN)
+    assert table.sizes.tolist() == [100, 1000, 25000] and table.losses.tolist() == [*KNOWN.values()]
+
+
+def test_a_markdown_table_that_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "t.md"
+    path.write_text("| name | 100 | 1k |\n|---|---|---|\n| a | 2 | 1.5 |\n| b | 3 | 2.")
+    with pytest.raises(TableError, match=r"line 4 of .* has 2 cells where the header has 3"):
+        read_table(path)
