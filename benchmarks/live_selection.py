@@ -61,6 +61,8 @@ from .forecast_scores import coverage
 from .selection import BINS
 
 TRUE_ROWS = 600
+LABELS = {"snips7": 7, "sst2": 2, "movie_sentences": 2, "product_sentences": 2}
+"""Classes of each data set; read as text it has none."""
 
 
 # Default selections -----------------------------------------------------------------------------
@@ -152,6 +154,7 @@ def judged(runs: pd.DataFrame, by: str) -> Iterator[dict[str, Any]]:
         target,
         metric=by,
         test_rows=int(below.judged.iloc[0]),
+        classes=LABELS.get(runs.data.iloc[0]),
         parameters=whole.parameters.to_dict(),
     )
     lower = by == "loss"
@@ -313,6 +316,22 @@ class Replay:
             tuple(kept), np.array(sizes, float), np.array(losses), self.parameters[places]
         )
 
+    def search(self, sizes: Sequence[int]) -> Search:
+        """Return a search that was told the runs on subsets, as a live selection is."""
+        search = Search(
+            self.names,
+            list(sizes),
+            ROWS,
+            metric=self.rank_by,
+            test_rows=JUDGED_ROWS,
+            classes=LABELS[self.data],
+        )
+        for name in self.names:
+            for size in sizes:
+                run: Any = self.run[name, size, 1.0]
+                search.add(name, size, run.dev_loss if self.rank_by == "loss" else run.accuracy)
+        return search
+
     def choice(
         self,
         method: str,
@@ -460,7 +479,7 @@ def calibration(replays: Sequence[Replay]) -> pd.DataFrame:
     inside: dict[float, list[float]] = {0.5: [], 0.9: []}
     for replay in replays:
         for sizes in LADDERS.values():
-            selection = select(replay.table(sizes), sizes[-1], ROWS)
+            selection = replay.search(sizes).selection()
             said += selection.best_probabilities.tolist()
             true += replay.best.tolist()
             for level, shares in inside.items():

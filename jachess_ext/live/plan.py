@@ -165,6 +165,7 @@ def make_plan(
         sizes,
         target,
         metric=_ranked_by(task, settings.rank_by),
+        classes=len(task.classes) or None,
         method=settings.method,
         strategy=settings.strategy,
         confidence=settings.confidence,
@@ -264,7 +265,6 @@ def _candidates(
 def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate:
     recipe = settings.recipe
     tokenizer = load_tokenizer(model)
-    version = model_version(model)
     loaded = load_for(model, task, tokenizer, settings.seed, recipe)
     if isinstance(task, TextTask):
         check_kept(task.dev.texts, tokenizer, model)
@@ -275,7 +275,7 @@ def _load_candidate(model: str, task: Task, settings: LiveSettings) -> Candidate
         return count_tokens(data) / len(counted)
 
     counts = tokens(task.train, True), tokens(task.dev, False)
-    return Candidate(model, version, *count_parameters(loaded), *counts)
+    return Candidate(model, model_version(model), *count_parameters(loaded), *counts)
 
 
 def stratified(rows: Examples, seed: int, regression: bool) -> list[int]:

@@ -109,9 +109,6 @@ def read_runs(
     return to_table(records, metric or column, fewest, test_rows)
 
 
-# What is said of a run --------------------------------------------------------------------------
-
-
 def _matched(run: _Run, pattern: str, what: str) -> str:
     """Return the one group of the argument `what` in a run's path."""
     try:
@@ -195,9 +192,6 @@ def _refuse_other_recipes(
                     f"{size:g} examples, are no repeats: {name} is {theirs} and {ours}; leave out "
                     "those that are not to count with ignore=[…]"
                 )
-
-
-# Where runs are found ---------------------------------------------------------------------------
 
 
 def _trainer_runs(folder: Path) -> list[_Run]:

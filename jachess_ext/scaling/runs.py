@@ -14,8 +14,6 @@ import numpy as np
 from .predictive import Array, Index, Mask
 
 _ZERO = " (an error rate of 0 has no logarithm; write half a test example, 0.5 / their number)"
-
-
 _SHORT = Repr()
 _SHORT.maxstring = 100
 shown = _SHORT.repr
@@ -25,8 +23,6 @@ shown = _SHORT.repr
 class TableError(ValueError):
     """A table that cannot be used: what is wrong, and what was expected."""
 
-
-# Metrics ----------------------------------------------------------------------------------------
 
 _WORST = {
     **dict.fromkeys(("matthews", "mcc", "pearson", "pearsonr", "spearman", "spearmanr"), -1.0),
@@ -59,9 +55,12 @@ def metric_word(name: str) -> str | None:
     return None
 
 
-def is_share(name: str) -> bool:
-    """Return whether a metric is the share of test examples that are right, or that are wrong."""
-    return metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
+def sampling_noise(name: str, losses: Array, rows: int | None) -> Array | None:
+    """Return standard errors of a share of test rows, right or wrong; None for other metrics."""
+    share = metric_word(name) in ("accuracy", "acc", "match", "em", "error", "err")
+    if rows is None or not share or re.search("squared|absolute|mean", name.lower()):
+        return None
+    return np.sqrt(np.maximum(losses * (1 - losses), 0) / rows)
 
 
 def _known_word(name: str) -> str:
@@ -104,17 +103,10 @@ def to_forecast(name: str, value: Any, rows: float = math.inf) -> Any:
 
 
 def from_forecast(name: str, value: Any) -> Any:
-    """Return forecasts in the metric's own terms, a score no lower than its worst.
-
-    Raises:
-        TableError: as `to_forecast`.
-    """
+    """Return forecasts in the metric's own terms, a score no lower than its worst, or raise."""
     if higher_is_better(name):
         return np.maximum(1.0 - value, worst_value(name))
     return np.exp(value) if metric_word(name) in _LOGARITHMS else value
-
-
-# Tables -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,12 @@ import numpy as np
 
 from .._io import DataError, finite, from_json
 from .baselines import accept_then_stop
-from .runs import (
-    LossTable,
-    check_sizes,
-    higher_is_better,
-    to_forecast,
-    worst_value,
-)
+from .runs import LossTable, check_sizes, higher_is_better, sampling_noise, to_forecast, worst_value
 from .selection import DEFAULT, METHODS, Selection, forecast_each
 from .tables import plain_name, read_table
 
 STRATEGIES = ("growing", "algorithm1")
+_LATE = 0.15  # of ln L, per doubling and nat of ln C; chosen by benchmarks.live_selection
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,10 @@ class Search:
         target: training examples to predict for, above the sizes.
         metric: what is told, such as "accuracy" or "loss"; None: losses.  Of a score whose best is
             1 the methods extrapolate what is missing, and `selection` shows it as it was.
-        test_rows: examples a score is measured on: where nothing is missing, half of one is.
+        test_rows: examples a score is measured on: where nothing is missing, half of one is, and
+            an accuracy or error rate has the noise of a sample of so many.
+        classes: that are told apart, C: when a curve leaves the loss of guessing, ln C, subsets do
+            not tell, and intervals widen by it; None: no such start.
         method: of the ranking, its probabilities and the stops; a name of `METHODS`.
         strategy: "growing": every model on the smallest subset, then every model on the next;
             "algorithm1" (LensLLM): from the largest down, each model until a loss leaves the line
@@ -111,6 +109,7 @@ class Search:
     target: int
     metric: str | None = None
     test_rows: int | None = None
+    classes: int | None = None
     method: str = DEFAULT
     strategy: str = "growing"
     confidence: float | None = None
@@ -373,19 +372,26 @@ class Search:
             raise ValueError(f"no run has been told that {name} could read")
         sizes = sorted({size for curve in curves.values() for size in curve})
         n = self.parameters or {}
+        losses = np.array([[c.get(size, np.nan) for size in sizes] for c in curves.values()])
         table = LossTable(
             names=tuple(curves),
             sizes=np.array(sizes, dtype=np.float64),
-            losses=np.array([[c.get(size, np.nan) for size in sizes] for c in curves.values()]),
+            losses=losses,
             parameters=np.array([float(n.get(model, np.nan)) for model in curves]),
             metric=self.metric,
+            noise=sampling_noise(self.metric or "loss", losses, self.test_rows),
         )
+        forecast = forecast_each(table, target, name, self.gamma, self.tau)
+        if self.classes is not None and forecast.predictive is not None:
+            doublings = np.log2(target / np.array([max(curve) for curve in curves.values()]))
+            late = _LATE * math.log(self.classes) * doublings
+            forecast = replace(forecast, predictive=forecast.predictive.widened(late))
         return Selection(
             method=name,
             budget=float(sizes[-1]),
             target=target,
             table=table,
-            forecast=forecast_each(table, target, name, self.gamma, self.tau),
+            forecast=forecast,
             costs=np.array([_paid(results, model, name) for model in curves]),
             full_costs=np.array([self._expected(results, m, target) for m in curves]),
             unit=self.unit,
@@ -531,8 +537,10 @@ class Search:
             )
         if self.metric is not None:
             higher_is_better(self.metric)  # raises where its name does not tell
-        if self.test_rows is not None and self.test_rows < 1:
-            raise DataError(f"test_rows is {self.test_rows}; expected 1 or more")
+        for name, least in (("test_rows", 1), ("classes", 2)):
+            count = getattr(self, name)
+            if count is not None and count < least:
+                raise DataError(f"{name} is {count}; expected {least} or more")
         if self.gamma < 3:
             raise DataError(f"gamma is {self.gamma}; expected 3 or more points for a line")
         for name in ("tau", "budget"):

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -23,21 +24,21 @@ from .runs import (
     LossTable,
     TableError,
     higher_is_better,
-    is_share,
     metric_word,
+    sampling_noise,
     shown,
     to_forecast,
     worst_value,
 )
 
-NAME_COLUMNS = ("name", "model", "config name", "model_name", "checkpoint")
+NAME_COLUMNS = ("name", "model", "config name", "model_name", "model_name_or_path", "checkpoint")
 PARAMETER_COLUMNS = ("size", "parameters", "params", "n_params", "num_parameters")
 ROW_COLUMNS = (
     *("size", "rows", "n", "d", "n_train", "num_rows", "train_rows", "train_size", "size_train"),
     *("training_size", "train_samples", "num_train_samples", "max_train_samples", "examples"),
-    *("samples", "train_examples"),
+    *("samples", "train_examples", "tokens", "n_tokens", "num_tokens", "train_tokens"),
 )
-"""Of training examples, in a long table."""
+"""Of training examples, in a long table, or tokens."""
 SEED_COLUMNS = ("seed", "random_seed", "trial", "repeat", "replicate", "fold")
 VALUE_COLUMNS = ("value", "score")
 
@@ -68,8 +69,8 @@ def read_table(
     that begins like a number and is no size: `ignore` says that they are not to be read.
 
     Args:
-        source: path of a csv file (separated by commas, tabs or semicolons), pandas DataFrame, or
-            LossTable.
+        source: path of a csv file (separated by commas, tabs or semicolons) or of one with a
+            markdown table alone, pandas DataFrame, or LossTable.
         fewest: models there must be.
         metric: what the numbers are: "loss", "accuracy", "eval_f1", …; None: what a column says,
             else losses.  Of scores, whose best is 1 or 100 %, the methods extrapolate what is
@@ -109,7 +110,10 @@ def read_table(
     for label in ignore:
         sheet.place(label, ())  # raises where there is none
     sheet = sheet.keep(lambda place: sheet.labels[place] not in ignore)
-    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not sheet.empty(place))
+    empty = [
+        all(text.lower() in MISSING for text in sheet.texts(p)) for p in range(len(sheet.labels))
+    ]
+    sheet = sheet.keep(lambda place: bool(sheet.labels[place]) or not empty[place])
     repeated = [label for label in sheet.labels if f"{label}.1" in sheet.labels]
     if repeated and sheet.what == "the table":
         raise TableError(
@@ -194,17 +198,8 @@ class Records:
 def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | None) -> Records:
     named, names = _names(sheet, sizes, model)
     seeded = sheet.place(seed, SEED_COLUMNS)
-    counted = [
-        place
-        for place, label in enumerate(sheet.labels)
-        if label.lower() in PARAMETER_COLUMNS and place not in sizes
-    ]
-    if len(counted) > 1:
-        raise TableError(
-            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in counted])}, all of "
-            "them numbers of parameters; keep one"
-        )
-    _refuse_others(sheet, {*sizes, *counted, named, seeded})
+    counted = sheet.place(None, PARAMETER_COLUMNS)
+    _refuse_others(sheet, {*sizes, counted, named, seeded})
     taken: dict[float, int] = {}
     for place, size in sizes.items():
         if size in taken:
@@ -223,7 +218,7 @@ def _wide(sheet: Sheet, sizes: dict[int, float], model: str | None, seed: str | 
         values=values.ravel(),
         names=list(dict.fromkeys(names)),
         seeds=None if seeded is None else list(np.repeat(sheet.texts(seeded), count)),
-        parameters=_parameters(sheet, counted[0] if counted else None, names),
+        parameters=_parameters(sheet, counted, names),
         per_cent=sheet.per_cent(list(sizes)),
     )
 
@@ -249,7 +244,7 @@ def _refuse_others(sheet: Sheet, used: set[int | None]) -> None:
         if place in used:
             continue
         like_a_size = re.match(r"[^\w]*\d", label)
-        if like_a_size or sheet.numeric(place):
+        if like_a_size or sheet.numeric(place) or sheet.counts(place):
             holds = "" if like_a_size else "holds numbers and "
             raise TableError(
                 f"the column {shown(label)} of {sheet.what} {holds}is no size that can be read; "
@@ -328,13 +323,6 @@ def _long(
 
 
 def _size_column(sheet: Sheet, size: str | None) -> int:
-    found = [place for place, label in enumerate(sheet.labels) if label.lower() in ROW_COLUMNS]
-    if size is None and len(found) > 1:
-        raise TableError(
-            f"{sheet.what} has the columns {listed([sheet.labels[p] for p in found])}, any of "
-            "which may be the number of training examples; say which: "
-            f"size={shown(sheet.labels[found[0]])}"
-        )
     place = sheet.place(size, ROW_COLUMNS)
     if place is None:
         raise TableError(
@@ -370,9 +358,6 @@ def _value_column(sheet: Sheet, metric: str | None, used: set[int | None]) -> in
     return found[0]
 
 
-# Values -> losses -------------------------------------------------------------------------------
-
-
 def to_table(
     records: Records, metric: str | None, fewest: int = 2, test_rows: int | None = None
 ) -> LossTable:
@@ -399,13 +384,14 @@ def to_table(
     losses, noise = _pivot(replace(records, values=values), places, sizes)
     if metric is None:
         _refuse_rising(what, losses)
-    elif test_rows is not None and (higher_is_better(metric) or is_share(metric)):
+    elif test_rows is not None:
         if test_rows < 1:
             raise TableError(f"test_rows is {test_rows}; expected a number of examples")
-        losses = np.maximum(losses, 0.5 / test_rows)
-        if is_share(metric):
-            sampling = losses * (1 - losses) / test_rows
-            noise = np.sqrt(sampling if noise is None else sampling + np.nan_to_num(noise) ** 2)
+        least = np.maximum(losses, 0.5 / test_rows)
+        sampling = sampling_noise(metric, least, test_rows)
+        if sampling is not None:
+            noise = sampling if noise is None else np.hypot(sampling, np.nan_to_num(noise))
+        losses = least if sampling is not None or higher_is_better(metric) else losses
     parameters = None
     if records.parameters is not None:
         parameters = np.array([records.parameters[name] for name in records.names])
@@ -487,19 +473,21 @@ def _refuse_rising(what: str, losses: Array) -> None:
         )
 
 
-# ---- cells as people write them ----------------------------------------------------------------
-
 MISSING = ("", "-", "–", "—", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _SIZE = re.compile(
     r"(?:(?:n|d|size|rows|samples|examples)\s*=\s*)?"
     r"(?P<number>\d{1,3}(?:(?P<mark>[., _'’])\d{3})(?:(?P=mark)\d{3})*"
     r"|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:rows|samples|examples|instances|sentences))?",
+    r"\s*(?P<unit>[kmb]?)\s*(?:(?:training )?(?:row|sample|example|instance|sentence|token)s)?",
     re.IGNORECASE,
 )
 _WITH_COMMA = re.compile(r"-?\d+,\d+ ?%?")
 _DECIMAL = "; if its comma is a decimal one, say decimal=',' to read_table (--read decimal ,)"
+_SPREAD = (
+    "; ± may be a standard error, a deviation over seeds or an interval: keep the value alone, or "
+    "a row for each run and a column seed"
+)
 _SPACES = str.maketrans("\u00a0\u2009\u202f", "   ")
 _COMMA_FOR_POINT = str.maketrans(",.", ".,")
 
@@ -592,6 +580,12 @@ class Sheet:
                 )
             return list(self.labels).index(given)
         found = [place for place, label in enumerate(self.labels) if label.lower() in known]
+        if len(found) > 1:
+            named = [self.labels[place] for place in found]
+            raise TableError(
+                f"{self.what} has the columns {listed(named)}, any of which may be the one meant; "
+                f"say which by model=, size= or seed=, or leave the others out: ignore={named[1:]}"
+            )
         return found[0] if found else None
 
     def texts(self, place: int) -> list[str]:
@@ -628,9 +622,10 @@ class Sheet:
                 found = True  # which `numbers` refuses, and says how it is read
         return found
 
-    def empty(self, place: int) -> bool:
-        """Return whether every cell of a column is empty."""
-        return all(text.lower() in MISSING for text in self.texts(place))
+    def counts(self, place: int) -> bool:
+        """Return whether a column holds sizes, such as 300M or 25%, and empty cells alone."""
+        texts = [text for text in self.texts(place) if text.lower() not in MISSING]
+        return bool(texts) and all(_SIZE.fullmatch(text.rstrip("% ")) for text in texts)
 
     def numbers(self, place: int, names: Sequence[str]) -> Array:
         """Return a column's cells as numbers; empty ones as NaN.
@@ -644,9 +639,10 @@ class Sheet:
                 values.append(self.number(cell))
             except (TypeError, ValueError):
                 comma = not self.comma and _WITH_COMMA.fullmatch(str(cell).strip())
+                hint = _SPREAD if "±" in str(cell) or "+/-" in str(cell) else ""
                 raise TableError(
                     f"{shown(cell)} in column {shown(self.labels[place])} of {shown(name)} is no "
-                    f"number{_DECIMAL if comma else ''}"
+                    f"number{_DECIMAL if comma else hint}"
                 ) from None
         return np.array(values)
 
@@ -703,7 +699,7 @@ def _from_csv(path: Path, comma: bool) -> Sheet:
     if not text.strip(' ,;\t\r\n"'):
         raise TableError(f"{path} is empty; expected a header and one line a model")
     try:
-        rows = _split(text)
+        rows = _markdown(text) if text.lstrip().startswith("|") else _split(text)
     except csv.Error as error:
         raise TableError(f"{path} is not well-formed: {error}") from None
     labels = [cell.strip() for cell in rows[0][1]]
@@ -722,6 +718,16 @@ def _from_csv(path: Path, comma: bool) -> Sheet:
     lines = [line for _, line in rows[1:]]
     columns = list(zip(*lines, strict=True)) or [()] * len(labels)
     return Sheet(str(path), labels, labels, columns, None, comma)
+
+
+def _markdown(text: str) -> list[tuple[int, list[str]]]:
+    """Return the lines' numbers and cells, without bold type; one that does not end is left out."""
+    cells = partial(re.split, r"(?<!\\)\|")
+    return [
+        (number, [each.strip(" *`").replace("\\|", "|") for each in cells(line.strip())[1:-1]])
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip(" |:-\t")  # neither empty nor the line below the header
+    ]
 
 
 def _split(text: str) -> list[tuple[int, list[str]]]:

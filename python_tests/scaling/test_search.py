@@ -427,6 +427,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": -1.0}, "budget is -1.0"),
     ({"strategy": "sideways"}, "strategy is 'sideways'; expected one of growing, algorithm1"),
     ({"test_rows": 0}, "test_rows is 0"),
+    ({"classes": 1}, "classes is 1; expected 2 or more"),
     (
         {"metric": "goodness"},
         "the metric 'goodness' is not known here; say whether lower or higher",
@@ -440,3 +441,40 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_settings_that_cannot_be_used(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Search(**{"models": ("a", "b"), "sizes": SIZES, "target": 256} | given)
+
+
+def told(classes: int | None = None, **given: Any) -> Search:
+    """A search of two error rates that hardly fall."""
+    search = Search(("a", "b"), (100, 200, 400), 1600, classes=classes, **given)
+    for size, errors in ((100, (0.6, 0.5)), (200, (0.5, 0.45)), (400, (0.4, 0.425))):
+        for model, error in zip("ab", errors, strict=True):
+            search.add(model, size, error)
+    return search
+
+
+def half_width(search: Search) -> np.ndarray:
+    low, high = search.selection().interval_ends(0.9)
+    return np.log(high / low) / 2
+
+
+def test_classes_and_test_rows_widen_intervals() -> None:
+    """By scipy: 0.15 ln C a doubling, two of them, and the binomial noise of 80 rows; both at 400.
+
+    Whether a curve begins to fall is much the same for all: the probabilities stay.
+    """
+    stats = pytest.importorskip("scipy.stats")
+    plain, t = told(metric="error"), stats.t.ppf(0.95, 3)
+    scale = half_width(plain) / t
+    for classes in (2, 7):
+        search = told(classes, metric="error")
+        expected = t * np.sqrt(scale**2 + (0.15 * math.log(classes) * 2) ** 2)
+        np.testing.assert_allclose(half_width(search), expected, rtol=1e-9)
+        np.testing.assert_array_equal(
+            search.selection().best_probabilities, plain.selection().best_probabilities
+        )
+    shares = np.array([0.4, 0.425])
+    noise = stats.binom.std(80, shares) / 80 / shares
+    sampled = half_width(told(metric="error", test_rows=80))
+    np.testing.assert_allclose(sampled, t * np.sqrt(scale**2 + noise**2), rtol=1e-9)
+    np.testing.assert_array_equal(half_width(told(metric="mae", test_rows=80)), half_width(plain))
+    assert Search.from_state(told(7).state()).classes == 7

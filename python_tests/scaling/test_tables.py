@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,11 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ),
     ("name,1k,1000\na,2,1.5\nb,3,2.5\n", {}, "'1k' and '1000' .* are both of size 1000"),
     ("name,1.000,2.000\na,2,1.5\nb,3,2.5\n", {}, "in the header .* '1.000' may mean 1 or 1000"),
-    ("name,size,parameters,100\na,1,1,2\nb,1,1,3\n", {}, "all of them numbers of parameters"),
+    (
+        "name,size,parameters,100\na,1,1,2\nb,1,1,3\n",
+        {},
+        "'size', 'parameters', any of which may be",
+    ),
     ("name,size,100\na,big,2\nb,1,3\n", {}, "'big' in column 'size' of 'a' is no number of param"),
     ("100,1k,10k\n2,1.5,1\n3,2.5,2\n", {}, "no column .* names the models, and its first, '100'"),
     (",100,1k\n0,2,1.5\n1,3,2.5\n", {}, "no column .* names the models, and its first, '100'"),
@@ -263,6 +268,18 @@ MESSY: list[tuple[str, dict[str, Any], list[list[float]] | str]] = [
     ("model,rows,lr\na,1,2\nb,1,3\n", {}, "no column of values that is known"),
     ("model,rows,loss,lr\na,1,2,.1\nb,1,3,.1\n", {}, "column 'lr' .* holds numbers"),
     ("size,a,b\n100,2,3\n1k,1,2\n", {}, "if 'size' holds them, a column has to name the models"),
+    # read as something else once: names of runs, sizes of models, spreads, sizes that are words
+    ("name,model,rows,loss\nr1,a,1,2\nr2,b,1,3\n", {}, "'name', 'model', any of which may be"),
+    ("model,size,tokens,loss\na,1B,300M,2\nb,1B,300M,3\n", {}, "'size', 'tokens', any of which"),
+    ("model,rows,data,loss\na,1k,300M,2\nb,1k,300M,3\n", {}, "column 'data' .* holds numbers"),
+    ("model,rows,part,loss\na,1k,25%,2\nb,1k,50%,3\n", {}, "column 'part' .* holds numbers"),
+    ("name,100\na,84.1±0.3\nb,80 +/- 1\n", {}, "84.1±0.3' .* ± may be a standard error, a dev"),
+    (
+        "model,size,tokens,loss\na,1B,100,2\na,1B,1k,1.5\na,1B,10K tokens,1\nb,2B,100,3\n"
+        "b,2B,1k,2.5\nb,2B,10k,2\n",
+        {"size": "tokens"},
+        WIDE,
+    ),
     ("name,family\na,x\nb,y\n", {}, "no column named by a number of training examples"),
 ]
 
@@ -324,6 +341,7 @@ def test_an_accuracy_has_the_noise_of_its_test_rows() -> None:
     assert noise is not None
     np.testing.assert_allclose(noise, expected, rtol=0.03)
     assert read_table(frame, metric="f1", test_rows=400).noise is None
+    assert read_table(frame, metric="mean squared error", test_rows=400).noise is None, "no share"
     runs = {"model": list("aabb"), "rows": 100, "seed": [0, 1, 0, 1], "error": [0.2, 0.4, 0.3, 0.3]}
     both = read_table(pd.DataFrame(runs), metric="error", test_rows=400).noise
     assert both is not None
@@ -411,3 +429,53 @@ def test_a_wide_file_is_read_without_pandas(tmp_path: Path) -> None:
 def test_losses_of_a_table_made_by_hand_are_shown_as_they_are() -> None:
     table = LossTable(("a",), np.array([1.0]), np.array([[2.0]]), None)
     assert table.shown(2.0) == 2.0 and table.label == "loss" and table.noise is None
+
+
+KNOWN = {"tiny": [2.25, 1.5, 1.125], "base-v2": [2.5, 1.375, 0.875], "a|b": [3.0, 2.75, 2.0]}
+LONG = pd.DataFrame(
+    [
+        (name, size, loss)
+        for name, row in KNOWN.items()
+        for size, loss in zip((100, 1000, 25000), row, strict=True)
+    ],
+    columns=["model", "rows", "loss"],
+)
+GRID = pd.DataFrame.from_dict(KNOWN, orient="index", columns=["100", "1k", "25,000"])
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """As people write it: the best in bold, names as code."""
+    rows = [frame.columns, [":--"] * len(frame.columns), *frame.astype(str).to_numpy()]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    cells[2][0], cells[3][-1] = f"`{cells[2][0]}`", f"**{cells[3][-1]}**"
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+FORMATS: dict[str, Callable[[Path], Any]] = {
+    "wide csv": lambda path: path.write_text(GRID.to_csv()),
+    "wide tsv": lambda path: path.write_text(GRID.to_csv(sep="\t")),
+    "long csv": lambda path: path.write_text(LONG.to_csv(index=False)),
+    "decimal commas": lambda path: path.write_text(LONG.to_csv(index=False, sep=";", decimal=",")),
+    "wide markdown": lambda path: path.write_text(
+        markdown(GRID.rename_axis("name").reset_index()), encoding="utf-8"
+    ),
+    "long markdown": lambda path: path.write_text(markdown(LONG), encoding="utf-8"),
+    "json lines": lambda path: path.write_text(LONG.to_json(orient="records", lines=True)),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_one_table_in_every_format(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    FORMATS[kind](path)
+    source = pd.read_json(path, lines=True, precise_float=True) if "json" in kind else path
+    table = read_table(source, decimal="," if "commas" in kind else ".")
+    assert table.names == tuple(KNOWN)
+    assert table.sizes.tolist() == [100, 1000, 25000] and table.losses.tolist() == [*KNOWN.values()]
+
+
+def test_a_markdown_table_that_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "t.md"
+    path.write_text("| name | 100 | 1k |\n|---|---|---|\n| a | 2 | 1.5 |\n| b | 3 | 2.")
+    with pytest.raises(TableError, match=r"line 4 of .* has 2 cells where the header has 3"):
+        read_table(path)
