@@ -3,8 +3,8 @@
 A loss curve is a rectified shape from a fixed grid of parameters and what that leaves over: noise
 with a drifting level and slope.  What the candidates share (noise, its patterns, a prior of shapes)
 is learnt from all their curves.  The prediction is a mixture over shapes and patterns; its
-differences between candidates are drawn towards those of their last losses, where what the curves
-foresee is not more than their error, and as far as that would have helped at smaller sizes.
+differences between candidates are drawn towards those of their last losses, as far as that would
+have helped at the table's smaller sizes.
 """
 
 from __future__ import annotations
@@ -362,9 +362,7 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tup
     """Predict ln L at targets.
 
     Student's t (`_DOF`, `_SCALE`) around the posterior's mean, whose differences between the
-    candidates are drawn towards those of the last losses by `share_of_last` / (1 + ρ²).  ρ is the
-    variance of the falls foreseen over the mean variance of the errors: falls that differ by more
-    than their errors are believed, and others taken to be more alike than they look.
+    candidates are drawn towards those of the last losses by `share_of_last`.
 
     Args:
         sizes: positive, ascending, [m].
@@ -391,8 +389,7 @@ def forecasts(sizes: Array, losses: Array, targets: Sequence[float]) -> list[tup
     share, found = share_of_last(y, sizes), []
     for moments in posteriors(y, sizes, targets):
         fall = y[:, -1] - moments.mean
-        drawn = share / (1 + (np.var(fall) / moments.variance.mean()) ** 2)
-        location = moments.mean + drawn * _centred(fall)
+        location = moments.mean + share * _centred(fall)
         width = np.sqrt(moments.variance)
         scale = _SCALE * width**_OWN * np.exp(0.1 * np.log(width).mean())
         found.append((Student(location, scale, np.full(len(y), _DOF)), fall))

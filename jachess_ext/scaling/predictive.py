@@ -20,9 +20,9 @@ _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]
 tails: the lowest of many lies in the lower tail of each."""
 _MOST_EDGES = 12_000  # of all together; more candidates share them
 
-_OWN_SCALE, _OWN_DOF = 1.1, 2.5
-"""Of what candidates' errors do not share, and Student's degrees of freedom: by the mean of
-−ln P(best) of the true best on the development halves."""
+_OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
+"""Of what candidates' errors do not share: the part of the median width and of the spread of the
+falls that it measures, and Student's degrees of freedom.  From the development halves, too."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
     """Return the distribution of the quantities but for what all their errors have in common.
 
     Curves of one recipe, on one data set, err together: that widens every interval and decides
-    nothing between them.  What is left is the more, the wider a quantity's own distribution, the
-    wider all are, and the more the forecast falls differ: a geometric mean of the three, since each
-    tells a part of it only.
+    nothing between them.  What is left has one scale for all that are as far off: how well a single
+    candidate is foreseen is not known well enough to prefer a doubtful one for its doubt, so the
+    first of the ranking is the most probable to be the best.
 
     Args:
         predictive: of every quantity alone, n.
@@ -92,11 +92,8 @@ def apart(predictive: Student, fall: Array, doublings: Array) -> Student:
         doublings: how far off each is, [n]: of one that was seen further the error is less, as of a
             random walk.
     """
-    nearer = np.sqrt(doublings / np.median(doublings))
-    width = predictive.scale / nearer
-    whole = np.exp(np.log(width).mean())
-    falls = np.hypot(np.std(fall), whole / 3)  # curves that fall alike leave their own errors
-    each = np.maximum(_OWN_SCALE * whole**0.4 * width**0.3 * falls**0.3, 1e-12) * nearer
+    scale = np.hypot(_OWN_WIDTH * np.median(predictive.scale), _OWN_FALL * np.std(fall))
+    each = max(scale, 1e-12) * np.sqrt(doublings / np.median(doublings))
     return Student(predictive.location, each, np.full(len(fall), _OWN_DOF))
 
 

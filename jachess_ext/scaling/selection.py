@@ -449,9 +449,9 @@ class Selection:
         >>> selection
         blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
            model    loss   90 % interval  P(best)
-        1  a      0.6898  0.4513 … 1.054     88 %
-        2  b       1.034  0.7246 … 1.476     12 %
-        No model is out; a has the lowest forecast. Training these 2 in full would decide.
+        1  a      0.6928  0.4533 … 1.059     91 %
+        2  b       1.030  0.7215 … 1.470      9 %
+        a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
     """
@@ -568,8 +568,8 @@ class Selection:
         """Probability of having the lowest loss at the target, [n] in the table's order.
 
         Of the differences between the forecasts: the errors that all models share count in
-        `interval_ends` alone (`predictive.apart`).  A doubtful model behind the first of the
-        ranking, which has the lowest expected loss, may have a larger probability.
+        `interval_ends` alone, and what is left has one width for all (`predictive.apart`), so that
+        the first of the ranking has the largest probability.
 
         Raises:
             ValueError: the method gives no distribution.
