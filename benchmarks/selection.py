@@ -160,7 +160,7 @@ BINS = np.linspace(0, 1, 6)
 DRAWS = 2000  # of the bootstrap
 FEW_TABLES = 24
 SOFTMAX = 1.8
-"""Scale of the softmax of ln forecasts that P(best) is compared with: the best on half A."""
+"""Scale of the softmax of ln forecasts beside P(best): on half A within 0.001 of the best one's."""
 MEASURES = ("logloss", "accuracy", "auc")
 SO_FAR = "best so far"
 FAMILY_METHODS = ("blend", "subtuning", SO_FAR, "ats", "rectified")
