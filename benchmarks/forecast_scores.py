@@ -26,6 +26,17 @@ def log_rmse(predicted: npt.ArrayLike, losses: npt.ArrayLike) -> float:
     return float(np.sqrt(np.mean((x - y) ** 2)))
 
 
+def cross_entropy(logs: npt.ArrayLike, shares: npt.ArrayLike) -> float:
+    """Return −Σ share ln P, with P of these logarithms up to a constant; 0 ln 0 counts as 0.
+
+    The shares are those of the true best: 1, or equal parts where several are.
+    """
+    x, y = np.asarray(logs, float), np.asarray(shares, float)
+    top = x.max()
+    log_p = x - top - np.log(np.exp(x - top).sum())
+    return float(-y[y > 0] @ log_p[y > 0])
+
+
 def coverage(low: npt.ArrayLike, high: npt.ArrayLike, losses: npt.ArrayLike) -> float:
     """Return the share of losses inside their intervals, in per cent; ends may be infinite."""
     ends, (y, _) = np.array([low, high], dtype=np.float64), _finite(losses, losses)

@@ -24,9 +24,11 @@ Scores count as losses 1 − score, 0.001 at least.  Settings of "blend" were ch
 even rows of FLAN and data sets of LCDB, every other task of llm; half B (``--half B``)
 judges.  By family: what the choice of "blend" is better than that of the others, in points of
 RelAcc, and by how much its error of forecasts is smaller, both with 95 % intervals by bootstrap
-over tables; how often its first has the largest P(best); coverage of 50 and 90 % intervals; for
-five bins of P(best) what was said and how often it was true; the means of all figures; and what one
-run more, the one that is advised, made of P(best) and of the choice.
+over tables; for five bins of P(best) what was said and how often it was true; and means of all
+figures.  Among these: −ln P(the true best), beside that of all models alike and that of a softmax
+of −SOFTMAX ln forecast; P(best) of the most probable, said and true; the mean of −ln density of the
+forecasts; coverage of 50 and 90 % intervals; and of the fewest models that hold the best with
+probability 0.9 their share of all, and how often they held it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import tyro
+from scipy.stats import t as student
 
 from jachess_ext._io import write_text
 from jachess_ext.scaling import (
@@ -52,7 +55,7 @@ from jachess_ext.scaling import (
 )
 
 from .common import RESULTS, commit, markdown, stamped, write_frame
-from .forecast_scores import coverage, log_rmse, pear_corr, rel_acc
+from .forecast_scores import coverage, cross_entropy, log_rmse, pear_corr, rel_acc
 
 METHODS: dict[str, dict[str, Any]] = {
     "blend": {"method": "blend"},
@@ -156,6 +159,8 @@ LOWEST = 1e-3  # a score of 1 has no logarithm of its loss
 BINS = np.linspace(0, 1, 6)
 DRAWS = 2000  # of the bootstrap
 FEW_TABLES = 24
+SOFTMAX = 1.8
+"""Scale of the softmax of ln forecasts beside P(best): on half A within 0.001 of the best one's."""
 MEASURES = ("logloss", "accuracy", "auc")
 SO_FAR = "best so far"
 FAMILY_METHODS = ("blend", "subtuning", SO_FAR, "ats", "rectified")
@@ -267,43 +272,35 @@ def judge_case(case: Case, method: str) -> Iterator[dict[str, Any]]:
         }
         if selection.has_intervals:
             chances = selection.best_probabilities
+            own = selection.forecast.predictive
+            assert own is not None
+            density = student.logpdf(np.log(truth), own.dof, own.location, own.scale)
+            shares, order = best / best.sum(), np.argsort(-chances)
+            held = np.searchsorted(np.cumsum(chances[order]), 0.9) + 1
+            softmax = -SOFTMAX * np.log(selection.predicted_losses)
             row |= {
+                "−ln P": cross_entropy(np.log(np.maximum(chances, 1e-6)), shares),
+                "alike": np.log(len(truth)),
+                "softmax": cross_entropy(softmax, shares),
+                "top said": chances.max(),
+                "top true": shares[chances.argmax()],
+                "softmax top": 1 / np.exp(softmax - softmax.max()).sum(),
+                "log score": -density.mean(),
                 "50 %": _coverage(selection, truth, 0.5),
                 "90 %": _coverage(selection, truth, 0.9),
-                "first": 100.0 * (chances[selection.scores.argmin()] == chances.max()),
+                "kept": 100.0 * held / len(truth),
+                "kept true": 100.0 * shares[order[:held]].sum(),
                 "said": chances.tolist(),
-                "true": (best / best.sum()).tolist(),
+                "true": shares.tolist(),
             }
-        yield row | (_after_one_run(selection, case.table, best) if method == "blend" else {})
-
-
-def _after_one_run(selection: Selection, table: LossTable, best: np.ndarray) -> dict[str, float]:
-    """Return P(the choice is right) before and after the run that is advised, said and found.
-
-    The run is done where the table has its size, in per cent; nothing where it has not.
-    """
-    run = selection.next_run
-    assert run is not None
-    place = np.flatnonzero(np.isclose(table.sizes, run.rows, rtol=0.02))
-    if not len(place) or run.rows >= selection.target:
-        return {}
-    kept = (table.sizes <= selection.budget) | (table.sizes == table.sizes[place[0]])
-    known = table.columns(kept)
-    known.losses[np.array(table.names) != run.model, -1] = np.nan
-    again = select(known, target=selection.target, method=selection.method)
-    return {
-        "run: P before": 100 * run.now,
-        "run: P after": 100 * run.after,
-        "run: P found": 100 * again.best_probabilities.max(),
-        "run: right before": 100.0 * best[selection.scores.argmin()],
-        "run: right after": 100.0 * best[again.scores.argmin()],
-    }
+        yield row
 
 
 def family_means(judged: pd.DataFrame) -> pd.DataFrame:
     """Return means of the figures of every family and method, as text."""
-    digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "50 %": 0, "90 %": 0, "first": 0}
-    digits |= {name: 0 for name in judged.columns if name.startswith("run: ")}
+    digits = {"PearCorr": 1, "RelAcc": 1, "RMSE ln L": 3, "−ln P": 3, "alike": 3}
+    digits |= {"softmax": 3, "top said": 2, "top true": 2, "softmax top": 2, "log score": 3}
+    digits |= {"50 %": 0, "90 %": 0, "kept": 0, "kept true": 0}
     rows = []
     for (family, method), group in judged.groupby(["family", "method"], sort=False):
         row = {"family": family, "method": method, "cases": str(len(group))}

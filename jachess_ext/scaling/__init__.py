@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .readers import read_runs
     from .runs import LossTable, TableError
     from .search import Ask, Search
-    from .selection import Run, Selection, select
+    from .selection import Selection, select
     from .tables import read_table
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Bound",
     "FittedLaw",
     "LossTable",
-    "Run",
     "Search",
     "Selection",
     "TableError",
@@ -37,7 +36,6 @@ _MODULES = {
     "Bound": "bound",
     "FittedLaw": "fitting",
     "LossTable": "runs",
-    "Run": "selection",
     "Search": "search",
     "Selection": "selection",
     "TableError": "runs",

@@ -18,8 +18,7 @@ _TAIL = np.geomspace(1e-9, 0.004, 75)
 _LEVELS = np.concatenate([_TAIL, np.linspace(0.005, 0.995, 199), 1 - _TAIL[::-1]])
 """Quantiles of every distribution that cut its range into cells of 0.5 % at most, finer in the
 tails: the lowest of many lies in the lower tail of each."""
-_MOST_EDGES, _FEW_EDGES = 12_000, 1_500  # of all together; more candidates share them
-_EXACT = 0.1  # of its scale: an observation's noise that is taken as none
+_MOST_EDGES = 12_000  # of all together; more candidates share them
 
 _OWN_WIDTH, _OWN_FALL, _OWN_DOF = 0.33, 0.7, 1.5
 """Of what candidates' errors do not share: the part of the median width and of the spread of the
@@ -68,54 +67,15 @@ class Student:
         The cells lie between quantiles of all the distributions, so that none has a large share of
         any, however different their widths and tails.
         """
-        _, mass, logs = self._cells(_MOST_EDGES)
-        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
-        return share / share.sum()
-
-    def chance_after(self, place: int, noise: float) -> float:
-        """Return how probable the most probable to be the lowest is, once one has been observed.
-
-        The quantity `place` is seen with an error of scale `noise` (Student's t of its dof); the
-        mean over what may be seen.  It lies between the largest of `prob_lowest`, which an
-        observation that tells nothing leaves, and what knowing the quantity would give (noise 0).
-        """
-        values, mass, logs = self._cells(_FEW_EDGES)
-        weights, others = mass[place], logs.sum(0) - logs[place]
-        # given that `place` is in a cell: another is the lowest in one of the cells below
-        share = mass * np.exp(others - logs)
-        chances = np.cumsum(share, -1) - share / 2
-        chances[place] = np.exp(others)
-        chances /= chances.sum(0)
-        if noise < _EXACT * self.scale[place]:
-            return float(weights @ chances.max(0) / weights.sum())
-        dof = self.dof[place]
-        width = float(np.hypot(self.scale[place], noise))
-        levels = np.union1d(_LEVELS, np.linspace(0.001, 0.999, 999))
-        seen = self.location[place] + width * require("scipy.special").stdtrit(dof, levels)
-        square = ((seen[:, None] - values) / noise) ** 2
-        # the noise's density but for its constant, which cancels below
-        shape = np.exp(-square / 2) if np.isinf(dof) else (1 + square / dof) ** (-(dof + 1) / 2)
-        joint = weights * shape
-        density = joint.sum(-1)
-        best = (joint @ chances.T / density[:, None]).max(-1)
-        width = np.gradient(seen)
-        return float((width * density) @ best / (width @ density))
-
-    def _cells(self, most: int) -> tuple[Array, Array, Array]:
-        """Return cells of the line: middles [k], each quantity's mass and ln P(above), [n, k].
-
-        Args:
-            most: edges, about.
-        """
         edges = np.unique(self.quantile(_LEVELS))
-        edges = edges[:: 1 + len(edges) // most]
+        edges = edges[:: 1 + len(edges) // _MOST_EDGES]
         cumulative = self.cdf(np.concatenate([[-np.inf], edges, [np.inf]]))
         mass = np.diff(cumulative, axis=-1)
         # Within a cell half of another quantity's mass is taken to be above; the floor keeps the
         # logarithm of cells that nothing lies above, whose share is then nought.
-        survival = np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300)
-        ends = np.concatenate([edges[:1], edges, edges[-1:]])
-        return (ends[1:] + ends[:-1]) / 2, mass, np.log(survival)
+        logs = np.log(np.maximum(1 - (cumulative[:, 1:] + cumulative[:, :-1]) / 2, 1e-300))
+        share = (mass * np.exp(logs.sum(0) - logs)).sum(-1)
+        return share / share.sum()
 
 
 def apart(predictive: Student, fall: Array, doublings: Array) -> Student:

@@ -449,8 +449,8 @@ class Selection:
         >>> selection
         blend: 2 models, sizes up to 800, 6.25 % of the target 12,800
            model    loss   90 % interval  P(best)
-        1  a      0.6928  0.4367 … 1.099     91 %
-        2  b       1.030  0.7150 … 1.483      9 %
+        1  a      0.6928  0.4533 … 1.059     91 %
+        2  b       1.030  0.7215 … 1.470      9 %
         a is the best with probability 91 %: no further run is needed.
         >>> selection.names, [float(score) for score in selection.scores.round(2)]
         (('a', 'b'), [0.69, 1.03])
@@ -476,13 +476,20 @@ class Selection:
 
     @property
     def advice(self) -> str:
-        """Which models are tied, and the one run more that would decide best, with its cost."""
+        """Which models are out, and what training the others in full would cost."""
         return advise(self)
 
-    @cached_property
-    def next_run(self) -> Run | None:
-        """The run more that would decide best; None where the method gives no probabilities."""
-        return next_run(self)
+    @property
+    def shortlist(self) -> list[str]:
+        """The fewest models that hold the best with probability 0.9, most probable first.
+
+        Raises:
+            ValueError: the method gives no distribution.
+        """
+        chances = self.best_probabilities
+        order = np.argsort(-chances, kind="stable")
+        count = int(np.searchsorted(np.cumsum(chances[order]), _SURE)) + 1
+        return [self.names[place] for place in order[:count]]
 
     @property
     def cost_unit(self) -> str:
@@ -676,11 +683,10 @@ class Selection:
         return distribution
 
 
-# ---- in words: the table, what is tied, and the one run that would decide -----------------------
+# ---- in words: the table, and what is out -------------------------------------------------------
 
-_SURE = 0.9  # probability of being the best that needs no further run
-_GAIN = 0.02  # in that probability, the least that a run is advised for
-_NAMED = 4  # models of those tied, at most
+_SURE = 0.9  # probability of holding the best that needs no other models
+_NAMED = 4  # models, at most
 
 
 def ranking_rows(selection: Selection, level: float = 0.9) -> list[list[str]]:
@@ -728,95 +734,29 @@ def table_text(selection: Selection, level: float = 0.9) -> str:
     return "\n".join([head, *lines])
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run more that a selection could be told.
-
-    Attributes:
-        model: its name.
-        rows: training examples, twice the largest size read or the target.
-        cost: in the unit of `Selection.costs`; NaN where unknown.
-        now: probability that the first of the ranking is the best.
-        after: the same of the first of the ranking after the run, as expected before it.
-
-    Example:
-        >>> import jachess_ext as jx
-        >>> run = jx.scaling.Run("bert-base-uncased", rows=800.0, cost=1e15, now=0.46, after=0.58)
-        >>> run.after > run.now
-        True
-    """
-
-    model: str
-    rows: float
-    cost: float
-    now: float
-    after: float
-
-
-def next_run(selection: Selection) -> Run | None:
-    """Return the run more that would decide best among the models that are tied.
-
-    A run on twice the largest size shows where a model's loss goes up to a part of its error:
-    errors apart (`predictive.apart`) are taken to grow as a random walk over doublings.
-
-    Args:
-        selection: by any method.
-
-    Returns:
-        None where the method gives no probabilities.
-    """
-    distribution = selection.forecast.apart
-    if distribution is None:
-        return None
-    chances = selection.best_probabilities
-    doublings = math.log2(selection.target / selection.budget)
-    rows = min(2 * selection.budget, selection.target)
-    runs = []
-    for place in _tied(selection, chances)[:_NAMED]:
-        noise = float(distribution.scale[place]) * math.sqrt(max(doublings - 1, 0.0))
-        cost = float(selection.full_costs[place]) * rows / selection.target
-        after = distribution.chance_after(place, noise)
-        runs.append(Run(selection.names[place], rows, cost, float(chances.max()), after))
-    return max(runs, key=lambda run: run.after)
-
-
-def _tied(selection: Selection, chances: Array) -> list[int]:
-    """Return the models with at least half the probability of the first, best first."""
-    order = np.argsort(selection.scores, kind="stable").tolist()
-    return [place for place in order if chances[place] >= chances[order[0]] / 2]
-
-
 def advise(selection: Selection) -> str:
-    """Return which models are tied, and the run that would decide best (`next_run`), in words.
+    """Return which models are out, and what it costs to decide among the others, in words.
 
     Args:
         selection: by any method; one without probabilities gets a sentence that says so.
     """
-    run = selection.next_run
-    if run is None:
-        return f"{selection.method} gives no probabilities here; it says nothing of what is tied."
-    chances = selection.best_probabilities
-    tied = _tied(selection, chances)
-    first = selection.names[tied[0]]
-    if run.now >= _SURE:
-        return f"{first} is the best with probability {share(run.now)}: no further run is needed."
-    text = f"{first} leads with P(best) {share(run.now)}, and no other has half of that."
-    if len(tied) > 1:
-        named = tied[:_NAMED]
-        names = _listed([selection.names[place] for place in named])
-        more = f" and {len(tied) - len(named)} more" if len(tied) > len(named) else ""
-        values = _listed([share(chances[place]) for place in named])
-        text = f"{names}{more} are tied (P(best) {values})."
-    if run.after < run.now + _GAIN:
-        return (
-            f"{text} No single run of them on {run.rows:,.0f} examples would tell: take the one "
-            "that suits you in other ways, or train them in full."
-        )
-    price = f" ({selection.cost_text(run.cost)})" if math.isfinite(run.cost) and run.cost else ""
-    return (
-        f"{text} One run of {run.model} on {run.rows:,.0f} examples{price} would raise the "
-        f"probability of choosing right from {share(run.now)} to {share(run.after)}."
-    )
+    if not selection.has_intervals:
+        return f"{selection.method} gives no probabilities here; it says nothing of what is out."
+    names, chances = selection.shortlist, selection.best_probabilities
+    places = [selection.names.index(name) for name in names]
+    held = share(float(chances[places].sum()))
+    if len(names) == 1:
+        return f"{names[0]} is the best with probability {held}: no further run is needed."
+    cost = float(selection.full_costs[places].sum())
+    price = f" ({selection.cost_text(cost)})" if math.isfinite(cost) and cost else ""
+    decide = f"Training these {len(names)} in full{price} would decide."
+    out = len(selection.names) - len(names)
+    if not out:
+        first = selection.ranking[0]
+        return f"No model is out; {first} has the lowest forecast. {decide}"
+    named = names[:_NAMED] + [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
+    rest = "the other model is out" if out == 1 else f"the other {out} are out"
+    return f"The best is among {_listed(named)} with probability {held}; {rest}. {decide}"
 
 
 def _listed(words: list[str]) -> str:

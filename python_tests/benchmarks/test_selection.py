@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import selection
-from benchmarks.forecast_scores import pear_corr
+from benchmarks.forecast_scores import cross_entropy, pear_corr
 from jachess_ext.scaling import select
 from python_tests.scaling import tables
 
@@ -69,6 +69,26 @@ def test_families_are_read_and_judged(tmp_path: Path, monkeypatch: pytest.Monkey
     judged = selection.main(["families", *given, *chosen]).set_index(["family", "method"])
     of_llm = judged.loc["llm", "blend"]
     assert all(sum(said) == pytest.approx(1) for said in [*of_llm.said, *of_llm.true])
+    for _, row in of_llm.iterrows():
+        place = int(np.argmax(row.true))
+        assert row["−ln P"] == pytest.approx(-np.log(row.said[place]))
+        assert row["top said"] == max(row.said) and row.alike == pytest.approx(np.log(3))
+        assert row["top true"] == row.true[int(np.argmax(row.said))]
+    x = next(iter(selection.llm_cases(llm, "A")))
+    found = select(x.table, 500.0, 5000.0)
+    power = found.predicted_losses**-selection.SOFTMAX
+    first = of_llm.iloc[0]
+    assert first["softmax"] == pytest.approx(-np.log(power[0] / power.sum()))
+    assert first["softmax top"] == pytest.approx(power.max() / power.sum())
+    t = (np.log(x.table.losses_at(5000.0)) - found.forecast.predictive.location) / (
+        found.forecast.predictive.scale
+    )
+    # Student's density with three degrees of freedom, written out
+    density = 2 / (np.pi * np.sqrt(3)) / (1 + t**2 / 3) ** 2 / found.forecast.predictive.scale
+    assert first["log score"] == pytest.approx(-np.log(density).mean())
+    assert first["kept"] == pytest.approx(100 * len(found.shortlist) / 3)
+    inside = any(found.names[place] in found.shortlist for place in np.flatnonzero(first.true))
+    assert first["kept true"] == 100.0 * inside
     table, target = selection.read_table(flan).rows(np.arange(0, 12, 2)), 1638400.0
     forecasts = [select(table, target / 2**k, target).predicted_losses for k in range(3, 10)]
     expected = [100 * np.corrcoef(x, table.losses_at(target))[0, 1] for x in forecasts]
@@ -83,6 +103,14 @@ def test_families_are_read_and_judged(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not set(one[0].table.names) & set(other[0].table.names)
     with pytest.raises(SystemExit, match="no tables"):
         selection.main(["families"])
+
+
+def test_cross_entropy_of_shares() -> None:
+    chances = np.array([0.5, 0.3, 0.2, 0.0])
+    with np.errstate(divide="ignore"):
+        logs = np.log(chances) + 7.0  # up to a constant
+    assert cross_entropy(logs, [0, 1, 0, 0]) == pytest.approx(-np.log(0.3))
+    assert cross_entropy(logs, [0.5, 0.5, 0, 0]) == pytest.approx(-np.log(0.15) / 2)
 
 
 def test_comparisons_count_families_alike() -> None:

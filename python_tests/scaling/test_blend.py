@@ -231,17 +231,17 @@ def test_differences_are_drawn_to_the_last_losses_as_backtests_say(seed: int) ->
     pull = (1 - share) * np.diff(alone.mean) + share * np.diff(y[:, -1])
     np.testing.assert_allclose(np.diff(forecast), pull, rtol=1e-6)
     np.testing.assert_array_equal(found.scores, found.predicted_losses)
+    deviation = np.sqrt(alone.variance)
+    scale = 0.67 * deviation**0.75 * np.prod(deviation) ** (0.1 / 6)
     for level in (0.5, 0.9):
-        width = 0.906 * student.ppf((1 + level) / 2, 3) * np.sqrt(alone.variance)
+        width = student.ppf((1 + level) / 2, 3) * scale
         low, high = found.interval_ends(level)
         np.testing.assert_allclose(np.log(low), forecast - width, rtol=1e-9)
         np.testing.assert_allclose(np.log(high), forecast + width, rtol=1e-9)
-    own = np.hypot(
-        0.33 * 0.906 * np.median(alone.variance**0.5), 0.7 * np.std(alone.mean - y[:, -1])
-    )
+    own = np.hypot(0.33 * np.median(scale), 0.7 * np.std(alone.mean - y[:, -1]))
     draws = forecast + own * np.random.default_rng(0).standard_t(1.5, (200_000, 6))
-    share = np.bincount(draws.argmin(1), minlength=6) / 200_000
-    np.testing.assert_allclose(found.best_probabilities, share, atol=0.005)
+    shares = np.bincount(draws.argmin(1), minlength=6) / 200_000
+    np.testing.assert_allclose(found.best_probabilities, shares, atol=0.005)
 
 
 def test_without_backtests_nine_tenths_are_the_last_losses() -> None:
