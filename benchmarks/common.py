@@ -294,7 +294,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def interleaved(
-    steps: Mapping[str, Step], *, repeats: int, device: torch.device, warmup: int = 2
+    steps: Mapping[str, Step],
+    *,
+    repeats: int,
+    device: torch.device,
+    warmup: int = 2,
+    in_a_row: int = 1,
 ) -> Timings:
     """Time every step once per round, so that a slow spell of the machine meets all of them.
 
@@ -302,6 +307,8 @@ def interleaved(
         steps: what to time, by name.
         repeats: rounds that count.
         warmup: rounds before them.
+        in_a_row: how often each runs in a round, of which the mean counts: 1 is a step that finds
+            others' data in the caches, more is a loop of such steps.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     enabled = gc.isenabled()
@@ -312,10 +319,11 @@ def interleaved(
                 gc.collect()
                 synchronize(device)
                 start = time.perf_counter()
-                step()
+                for _ in range(in_a_row):
+                    step()
                 synchronize(device)
                 if number >= warmup:
-                    seconds[name].append(time.perf_counter() - start)
+                    seconds[name].append((time.perf_counter() - start) / in_a_row)
     finally:
         if enabled:
             gc.enable()
