@@ -30,7 +30,13 @@ from .bench_micro import WAYS
 from .common import RESULTS, ROOT, git
 from .derivatives import MASKS, MATH, WRITTEN_OUT
 
-DOCUMENTS = ("README.md", "docs/measured.md", "docs/derivatives.md", "docs/limits.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/measured.md",
+    "docs/derivatives.md",
+    "docs/limits.md",
+    "docs/tutorials/laplacian.md",
+)
 FIGURE = ROOT / "docs" / "images" / "attention.png"
 _TOKENS = (128, 1024, 2048)
 _LONG = _TOKENS[1:]
@@ -43,6 +49,10 @@ MEASURES = {
     ("memory", "jx.jvp"): _ATTENTION_FILES,
     ("memory", "MeanFlow"): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
     ("meanflow", ""): (*_ATTENTION_FILES, "jachess_ext/jet/dual.py"),
+    ("laplacian", ""): (
+        *(*_ATTENTION_FILES, "csrc/cpu/activation_jet.cpp", "csrc/cpu/softmax_jet.cpp"),
+        "jachess_ext/ops/softmax.py",
+    ),
 }
 """What quoted rows measure, by results and the beginning of their figures: files after whose last
 change they have to be measured anew (`outdated`)."""
@@ -145,6 +155,34 @@ def attention_memory() -> str:
     return table(
         ["tokens, causal", "forward", "forward + backward", "tangent as a target"],
         [[f"{t:,}", *(f"{_memory(t, way):.2f}" for way in WAYS)] for t in _LONG],
+    )
+
+
+_LAPLACIANS = {
+    "mlp-D2-N1024": "MLP, D 2, 1,024 points",
+    "mlp-D10-N256": "D 10, 256",
+    "mlp-D50-N64": "D 50, 64",
+    "mlp-D100-N64": "D 100, 64",
+    "transformer-D8-N8": "transformer, D 8, 8",
+    "transformer-D8-N32": "D 8, 32",
+    "transformer-D32-N32": "D 32, 32",
+}
+
+
+def laplacian() -> str:
+    """Return `jx.laplacian`'s time and memory over those of other ways: docs/tutorials."""
+
+    def both(shape: str, way: str, before: str = "") -> str:
+        figures = (f"{before}value", f"{before}training step")
+        return ", ".join(f"{ratios('laplacian', shape, f, way)[-1]:.2f}" for f in figures)
+
+    ways = ("double backward", "torch.func.hessian", "collapsed by hand", "folx")
+    return table(
+        ["value, training step", *ways, "peak, double backward"],
+        [
+            [label, *(both(shape, way) for way in ways), both(shape, ways[0], "peak, ")]
+            for shape, label in _LAPLACIANS.items()
+        ],
     )
 
 
@@ -302,6 +340,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "attention-memory": attention_memory,
     "front": front,
+    "laplacian": laplacian,
     "meanflow": meanflow,
     "steps": steps,
     "sweep": sweep,
